@@ -1,0 +1,1 @@
+"""Personalised federated learning: FedReMa and its baselines, fast, on your own data."""
