@@ -1,0 +1,204 @@
+"""Load a public dataset as one pool of samples: from disk if it is there, else from its publisher."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+from numpy.typing import NDArray
+
+from fedrema.data.download import base_address, download_file
+from fedrema.data.readers import read_file, read_source
+from fedrema.data.sources import SOURCES, Source
+from fedrema.errors import BadInput
+
+DATA_VARIABLE = "FEDREMA_DATA"
+_DIGITS_SAMPLES = 1797
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All samples of a dataset, its training and test parts together."""
+
+    name: str
+    x: NDArray[Any]
+    """uint8 [N, C, H, W], or float32 already normalised to -1..1."""
+    y: NDArray[np.int64]
+    classes: int
+
+
+@dataclass(frozen=True)
+class DatasetStatus:
+    """What is known of a dataset without reading it."""
+
+    name: str
+    found: Path | None
+    """The folder or archive that holds all of it; None when a file is missing."""
+    missing: tuple[str, ...]
+    """Files that are missing where the others lie; empty when it is complete, or nowhere at all."""
+    missing_from: Path | None
+    address: str | None
+    """Where it is downloaded from; None when it needs no download."""
+    samples: int
+    shape: tuple[int, ...]
+    classes: int
+
+
+def dataset_names() -> tuple[str, ...]:
+    """Return the names that `load_pool` knows."""
+    return ("digits", *SOURCES)
+
+
+def pool_size(name: str) -> int:
+    """How many samples the dataset has, known without loading it."""
+    return _DIGITS_SAMPLES if name == "digits" else _source(name).samples
+
+
+def load_pool(
+    name: str, data_dir: Path | None = None, download: bool = True, mirror: str | None = None
+) -> Pool:
+    """Load a dataset: from `data_dir`, else $FEDREMA_DATA, else the user's cache, else by downloading it.
+
+    A download goes into `data_dir` if given, else into the cache, and comes from `mirror`
+    (or $FEDREMA_MIRROR) if given, else from the publisher.
+    """
+    if name == "digits":
+        return _load_digits()
+    source = _source(name)
+    files = next((files for _, files, missing in _candidates(source, data_dir) if not missing), None)
+    if files is None:
+        files = _fetch(source, data_dir, download, mirror)
+    x, y = read_source(source, files)
+    return Pool(name, x, y, source.classes)
+
+
+def dataset_status(data_dir: Path | None = None, mirror: str | None = None) -> list[DatasetStatus]:
+    """Say for every dataset where it lies, or what is missing and where it would come from; quick."""
+    statuses = [DatasetStatus("digits", _digits_home(), (), None, None, _DIGITS_SAMPLES, (1, 8, 8), 10)]
+    for source in SOURCES.values():
+        found: Path | None = None
+        missing: tuple[str, ...] = ()
+        missing_from: Path | None = None
+        for folder, files, absent in _candidates(source, data_dir):
+            if not absent:
+                archive = files.get(source.archive or "")
+                found, missing, missing_from = archive or folder, (), None
+                break
+            if files and missing_from is None:
+                missing, missing_from = absent, folder
+        statuses.append(
+            DatasetStatus(
+                source.name,
+                found,
+                missing,
+                missing_from,
+                base_address(source, mirror),
+                source.samples,
+                source.shape,
+                source.classes,
+            )
+        )
+    return statuses
+
+
+def cache_folder() -> Path:
+    """Return the user's own folder for downloads."""
+    return Path(platformdirs.user_cache_dir("fedrema", appauthor=False))
+
+
+def _source(name: str) -> Source:
+    if name not in SOURCES:
+        raise BadInput(f"dataset {name!r} is unknown; valid are {', '.join(dataset_names())}.")
+    return SOURCES[name]
+
+
+def _load_digits() -> Pool:
+    # Imported here: scikit-learn takes a second, and only this dataset needs it.
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    # Values 0..16, brought to -1..1 as (v/16 - 0.5)/0.5.
+    x = (digits.data.reshape(-1, 1, 8, 8) / 8 - 1).astype(np.float32)
+    return Pool("digits", x, digits.target.astype(np.int64), 10)
+
+
+def _digits_home() -> Path:
+    from importlib.util import find_spec
+
+    spec = find_spec("sklearn")
+    return Path(spec.origin).parent if spec and spec.origin else Path("sklearn")
+
+
+def _places(data_dir: Path | None) -> list[Path]:
+    if data_dir is not None and data_dir.exists() and not data_dir.is_dir():
+        raise BadInput(f"--data-dir {data_dir} is a file; give the folder that holds the datasets.")
+    places = [] if data_dir is None else [data_dir]
+    if variable := os.environ.get(DATA_VARIABLE):
+        if not Path(variable).is_dir():
+            raise BadInput(
+                f"{DATA_VARIABLE}={variable} is not a folder; set it to one that holds the datasets."
+            )
+        places.append(Path(variable))
+    return [*places, cache_folder()]
+
+
+def _candidates(
+    source: Source, data_dir: Path | None
+) -> Iterator[tuple[Path, dict[str, Path], tuple[str, ...]]]:
+    """Each folder that may hold `source`, in order: the files found there and the names of those missing."""
+    for place in _places(data_dir):
+        for folder in (*(place / name for name in source.folders), place):
+            files = _files_in(folder, source)
+            if files and not (folder == place and _holds_another(files, source)):
+                missing = (
+                    ()
+                    if source.archive in files
+                    else tuple(f.name for f in source.files if f.name not in files)
+                )
+                yield folder, files, missing
+
+
+def _files_in(folder: Path, source: Source) -> dict[str, Path]:
+    endings = ("", ".gz") if source.layout == "idx" else ("",)
+    choices = (
+        (file.name, folder / f"{file.name}{ending}") for file in source.files for ending in reversed(endings)
+    )
+    files = {name: path for name, path in choices if path.is_file()}
+    if len(files) < len(source.files) and source.archive is not None and (folder / source.archive).is_file():
+        return {source.archive: folder / source.archive}
+    return files
+
+
+def _holds_another(files: Mapping[str, Path], source: Source) -> bool:
+    """Whether a folder of the user's own naming holds another dataset whose files are named alike."""
+    smallest = min(source.files, key=lambda file: file.size)
+    for other in SOURCES.values():
+        twin = next((file for file in other.files if file.name == smallest.name), None)
+        if other.name == source.name or twin is None or twin.name not in files:
+            continue
+        try:
+            read_file(files[twin.name], twin)
+        except BadInput:
+            continue
+        return True
+    return False
+
+
+def _fetch(source: Source, data_dir: Path | None, download: bool, mirror: str | None) -> dict[str, Path]:
+    target = (data_dir or cache_folder()) / source.folders[0]
+    if not download:
+        partly = next(_candidates(source, data_dir), None)
+        where = ", ".join(str(place) for place in _places(data_dir))
+        lack = f"{partly[0]} lacks {partly[2][0]}" if partly else f"not found in {where}"
+        raise BadInput(
+            f"dataset {source.name}: {lack}; allow the download, or give --data-dir a folder that has it."
+        )
+    files = _files_in(target, source)
+    for name in source.downloads():
+        plain = name if name == source.archive else name.removesuffix(".gz")
+        if plain not in files:
+            files[plain] = download_file(source, name, target, mirror)
+    return files

@@ -1,0 +1,102 @@
+"""Fetch a dataset's files: each is verified before it gets its name."""
+
+import os
+import sys
+from pathlib import Path
+
+import pooch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fedrema.data.atomic import written_whole
+from fedrema.data.readers import read_archive, read_file
+from fedrema.data.sources import Source
+from fedrema.errors import BadInput
+
+MIRROR_VARIABLE = "FEDREMA_MIRROR"
+_TIMEOUT_SECONDS = 30
+
+
+def base_address(source: Source, mirror: str | None = None) -> str:
+    """Return the web folder of `source`: a mirror's NAME folder if one is set, else the publisher's."""
+    mirror = mirror or os.environ.get(MIRROR_VARIABLE)
+    return f"{mirror.rstrip('/')}/{source.name}/" if mirror else source.address
+
+
+def download_file(source: Source, name: str, folder: Path, mirror: str | None = None) -> Path:
+    """Fetch one file of `source` into `folder`; it appears there only once its content is verified."""
+    address = base_address(source, mirror) + name
+    target = folder / name
+    with written_whole(target) as temporary:
+        _fetch(address, temporary, name)
+        try:
+            if name == source.archive:
+                read_archive(temporary, source)
+            else:
+                expected = next(file for file in source.files if f"{file.name}.gz" == name)
+                read_file(temporary, expected)
+        except BadInput as error:
+            raise BadInput(
+                f"{name} from {address} is altered or incomplete, and was not kept: try again, "
+                f"or set {MIRROR_VARIABLE} to another server."
+            ) from error
+    return target
+
+
+def _fetch(address: str, target: Path, name: str) -> None:
+    # requests comes with pooch; its exceptions are the only part of it that is needed here.
+    import requests.exceptions
+
+    if not address.startswith(("http://", "https://")):
+        raise BadInput(f"cannot download {name}: {address} is not an http or https address.")
+    bar = DownloadBar(name) if sys.stderr.isatty() else None
+    downloader = pooch.HTTPDownloader(progressbar=bar or False, chunk_size=1 << 16, timeout=_TIMEOUT_SECONDS)
+    try:
+        downloader(address, str(target), None)
+    except requests.exceptions.HTTPError as error:
+        # The message begins with the status, as in "404 Client Error: File not found for url: ...".
+        answer = str(error).partition(" for url")[0]
+        raise BadInput(
+            f"cannot download {name}: {address} answered {answer}; set {MIRROR_VARIABLE} to another server."
+        ) from error
+    except requests.exceptions.RequestException as error:
+        if isinstance(error, requests.exceptions.ConnectionError | requests.exceptions.Timeout):
+            problem = "the server cannot be reached or does not answer"
+        else:
+            problem = "the transfer was cut off"
+        raise BadInput(
+            f"cannot download {name} from {address}: {problem}; check the connection, "
+            f"set {MIRROR_VARIABLE} to another server, or give a folder that has the files with --data-dir."
+        ) from error
+    finally:
+        if bar is not None:
+            bar.close()
+
+
+class DownloadBar:
+    """What pooch expects of a progress bar, drawn by rich on standard error."""
+
+    def __init__(self, name: str, console: Console | None = None) -> None:
+        self.total = 0
+        self._task: TaskID | None = None
+        self._name = name
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TimeRemainingColumn(),
+            console=console or Console(stderr=True),
+        )
+
+    def update(self, amount: int) -> None:
+        if self._task is None:
+            self._progress.start()
+            self._task = self._progress.add_task(self._name, total=self.total or None)
+        self._progress.update(self._task, advance=amount)
+
+    def reset(self) -> None:
+        if self._task is not None:
+            self._progress.reset(self._task)
+
+    def close(self) -> None:
+        self._progress.stop()
