@@ -1,0 +1,227 @@
+"""A federation: what every client holds, in one file format for ours and for users' own data."""
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from fedrema.data.atomic import written_whole
+from fedrema.data.checks import check_clients, check_draw, check_labels, check_samples, check_split
+from fedrema.data.partition import choose_test
+from fedrema.errors import BadInput
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One part (train or test) of all clients, padded to one length."""
+
+    x: NDArray[Any]
+    """[K, n, ...] uint8 or float32, 0 in the padding."""
+    y: NDArray[np.int64]
+    """[K, n], 0 in the padding."""
+    count: NDArray[np.int64]
+    """[K]: how many of the n are real; they come first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """All samples of all clients, stored flat; build one with `from_arrays` or `load`."""
+
+    x: NDArray[Any]
+    """[N, ...] uint8 (pixels 0..255, normalised in training) or float32 (taken as it is)."""
+    y: NDArray[np.int64]
+    """[N] labels 0 .. classes-1."""
+    client: NDArray[np.int64]
+    """[N] row of the client that holds the sample."""
+    test: NDArray[np.bool_]
+    """[N] whether the sample is in its client's test part."""
+    names: tuple[str, ...]
+    """K permanent names, unique; randomness in training is keyed by them, never by the row."""
+    classes: int
+    info: dict[str, Any]
+    """How it was made; holds only what JSON can."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the content: samples, labels, who holds them, names and classes, but not `info`."""
+        digest = hashlib.sha256()
+        header = [str(self.x.dtype), self.x.shape, self.classes, self.names]
+        digest.update(json.dumps(header).encode())
+        for array, kind in (
+            (self.x, self.x.dtype),
+            (self.y, "int64"),
+            (self.client, "int64"),
+            (self.test, "bool"),
+        ):
+            little = np.ascontiguousarray(array, np.dtype(kind).newbyteorder("<"))
+            digest.update(little.reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
+
+    def split(self, part: Literal["train", "test"]) -> Split:
+        """Return one part of every client, stacked and padded; new arrays."""
+        rows = np.flatnonzero(self._of_part(part))
+        rows = rows[np.argsort(self.client[rows], kind="stable")]
+        client = self.client[rows]
+        count = np.bincount(client, minlength=len(self)).astype(np.int64)
+        position = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+        length = int(count.max(initial=0))
+        x = np.zeros((len(self), length, *self.sample_shape), self.x.dtype)
+        y = np.zeros((len(self), length), np.int64)
+        x[client, position], y[client, position] = self.x[rows], self.y[rows]
+        return Split(x, y, count)
+
+    def label_counts(self, part: Literal["train", "test"] | None = None) -> NDArray[np.int64]:
+        """Count the samples of each class that each client holds (in one part, or in all): [K, classes]."""
+        counts = np.zeros((len(self), self.classes), np.int64)
+        chosen = slice(None) if part is None else self._of_part(part)
+        np.add.at(counts, (self.client[chosen], self.y[chosen]), 1)
+        return counts
+
+    def reorder(self, order: Sequence[int] | NDArray[np.integer[Any]]) -> "Federation":
+        """Permute the clients: row i becomes what row `order[i]` was; names move along."""
+        chosen = np.asarray(order)
+        if sorted(chosen.tolist()) != list(range(len(self))):
+            raise BadInput(f"order {chosen.tolist()} is not a permutation of the rows 0 to {len(self) - 1}.")
+        names = tuple(self.names[row] for row in chosen)
+        return replace(self, client=np.argsort(chosen)[self.client].astype(np.int64), names=names)
+
+    def save(self, path: Path) -> None:
+        """Write a `.npz` that `load` reads; whole or not at all."""
+        identifiers = np.array(self.names)
+        if all(name.isdecimal() and str(int(name)) == name and len(name) < 19 for name in self.names):
+            identifiers = identifiers.astype(np.int64)
+        meta = json.dumps({"info": self.info, "classes": self.classes, "names": self.names})
+        with written_whole(Path(path)) as temporary, temporary.open("wb") as stream:
+            np.savez_compressed(
+                stream,
+                x=self.x,
+                y=self.y,
+                client=identifiers[self.client],
+                split=self.test,
+                meta=np.array(meta),
+            )
+
+    @classmethod
+    def load(cls, path: Path, data_seed: int = 0, test_share: float = 0.2) -> "Federation":
+        """Read a `.npz` with `x`, `y`, `client` and perhaps `split` (and, in saved ones, `meta`)."""
+        arrays = read_npz(Path(path), required=("x", "y", "client"), optional=("split", "meta"))
+        meta = _parse_meta(arrays.pop("meta", None), Path(path))
+        try:
+            return cls.from_arrays(
+                **arrays,
+                classes=meta.get("classes"),
+                info=meta.get("info", {"federation": Path(path).name}),
+                data_seed=data_seed,
+                test_share=test_share,
+                names=meta.get("names"),
+            )
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from error
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: ArrayLike,
+        y: ArrayLike,
+        client: ArrayLike,
+        split: ArrayLike | None = None,
+        classes: int | None = None,
+        info: Mapping[str, Any] | None = None,
+        data_seed: int = 0,
+        test_share: float = 0.2,
+        names: Sequence[str] | None = None,
+    ) -> "Federation":
+        """Check arrays with one entry per sample and make a federation of them.
+
+        `client` holds whole numbers or strings; clients come in ascending order unless `names` gives another.
+        `split` holds 'train'/'test', or true (1) for test; without it each client's test part is drawn
+        from `data_seed` and its name.
+        """
+        check_draw(data_seed, test_share)
+        samples = check_samples(x)
+        labels, classes = check_labels(y, classes, len(samples))
+        rows, found = check_clients(client, len(samples), names)
+        order = np.argsort(rows, kind="stable")
+        samples, labels, rows = samples[order], labels[order], rows[order]
+        if split is not None:
+            test = check_split(split, len(samples))[order]
+        else:
+            sizes = np.bincount(rows, minlength=len(found))
+            pairs = zip(sizes, found, strict=True)
+            test = np.concatenate([choose_test(int(n), test_share, data_seed, name) for n, name in pairs])
+        trained = np.bincount(rows[~test], minlength=len(found))
+        if not trained.all():
+            name = found[int(np.argmin(trained))]
+            raise BadInput(
+                f"client {name!r} has only test samples; every client needs at least one to train on."
+            )
+        return cls(samples, labels, rows, test, found, classes, dict(info or {"federation": "arrays"}))
+
+    def _of_part(self, part: str) -> NDArray[np.bool_]:
+        if part not in ("train", "test"):
+            raise BadInput(f"part {part!r} is unknown; valid are train and test.")
+        return self.test if part == "test" else ~self.test
+
+
+def to_float(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Bring pixels 0..255 to -1..1 as (v/255 - 0.5)/0.5; numbers that are floats already are only cast."""
+    if x.dtype == torch.uint8:
+        return (x.to(dtype) / 255 - 0.5) / 0.5
+    return x.to(dtype)
+
+
+def read_npz(path: Path, required: Sequence[str], optional: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Read the named arrays of a `.npz`, never unpickling anything."""
+    if not path.is_file():
+        raise BadInput(f"{path} is not there or is not a file; give a .npz file with {', '.join(required)}.")
+    try:
+        with path.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise BadInput(f"{path} is not a .npz file, or it is cut off; make it with numpy.savez.")
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as archive:
+                missing = [key for key in required if key not in archive.files]
+                if missing:
+                    raise BadInput(
+                        f"{path} lacks {missing[0]!r}: it must hold {', '.join(required)} "
+                        f"and may hold {', '.join(optional)}; it has {', '.join(archive.files) or 'nothing'}."
+                    )
+                return {key: archive[key] for key in (*required, *optional) if key in archive.files}
+    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        reason = "it holds Python objects" if "allow_pickle" in str(error) else "altered or incomplete"
+        raise BadInput(
+            f"{path} cannot be read ({reason}): save plain arrays with numpy.savez again."
+        ) from error
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}.") from error
+
+
+def _parse_meta(meta: NDArray[Any] | None, path: Path) -> dict[str, Any]:
+    if meta is None:
+        return {}
+    try:
+        parsed = json.loads(str(meta))
+        names, classes = parsed.get("names"), parsed.get("classes")
+        valid = isinstance(parsed.get("info", {}), dict) and (classes is None or isinstance(classes, int))
+        valid = valid and (names is None or all(isinstance(name, str) for name in names))
+    except (ValueError, AttributeError, TypeError):
+        valid = False
+    if not valid:
+        raise BadInput(f"{path}: 'meta' is not the JSON object that a saved federation has; leave it out.")
+    return dict(parsed)

@@ -1,0 +1,146 @@
+"""A user's own data: a `.npz` file, a folder with one per client, or a Python function."""
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrema.data.checks import as_array
+from fedrema.data.federation import Federation, read_npz
+from fedrema.errors import BadInput
+
+_FORMS = "a .npz file, a folder with one .npz per client, or module:function"
+_RETURNS = "a Federation, arrays (x, y, client[, split]), or a mapping of client names to (x, y)"
+_FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(\.\w+)*):(?P<function>[A-Za-z_]\w*)")
+
+
+def load_own(source: str, data_seed: int = 0, test_share: float = 0.2) -> Federation:
+    """Load a federation from a `.npz`, a folder of them, or `module:function`.
+
+    The seed and the share are for data that does not say itself which samples are for testing.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _load_folder(path, data_seed, test_share)
+    if path.is_file():
+        if path.suffix != ".npz":
+            raise BadInput(f"--federation {source} is a file but not a .npz; valid are {_FORMS}.")
+        return Federation.load(path, data_seed, test_share)
+    if match := _FUNCTION.fullmatch(source):
+        return _call(match["module"], match["function"], data_seed, test_share)
+    raise BadInput(f"--federation {source} is not there; valid are {_FORMS}.")
+
+
+def _load_folder(folder: Path, data_seed: int, test_share: float) -> Federation:
+    files = sorted(path for path in folder.glob("*.npz") if not path.name.startswith("."))
+    if not files:
+        raise BadInput(f"--federation {folder} is a folder without .npz files; one per client is valid.")
+    parts = {path.stem: read_npz(path, required=("x", "y"), optional=("split",)) for path in files}
+    info = {"federation": folder.name}
+    with _naming(f"--federation {folder}"):
+        return _from_parts(parts, info, data_seed, test_share)
+
+
+def _call(module_name: str, function_name: str, data_seed: int, test_share: float) -> Federation:
+    source = f"{module_name}:{function_name}"
+    with _working_folder_importable():
+        function = _find_function(module_name, function_name)
+        try:
+            returned = function()
+        except BadInput:
+            raise
+        except Exception as error:  # whatever a user's function does wrong is told in one sentence
+            raise BadInput(f"--federation {source} raised {type(error).__name__}: {error}") from error
+    if isinstance(returned, Federation):
+        return returned
+    info = {"federation": source}
+    with _naming(f"--federation {source}"):
+        if isinstance(returned, tuple) and len(returned) in (3, 4):
+            x, y, client, split = (*returned, None)[:4]
+            return Federation.from_arrays(
+                x, y, client, split, info=info, data_seed=data_seed, test_share=test_share
+            )
+        if isinstance(returned, Mapping) and returned:
+            if {"x", "y", "client"} <= set(returned) <= {"x", "y", "client", "split", "classes"}:
+                return Federation.from_arrays(
+                    **returned, info=info, data_seed=data_seed, test_share=test_share
+                )
+            if all(isinstance(part, tuple) and len(part) == 2 for part in returned.values()):
+                parts = {str(name): {"x": part[0], "y": part[1]} for name, part in returned.items()}
+                return _from_parts(parts, info, data_seed, test_share)
+    raise BadInput(f"--federation {source} returned {type(returned).__name__}; valid is {_RETURNS}.")
+
+
+def _find_function(module_name: str, function_name: str) -> Callable[[], Any]:
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # importing runs a user's code: anything may happen
+        raise BadInput(
+            f"--federation {module_name}:{function_name}: importing {module_name} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise BadInput(f"--federation {module_name}:{function_name}: {module_name} has no such function.")
+    return function  # type: ignore[no-any-return]
+
+
+def _from_parts(
+    parts: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any], data_seed: int, test_share: float
+) -> Federation:
+    """Join the arrays of single clients."""
+    names = list(parts)
+    if all(name.isdecimal() for name in names):
+        names.sort(key=int)  # 2 before 10
+    if len({"split" in part for part in parts.values()}) > 1:
+        lacking = next(name for name in names if "split" not in parts[name])
+        raise BadInput(f"client {lacking!r} has no 'split' but others have; give it to all or to none.")
+    columns: dict[str, list[Any]] = {"x": [], "y": [], "split": [], "client": []}
+    for name in names:
+        part = {key: as_array(value, f"{key} of client {name!r}") for key, value in parts[name].items()}
+        if len({array.shape[:1] for array in part.values()}) > 1 or not part["x"].ndim or not part["x"].size:
+            raise BadInput(
+                f"client {name!r} has x of the shape {part['x'].shape} and y of the shape {part['y'].shape}; "
+                "equally many samples and labels, at least one, are valid."
+            )
+        kind = (part["x"].shape[1:], str(part["x"].dtype))
+        first = (columns["x"][0].shape[1:], str(columns["x"][0].dtype)) if columns["x"] else kind
+        if kind != first:
+            raise BadInput(
+                f"client {name!r} has samples of the shape {kind[0]} and type {kind[1]}, client {names[0]!r} "
+                f"of {first[0]} and {first[1]}; all clients must have the same."
+            )
+        for key, array in part.items():
+            columns[key].append(array)
+        columns["client"].append(np.full(len(part["x"]), name))
+    joined: dict[str, Any] = {key: np.concatenate(arrays) for key, arrays in columns.items() if arrays}
+    return Federation.from_arrays(
+        **joined, info=info, data_seed=data_seed, test_share=test_share, names=names
+    )
+
+
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Put the source in front of what is wrong with its arrays."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"{source}: {error}") from error
+
+
+@contextmanager
+def _working_folder_importable() -> Iterator[None]:
+    # A console command, unlike `python -m`, does not look for modules in the working folder.
+    folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
