@@ -1,0 +1,271 @@
+"""The vocabulary: what a method is made of.
+
+A method is the maths of *one* client plus one server step over stacked tensors. Nothing here knows how many
+clients are trained at once, on which device, in a simulation or over a network.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from fedrema.errors import BadInput
+from fedrema.keys import torch_generator
+from fedrema.net import Net, Tensors
+
+Number = int | float | bool
+State = dict[str, Tensor | Number]
+"""What a server remembers between rounds: tensors and numbers only, so that it can be saved."""
+
+
+class Role(StrEnum):
+    """What becomes of a parameter after local training."""
+
+    SHARED = "shared"
+    """Travels up; one copy comes back that everyone uses."""
+    PERSONAL = "personal"
+    """Travels up; each client gets a copy of its own back."""
+    PRIVATE = "private"
+    """Never leaves its client."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one client, some of them padding: `mask` is 1 for real samples and 0 for padding."""
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    index: Tensor
+    """Position of each sample among the client's own, for what a method keeps per sample."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """What one client holds while it trains."""
+
+    params: Tensors
+    """Everything it can train: the network's parameters and what `Method.start` added."""
+    received: Tensors
+    """`params` as they were when this round's training began."""
+    memory: Tensors
+    """Private tensors it keeps between rounds."""
+    inbox: Tensors
+    """What the server sent beside parameters, and what `Method.begin` computed for this round."""
+    count: Tensor
+    """Number of its training samples."""
+
+    def having(self, **changes: Any) -> "Client":
+        """Return a copy with some fields replaced."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When something happens, and the randomness that belongs to it."""
+
+    round: int
+    """1 for the first round; 0 before it."""
+    rounds: int
+    seed: int
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """Return the server's random numbers of this round for one purpose."""
+        return torch_generator(self.seed, self.round, "server", purpose)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains."""
+
+    epochs: int = 5
+    """Passes over a client's own samples in each round."""
+    batch: int = 100
+    """Samples per step; a client that has fewer uses all it has."""
+    lr: float = 0.01
+    """Learning rate."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    keep_momentum: bool = True
+    """Keep each client's momentum from one round to the next, as the paper's released code does."""
+    clip: float = 10.0
+    """Largest norm of a client's gradient; larger ones are scaled down. 0 switches clipping off."""
+    weight_decay: float = 0.0
+    """L2 penalty, added to the gradient after clipping."""
+    schedule: Literal["constant", "exponential", "cosine"] = "constant"
+    """How the learning rate changes over rounds: not, by a factor --lr-decay every round, or to 0 along a cosine."""
+    lr_decay: float = 0.99
+    """Factor per round of the exponential schedule."""
+    drop_incomplete: bool = True
+    """Leave out an epoch's last batch when it is not full."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot train."""
+        for name, least in (("epochs", 0), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise BadInput(f"--{name} must be at least {least}, got {getattr(self, name)}.")
+        for name in ("lr", "clip", "weight_decay"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise BadInput(f"--{name.replace('_', '-')} must be 0 or more, got {getattr(self, name)}.")
+        if not 0 <= self.momentum < 1:
+            raise BadInput(f"--momentum must lie in [0, 1), got {self.momentum}.")
+        if not 0 < self.lr_decay <= 1:
+            raise BadInput(f"--lr-decay must lie in (0, 1], got {self.lr_decay}.")
+
+    def rate(self, moment: Moment) -> float:
+        """Return the learning rate of a round."""
+        if self.schedule == "exponential":
+            return self.lr * self.lr_decay ** (moment.round - 1)
+        if self.schedule == "cosine":
+            progress = (moment.round - 1) / max(moment.rounds, 1)
+            return self.lr * 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * progress, dtype=torch.float64))))
+        return self.lr
+
+
+Loss = Callable[[Net, Client, Batch], Tensor]
+
+
+def everything(name: str) -> bool:
+    """Select every parameter."""
+    return True
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training; what it does not train is not differentiated either."""
+
+    epochs: int
+    lr: float
+    momentum: float
+    trains: Callable[[str], bool] = everything
+    loss: Loss | None = None
+    """The objective, where it is not the method's `loss`."""
+    batches_per_step: int = 1
+
+
+Gradient = Callable[[Client, Batch], Tensors]
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """What arrived at the server: one row per client, in ascending order of clients."""
+
+    clients: Tensor
+    """[k] which clients these are, as rows of the whole federation."""
+    params: Tensors
+    """[k, ...] the parameters that travel."""
+    extras: Tensors
+    """[k, ...] what `Method.end` sent beside them."""
+    counts: Tensor
+    """[k] how many training samples each has."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the server made of the uploads. Names of parameters replace them; other names go to the inbox."""
+
+    shared: Tensors
+    """One copy for everybody."""
+    personal: Tensors = field(default_factory=dict)
+    """[k, ...] a row for each client that uploaded."""
+    state: State = field(default_factory=dict)
+    trace: Mapping[str, Any] = field(default_factory=dict)
+    """What a person would want to see: numbers and lists go to the record, [k, k] matrices to the relations."""
+
+
+def average(params: Tensors, weights: Tensor) -> Tensors:
+    """Return the weighted mean over the leading axis."""
+    return {
+        name: torch.tensordot((weights / weights.sum()).to(value.dtype), value, dims=1)
+        for name, value in params.items()
+    }
+
+
+def mix(params: Tensors, weights: Tensor) -> Tensors:
+    """Return for each row of `weights` [k, k] the mean of all clients' tensors [k, ...] with those weights.
+
+    Rows are scaled to sum to 1. All rows are computed from the same uploads: nothing is overwritten while it is
+    still being read.
+    """
+    weights = weights / weights.sum(dim=1, keepdim=True)
+    return {
+        name: (weights.to(value.dtype) @ value.flatten(1)).view_as(value) if value.dim() > 1
+        else weights.to(value.dtype) @ value
+        for name, value in params.items()
+    }  # fmt: skip
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Return the mean cross-entropy over a batch's real samples."""
+    losses = F.cross_entropy(logits, batch.y, reduction="none")
+    return (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method: its fields are its hyper-parameters, it holds no state, every hook defaults to FedAvg.
+
+    `loss`, `predict`, `start`, `begin` and `end` see one client; the engine maps them over all. `step` is written
+    so that a leading client axis does not matter. `aggregate` sees all uploads, stacked.
+    """
+
+    name: ClassVar[str]
+    """On the command line."""
+    title: ClassVar[str]
+    """As its authors write it."""
+    paper: ClassVar[str]
+    """Where it comes from."""
+
+    def role(self, net: Net, name: str) -> Role:
+        """Say what becomes of a parameter."""
+        return Role.SHARED
+
+    def start(self, net: Net, client: Client, moment: Moment) -> Client:
+        """Add to a new client's `params` and `memory` what the method needs; names must not clash."""
+        return client
+
+    def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
+        """Prepare a round: merge what came, compute statistics with the received parameters."""
+        return client
+
+    def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
+        """Plan a round's local training."""
+        return (Phase(local.epochs, local.rate(moment), local.momentum),)
+
+    def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
+        """Return the local objective on one batch."""
+        return cross_entropy(net(client.params, batch.x), batch)
+
+    def step(self, gradient: Gradient, client: Client, batches: tuple[Batch, ...]) -> Tensors:
+        """Return the direction to descend along."""
+        return gradient(client, batches[0])
+
+    def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
+        """Close a round: return the client to keep and what to send beside its parameters."""
+        return client, {}
+
+    def adapt(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
+        """Plan training on a copy of the client before it is scored."""
+        return ()
+
+    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+        """Return class scores [n, C] as the client would use them."""
+        logits: Tensor = net(client.params, x)
+        return logits
+
+    def server(self, net: Net, clients: int) -> State:
+        """Return the server's state before the first round."""
+        return {}
+
+    def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
+        """Turn uploads into what the clients get; must not change its inputs."""
+        return Answer(shared=average(uploads.params, uploads.counts), state=state)
+
+
+def overrides(method: Method, hook: str) -> bool:
+    """Tell whether a method brings its own version of a hook, so that defaults cost nothing."""
+    return getattr(type(method), hook) is not getattr(Method, hook)

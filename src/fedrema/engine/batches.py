@@ -1,0 +1,60 @@
+"""Which samples each client sees at which step: drawn by name, so that no backend and no row order changes it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedrema.core import LocalTraining, Phase
+from fedrema.keys import numpy_generator
+
+
+@dataclass(frozen=True)
+class Order:
+    """The batches of one phase for k clients."""
+
+    index: np.ndarray
+    """[k, steps, batches per step, batch] positions among a client's samples; 0 where there is none."""
+    sizes: np.ndarray
+    """[k, steps, batches per step] real samples in each batch; they come first."""
+    steps: np.ndarray
+    """[k] how many steps each client takes; clients with less data take fewer."""
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing is padded."""
+        return bool((self.sizes == self.index.shape[-1]).all())
+
+
+def draw_order(
+    names: tuple[str, ...], counts: list[int], phase: Phase, local: LocalTraining, key: tuple[int | str, ...]
+) -> Order:
+    """Shuffle each client's samples anew for every epoch and cut them into batches.
+
+    A client with fewer samples than a batch trains on all it has; otherwise an incomplete last batch is dropped
+    (`drop_incomplete`) or kept.
+    """
+    streams = [
+        _stream(numpy_generator(*key, name, "batches"), count, phase.epochs, local)
+        for name, count in zip(names, counts, strict=True)
+    ]
+    per_step = phase.batches_per_step
+    steps = np.array([max(len(stream) // per_step, 1) if stream else 0 for stream in streams])
+    width = max((len(batch) for stream in streams for batch in stream), default=0)
+    index = np.zeros((len(names), int(steps.max(initial=0)), per_step, width), np.int64)
+    sizes = np.zeros(index.shape[:3], np.int64)
+    for row, stream in enumerate(streams):
+        for place in range(int(steps[row]) * per_step):
+            batch = stream[place % len(stream)]
+            index[row, place // per_step, place % per_step, : len(batch)] = batch
+            sizes[row, place // per_step, place % per_step] = len(batch)
+    return Order(index, sizes, steps)
+
+
+def _stream(generator: np.random.Generator, count: int, epochs: int, local: LocalTraining) -> list[np.ndarray]:
+    batch = min(local.batch, count)
+    stop = count - count % batch if local.drop_incomplete else count
+    stream = []
+    for _ in range(epochs):
+        shuffled = generator.permutation(count)
+        stream += [shuffled[start : min(start + batch, stop)] for start in range(0, stop, batch)]
+    return stream

@@ -1,0 +1,95 @@
+"""Many clients as stacked tensors: what is the same for all is held once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedrema.core import Batch, Client
+from fedrema.net import Tensors
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """Named tensors of k clients: `own` has a leading client axis, `common` is one copy for all."""
+
+    own: Tensors = field(default_factory=dict)
+    common: Tensors = field(default_factory=dict)
+
+    def row(self, k: int) -> Tensors:
+        """Return one client's tensors, as views."""
+        return {**self.common, **{name: value[k] for name, value in self.own.items()}}
+
+    def rows(self, index: Tensor) -> "Stacked":
+        """Return some of the clients."""
+        return Stacked({name: value[index] for name, value in self.own.items()}, self.common)
+
+    def merged(self) -> Tensors:
+        """Return all tensors; those of `common` without a client axis."""
+        return {**self.common, **self.own}
+
+    def axes(self) -> dict[str, int | None]:
+        """Return where each tensor of `merged` has its client axis."""
+        return {**dict.fromkeys(self.common, None), **dict.fromkeys(self.own, 0)}
+
+    def copied(self, k: int) -> Tensors:
+        """Return a fresh copy of everything for each of k clients."""
+        copies = {name: value.expand(k, *value.shape).clone() for name, value in self.common.items()}
+        return {**copies, **{name: value.clone() for name, value in self.own.items()}}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """One part of all clients' data on the device, padded to one length."""
+
+    x: Tensor
+    """[K, n, ...]"""
+    y: Tensor
+    """[K, n]"""
+    counts: Tensor
+    """[K] how many of the n are real; on the CPU."""
+
+    def of(self, client: int) -> Batch:
+        """Return all real samples of one client."""
+        n = int(self.counts[client])
+        x = self.x[client, :n]
+        return Batch(x, self.y[client, :n], x.new_ones(n), torch.arange(n, device=x.device))
+
+    def stacked(self, clients: Tensor) -> Batch:
+        """Return all samples of some clients, padding masked."""
+        x = self.x[clients.to(self.x.device)]
+        places = torch.arange(x.shape[1], device=x.device)
+        mask = places < self.counts[clients].to(x.device)[:, None]
+        return Batch(x, self.y[clients.to(x.device)], mask.to(x.dtype), places.expand(len(clients), -1))
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """Clients that train together."""
+
+    clients: Tensor
+    """[k] their rows in the federation; on the CPU."""
+    names: tuple[str, ...]
+    params: Stacked
+    memory: Stacked
+    inbox: Stacked
+    counts: Tensor
+    """[k] their numbers of training samples."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def one(self, k: int) -> Client:
+        """Return the client in row k."""
+        params = self.params.row(k)
+        return Client(params, params, self.memory.row(k), self.inbox.row(k), self.counts[k])
+
+    def all(self) -> Client:
+        """Return all clients as one whose tensors have a client axis, except what is common."""
+        params = self.params.merged()
+        return Client(params, params, self.memory.merged(), self.inbox.merged(), self.counts)
+
+
+Hook = Callable[[Client, Batch], dict[str, Tensors]]
+"""A method's hook for one client: groups of named tensors come out."""

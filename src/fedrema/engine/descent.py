@@ -1,0 +1,106 @@
+"""Local training of one client, or of all at once: the same lines serve both backends.
+
+With `clients=None` tensors have no client axis; otherwise their first axis is the client.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Phase
+from fedrema.net import Net, Tensors
+
+Feed = Iterator[tuple[tuple[Batch, ...], Tensor | None]]
+"""Yields for each step its batches and, where some clients have finished, who is still active [k]."""
+
+
+@dataclass
+class Losses:
+    """Running mean of the training loss, on the device: nothing waits for it."""
+
+    total: Tensor
+    steps: Tensor
+
+    def add(self, value: Tensor, active: Tensor | None) -> None:
+        """Count one step."""
+        self.total += value if active is None else value * active
+        self.steps += 1 if active is None else active
+
+    def mean(self) -> Tensor:
+        """Return the mean per client; 0 for one that took no step."""
+        return self.total / self.steps.clamp(min=1)
+
+
+def train_phase(
+    method: Method,
+    net: Net,
+    phase: Phase,
+    local: LocalTraining,
+    client: Client,
+    velocity: Tensors,
+    feed: Feed,
+    losses: Losses,
+    value_of: Callable[[Loss, Client, Batch], Tensor],
+) -> None:
+    """Descend through one phase; `client.params` and `velocity` are changed in place.
+
+    `value_of` returns the loss, one number or one per client; clients are independent, so the gradient of their
+    sum is each one's own.
+    """
+    loss = phase.loss or type(method).loss.__get__(method)
+    names = [name for name in client.params if name in velocity and phase.trains(name)]
+    axes = losses.total.dim()
+    for batches, active in feed:
+
+        def gradient(at: Client, batch: Batch, active: Tensor | None = active) -> Tensors:
+            leaves = {name: at.params[name].detach().requires_grad_() for name in names}
+            with torch.enable_grad():
+                value = value_of(loss, at.having(params={**at.params, **leaves}), batch)
+                found = torch.autograd.grad(value.sum(), list(leaves.values()), materialize_grads=True)
+            losses.add(value.detach(), active)
+            return dict(zip(names, found, strict=True))
+
+        direction = method.step(gradient, client, batches)
+        descend(client.params, velocity, direction, phase, local, active, axes)
+
+
+def descend(
+    params: Tensors,
+    velocity: Tensors,
+    direction: Tensors,
+    phase: Phase,
+    local: LocalTraining,
+    active: Tensor | None,
+    axes: int,
+) -> None:
+    """Take one step of SGD with clipping and momentum, in place; a client that is not active stays as it is."""
+    scale: Tensor | float = _clipping(direction, local.clip, axes) if local.clip else 1.0
+    moving: Tensor | float = 1.0 if active is None else active
+    keep = phase.momentum if active is None else torch.where(active > 0, phase.momentum, 1.0)
+    for name, value in direction.items():
+        value = value * _spread(scale * moving, value)
+        if local.weight_decay:  # after clipping, as it is in torch's SGD
+            value = value + local.weight_decay * params[name] * _spread(moving, value)
+        velocity[name].mul_(_spread(keep, value)).add_(value)
+        if active is None:
+            params[name].add_(velocity[name], alpha=-phase.lr)
+        else:
+            params[name].sub_(velocity[name] * _spread(phase.lr * active, value))
+
+
+def _clipping(direction: Tensors, limit: float, axes: int) -> Tensor:
+    norms = [
+        torch.linalg.vector_norm(value, dim=tuple(range(axes, value.dim()))) if value.dim() > axes else value.abs()
+        for value in direction.values()
+    ]
+    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return (limit / (norm + 1e-6)).clamp(max=1)
+
+
+def _spread(factor: Tensor | float, like: Tensor) -> Tensor | float:
+    """Give one number per client the shape to multiply that client's tensor with."""
+    if isinstance(factor, float) or factor.dim() == 0:
+        return factor
+    return factor.to(like.dtype).reshape(-1, *[1] * (like.dim() - 1))

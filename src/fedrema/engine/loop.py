@@ -1,0 +1,107 @@
+"""One client after the other: the way of a CPU, whose cores a single convolution fills."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Phase
+from fedrema.engine.batches import Order
+from fedrema.engine.crowd import Crowd, Hook, Samples
+from fedrema.engine.descent import Losses, train_phase
+from fedrema.keys import seed_of
+from fedrema.net import Net, Tensors
+
+
+class Loop:
+    """Trains clients one by one on exactly their samples: nothing is padded."""
+
+    name = "loop"
+
+    def __init__(self, net: Net, autocast: AbstractContextManager[object]) -> None:
+        self.net = net
+        self.autocast = autocast
+
+    def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
+        """Apply a hook to every client and stack what comes out."""
+        self.net.train(False)
+        with torch.no_grad(), self.autocast:
+            results = [hook(crowd.one(k), _data(samples, crowd, k)) for k in range(len(crowd))]
+        return {
+            group: {name: torch.stack([result[group][name] for result in results]) for name in results[0][group]}
+            for group in results[0]
+        }
+
+    def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
+        """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
+        self.net.train(False)
+        predicted = torch.full((len(crowd), samples.x.shape[1]), -1, device=samples.x.device)
+        with torch.no_grad(), self.autocast:
+            for k, row in enumerate(crowd.clients.tolist()):
+                data = samples.of(row)
+                if len(data.y):
+                    predicted[k, : len(data.y)] = method.predict(self.net, crowd.one(k), data.x).argmax(-1)
+        return predicted
+
+    def train(
+        self,
+        method: Method,
+        crowd: Crowd,
+        samples: Samples,
+        plan: list[tuple[Phase, Order]],
+        local: LocalTraining,
+        velocity: Tensors,
+        key: tuple[int | str, ...],
+    ) -> tuple[Tensors, Tensors, Tensor]:
+        """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
+        self.net.train(True)
+        trained = {
+            name: value.new_empty(len(crowd), *value.shape) for name, value in crowd.one(0).params.items()
+        }
+        moved = {name: torch.empty_like(value) for name, value in velocity.items()}
+        mean_losses = []
+        devices = [samples.x.device] if samples.x.is_cuda else []
+        with torch.random.fork_rng(devices=devices):
+            for k in range(len(crowd)):
+                # Layers that draw for themselves (dropout) follow the client's key too.
+                torch.manual_seed(seed_of(*key, crowd.names[k], "layers"))
+                client = crowd.one(k)
+                client = client.having(params={name: _own(value) for name, value in client.params.items()})
+                momentum = {name: _own(value[k]) for name, value in velocity.items()}
+                losses = Losses(client.count.new_zeros(()), client.count.new_zeros(()))
+                for phase, order in plan:
+                    feed = _feed(samples, int(crowd.clients[k]), order, k)
+                    train_phase(method, self.net, phase, local, client, momentum, feed, losses, self._value)
+                for name, value in client.params.items():
+                    trained[name][k] = value
+                for name, value in momentum.items():
+                    moved[name][k] = value
+                mean_losses.append(losses.mean())
+        return trained, moved, torch.stack(mean_losses)
+
+    def _value(self, loss: Loss, client: Client, batch: Batch) -> Tensor:
+        with self.autocast:
+            return loss(self.net, client, batch)
+
+
+def _own(value: Tensor) -> Tensor:
+    # Convolution weights in this layout make pooling and convolutions of a CPU a quarter faster.
+    return value.clone(memory_format=torch.channels_last if value.dim() == 4 else torch.preserve_format)
+
+
+def _data(samples: Samples | None, crowd: Crowd, k: int) -> Batch:
+    if samples is None:
+        nothing = crowd.counts.new_empty(0)
+        return Batch(nothing, nothing, nothing, nothing)
+    return samples.of(int(crowd.clients[k]))
+
+
+def _feed(samples: Samples, row: int, order: Order, k: int) -> Iterator[tuple[tuple[Batch, ...], None]]:
+    x, y = samples.x[row], samples.y[row]
+    for step in range(int(order.steps[k])):
+        batches = []
+        for place in range(order.index.shape[2]):
+            index = torch.from_numpy(order.index[k, step, place, : order.sizes[k, step, place]]).to(x.device)
+            batches.append(Batch(x[index], y[index], x.new_ones(len(index)), index))
+        yield tuple(batches), None

@@ -1,0 +1,133 @@
+"""All clients as one tensor program: the way of a GPU, and of networks too small to fill a CPU."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Phase
+from fedrema.engine.batches import Order
+from fedrema.engine.crowd import Crowd, Hook, Samples
+from fedrema.engine.descent import Losses, train_phase
+from fedrema.net import Net, Tensors
+
+
+class StackedEngine:
+    """Trains all clients step by step together; shorter clients are padded, masked, and held still at the end."""
+
+    name = "stacked"
+
+    def __init__(self, net: Net, autocast: AbstractContextManager[object]) -> None:
+        self.net = net
+        self.autocast = autocast
+
+    def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
+        """Apply a hook to every client and stack what comes out."""
+        self.net.train(False)
+        nothing = crowd.counts.new_empty((len(crowd), 0))
+        data = samples.stacked(crowd.clients) if samples else Batch(nothing, nothing, nothing, nothing)
+        with torch.no_grad(), self.autocast:
+            return _over_clients(hook, crowd, crowd.all(), data)  # type: ignore[no-any-return]
+
+    def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
+        """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
+        self.net.train(False)
+        data = samples.stacked(crowd.clients)
+        with torch.no_grad(), self.autocast:
+            logits: Tensor = _over_clients(
+                lambda client, batch: method.predict(self.net, client, batch.x), crowd, crowd.all(), data
+            )
+        return torch.where(data.mask > 0, logits.argmax(-1), -1)
+
+    def train(
+        self,
+        method: Method,
+        crowd: Crowd,
+        samples: Samples,
+        plan: list[tuple[Phase, Order]],
+        local: LocalTraining,
+        velocity: Tensors,
+        key: tuple[int | str, ...],
+    ) -> tuple[Tensors, Tensors, Tensor]:
+        """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
+        self.net.train(True)
+        client = crowd.all().having(params=crowd.params.copied(len(crowd)))
+        velocity = {name: value.clone() for name, value in velocity.items()}
+        losses = Losses(torch.zeros_like(crowd.counts), torch.zeros_like(crowd.counts))
+
+        def value_of(loss: Loss, client: Client, batch: Batch) -> Tensor:
+            with self.autocast:
+                value: Tensor = _over_clients(
+                    lambda one, its: loss(self.net, one, its), crowd, client, batch, params_axis=0
+                )
+            return value
+
+        for phase, order in plan:
+            feed = _feed(samples, crowd.clients, order)
+            train_phase(method, self.net, phase, local, client, velocity, feed, losses, value_of)
+        return client.params, velocity, losses.mean()
+
+
+def _over_clients(function, crowd: Crowd, client: Client, batch: Batch, params_axis: int | None = None):  # type: ignore[no-untyped-def]
+    """Map a function of one client and its batch over all of them; what is common is not copied."""
+    axes = {
+        "params": params_axis if params_axis is not None else crowd.params.axes(),
+        "received": crowd.params.axes(),
+        "memory": crowd.memory.axes(),
+        "inbox": crowd.inbox.axes(),
+        "count": 0,
+    }
+
+    def one(fields, x, y, mask, index):  # type: ignore[no-untyped-def]
+        return function(Client(**fields), Batch(x, y, mask, index))
+
+    fields = {name: getattr(client, name) for name in axes}
+    # vmap refuses an axis for a dict without tensors.
+    axes = {name: None if fields[name] == {} else axis for name, axis in axes.items()} if crowd else axes
+    return vmap(one, in_dims=(axes, 0, 0, 0, 0))(fields, batch.x, batch.y, batch.mask, batch.index)
+
+
+def _feed(samples: Samples, clients: Tensor, order: Order) -> Iterator[tuple[tuple[Batch, ...], Tensor | None]]:
+    device, dtype = samples.x.device, samples.x.dtype
+    index = torch.from_numpy(order.index).to(device)
+    sizes = torch.from_numpy(order.sizes).to(device)
+    steps = torch.from_numpy(order.steps).to(device)
+    rows = clients.to(device)[:, None]
+    mask = (torch.arange(index.shape[-1], device=device) < sizes[..., None]).to(dtype)
+    together = bool((order.steps == order.steps.max(initial=0)).all())
+    for step in range(index.shape[1]):
+        batches = []
+        for place in range(index.shape[2]):
+            chosen = index[:, step, place]
+            batches.append(Batch(samples.x[rows, chosen], samples.y[rows, chosen], mask[:, step, place], chosen))
+        yield tuple(batches), None if together else (step < steps).to(dtype)
+
+
+def why_not_stackable(net: Net, sample: Tensor) -> str | None:
+    """Return why a network cannot be trained stacked, naming the layer; None if it can.
+
+    Found by trying: one step of two clients, watching which layer was entered last when it fails.
+    """
+    for name, layer in net.layers():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            # Padded samples and clients that have finished would enter its statistics.
+            return f"layer {name!r} ({type(layer).__name__}) mixes the samples of a batch"
+    entered: list[str] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda *_, name=name, layer=layer: entered.append(f"{name!r} ({type(layer).__name__})"))
+        for name, layer in net.layers()
+    ]
+    params = {name: value.detach().expand(2, *value.shape).clone() for name, value in net.initial.items()}
+    leaves = {name: value.requires_grad_(name in net.trainable) for name, value in params.items()}
+    net.train(True)
+    try:
+        total = vmap(net, in_dims=(0, None))(leaves, sample.expand(2, *sample.shape[1:])).sum()
+        torch.autograd.grad(total, [leaves[name] for name in net.trainable], allow_unused=True)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        return f"layer {entered[-1] if entered else 'unknown'} does not run under vmap: {str(error).splitlines()[0][:120]}"
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return None

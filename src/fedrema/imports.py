@@ -1,0 +1,27 @@
+"""What users bring along as `module:name`."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from fedrema.errors import BadInput
+
+
+def load_object(reference: str, what: str) -> Any:
+    """Return the object that `module:name` points to; modules are looked for in the current folder too."""
+    module_name, _, attribute = reference.partition(":")
+    if not module_name or not attribute:
+        raise BadInput(f"The {what} {reference!r} must have the form module:name.")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise BadInput(f"The {what} {reference!r} cannot be loaded: {error}.") from error
+    except Exception as error:  # whatever a user's module raises is theirs to read, in one sentence
+        raise BadInput(f"The {what} {reference!r} cannot be loaded: {type(error).__name__}: {error}.") from error
+    if not hasattr(module, attribute):
+        raise BadInput(f"The {what} {reference!r} cannot be loaded: {module_name} has no {attribute!r}.")
+    return getattr(module, attribute)

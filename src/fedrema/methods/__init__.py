@@ -1,0 +1,33 @@
+"""One file per method; every `Method` in this folder is found by itself."""
+
+import importlib
+import pkgutil
+from functools import cache
+
+from fedrema.core import Method
+from fedrema.errors import BadInput
+from fedrema.imports import load_object
+
+
+@cache
+def registry() -> dict[str, type[Method]]:
+    """Return every method that comes with fedrema, by its name on the command line."""
+    found: dict[str, type[Method]] = {}
+    for module_name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+        module = importlib.import_module(f"{__name__}.{module_name}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__:
+                found[value.name] = value
+    return found
+
+
+def find_method(name: str) -> type[Method]:
+    """Return a method by its name, or one's own by `module:Class`."""
+    if ":" in name:
+        found = load_object(name, "method")
+        if not (isinstance(found, type) and issubclass(found, Method)):
+            raise BadInput(f"Method {name!r} must be a class derived from fedrema.Method, got {type(found).__name__}.")
+        return found
+    if name not in registry():
+        raise BadInput(f"Method {name!r} is unknown; valid are {', '.join(registry())}, or your own as module:Class.")
+    return registry()[name]

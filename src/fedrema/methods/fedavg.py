@@ -1,0 +1,20 @@
+"""FedAvg: one model for all, the average of everybody's."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedrema.core import Method
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """One global model: w ← Σ (n_k/n) ŵ_k after E local epochs (Algorithm 1 of the paper).
+
+    Every client is scored with the global model, without fine-tuning. All hooks of `Method` default to this.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "FedAvg"
+    paper: ClassVar[str] = (
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+    )

@@ -1,0 +1,158 @@
+"""FedReMa: a common body, and a head averaged with the most relevant peers."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedrema.core import Answer, Method, Moment, Role, State, Uploads, average, mix
+from fedrema.errors import BadInput
+from fedrema.net import Net
+from fedrema.similarity import draw_probes, head_similarity
+
+NO_GAP = 1e-6
+"""Differences below this are rounding: nobody can be told apart, so everyone is relevant."""
+
+
+@dataclass(frozen=True)
+class FedReMa(Method):
+    """Personalised federated learning via the most relevant peers (Algorithms 1 and 2).
+
+    The feature extractor is averaged over all clients (Eq. 6). While the critical co-learning period (CCP) lasts,
+    each classifier is averaged with those whose answers to a random feature are most like its own (Eqs. 5 and 7),
+    cut off at the largest gap (MDS, Algorithm 1); afterwards with the peers it chose most often (Eq. 10).
+
+    The defaults are what the paper says. Where its released code reads otherwise, a setting selects that reading:
+    `probe_high=0.5, probe_per_client=True, peer_temperature=1.0, gap_to_self=False, include_below_gap=False,
+    weigh="uniform", end_at_delta=False`.
+    """
+
+    name: ClassVar[str] = "fedrema"
+    title: ClassVar[str] = "FedReMa"
+    paper: ClassVar[str] = (
+        "Liang et al., FedReMa: Improving Personalized Federated Learning via Leveraging the Most Relevant Clients, ECAI 2024"
+    )
+
+    delta: float = 0.5
+    """δ: the critical period ends once the mean gap has fallen to this share of its peak."""
+    temperature: float = 0.5
+    """M: divides the logits before the softmax; smaller is sharper."""
+    peer_temperature: float | None = None
+    """Temperature of the peers' logits where it is not one's own (released code: 1.0)."""
+    probes: int = 1
+    """Random features per round; similarities are averaged over them."""
+    probe_high: float = 1.0
+    """Probes are drawn uniformly from [0, this) (released code: 0.5)."""
+    probe_per_client: bool = False
+    """Draw other probes for each client's row of similarities (released code) instead of the same for all."""
+    gap_to_self: bool = True
+    """Count the gap right below oneself; without it at least one peer is always chosen (released code)."""
+    include_below_gap: bool = True
+    """The client just below the largest gap still belongs to the set, as in Algorithm 1; not in the released code."""
+    weigh: Literal["samples", "uniform"] = "samples"
+    """Average the chosen heads by their sample counts (Eq. 7) or equally (released code)."""
+    end_at_delta: bool = True
+    """A ratio of exactly δ ends the period (Eq. 9); in the released code it does not."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without meaning."""
+        if not 0 <= self.delta <= 1:
+            raise BadInput(f"--delta must lie in [0, 1], got {self.delta}.")
+        if self.probes < 1:
+            raise BadInput(f"--probes must be at least 1, got {self.probes}.")
+        for name in ("temperature", "peer_temperature", "probe_high"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise BadInput(f"--{name.replace('_', '-')} must be above 0, got {value}.")
+
+    def role(self, net: Net, name: str) -> Role:
+        """Everything travels; the head comes back as one's own."""
+        return Role.PERSONAL if net.in_head(name) else Role.SHARED
+
+    def server(self, net: Net, clients: int) -> State:
+        """Remember who chose whom how often (the dependency map G), and how far the period has come."""
+        return {"dependencies": torch.zeros(clients, clients), "peak": 0.0, "critical": True}
+
+    def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
+        """Lines 7 to 20 of Algorithm 2."""
+        bodies = {name: value for name, value in uploads.params.items() if not net.in_head(name)}
+        heads = {name: value for name, value in uploads.params.items() if net.in_head(name)}
+        body = average(bodies, uploads.counts)  # θ ← Σ |D_i| θ̂_i / |D|  (Eq. 6)
+        chosen_by, state, trace = self.match(net, state, heads, uploads, moment)
+        return Answer(shared=body, personal=mix(heads, chosen_by), state=state, trace=trace)
+
+    def match(
+        self, net: Net, state: State, heads: dict[str, Tensor], uploads: Uploads, moment: Moment
+    ) -> tuple[Tensor, State, dict[str, object]]:
+        """Return with which weight each client's head takes each other's [k, k], the new state, and the trace."""
+        present = uploads.clients
+        dependencies = torch.as_tensor(state["dependencies"])
+        own_head = torch.eye(len(present), device=dependencies.device)
+        if len(present) < 2:
+            return own_head, state, {"critical": state["critical"], "set_sizes": [1] * len(present)}
+
+        if not state["critical"]:
+            dependencies = self._introduce(net, dependencies, heads, present, moment)
+            weights = dependencies[present][:, present]  # φ_k ← Σ g_ki φ̂_i / Σ g_ki  (Eq. 10)
+            weights = torch.where(weights.sum(dim=1, keepdim=True) > 0, weights, own_head)
+            trace = {"critical": False, "set_sizes": (weights > 0).sum(dim=1)}
+            return weights, {**state, "dependencies": dependencies}, {**trace, "G": dependencies}
+
+        relevant, gaps = self._relevant(net, heads, moment)  # S and A_k for each client
+        count = uploads.counts if self.weigh == "samples" else torch.ones_like(uploads.counts)
+        weights = relevant * count  # φ_k ← Σ_{i∈A_k} |D_i| φ̂_i / |D_{A_k}|  (Eq. 7)
+
+        dependencies = dependencies.clone()
+        dependencies[present[:, None], present] += relevant.to(dependencies)  # server counts G
+        mean_gap = float(gaps.mean())  # Δs̄  (Eq. 8)
+        peak = max(float(state["peak"]), mean_gap)
+        ratio = mean_gap / peak if peak > 0 else 1.0
+        critical = ratio > self.delta or (ratio == self.delta and not self.end_at_delta)  # Eq. 9
+        trace = {"mean_gap": mean_gap, "gap_ratio": ratio, "critical": True, "set_sizes": relevant.sum(dim=1)}
+        state = {"dependencies": dependencies, "peak": peak, "critical": critical}
+        return weights, state, {**trace, "sets": relevant, "G": dependencies}
+
+    def _relevant(self, net: Net, heads: dict[str, Tensor], moment: Moment) -> tuple[Tensor, Tensor]:
+        clients = next(iter(heads.values())).shape[0]
+        probes = draw_probes(net, moment, self.probes, self.probe_high, clients if self.probe_per_client else 1)
+        similarity = head_similarity(net, heads, probes, self.temperature, self.peer_temperature)
+        return maximum_difference_segmentation(similarity, self.gap_to_self, self.include_below_gap)
+
+    def _introduce(
+        self, net: Net, dependencies: Tensor, heads: dict[str, Tensor], present: Tensor, moment: Moment
+    ) -> Tensor:
+        """Match clients that first appear after the critical period once, to give them a row of G."""
+        newcomers = dependencies[present, present] == 0  # whoever was ever matched has chosen at least itself
+        if not newcomers.any():
+            return dependencies
+        relevant, _ = self._relevant(net, heads, moment)
+        dependencies = dependencies.clone()
+        dependencies[present[newcomers][:, None], present] = relevant[newcomers].to(dependencies)
+        return dependencies
+
+
+def maximum_difference_segmentation(
+    similarity: Tensor, gap_to_self: bool = True, include_below_gap: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Cut each row of S [k, k] at its largest gap (MDS, Algorithm 1).
+
+    Returns
+    -------
+    relevant
+        [k, k] whether client j is in A_i. The set is taken by value, so that equally similar clients are in or out
+        together whatever their order; among equal gaps the lowest counts; oneself is always in.
+    gaps
+        [k] the largest difference Δs*; 0 where it is below rounding, and then everyone is relevant.
+    """
+    itself = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
+    # Without the gap below oneself, only the peers are ranked (oneself, put first, is left out).
+    ranked = similarity if gap_to_self else similarity.masked_fill(itself, -torch.inf)
+    ascending = ranked.sort(dim=1).values[:, 0 if gap_to_self else 1 :]  # s_idx1 ≤ … ≤ s_idxK
+    if ascending.shape[1] < 2:
+        return torch.ones_like(itself), similarity.new_zeros(len(similarity))
+    gaps, place = ascending.diff(dim=1).max(dim=1)  # m = argmax Δs_idx, Δs* = Δs_idxm
+    threshold = ascending.gather(1, place[:, None] + (0 if include_below_gap else 1))
+    indistinct = gaps < NO_GAP
+    relevant = (similarity >= threshold) | indistinct[:, None] | itself  # A = {idx_m, …, idx_K}
+    return relevant, torch.where(indistinct, 0.0, gaps)

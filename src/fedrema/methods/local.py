@@ -1,0 +1,20 @@
+"""Local: nobody talks to anybody."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedrema.core import Method, Role
+from fedrema.net import Net
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    """Each client trains alone on its own samples: what federation has to beat."""
+
+    name: ClassVar[str] = "local"
+    title: ClassVar[str] = "Local"
+    paper: ClassVar[str] = "no communication; the baseline of every comparison"
+
+    def role(self, net: Net, name: str) -> Role:
+        """Keep everything at home."""
+        return Role.PRIVATE

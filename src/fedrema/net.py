@@ -1,0 +1,141 @@
+"""Any `nn.Module`, split into a feature extractor (body) and a classifier (head), as functions of named tensors."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedrema.errors import BadInput
+
+Tensors = dict[str, Tensor]
+"""A named set of tensors: one client's, or all clients' with a leading axis."""
+
+HEAD_NAMES = ("head", "classifier", "fc")
+
+
+class Net:
+    """A network whose parameters are named `body.…` and `head.…` and are handed in with every call.
+
+    The body is the module with its head taken out, so that `module(x) == head(body(x))` must hold: the head is the
+    last thing the module's `forward` calls. That is checked with `sample`.
+
+    Parameters
+    ----------
+    module
+        The network; its present parameters become the initial ones.
+    sample
+        One input [1, ...] of the shape it takes.
+    head
+        Name of the submodule that is the classifier. Default: `head`, `classifier` or `fc`, whichever exists.
+    """
+
+    def __init__(self, module: nn.Module, sample: Tensor, head: str | None = None) -> None:
+        self.head_name = _head_name(module, head)
+        whole = copy.deepcopy(module).eval()
+        body = copy.deepcopy(whole)
+        self._head = body.get_submodule(self.head_name)
+        parent, _, leaf = self.head_name.rpartition(".")
+        setattr(body.get_submodule(parent), leaf, nn.Identity())
+        self._body = body
+        self.initial: Tensors = {}
+        self.original_names: dict[str, str] = {}
+        self._names: dict[str, list[tuple[str, str]]] = {"body": [], "head": []}
+        self._collect("body", self._body, "")
+        self._collect("head", self._head, self.head_name + ".")
+        self.trainable = frozenset(name for name, value in self.initial.items() if value.requires_grad)
+        self.initial = {name: value.detach().clone() for name, value in self.initial.items()}
+        with torch.no_grad():
+            try:
+                expected = whole(sample)
+                features = self.features(self.initial, sample)
+                logits = self.classify(self.initial, features)
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0]
+                raise BadInput(f"The network does not accept samples of shape {tuple(sample.shape[1:])}: {reason}.") from error
+        if logits.shape != expected.shape or not torch.allclose(logits, expected, atol=1e-5, rtol=1e-4):
+            raise BadInput(
+                f"head={self.head_name!r} is not the last layer the network calls: name the submodule whose output is the logits."
+            )
+        if features.dim() != 2 or logits.dim() != 2:
+            raise BadInput(
+                f"The head must take one feature vector per sample, got features of shape {tuple(features.shape[1:])}: flatten them in the body."
+            )
+        self.features_count = int(features.shape[1])
+        self.classes = int(logits.shape[1])
+
+    def _collect(self, part: str, module: nn.Module, prefix: str) -> None:
+        # Float buffers (batch-norm statistics) are part of a client's model, though nobody differentiates them.
+        buffers = ((name, value) for name, value in module.named_buffers() if value.is_floating_point())
+        for name, value in (*module.named_parameters(), *buffers):
+            full = f"{part}.{name}"
+            self._names[part].append((name, full))
+            self.original_names[full] = prefix + name
+            self.initial[full] = value
+
+    def features(self, params: Tensors, x: Tensor) -> Tensor:
+        """Return features h [n, d] of inputs x [n, ...]."""
+        return self._call("body", self._body, params, x)
+
+    def classify(self, params: Tensors, h: Tensor) -> Tensor:
+        """Return logits [n, C] of features h [n, d]."""
+        return self._call("head", self._head, params, h)
+
+    def __call__(self, params: Tensors, x: Tensor) -> Tensor:
+        """Return logits [n, C] of inputs x [n, ...]."""
+        return self.classify(params, self.features(params, x))
+
+    def classify_all(self, heads: Tensors, h: Tensor) -> Tensor:
+        """Return logits [k, n, C] of k stacked heads on the same features h [n, d]."""
+        used = {name: heads[name] for _, name in self._names["head"]}
+        logits: Tensor = vmap(lambda head: self.classify(head, h))(used)
+        return logits
+
+    def in_head(self, name: str) -> bool:
+        """Tell whether a parameter belongs to the classifier."""
+        return name.startswith("head.")
+
+    def in_body(self, name: str) -> bool:
+        """Tell whether a parameter belongs to the feature extractor."""
+        return name.startswith("body.")
+
+    def train(self, mode: bool = True) -> None:
+        """Switch dropout and batch norm between training and use."""
+        self._body.train(mode)
+        self._head.train(mode)
+
+    def layers(self) -> list[tuple[str, nn.Module]]:
+        """Return every innermost layer with its name in the user's module."""
+        named = [(name, module) for name, module in self._body.named_modules() if name]
+        prefix = self.head_name
+        named += [(f"{prefix}.{name}" if name else prefix, module) for name, module in self._head.named_modules()]
+        return [(name, module) for name, module in named if not list(module.children()) and not isinstance(module, nn.Identity)]
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Net":
+        """Move the initial values (and constants inside the modules) to a device and precision."""
+        self._body.to(device, dtype)
+        self._head.to(device, dtype)
+        self.initial = {name: value.to(device, dtype) for name, value in self.initial.items()}
+        return self
+
+    def _call(self, part: str, module: nn.Module, params: Tensors, value: Tensor) -> Tensor:
+        given: dict[str, Any] = {name: params[full] for name, full in self._names[part]}
+        result: Tensor = functional_call(module, given, (value,))
+        return result
+
+
+def _head_name(module: nn.Module, head: str | None) -> str:
+    children = [name for name, _ in module.named_children()]
+    if head is not None:
+        try:
+            module.get_submodule(head)
+        except AttributeError:
+            raise BadInput(f"--head {head!r} is not a part of the network; its parts are {', '.join(children)}.") from None
+        if head == "":
+            raise BadInput("--head must name a part of the network, got an empty name.")
+        return head
+    for name in HEAD_NAMES:
+        if name in children:
+            return name
+    raise BadInput(f"Which part of the network is the classifier? Say --head NAME; its parts are {', '.join(children) or 'none'}.")

@@ -1,0 +1,118 @@
+"""The paper's networks, a small one for tables and digits, and anybody's own as `module:function`."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedrema.errors import BadInput
+from fedrema.imports import load_object
+from fedrema.keys import seed_of
+from fedrema.net import Net
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Network:
+    """What is trained."""
+
+    net: str = "auto"
+    """mlp, cnn (the paper's for MNIST), alexnet (the paper's for CIFAR-10), or your own nn.Module as module:function; auto goes by the shape of a sample."""
+    head: str | None = None
+    """Which part of the network is the classifier, for one's own; default: head, classifier or fc."""
+    hidden: int = 32
+    """Hidden units of the mlp."""
+
+    def __post_init__(self) -> None:
+        """Refuse an empty layer."""
+        if self.hidden < 1:
+            raise BadInput(f"--hidden must be at least 1, got {self.hidden}.")
+
+
+class Split(nn.Module):
+    """A body and a head, one after the other."""
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        logits: Tensor = self.head(self.body(x))
+        return logits
+
+
+def mlp(shape: Shape, classes: int, hidden: int = 32) -> nn.Module:
+    """One hidden layer as the body, one linear layer as the head."""
+    inputs = int(torch.Size(shape).numel())
+    return Split(nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU()), nn.Linear(hidden, classes))
+
+
+def cnn(shape: Shape, classes: int) -> nn.Module:
+    """Two 5×5 convolutions; two linear layers as the head: the paper's for MNIST and Fashion-MNIST."""
+    body = nn.Sequential(
+        nn.Conv2d(shape[0], 32, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(),
+    )  # fmt: skip
+    return Split(body, nn.Sequential(nn.Linear(_features(body, shape, "cnn"), 512), nn.ReLU(), nn.Linear(512, classes)))
+
+
+def alexnet(shape: Shape, classes: int) -> nn.Module:
+    """Five 3×3 convolutions; three linear layers as the head, without activations: the paper's for CIFAR-10."""
+    body = nn.Sequential(
+        nn.Conv2d(shape[0], 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
+        nn.Conv2d(64, 128, 3, padding=1),
+        nn.Conv2d(128, 256, 3, padding=1),
+        nn.Conv2d(256, 256, 3, padding=1), nn.MaxPool2d(3, 2), nn.ReLU(),
+        nn.Flatten(),
+    )  # fmt: skip
+    features = _features(body, shape, "alexnet")
+    return Split(body, nn.Sequential(nn.Linear(features, 1024), nn.Linear(1024, 512), nn.Linear(512, classes)))
+
+
+def _features(body: nn.Module, shape: Shape, name: str) -> int:
+    try:
+        with torch.no_grad():
+            return int(body(torch.zeros(1, *shape)).shape[1])
+    except RuntimeError as error:
+        raise BadInput(f"--net {name} cannot take samples of shape {shape}: use --net mlp or your own network.") from error
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "alexnet": alexnet}
+
+
+def build_net(settings: Network, shape: Shape, classes: int, seed: int) -> Net:
+    """Return the network, initialised from the training seed.
+
+    One's own function is called as `function(shape, classes)`, or without arguments where it takes none.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of(seed, "initial weights"))
+        module = _module(settings, shape, classes)
+    return Net(module, torch.zeros(2, *shape), settings.head)
+
+
+def _module(settings: Network, shape: Shape, classes: int) -> nn.Module:
+    name = settings.net
+    if name == "auto":
+        # The networks of the paper belong to the sizes of its images; anything else is a table or tiny.
+        name = "alexnet" if shape[1:] == (32, 32) else "cnn" if shape[1:] == (28, 28) else "mlp"
+    if name == "mlp":
+        return mlp(shape, classes, settings.hidden)
+    if name in NETWORKS:
+        if len(shape) != 3:
+            raise BadInput(f"--net {name} takes images [channels, height, width], the data has shape {shape}: use --net mlp.")
+        return NETWORKS[name](shape, classes)
+    if ":" not in name:
+        raise BadInput(f"--net {name!r} is unknown; valid are auto, {', '.join(NETWORKS)}, or your own as module:function.")
+    function = load_object(name, "network")
+    module = function(shape, classes) if inspect.signature(function).parameters else function()
+    if not isinstance(module, nn.Module):
+        raise BadInput(f"--net {name!r} must return a torch.nn.Module, got {type(module).__name__}.")
+    return module

@@ -1,0 +1,36 @@
+"""How alike classifiers are: their soft predictions on random features (the paper's relativity matrix S)."""
+
+import torch
+from torch import Tensor
+
+from fedrema.core import Moment
+from fedrema.net import Net, Tensors
+
+
+def draw_probes(net: Net, moment: Moment, count: int, high: float, rows: int = 1) -> Tensor:
+    """Return random features h̃ ~ U[0, high)^d of this round: [rows, count, d]."""
+    generator = moment.generator("probe")
+    probes = high * torch.rand(rows, count, net.features_count, generator=generator, dtype=torch.float64)
+    like = next(iter(net.initial.values()))
+    return probes.to(like.device, like.dtype)
+
+
+def head_similarity(
+    net: Net, heads: Tensors, probes: Tensor, temperature: float, peer_temperature: float | None = None
+) -> Tensor:
+    """Return S [k, k]: cosines between stacked heads' soft predictions p = softmax(φ(h̃)/M), averaged over probes.
+
+    With one row of probes all clients answer the same questions and S is symmetric; with k rows client i's row of S
+    uses its own. `peer_temperature` softens the others' predictions differently from one's own.
+    """
+    rows, count, width = probes.shape
+    logits = net.classify_all(heads, probes.reshape(rows * count, width))
+    logits = logits.unflatten(1, (rows, count))  # [k, rows, probes, C]
+    own, peers = (
+        torch.nn.functional.normalize(torch.softmax(logits / m, dim=-1), dim=-1)
+        for m in (temperature, peer_temperature or temperature)
+    )
+    if rows == 1:
+        return torch.einsum("ipc,jpc->ijp", own[:, 0], peers[:, 0]).mean(-1)
+    asked = own.diagonal(dim1=0, dim2=1)  # client i's answers to its own questions: [probes, C, k]
+    return torch.einsum("pci,jipc->ijp", asked, peers).mean(-1)

@@ -1,0 +1,352 @@
+"""The round loop: who takes part, what they train, what the server makes of it, how well each is served."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrema.core import Answer, LocalTraining, Method, Moment, Number, Role, Uploads, overrides
+from fedrema.data.federation import Federation, Split, to_float
+from fedrema.engine import (
+    Backend,
+    Crowd,
+    Precision,
+    Samples,
+    Stacked,
+    choose_device,
+    choose_precision,
+    draw_order,
+    make_engine,
+)
+from fedrema.errors import BadInput, Diverged
+from fedrema.keys import numpy_generator
+from fedrema.net import Net, Tensors
+from fedrema.score import accuracy_record, share, tally
+from fedrema.similarity import draw_probes, head_similarity
+from fedrema.world import Clock, Round, World, size
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """How the federation is played."""
+
+    rounds: int = 60
+    """Communication rounds."""
+    seed: int = 0
+    """Seed of training: initial weights, batches, probes, who takes part. The data has its own, --data-seed."""
+    participation: float = 1.0
+    """Share of the clients that take part in a round."""
+    dropout: float = 0.0
+    """Chance that a client which takes part fails before its upload arrives."""
+    late: float = 0.0
+    """Share of the clients that join only in round --late-round."""
+    late_round: int = 10
+    """The round in which late clients join."""
+    evaluate_every: int = 1
+    """Score all clients every this many rounds, and after the last."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes a GPU where there is one."""
+    precision: Precision = "auto"
+    """Arithmetic: float32 or float64, on a GPU also tf32 or bf16 (weights stay float32); auto is float32 on a CPU, tf32 on a GPU."""
+    backend: Backend = "auto"
+    """Train clients one after the other (loop) or as one tensor program (stacked); auto picks the faster."""
+    record: Literal["none", "relations"] = "none"
+    """relations: keep the similarities S between the heads (for any method), the chosen sets and the dependency map."""
+    record_every: int = 1
+    """Keep relations every this many rounds, and of the last."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be played."""
+        for name in ("rounds", "evaluate_every", "record_every", "late_round"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
+        if not 0 < self.participation <= 1:
+            raise BadInput(f"--participation must lie in (0, 1], got {self.participation}.")
+        for name in ("dropout", "late"):
+            if not 0 <= getattr(self, name) < 1:
+                raise BadInput(f"--{name} must lie in [0, 1), got {getattr(self, name)}.")
+
+
+class Simulator:
+    """Plays a method on a federation, round by round.
+
+    Everything random is keyed by the seed, the round, a client's name and the purpose: the order of clients, the
+    backend, or a stop in between change nothing.
+    """
+
+    def __init__(
+        self, method: Method, net: Net, federation: Federation, local: LocalTraining, settings: Simulation
+    ) -> None:
+        self.method, self.federation, self.local, self.settings = method, federation, local, settings
+        self.device = choose_device(settings.device)
+        self.dtype, autocast = choose_precision(settings.precision, self.device)
+        self.net = net.to(self.device, self.dtype)
+        self.train = self._samples(federation.split("train"))
+        self.test = self._samples(federation.split("test"))
+        self.engine = make_engine(settings.backend, self.net, self.train.x[:1, 0], autocast)
+        self.counts = self.train.counts.to(self.device, self.dtype)
+        self.joins = self._joining_rounds()
+        if net.classes < federation.classes:
+            raise BadInput(f"The network tells {net.classes} classes apart, but the data has {federation.classes}.")
+
+    def _samples(self, split: Split) -> Samples:
+        x = to_float(torch.from_numpy(split.x).to(self.device), self.dtype)
+        return Samples(x, torch.from_numpy(split.y).to(self.device), torch.from_numpy(split.count))
+
+    def _joining_rounds(self) -> list[int]:
+        draws = [numpy_generator(self.settings.seed, name, "late").random() for name in self.federation.names]
+        late = np.argsort(draws, kind="stable")[: math.floor(self.settings.late * len(draws))]
+        return [self.settings.late_round if row in late else 1 for row in range(len(draws))]
+
+    def start(self) -> World:
+        """Return the world before the first round: everyone has the same initial network."""
+        clients = len(self.federation)
+        everyone = Stacked(common=dict(self.net.initial))
+        crowd = self._crowd(torch.arange(clients), everyone, Stacked(), Stacked())
+        memory: Tensors = {}
+        params = everyone
+        if overrides(self.method, "start"):
+            moment = self.moment(0)
+
+            def begun(client: Any, _: Any) -> dict[str, Tensors]:
+                new = self.method.start(self.net, client, moment)
+                added = {name: value for name, value in new.params.items() if name not in everyone.common}
+                return {"added": added, "memory": new.memory}
+
+            made = self.engine.each(begun, crowd, None)
+            memory = made.get("memory", {})
+            params = Stacked(made.get("added", {}), everyone.common)
+        shared = {name: role is Role.SHARED for name, role in self.roles(params).items()}
+        own = {name: value for name, value in params.copied(clients).items() if not shared[name]}
+        common = {name: params.row(0)[name].clone() for name in shared if shared[name]}
+        params = Stacked(own, common)
+        keep = self.local.keep_momentum and self.local.momentum > 0
+        velocity = {name: value.zero_() for name, value in params.copied(clients).items() if self.trains(name)}
+        return World(0, params, memory, Stacked(), velocity if keep else {}, self.method.server(self.net, clients))
+
+    def roles(self, params: Stacked) -> dict[str, Role]:
+        """Return what becomes of each parameter."""
+        return {name: self.method.role(self.net, name) for name in params.merged()}
+
+    def trains(self, name: str) -> bool:
+        """Tell whether a tensor is ever differentiated: not the network's buffers."""
+        return name in self.net.trainable or name not in self.net.initial
+
+    def moment(self, number: int) -> Moment:
+        """Return a round's moment."""
+        return Moment(number, self.settings.rounds, self.settings.seed)
+
+    def _crowd(self, clients: Tensor, params: Stacked, memory: Stacked, inbox: Stacked) -> Crowd:
+        names = tuple(self.federation.names[row] for row in clients.tolist())
+        rows = clients.to(self.device)
+        return Crowd(clients, names, params.rows(rows), memory.rows(rows), inbox.rows(rows), self.counts[rows])
+
+    def crowd(self, world: World, clients: Tensor) -> Crowd:
+        """Return some clients as they now are."""
+        return self._crowd(clients, world.params, Stacked(world.memory), world.inbox)
+
+    def choose(self, number: int) -> tuple[list[int], list[int]]:
+        """Return who takes part in a round and answers, and who fails on the way."""
+        seed, names = self.settings.seed, self.federation.names
+        there = [row for row, joins in enumerate(self.joins) if joins <= number]
+        wanted = max(1, round(self.settings.participation * len(there)))
+        draws = {row: numpy_generator(seed, number, names[row], "participation").random(2) for row in there}
+        chosen = sorted(sorted(there, key=lambda row: (draws[row][0], names[row]))[:wanted])
+        fails = [row for row in chosen if draws[row][1] < self.settings.dropout]
+        return [row for row in chosen if row not in fails], fails
+
+    def play(self, world: World) -> Iterator[Round]:
+        """Play on from a world, which moves along, to the last round."""
+        while world.round < self.settings.rounds:
+            yield self.play_round(world)
+
+    def play_round(self, world: World) -> Round:
+        """Train, aggregate, hand out, score. A round that fails leaves the world as it was."""
+        clock = Clock(self.device)
+        moment = self.moment(world.round + 1)
+        answering, failing = self.choose(moment.round)
+        record: dict[str, Any] = {"round": moment.round, "participants": answering, "dropped": failing}
+        relations: dict[str, np.ndarray] = {}
+        if answering:
+            relations = self._learn(world, torch.tensor(answering), moment, record, clock)
+        world.round = moment.round
+        if self._due(moment, self.settings.evaluate_every):
+            record |= self.score(world, moment)
+            clock.lap("evaluate")
+        record["seconds"] = clock.laps
+        return Round(record, relations)
+
+    def _due(self, moment: Moment, every: int) -> bool:
+        return moment.round % every == 0 or moment.round == self.settings.rounds
+
+    def score(self, world: World, moment: Moment) -> dict[str, Any]:
+        """Score every client that has joined with what it would really use now."""
+        there = [row for row, joins in enumerate(self.joins) if joins <= moment.round]
+        crowd = self.crowd(world, torch.tensor(there))
+        if self.method.adapt(self.local, moment):
+            adapted, _, _ = self.local_training(crowd, {}, moment, adapting=True)
+            crowd = Crowd(crowd.clients, crowd.names, Stacked(adapted), crowd.memory, crowd.inbox, crowd.counts)
+        predicted = self.engine.scores(self.method, crowd, self.test)
+        correct, asked = tally(predicted, self.test.y[crowd.clients.to(self.device)])
+        return accuracy_record(correct, asked, there, len(self.federation))
+
+    def local_training(
+        self, crowd: Crowd, velocity: Tensors, moment: Moment, adapting: bool = False
+    ) -> tuple[Tensors, Tensors, Tensor]:
+        """Train clients as the method plans it (or as it adapts them before scoring)."""
+        plan = self.method.adapt if adapting else self.method.phases
+        key = (self.settings.seed, moment.round, "adapt" if adapting else "train")
+        counts = self.train.counts[crowd.clients].tolist()
+        phases = [
+            (phase, draw_order(crowd.names, counts, phase, self.local, (*key, number)))
+            for number, phase in enumerate(plan(self.local, moment))
+        ]
+        if not velocity:
+            params = crowd.params.copied(len(crowd))
+            velocity = {name: torch.zeros_like(value) for name, value in params.items() if self.trains(name)}
+        return self.engine.train(self.method, crowd, self.train, phases, self.local, velocity, key)
+
+    def _learn(
+        self, world: World, clients: Tensor, moment: Moment, record: dict[str, Any], clock: Clock
+    ) -> dict[str, np.ndarray]:
+        """Train the clients that answer, aggregate, and hand the answer out; returns the relations asked for."""
+        method, net = self.method, self.net
+        rows = clients.to(self.device)
+        crowd = self.crowd(world, clients)
+        if overrides(method, "begin"):
+            crowd = self._begun(crowd, moment)
+        clock.lap("other")
+
+        velocity = {name: value[rows] for name, value in world.velocity.items()}
+        trained, velocity, losses = self.local_training(crowd, velocity, moment)
+        clock.lap("train")
+
+        ended = Crowd(clients, crowd.names, Stacked(trained), crowd.memory, crowd.inbox, crowd.counts)
+        memory, extras = crowd.memory.own, {}
+        if overrides(method, "end"):
+            hook = lambda client, data: _closed(*method.end(net, client, data, moment))  # noqa: E731
+            closed = self.engine.each(hook, ended, self.train)
+            trained, memory, extras = closed["params"], closed.get("memory", {}), closed.get("extras", {})
+            ended = Crowd(clients, crowd.names, Stacked(trained), Stacked(memory), crowd.inbox, crowd.counts)
+        roles = self.roles(Stacked(trained))
+        travelling = {name: value for name, value in trained.items() if roles[name] is not Role.PRIVATE}
+        self._check(crowd, losses, trained, extras, moment)
+        uploads = Uploads(rows, travelling, extras, crowd.counts)
+        clock.lap("other")
+
+        answer = None
+        if travelling or extras:
+            answer = method.aggregate(net, world.server, uploads, moment)
+        clock.lap("aggregate")
+
+        record["loss"] = float(losses.mean())
+        record["client_loss"] = losses.tolist()
+        record["bytes_up"] = size(travelling) + size(extras)
+        record["bytes_down"] = self._download(world, roles, len(clients))
+        if self._due(moment, self.settings.evaluate_every):
+            correct, asked = tally(self.engine.scores(method, ended, self.test), self.test.y[rows])
+            record["trained_accuracy"] = share(correct.sum(), asked.sum())
+            record["trained_client_accuracy"] = [
+                share(*pair) for pair in zip(correct.sum(1), asked.sum(1), strict=True)
+            ]
+            clock.lap("evaluate")
+
+        self._hand_out(world, rows, trained, memory, velocity, roles, answer)
+        trace = dict(answer.trace) if answer else {}
+        relations = self._relations(clients, trained, trace, moment)
+        record["trace"] = {name: _plain(value) for name, value in trace.items() if np.ndim(value) < 2}
+        clock.lap("other")
+        return relations
+
+    def _begun(self, crowd: Crowd, moment: Moment) -> Crowd:
+        def begun(client: Any, data: Any) -> dict[str, Tensors]:
+            new = self.method.begin(self.net, client, data, moment)
+            return {"params": new.params, "memory": new.memory, "inbox": new.inbox}
+
+        made = self.engine.each(begun, crowd, self.train)
+        stacks = [Stacked(made.get(group, {})) for group in ("params", "memory", "inbox")]
+        return Crowd(crowd.clients, crowd.names, *stacks, crowd.counts)
+
+    def _check(self, crowd: Crowd, losses: Tensor, trained: Tensors, extras: Tensors, moment: Moment) -> None:
+        finite = torch.isfinite(losses)
+        for value in (*trained.values(), *extras.values()):
+            finite = finite & torch.isfinite(value.flatten(1).sum(dim=1))
+        if not finite.all():
+            names = ", ".join(name for name, fine in zip(crowd.names, finite.tolist(), strict=True) if not fine)
+            raise Diverged(
+                f"Training diverged in round {moment.round}: the loss or weights of client {names} are no longer finite;"
+                " a smaller --lr or a --clip may help."
+            )
+
+    def _hand_out(
+        self,
+        world: World,
+        rows: Tensor,
+        trained: Tensors,
+        memory: Tensors,
+        velocity: Tensors,
+        roles: dict[str, Role],
+        answer: Answer | None,
+    ) -> None:
+        """Scatter what came back, and what clients keep, into the world."""
+        shared = answer.shared if answer else {}
+        personal = answer.personal if answer else {}
+        for name, value in trained.items():
+            if roles[name] is Role.SHARED:
+                if name not in shared:
+                    raise TypeError(f"{type(self.method).__name__}.aggregate must return {name!r} as shared.")
+                world.params.common[name] = shared[name]
+            else:
+                world.params.own[name][rows] = personal.get(name, value).to(value.dtype)
+        for name, value in memory.items():
+            world.memory[name][rows] = value
+        for name in world.velocity:
+            world.velocity[name][rows] = velocity[name]
+        for name, value in shared.items():
+            if name not in roles:
+                world.inbox.common[name] = value
+        for name, value in personal.items():
+            if name not in roles:
+                empty = value.new_zeros(len(self.federation), *value.shape[1:])
+                world.inbox.own.setdefault(name, empty)[rows] = value
+        if answer:
+            world.server = answer.state
+
+    def _download(self, world: World, roles: dict[str, Role], clients: int) -> int:
+        sent = size({name: value for name, value in world.params.common.items() if roles[name] is Role.SHARED})
+        sent += size(world.inbox.common)
+        own = {name: value[:1] for name, value in world.params.own.items() if roles[name] is Role.PERSONAL}
+        return clients * (sent + size(own) + size({name: value[:1] for name, value in world.inbox.own.items()}))
+
+    def _relations(
+        self, clients: Tensor, trained: Tensors, trace: dict[str, Any], moment: Moment
+    ) -> dict[str, np.ndarray]:
+        if self.settings.record != "relations" or not self._due(moment, self.settings.record_every):
+            return {}
+        heads = {name: value for name, value in trained.items() if self.net.in_head(name)}
+        matrices = {name: value for name, value in trace.items() if np.ndim(value) == 2}
+        matrices["S"] = head_similarity(self.net, heads, draw_probes(self.net, moment, 1, 1.0), temperature=0.5)
+        return {name: self._whole(value.cpu(), clients) for name, value in matrices.items()}
+
+    def _whole(self, matrix: Tensor, clients: Tensor) -> np.ndarray:
+        """Give a matrix among those present its place among all; NaN for the absent."""
+        everyone = len(self.federation)
+        if matrix.shape[0] == everyone:
+            return matrix.float().numpy()
+        whole = torch.full((everyone, everyone), float("nan"))
+        whole[clients[:, None], clients] = matrix.float()
+        return whole.numpy()
+
+
+def _closed(client: Any, extras: Tensors) -> dict[str, Tensors]:
+    return {"params": client.params, "memory": client.memory, "extras": extras}
+
+
+def _plain(value: Any) -> Number | list[Any]:
+    if isinstance(value, Tensor):
+        return value.tolist()  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]
