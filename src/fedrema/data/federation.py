@@ -99,7 +99,12 @@ class Federation:
         if sorted(chosen.tolist()) != list(range(len(self))):
             raise BadInput(f"order {chosen.tolist()} is not a permutation of the rows 0 to {len(self) - 1}.")
         names = tuple(self.names[row] for row in chosen)
-        return replace(self, client=np.argsort(chosen)[self.client].astype(np.int64), names=names)
+        client = np.argsort(chosen)[self.client].astype(np.int64)
+        # Stored in the order of the rows, as everywhere: so the fingerprint survives saving and loading.
+        sort = np.argsort(client, kind="stable")
+        return replace(
+            self, x=self.x[sort], y=self.y[sort], client=client[sort], test=self.test[sort], names=names
+        )
 
     def save(self, path: Path) -> None:
         """Write a `.npz` that `load` reads; whole or not at all."""
@@ -202,7 +207,11 @@ def read_npz(path: Path, required: Sequence[str], optional: Sequence[str]) -> di
                         f"{path} lacks {missing[0]!r}: it must hold {', '.join(required)} "
                         f"and may hold {', '.join(optional)}; it has {', '.join(archive.files) or 'nothing'}."
                     )
-                return {key: archive[key] for key in (*required, *optional) if key in archive.files}
+                arrays = {key: archive[key] for key in (*required, *optional) if key in archive.files}
+        # numpy hands out the raw bytes of a member that is no array.
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise ValueError("a member is not an array")
+        return arrays
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         reason = "it holds Python objects" if "allow_pickle" in str(error) else "altered or incomplete"
         raise BadInput(

@@ -1,24 +1,30 @@
 """See who holds what: a picture for the eye, a table for the terminal."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 
 from fedrema.data.atomic import written_whole
 from fedrema.data.federation import Federation
+from fedrema.errors import BadInput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _TRAIN_COLOUR, _TEST_COLOUR = "#0072B2", "#E69F00"  # told apart by every kind of colour vision
-_TABLE_ROWS = 20
+_TABLE_ROWS, _TABLE_CLASSES = 20, 7
 _READABLE_ROWS = 30
 
 
 def draw_federation(federation: Federation, path: Path) -> None:
     """Draw clients against classes, and each client's train and test samples, as PNG, PDF or SVG."""
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in ("png", "pdf", "svg"):
+        raise BadInput(
+            f"a picture cannot be written to {path}: names ending in .png, .pdf or .svg are valid."
+        )
     # Imported here: it takes half a second that only a picture is worth.
     from matplotlib.figure import Figure
 
@@ -35,9 +41,8 @@ def draw_federation(federation: Federation, path: Path) -> None:
     _draw_matrix(matrix, federation, row_height)
     _draw_bars(bars, federation)
     figure.suptitle(_title(federation), fontsize=11)
-    suffix = path.suffix.lstrip(".").lower() or "png"
     with written_whole(path) as temporary:
-        figure.savefig(temporary, format=suffix, dpi=150)
+        figure.savefig(temporary, format=kind, dpi=150)
 
 
 def _draw_matrix(axes: "Axes", federation: Federation, row_height: float) -> None:
@@ -77,7 +82,7 @@ def _draw_bars(axes: "Axes", federation: Federation) -> None:
         axes.barh(rows, test, left=train, height=0.8, color=_TEST_COLOUR, label="test")
     else:  # one outline instead of thousands of bars, whose gaps would only flicker
         edges = np.arange(len(federation) + 1) - 0.5
-        outline = {"edges": edges, "orientation": "horizontal", "fill": True}
+        outline: dict[str, Any] = {"edges": edges, "orientation": "horizontal", "fill": True}
         axes.stairs(train, **outline, color=_TRAIN_COLOUR, label="train")
         axes.stairs(train + test, **outline, baseline=train, color=_TEST_COLOUR, label="test")
         axes.set_xlim(left=0)
@@ -105,10 +110,10 @@ def _short(name: str) -> str:
 def describe(federation: Federation) -> Table:
     """Tabulate the first clients: their samples and, most frequent first, their classes."""
     table = Table(title=_title(federation), caption=f"fingerprint {federation.fingerprint[:16]}")
-    table.add_column("client")
+    table.add_column("client", no_wrap=True)
     for heading in ("train", "test"):
-        table.add_column(heading, justify="right")
-    table.add_column("classes (samples)", overflow="ellipsis", no_wrap=True)
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("classes (samples)")
     train, test = (federation.label_counts(part).sum(axis=1) for part in ("train", "test"))
     counts = federation.label_counts()
     # A last row that says "1 more" would only hide the one it stands for.
@@ -116,6 +121,8 @@ def describe(federation: Federation) -> Table:
     for row in range(shown):
         order = np.argsort(-counts[row], kind="stable")
         held = [f"{label} ({counts[row, label]})" for label in order if counts[row, label]]
+        if len(held) > _TABLE_CLASSES:
+            held[_TABLE_CLASSES - 1 :] = [f"and {len(held) - _TABLE_CLASSES + 1} more"]
         table.add_row(_short(federation.names[row]), str(train[row]), str(test[row]), "  ".join(held))
     if shown < len(federation):
         rest = slice(shown, None)

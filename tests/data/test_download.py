@@ -1,0 +1,125 @@
+import gzip
+import io
+
+import pytest
+from rich.console import Console
+
+from fedrema.data import load_pool
+from fedrema.data.datasets import cache_folder
+from fedrema.data.download import DownloadBar
+from fedrema.errors import BadInput
+
+from .conftest import tar_of
+
+
+def offer(server, contents):
+    server.files |= {f"/mnist/{name}.gz": gzip.compress(content) for name, content in contents.items()}
+
+
+def left_behind():
+    return sorted(path.name for path in cache_folder().rglob("*") if path.is_file())
+
+
+def test_a_download_lands_in_the_cache_and_is_used_again(server, small_mnist):
+    offer(server, small_mnist)
+    assert len(load_pool("mnist", mirror=server.address).y) == 8
+    assert len(server.asked) == 4
+    assert left_behind() == sorted(f"{name}.gz" for name in small_mnist)
+    assert len(load_pool("mnist", mirror=server.address).y) == 8
+    assert len(server.asked) == 4
+
+
+def test_a_download_lands_in_the_folder_given_and_makes_it(server, small_cifar, tmp_path, monkeypatch):
+    server.files["/cifar10/cifar-10-binary.tar.gz"] = tar_of(small_cifar)
+    monkeypatch.setenv("FEDREMA_MIRROR", server.address + "/")
+    assert len(load_pool("cifar10", tmp_path / "new" / "folder").y) == 24
+    assert (tmp_path / "new/folder/cifar-10-batches-bin/cifar-10-binary.tar.gz").is_file()
+    assert left_behind() == []
+
+
+def test_only_missing_files_are_fetched(server, small_mnist, tmp_path):
+    offer(server, small_mnist)
+    load_pool("mnist", tmp_path, mirror=server.address)
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    server.asked.clear()
+    load_pool("mnist", tmp_path, mirror=server.address)
+    assert server.asked == ["/mnist/t10k-labels-idx1-ubyte.gz"]
+
+
+@pytest.mark.parametrize("corrupt", [gzip.compress(b"something else"), b"<html>Please log in</html>"])
+def test_a_corrupt_download_is_not_kept(server, small_mnist, corrupt):
+    offer(server, small_mnist)
+    server.files["/mnist/train-images-idx3-ubyte.gz"] = corrupt
+    address = f"{server.address}/mnist/train-images-idx3-ubyte.gz"
+    with pytest.raises(BadInput, match=f"train-images-idx3-ubyte.gz from {address} is altered or incomplete"):
+        load_pool("mnist", mirror=server.address)
+    assert left_behind() == []
+
+
+def test_a_corrupt_archive_is_not_kept(server, small_cifar):
+    server.files["/cifar10/cifar-10-binary.tar.gz"] = tar_of(small_cifar | {"test_batch.bin": b"0" * 52})
+    with pytest.raises(BadInput, match=r"cifar-10-binary.tar.gz from http.* was not kept: try again"):
+        load_pool("cifar10", mirror=server.address)
+    assert left_behind() == []
+
+
+def test_a_download_that_is_cut_off(server, small_mnist):
+    offer(server, small_mnist)
+    server.cut.add("/mnist/train-labels-idx1-ubyte.gz")
+    with pytest.raises(BadInput, match=r"cannot download train-labels-idx1-ubyte.gz from http.*: .*cut off"):
+        load_pool("mnist", mirror=server.address)
+    assert left_behind() == ["train-images-idx3-ubyte.gz"]
+
+
+def test_a_file_that_the_server_does_not_have(server, small_mnist):
+    with pytest.raises(BadInput, match=r"train-images-idx3-ubyte.gz: http.*ubyte.gz answered 404"):
+        load_pool("mnist", mirror=server.address)
+    assert left_behind() == []
+
+
+def test_a_server_that_cannot_be_reached(server, small_mnist):
+    # A port that was free a moment ago and that nobody listens on.
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(BadInput, match=r"cannot be reached or does not answer; check the connection"):
+        load_pool("mnist", mirror=f"http://127.0.0.1:{port}")
+    assert left_behind() == []
+
+
+def test_an_address_that_is_none(small_mnist):
+    with pytest.raises(
+        BadInput, match=r"somewhere/mnist/train-images-idx3-ubyte.gz is not an http or https address"
+    ):
+        load_pool("mnist", mirror="somewhere")
+
+
+def test_a_full_disk_leaves_nothing(server, small_mnist, monkeypatch):
+    def full(self, address, target, pooch):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pooch.HTTPDownloader.__call__", full)
+    with pytest.raises(BadInput, match=r"cannot write .*: No space left on device; choose a place"):
+        load_pool("mnist", mirror=server.address)
+    assert left_behind() == []
+
+
+def test_a_bar_is_drawn_on_a_terminal_only(server, small_mnist, monkeypatch, capsys):
+    offer(server, small_mnist)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    load_pool("mnist", mirror=server.address)
+    assert "train-images" in capsys.readouterr().err
+
+
+def test_the_bar_counts_bytes():
+    screen = io.StringIO()
+    bar = DownloadBar("file.gz", Console(file=screen, force_terminal=True, width=80))
+    bar.reset()
+    bar.total = 2000
+    bar.update(500)
+    bar.reset()
+    bar.update(2000)
+    bar.close()
+    assert "2.0/2.0 kB" in screen.getvalue()

@@ -1,0 +1,251 @@
+import json
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.data import Federation, to_float
+from fedrema.errors import BadInput
+
+
+def small(**changes):
+    arrays = {
+        "x": np.arange(14, dtype=np.float32).reshape(7, 2),
+        "y": np.array([0, 1, 2, 0, 1, 2, 0]),
+        "client": np.array([10, 2, 10, 2, 10, 10, 3]),
+        "split": np.array([0, 0, 1, 1, 0, 0, 0]),
+    }
+    return Federation.from_arrays(**(arrays | changes))
+
+
+def same(a, b):
+    return a.fingerprint == b.fingerprint and a.info == b.info and a.names == b.names
+
+
+def test_clients_come_in_ascending_order_of_number():
+    federation = small()
+    assert federation.names == ("2", "3", "10")
+    assert (len(federation), federation.classes, federation.sample_shape) == (3, 3, (2,))
+    assert federation.client.tolist() == [0, 0, 1, 2, 2, 2, 2]
+    assert federation.label_counts().tolist() == [[1, 1, 0], [1, 0, 0], [1, 1, 2]]
+    assert federation.label_counts("test").tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
+    assert small(client=list("babaabc")).names == ("a", "b", "c")
+
+
+def test_splits_are_padded_with_zeros():
+    train, test = small().split("train"), small().split("test")
+    assert train.count.tolist() == [1, 1, 3]
+    assert train.x.tolist() == [
+        [[2, 3], [0, 0], [0, 0]],
+        [[12, 13], [0, 0], [0, 0]],
+        [[0, 1], [8, 9], [10, 11]],
+    ]
+    assert train.y.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 2]]
+    assert (test.count.tolist(), test.y.tolist()) == ([1, 0, 1], [[0], [0], [2]])
+    assert small(split=np.zeros(7, bool)).split("test").x.shape == (3, 0, 2)
+    with pytest.raises(BadInput, match="part 'all' is unknown; valid are train and test"):
+        small().split("all")
+
+
+def test_reorder_moves_names_along():
+    federation = small()
+    turned = federation.reorder([2, 0, 1])
+    assert turned.names == ("10", "2", "3")
+    before, after = federation.split("train"), turned.split("train")
+    assert (after.x == before.x[[2, 0, 1]]).all()
+    assert (after.count == before.count[[2, 0, 1]]).all()
+    assert turned.fingerprint != federation.fingerprint
+    assert turned.reorder([1, 2, 0]).fingerprint == federation.fingerprint
+    with pytest.raises(BadInput, match=r"order \[0, 0, 1\] is not a permutation of the rows 0 to 2"):
+        federation.reorder([0, 0, 1])
+
+
+def test_the_fingerprint_sees_every_change_of_content_and_nothing_else():
+    base = small()
+    changes = [
+        {"x": np.arange(14, dtype=np.uint8).reshape(7, 2)},
+        {"x": np.arange(1, 15, dtype=np.float32).reshape(7, 2)},
+        {"x": np.arange(14, dtype=np.float32).reshape(7, 2, 1)},
+        {"y": [0, 1, 2, 0, 1, 2, 1]},
+        {"client": [10, 2, 10, 2, 10, 10, 4]},
+        {"client": [10, 2, 10, 2, 10, 3, 3]},
+        {"split": [0, 0, 1, 1, 0, 1, 0]},
+        {"classes": 4},
+    ]
+    prints = {small(**change).fingerprint for change in changes} | {base.fingerprint}
+    assert len(prints) == len(changes) + 1
+    assert small(info={"note": 1}).fingerprint == base.fingerprint
+    assert len(base.fingerprint) == 64
+
+
+@pytest.mark.parametrize(
+    "client", [[10, 2, 10, 2, 10, 10, 3], list("babaabc"), ["07", "7", "07", "7", "7", "8", "8"]]
+)
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_saved_and_loaded_it_is_the_same(tmp_path, client, kind):
+    federation = small(
+        client=client, x=np.arange(14, dtype=kind).reshape(7, 2), info={"note": "ä"}, classes=5
+    )
+    for each in (federation, federation.reorder(range(len(federation))[::-1])):
+        each.save(tmp_path / "folder" / "it.npz")
+        assert same(Federation.load(tmp_path / "folder" / "it.npz"), each)
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["it.npz"]
+
+
+def test_a_users_file_needs_only_three_arrays(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((10, 3)), y=np.arange(10) % 2, client=np.repeat([0, 1], 5))
+    federation = Federation.load(tmp_path / "own.npz")
+    assert federation.x.dtype == np.float32
+    assert federation.info == {"federation": "own.npz"}
+    assert [int(n) for n in federation.split("test").count] == [1, 1]
+
+
+def test_the_drawn_test_part_follows_the_name_not_the_row():
+    x = np.arange(30, dtype=np.float32)[:, None]
+    y, client = np.zeros(30, int), np.repeat(["a", "b", "c"], 10)
+    everyone = Federation.from_arrays(x, y, client)
+    without = Federation.from_arrays(x[10:], y[10:], client[10:])
+    assert (everyone.test[10:] == without.test).all()
+    assert everyone.test.sum() == 6
+    assert (everyone.test != Federation.from_arrays(x, y, client, data_seed=1).test).any()
+    assert Federation.from_arrays(x, y, client, test_share=0.5).test.sum() == 15
+
+
+def test_forms_of_split_mean_the_same():
+    words = np.array(["train", "train", "test", "test", "train", "train", "train"])
+    assert small().fingerprint == small(split=words).fingerprint
+    assert small().fingerprint == small(split=small().test[[3, 0, 4, 1, 5, 6, 2]].tolist()).fingerprint
+
+
+def test_types_that_are_taken():
+    assert small(x=np.ones((7, 2), np.int32)).x.dtype == np.float32
+    assert small(x=np.ones((7, 2), np.float64)).x.dtype == np.float32
+    assert small(x=torch.ones(7, 2), y=torch.zeros(7, dtype=torch.long)).y.dtype == np.int64
+    assert small(y=np.array([0.0, 1, 2, 0, 1, 2, 0])).y.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": np.full((7, 2), np.nan)}, "x has NaN or infinite values in 7 samples, the first at index 0"),
+        (
+            {"x": np.r_[np.zeros((6, 2)), [[0, 1e300]]]},
+            "x has NaN or infinite values in 1 samples, .* index 6",
+        ),
+        ({"x": np.array([["a", "b"]] * 7)}, "x has the type <U1; numbers are valid"),
+        ({"x": np.array([[None, 1]] * 7)}, "x holds Python objects"),
+        ({"x": [[1, 2], [1]]}, "x is no array of equally long rows"),
+        ({"x": torch.ones(7, 2, requires_grad=True)}, "x is no array of equally long rows"),
+        ({"x": np.zeros(7)}, r"x has the shape \(7,\)"),
+        ({"x": np.zeros((0, 2))}, r"x has the shape \(0, 2\)"),
+        ({"y": np.zeros(6, int)}, "y has 6 entries but x has 7 samples"),
+        ({"y": np.zeros((7, 2), int)}, r"y has the shape \(7, 2\)"),
+        ({"y": np.full(7, 0.5)}, "y has values that are not whole numbers"),
+        ({"y": np.full(7, np.nan)}, "y has values that are not whole numbers"),
+        ({"y": np.array(["a"] * 7)}, "y has values that are not whole numbers"),
+        ({"y": np.array([0, 1, 2, -1, 0, 0, 0])}, "y has the label -1 at index 3; 0, 1, 2 ... are valid"),
+        ({"classes": 2}, "y has the label 2 at index 2; 0 to 1 are valid"),
+        ({"classes": 0}, "classes is 0; at least 1 is valid"),
+        ({"client": np.zeros(3, int)}, "client has 3 entries"),
+        ({"client": np.zeros(7)}, "client has the type float64; whole numbers or strings"),
+        ({"split": np.ones(7)}, "split has the value 1.0; 'train' and 'test', or 0 and 1"),
+        ({"split": ["train"] * 6 + ["valid"]}, "split has the value valid"),
+        ({"split": [0, 0, 0, 0, 0, 0, 2]}, "split has the value 2"),
+        ({"split": [0, 0, 0, 0, 0, 0, 1]}, "client '3' has only test samples"),
+        ({"names": ["2", "3", "10", "11"]}, "client '11' has no samples"),
+        ({"names": ["2", "3"]}, "client has '10', which is not among the 2 names"),
+        ({"names": ["2", "3", "10", "10"]}, "names has 4 entries, some of them twice"),
+        ({"data_seed": -1}, "--data-seed -1 is negative"),
+        ({"test_share": 1.0}, "--test-share 1.0 is outside 0 to 1"),
+    ],
+)
+def test_arrays_that_are_refused(change, message):
+    with pytest.raises(BadInput, match=message):
+        small(**change)
+
+
+def damaged(path, how):
+    small().save(path)
+    content = path.read_bytes()
+    if how == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "flipped":
+        place = content.index(b"PK", 10) - 60
+        path.write_bytes(content[:place] + bytes(40) + content[place + 40 :])
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "text":
+        path.write_text("x,y\n1,2\n")
+    elif how == "array":
+        np.save(path.with_suffix(".npy"), np.zeros(3))
+        path.with_suffix(".npy").replace(path)
+    elif how == "no header":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in ("x", "y", "client"):
+                archive.writestr(f"{name}.npy", b"garbage")
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "empty", "text", "array", "no header"])
+def test_damaged_files_are_refused(tmp_path, how):
+    damaged(tmp_path / "it.npz", how)
+    with pytest.raises(BadInput, match=r"it\.npz (is not a \.npz file|cannot be read|lacks|: )"):
+        Federation.load(tmp_path / "it.npz")
+
+
+def test_files_with_something_missing_or_strange(tmp_path):
+    path = tmp_path / "it.npz"
+    with pytest.raises(BadInput, match=r"is not there or is not a file; give a .npz file with x, y, client"):
+        Federation.load(path)
+    np.savez(path, x=np.zeros((2, 2)), y=np.zeros(2))
+    with pytest.raises(
+        BadInput, match=r"lacks 'client': it must hold x, y, client and may hold split, meta; it has x, y"
+    ):
+        Federation.load(path)
+    np.savez(path, x=np.array([[None], [1]]), y=np.zeros(2), client=np.zeros(2, int))
+    with pytest.raises(BadInput, match=r"cannot be read \(it holds Python objects\)"):
+        Federation.load(path)
+    np.savez(path, x=np.zeros((2, 2)), y=np.array([0, -1]), client=np.zeros(2, int))
+    with pytest.raises(BadInput, match=r"it\.npz: y has the label -1"):
+        Federation.load(path)
+
+
+@pytest.mark.parametrize("meta", ["no json", "[]", json.dumps({"names": [1]}), json.dumps({"classes": "3"})])
+def test_meta_that_is_not_ours(tmp_path, meta):
+    np.savez(tmp_path / "it.npz", x=np.zeros((2, 2)), y=[0, 1], client=[0, 0], meta=np.array(meta))
+    with pytest.raises(BadInput, match="'meta' is not the JSON object"):
+        Federation.load(tmp_path / "it.npz")
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    small().save(tmp_path / "it.npz")
+
+    def refuse(*arguments, **settings):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(BadInput, match=r"cannot read .*: Permission denied"):
+        Federation.load(tmp_path / "it.npz")
+
+
+def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "it.npz"
+    small().save(path)
+    before = path.read_bytes()
+
+    def full(stream, **arrays):
+        stream.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numpy.savez_compressed", full)
+    with pytest.raises(BadInput, match=r"cannot write .*it\.npz: No space left on device"):
+        small(classes=9).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_pixels_become_minus_one_to_one_and_floats_stay():
+    pixels = torch.tensor([0, 255, 51], dtype=torch.uint8)
+    assert torch.allclose(to_float(pixels), torch.tensor([-1.0, 1.0, -0.6]))
+    assert to_float(pixels, torch.float64).dtype == torch.float64
+    assert to_float(torch.tensor([3.5]), torch.float64).item() == 3.5

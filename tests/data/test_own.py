@@ -1,0 +1,135 @@
+import sys
+
+import numpy as np
+import pytest
+
+from fedrema.data import load_own
+from fedrema.errors import BadInput
+
+
+def client(path, samples=5, **changes):
+    arrays = {"x": np.ones((samples, 2), np.float32), "y": np.arange(samples) % 2} | changes
+    np.savez(path, **arrays)
+
+
+MODULE = """
+import numpy as np
+from fedrema.data import Federation
+from fedrema.errors import BadInput
+x, y, who = np.ones((6, 2)), np.arange(6) % 2, np.repeat([4, 5], 3)
+def federation(): return Federation.from_arrays(x, y, who, info={"by": "me"})
+def three(): return x, y, who
+def four(): return x, y, who, ["train", "test", "train"] * 2
+def keys(): return {"x": x, "y": y, "client": who, "classes": 7}
+def clients(): return {"bob": (x, y), "ann": (x[:2], y[:2])}
+def raises(): raise RuntimeError("no such drive")
+def refuses(): raise BadInput("not today")
+def number(): return 3
+def empty(): return {}
+def other(): return {"bob": x}
+def broken(): return x, y[:2], who
+def objects(): return {"bob": ([[1], [1, 2]], y)}
+constant = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "my_own_data.py").write_text(MODULE)
+    (tmp_path / "my_broken_module.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    yield
+    sys.modules.pop("my_own_data", None)
+
+
+def test_one_file(tmp_path):
+    np.savez(tmp_path / "all.npz", x=np.ones((6, 2)), y=np.arange(6) % 2, client=np.repeat([4, 5], 3))
+    assert load_own(str(tmp_path / "all.npz")).names == ("4", "5")
+
+
+def test_a_folder_with_a_file_per_client(tmp_path):
+    for name, samples in (("10", 5), ("9", 10), ("2", 3)):
+        client(tmp_path / f"{name}.npz", samples)
+    (tmp_path / ".hidden.npz").touch()
+    federation = load_own(str(tmp_path), data_seed=3, test_share=0.4)
+    assert federation.names == ("2", "9", "10")
+    assert federation.split("test").count.tolist() == [1, 4, 2]
+    assert federation.info == {"federation": tmp_path.name}
+
+
+def test_a_folder_with_its_own_splits(tmp_path):
+    client(tmp_path / "north.npz", split=["train"] * 4 + ["test"])
+    client(tmp_path / "east.npz", split=[0, 1, 0, 0, 1])
+    with pytest.raises(BadInput, match="split"):
+        load_own(str(tmp_path))
+    client(tmp_path / "east.npz", split=["train", "test", "train", "train", "test"])
+    federation = load_own(str(tmp_path))
+    assert federation.names == ("east", "north")
+    assert federation.split("test").count.tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("function", "names", "classes"),
+    [
+        ("federation", ("4", "5"), 2),
+        ("three", ("4", "5"), 2),
+        ("four", ("4", "5"), 2),
+        ("keys", ("4", "5"), 7),
+        ("clients", ("bob", "ann"), 2),
+    ],
+)
+def test_a_function(module, function, names, classes):
+    path = list(sys.path)
+    federation = load_own(f"my_own_data:{function}")
+    assert (federation.names, federation.classes) == (names, classes)
+    assert sys.path == path
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("my_own_data:raises", "my_own_data:raises raised RuntimeError: no such drive"),
+        ("my_own_data:refuses", "^not today$"),
+        ("my_own_data:number", r"returned int; valid is a Federation, arrays \(x, y, client"),
+        ("my_own_data:empty", "returned dict"),
+        ("my_own_data:other", "returned dict"),
+        ("my_own_data:broken", "--federation my_own_data:broken: y has 2 entries but x has 6"),
+        ("my_own_data:objects", "x of client 'bob' is no array of equally long rows"),
+        ("my_own_data:absent", "my_own_data has no such function"),
+        ("my_own_data:constant", "my_own_data has no such function"),
+        ("my_absent_module:f", "importing my_absent_module raised ModuleNotFoundError"),
+        ("my_broken_module:f", "importing my_broken_module raised ZeroDivisionError"),
+        ("nowhere.npz", "--federation nowhere.npz is not there; valid are a .npz file, a folder"),
+        ("my_own_data.py", "my_own_data.py is a file but not a .npz"),
+    ],
+)
+def test_sources_that_are_refused(module, source, message):
+    with pytest.raises(BadInput, match=message):
+        load_own(source)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"x": np.ones((5, 3), np.float32)},
+            r"client 'b' has samples of the shape \(3,\) and type float32, client 'a' ",
+        ),
+        ({"x": np.ones((5, 2), np.uint8)}, "type uint8"),
+        ({"y": np.zeros(4, int)}, r"client 'b' has x of the shape \(5, 2\) and y of the shape \(4,\)"),
+        ({"x": np.float32(1), "y": np.int64(1)}, r"x of the shape \(\)"),
+        ({"x": np.ones((0, 2), np.float32), "y": np.zeros(0, int)}, "at least one, are valid"),
+        ({"split": np.zeros(5, int)}, "client 'a' has no 'split' but others have"),
+        ({"y": np.full(5, -2)}, "y has the label -2"),
+    ],
+)
+def test_folders_whose_clients_do_not_fit(tmp_path, changes, message):
+    client(tmp_path / "a.npz")
+    client(tmp_path / "b.npz", **changes)
+    with pytest.raises(BadInput, match=f"--federation .*{message}"):
+        load_own(str(tmp_path))
+
+
+def test_a_folder_without_clients(tmp_path):
+    with pytest.raises(BadInput, match=r"is a folder without .npz files; one per client is valid"):
+        load_own(str(tmp_path))
