@@ -21,8 +21,7 @@ def idx(array):
 
 def described(contents):
     return tuple(
-        SourceFile(name, len(content), hashlib.sha256(content).hexdigest())
-        for name, content in contents.items()
+        SourceFile(name, len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()
     )
 
 
@@ -79,9 +78,7 @@ def small_cifar(monkeypatch):
 def write(folder, contents, zipped=False):
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        (folder / f"{name}{'.gz' if zipped else ''}").write_bytes(
-            gzip.compress(content) if zipped else content
-        )
+        (folder / f"{name}{'.gz' if zipped else ''}").write_bytes(gzip.compress(content) if zipped else content)
     return folder
 
 

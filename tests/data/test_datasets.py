@@ -106,9 +106,7 @@ def test_a_folder_of_another_dataset_with_the_same_file_names(tmp_path, small_mn
     write(tmp_path, small_mnist)
     assert [status.found for status in dataset_status(tmp_path)][1:3] == [tmp_path, None]
     write(tmp_path / "fmnist", small_mnist)
-    with pytest.raises(
-        BadInput, match=r"is a file of the dataset mnist, not the train-images-idx3-ubyte expected"
-    ):
+    with pytest.raises(BadInput, match=r"is a file of the dataset mnist, not the train-images-idx3-ubyte expected"):
         load_pool("fmnist", tmp_path)
 
 
@@ -166,9 +164,7 @@ def test_idx_header_is_checked():
     good = idx(np.zeros((2, 2, 2), np.uint8))
     assert read_idx(good, "f", 3).shape == (2, 2, 2)
     for bad in (b"", b"\0\0\x08", good.replace(b"\x08\x03", b"\x0d\x03", 1), idx(np.zeros(3, np.uint8))):
-        with pytest.raises(
-            BadInput, match="f is not an idx file of 3 dimensions: it must start with 0x00000803"
-        ):
+        with pytest.raises(BadInput, match="f is not an idx file of 3 dimensions: it must start with 0x00000803"):
             read_idx(bad, "f", 3)
     with pytest.raises(BadInput, match="announces 2 x 2 x 2 values and holds 7"):
         read_idx(good[:-1], "f", 3)

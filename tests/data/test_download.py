@@ -90,9 +90,7 @@ def test_a_server_that_cannot_be_reached(server, small_mnist):
 
 
 def test_an_address_that_is_none(small_mnist):
-    with pytest.raises(
-        BadInput, match=r"somewhere/mnist/train-images-idx3-ubyte.gz is not an http or https address"
-    ):
+    with pytest.raises(BadInput, match=r"somewhere/mnist/train-images-idx3-ubyte.gz is not an http or https address"):
         load_pool("mnist", mirror="somewhere")
 
 

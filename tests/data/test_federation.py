@@ -79,14 +79,10 @@ def test_the_fingerprint_sees_every_change_of_content_and_nothing_else():
     assert len(base.fingerprint) == 64
 
 
-@pytest.mark.parametrize(
-    "client", [[10, 2, 10, 2, 10, 10, 3], list("babaabc"), ["07", "7", "07", "7", "7", "8", "8"]]
-)
+@pytest.mark.parametrize("client", [[10, 2, 10, 2, 10, 10, 3], list("babaabc"), ["07", "7", "07", "7", "7", "8", "8"]])
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
 def test_saved_and_loaded_it_is_the_same(tmp_path, client, kind):
-    federation = small(
-        client=client, x=np.arange(14, dtype=kind).reshape(7, 2), info={"note": "ä"}, classes=5
-    )
+    federation = small(client=client, x=np.arange(14, dtype=kind).reshape(7, 2), info={"note": "ä"}, classes=5)
     for each in (federation, federation.reorder(range(len(federation))[::-1])):
         each.save(tmp_path / "folder" / "it.npz")
         assert same(Federation.load(tmp_path / "folder" / "it.npz"), each)
@@ -198,9 +194,7 @@ def test_files_with_something_missing_or_strange(tmp_path):
     with pytest.raises(BadInput, match=r"is not there or is not a file; give a .npz file with x, y, client"):
         Federation.load(path)
     np.savez(path, x=np.zeros((2, 2)), y=np.zeros(2))
-    with pytest.raises(
-        BadInput, match=r"lacks 'client': it must hold x, y, client and may hold split, meta; it has x, y"
-    ):
+    with pytest.raises(BadInput, match=r"lacks 'client': it must hold x, y, client and may hold split, meta, nothing"):
         Federation.load(path)
     np.savez(path, x=np.array([[None], [1]]), y=np.zeros(2), client=np.zeros(2, int))
     with pytest.raises(BadInput, match=r"cannot be read \(it holds Python objects\)"):
@@ -217,6 +211,20 @@ def test_meta_that_is_not_ours(tmp_path, meta):
         Federation.load(tmp_path / "it.npz")
 
 
+def test_a_saved_file_that_somebody_changed(tmp_path):
+    path = tmp_path / "it.npz"
+    small().save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez(path, **arrays | {"y": 2 - arrays["y"]})
+    with pytest.raises(BadInput, match=r"it\.npz was altered after it was saved"):
+        Federation.load(path)
+    arrays["splits"] = arrays.pop("split")
+    np.savez(path, **arrays)
+    with pytest.raises(BadInput, match="holds 'splits': it must hold x, y, client and may hold split, meta"):
+        Federation.load(path)
+
+
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     small().save(tmp_path / "it.npz")
 
@@ -226,6 +234,12 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.open", refuse)
     with pytest.raises(BadInput, match=r"cannot read .*: Permission denied"):
         Federation.load(tmp_path / "it.npz")
+
+
+def test_info_that_json_cannot_hold(tmp_path):
+    with pytest.raises(BadInput, match="info of the federation holds what JSON cannot"):
+        small(info={"made by": object()}).save(tmp_path / "it.npz")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(tmp_path, monkeypatch):

@@ -10,9 +10,7 @@ from fedrema.data import DataSettings, Federation, build_federation, dataset_sta
 
 pytestmark = [
     pytest.mark.datasets,
-    pytest.mark.skipif(
-        "FEDREMA_DATA" not in os.environ, reason="FEDREMA_DATA does not say where the datasets lie"
-    ),
+    pytest.mark.skipif("FEDREMA_DATA" not in os.environ, reason="FEDREMA_DATA does not say where the datasets lie"),
 ]
 
 

@@ -65,9 +65,7 @@ def test_settings_out_of_range(change, message):
 
 def test_too_much_is_refused_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr(settings, "load_pool", None)
-    with pytest.raises(
-        BadInput, match="200 clients of 600 would need 120000 samples but the dataset has 60000"
-    ):
+    with pytest.raises(BadInput, match="200 clients of 600 would need 120000 samples but the dataset has 60000"):
         build_federation(DataSettings(dataset="cifar10", clients=200, samples=600))
 
 
@@ -102,6 +100,8 @@ def test_a_partition_from_json(tmp_path):
     path = tmp_path / "who.json"
     path.write_text(json.dumps({"10": [0, 1, 2], "9": [3, 4]}))
     assert from_file(path).names == ("9", "10")
+    path.write_text(json.dumps({"007": [0, 1, 2], "7": [3, 4]}))
+    assert from_file(path).names == ("007", "7")
     path.write_text(json.dumps({"b": {"train": [0], "test": [1]}, "a": {"train": [2, 3]}}))
     federation = from_file(path)
     assert isinstance(federation, Federation)

@@ -26,6 +26,4 @@ def written_whole(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise BadInput(
-            f"cannot write {path}: {reason}; choose a place that is writable and has room."
-        ) from error
+        raise BadInput(f"cannot write {path}: {reason}; choose a place that is writable and has room.") from error

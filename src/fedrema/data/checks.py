@@ -1,6 +1,6 @@
 """Checks of a user's arrays: each returns them in the one form that the rest of the product uses."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,7 @@ def check_samples(x: ArrayLike) -> NDArray[Any]:
     if array.dtype.kind not in "biuf":
         raise BadInput(f"x has the type {array.dtype}; numbers are valid: uint8 for pixels, else float32.")
     if array.ndim < 2 or 0 in array.shape:
-        raise BadInput(
-            f"x has the shape {array.shape}; one row per sample and at least one value each are valid."
-        )
+        raise BadInput(f"x has the shape {array.shape}; one row per sample and at least one value each are valid.")
     if array.dtype == np.uint8:
         return array
     with np.errstate(over="ignore"):
@@ -36,9 +34,7 @@ def check_labels(y: ArrayLike, classes: int | None, samples: int) -> tuple[NDArr
     """int64 labels and the number of classes; without `classes` that is the highest label plus one."""
     array = _vector(y, "y", samples)
     if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and not (np.mod(array, 1) == 0).all()):
-        raise BadInput(
-            f"y has values that are not whole numbers (type {array.dtype}); labels 0, 1, 2 ... are valid."
-        )
+        raise BadInput(f"y has values that are not whole numbers (type {array.dtype}); labels 0, 1, 2 ... are valid.")
     if classes is not None and classes < 1:
         raise BadInput(f"classes is {classes}; at least 1 is valid.")
     outside = (array < 0) | (array >= (np.iinfo(np.int32).max if classes is None else classes))
@@ -71,6 +67,11 @@ def check_clients(
     return np.array([place[name] for name in found], np.int64)[rows], tuple(names)
 
 
+def are_numbers(names: Iterable[str]) -> bool:
+    """Whether every name is a whole number as Python writes it (not 007), small enough for an int64."""
+    return all(name.isdecimal() and len(name) < 19 and str(int(name)) == name for name in names)
+
+
 def check_split(split: ArrayLike, samples: int) -> NDArray[np.bool_]:
     """Whether each sample is a test sample."""
     array = _vector(split, "split", samples)
@@ -99,9 +100,7 @@ def _vector(values: ArrayLike, name: str, samples: int) -> NDArray[Any]:
     if array.ndim != 1:
         raise BadInput(f"{name} has the shape {array.shape}; one value per sample is valid.")
     if len(array) != samples:
-        raise BadInput(
-            f"{name} has {len(array)} entries but x has {samples} samples; they must be equally many."
-        )
+        raise BadInput(f"{name} has {len(array)} entries but x has {samples} samples; they must be equally many.")
     return array
 
 

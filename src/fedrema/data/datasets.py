@@ -57,9 +57,7 @@ def pool_size(name: str) -> int:
     return _DIGITS_SAMPLES if name == "digits" else _source(name).samples
 
 
-def load_pool(
-    name: str, data_dir: Path | None = None, download: bool = True, mirror: str | None = None
-) -> Pool:
+def load_pool(name: str, data_dir: Path | None = None, download: bool = True, mirror: str | None = None) -> Pool:
     """Load a dataset: from `data_dir`, else $FEDREMA_DATA, else the user's cache, else by downloading it.
 
     A download goes into `data_dir` if given, else into the cache, and comes from `mirror`
@@ -138,34 +136,24 @@ def _places(data_dir: Path | None) -> list[Path]:
     places = [] if data_dir is None else [data_dir]
     if variable := os.environ.get(DATA_VARIABLE):
         if not Path(variable).is_dir():
-            raise BadInput(
-                f"{DATA_VARIABLE}={variable} is not a folder; set it to one that holds the datasets."
-            )
+            raise BadInput(f"{DATA_VARIABLE}={variable} is not a folder; set it to one that holds the datasets.")
         places.append(Path(variable))
     return [*places, cache_folder()]
 
 
-def _candidates(
-    source: Source, data_dir: Path | None
-) -> Iterator[tuple[Path, dict[str, Path], tuple[str, ...]]]:
+def _candidates(source: Source, data_dir: Path | None) -> Iterator[tuple[Path, dict[str, Path], tuple[str, ...]]]:
     """Each folder that may hold `source`, in order: the files found there and the names of those missing."""
     for place in _places(data_dir):
         for folder in (*(place / name for name in source.folders), place):
             files = _files_in(folder, source)
             if files and not (folder == place and _holds_another(files, source)):
-                missing = (
-                    ()
-                    if source.archive in files
-                    else tuple(f.name for f in source.files if f.name not in files)
-                )
+                missing = () if source.archive in files else tuple(f.name for f in source.files if f.name not in files)
                 yield folder, files, missing
 
 
 def _files_in(folder: Path, source: Source) -> dict[str, Path]:
     endings = ("", ".gz") if source.layout == "idx" else ("",)
-    choices = (
-        (file.name, folder / f"{file.name}{ending}") for file in source.files for ending in reversed(endings)
-    )
+    choices = ((file.name, folder / f"{file.name}{ending}") for file in source.files for ending in reversed(endings))
     files = {name: path for name, path in choices if path.is_file()}
     if len(files) < len(source.files) and source.archive is not None and (folder / source.archive).is_file():
         return {source.archive: folder / source.archive}
@@ -193,9 +181,7 @@ def _fetch(source: Source, data_dir: Path | None, download: bool, mirror: str | 
         partly = next(_candidates(source, data_dir), None)
         where = ", ".join(str(place) for place in _places(data_dir))
         lack = f"{partly[0]} lacks {partly[2][0]}" if partly else f"not found in {where}"
-        raise BadInput(
-            f"dataset {source.name}: {lack}; allow the download, or give --data-dir a folder that has it."
-        )
+        raise BadInput(f"dataset {source.name}: {lack}; allow the download, or give --data-dir a folder that has it.")
     files = _files_in(target, source)
     for name in source.downloads():
         plain = name if name == source.archive else name.removesuffix(".gz")

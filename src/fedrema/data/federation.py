@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from fedrema.data.atomic import written_whole
-from fedrema.data.checks import check_clients, check_draw, check_labels, check_samples, check_split
+from fedrema.data.checks import are_numbers, check_clients, check_draw, check_labels, check_samples, check_split
 from fedrema.data.partition import choose_test
 from fedrema.errors import BadInput
 
@@ -102,16 +102,18 @@ class Federation:
         client = np.argsort(chosen)[self.client].astype(np.int64)
         # Stored in the order of the rows, as everywhere: so the fingerprint survives saving and loading.
         sort = np.argsort(client, kind="stable")
-        return replace(
-            self, x=self.x[sort], y=self.y[sort], client=client[sort], test=self.test[sort], names=names
-        )
+        return replace(self, x=self.x[sort], y=self.y[sort], client=client[sort], test=self.test[sort], names=names)
 
     def save(self, path: Path) -> None:
         """Write a `.npz` that `load` reads; whole or not at all."""
         identifiers = np.array(self.names)
-        if all(name.isdecimal() and str(int(name)) == name and len(name) < 19 for name in self.names):
+        if are_numbers(self.names):
             identifiers = identifiers.astype(np.int64)
-        meta = json.dumps({"info": self.info, "classes": self.classes, "names": self.names})
+        record = {"info": self.info, "classes": self.classes, "names": self.names, "fingerprint": self.fingerprint}
+        try:
+            meta = json.dumps(record)
+        except (TypeError, ValueError) as error:
+            raise BadInput(f"info of the federation holds what JSON cannot: {error}.") from error
         with written_whole(Path(path)) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(
                 stream,
@@ -128,7 +130,7 @@ class Federation:
         arrays = read_npz(Path(path), required=("x", "y", "client"), optional=("split", "meta"))
         meta = _parse_meta(arrays.pop("meta", None), Path(path))
         try:
-            return cls.from_arrays(
+            federation = cls.from_arrays(
                 **arrays,
                 classes=meta.get("classes"),
                 info=meta.get("info", {"federation": Path(path).name}),
@@ -138,6 +140,9 @@ class Federation:
             )
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
+        if meta.get("fingerprint", federation.fingerprint) != federation.fingerprint:
+            raise BadInput(f"{path} was altered after it was saved: save it again, or leave 'meta' out of it.")
+        return federation
 
     @classmethod
     def from_arrays(
@@ -173,9 +178,7 @@ class Federation:
         trained = np.bincount(rows[~test], minlength=len(found))
         if not trained.all():
             name = found[int(np.argmin(trained))]
-            raise BadInput(
-                f"client {name!r} has only test samples; every client needs at least one to train on."
-            )
+            raise BadInput(f"client {name!r} has only test samples; every client needs at least one to train on.")
         return cls(samples, labels, rows, test, found, classes, dict(info or {"federation": "arrays"}))
 
     def _of_part(self, part: str) -> NDArray[np.bool_]:
@@ -202,10 +205,12 @@ def read_npz(path: Path, required: Sequence[str], optional: Sequence[str]) -> di
             stream.seek(0)
             with np.load(stream, allow_pickle=False) as archive:
                 missing = [key for key in required if key not in archive.files]
-                if missing:
+                # A mistyped 'splits' must not silently mean that the test part is drawn anew.
+                unknown = [key for key in archive.files if key not in (*required, *optional)]
+                if missing or unknown:
                     raise BadInput(
-                        f"{path} lacks {missing[0]!r}: it must hold {', '.join(required)} "
-                        f"and may hold {', '.join(optional)}; it has {', '.join(archive.files) or 'nothing'}."
+                        f"{path} {f'lacks {missing[0]!r}' if missing else f'holds {unknown[0]!r}'}: it must "
+                        f"hold {', '.join(required)} and may hold {', '.join(optional)}, nothing else."
                     )
                 arrays = {key: archive[key] for key in (*required, *optional) if key in archive.files}
         # numpy hands out the raw bytes of a member that is no array.
@@ -214,9 +219,7 @@ def read_npz(path: Path, required: Sequence[str], optional: Sequence[str]) -> di
         return arrays
     except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         reason = "it holds Python objects" if "allow_pickle" in str(error) else "altered or incomplete"
-        raise BadInput(
-            f"{path} cannot be read ({reason}): save plain arrays with numpy.savez again."
-        ) from error
+        raise BadInput(f"{path} cannot be read ({reason}): save plain arrays with numpy.savez again.") from error
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}.") from error
 

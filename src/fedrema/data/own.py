@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrema.data.checks import as_array
+from fedrema.data.checks import are_numbers, as_array
 from fedrema.data.federation import Federation, read_npz
 from fedrema.errors import BadInput
 
@@ -63,14 +63,10 @@ def _call(module_name: str, function_name: str, data_seed: int, test_share: floa
     with _naming(f"--federation {source}"):
         if isinstance(returned, tuple) and len(returned) in (3, 4):
             x, y, client, split = (*returned, None)[:4]
-            return Federation.from_arrays(
-                x, y, client, split, info=info, data_seed=data_seed, test_share=test_share
-            )
+            return Federation.from_arrays(x, y, client, split, info=info, data_seed=data_seed, test_share=test_share)
         if isinstance(returned, Mapping) and returned:
             if {"x", "y", "client"} <= set(returned) <= {"x", "y", "client", "split", "classes"}:
-                return Federation.from_arrays(
-                    **returned, info=info, data_seed=data_seed, test_share=test_share
-                )
+                return Federation.from_arrays(**returned, info=info, data_seed=data_seed, test_share=test_share)
             if all(isinstance(part, tuple) and len(part) == 2 for part in returned.values()):
                 parts = {str(name): {"x": part[0], "y": part[1]} for name, part in returned.items()}
                 return _from_parts(parts, info, data_seed, test_share)
@@ -96,7 +92,7 @@ def _from_parts(
 ) -> Federation:
     """Join the arrays of single clients."""
     names = list(parts)
-    if all(name.isdecimal() for name in names):
+    if are_numbers(names):
         names.sort(key=int)  # 2 before 10
     if len({"split" in part for part in parts.values()}) > 1:
         lacking = next(name for name in names if "split" not in parts[name])
@@ -120,9 +116,7 @@ def _from_parts(
             columns[key].append(array)
         columns["client"].append(np.full(len(part["x"]), name))
     joined: dict[str, Any] = {key: np.concatenate(arrays) for key, arrays in columns.items() if arrays}
-    return Federation.from_arrays(
-        **joined, info=info, data_seed=data_seed, test_share=test_share, names=names
-    )
+    return Federation.from_arrays(**joined, info=info, data_seed=data_seed, test_share=test_share, names=names)
 
 
 @contextmanager

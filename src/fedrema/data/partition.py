@@ -43,9 +43,7 @@ def grouped_counts(classes: int, clients: int, samples: int, s: float, groups: i
     return counts
 
 
-def dirichlet(
-    labels: NDArray[np.int64], classes: int, clients: int, samples: int, alpha: float, seed: int
-) -> Indices:
+def dirichlet(labels: NDArray[np.int64], classes: int, clients: int, samples: int, alpha: float, seed: int) -> Indices:
     """Deal each client `samples` of a class mixture drawn from a Dirichlet distribution.
 
     Where a class runs out, the later clients take more of the others, in proportion to their mixture.
@@ -73,9 +71,7 @@ def shards(
 ) -> Indices:
     """Deal each client equally many samples of `classes_per_client` classes, used equally often."""
     if classes_per_client > classes:
-        raise BadInput(
-            f"--classes-per-client {classes_per_client} is more than there are; 1 to {classes} is valid."
-        )
+        raise BadInput(f"--classes-per-client {classes_per_client} is more than there are; 1 to {classes} is valid.")
     generator = np.random.default_rng([seed, _MEMBERS])
     used = np.zeros(classes, np.int64)
     counts = np.zeros((clients, classes), np.int64)
@@ -84,9 +80,7 @@ def shards(
         chosen = np.lexsort((generator.random(classes), used))[:classes_per_client]
         used[chosen] += 1
         counts[client, chosen] = _evenly(samples, classes_per_client, first=client)
-    return _deal(
-        labels, counts, f"{clients} clients of {samples} with {classes_per_client} classes each", seed
-    )
+    return _deal(labels, counts, f"{clients} clients of {samples} with {classes_per_client} classes each", seed)
 
 
 def iid(labels: NDArray[np.int64], clients: int, samples: int, seed: int) -> Indices:
@@ -109,8 +103,7 @@ def check_total(available: int, wanted: int, who: str) -> None:
     """Raise if `who`, together, would need more samples than there are."""
     if wanted > available:
         raise BadInput(
-            f"{who} would need {wanted} samples but the dataset has {available}: "
-            "lower --samples or --clients."
+            f"{who} would need {wanted} samples but the dataset has {available}: lower --samples or --clients."
         )
 
 

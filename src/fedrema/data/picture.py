@@ -22,17 +22,13 @@ def draw_federation(federation: Federation, path: Path) -> None:
     """Draw clients against classes, and each client's train and test samples, as PNG, PDF or SVG."""
     kind = path.suffix.lstrip(".").lower()
     if kind not in ("png", "pdf", "svg"):
-        raise BadInput(
-            f"a picture cannot be written to {path}: names ending in .png, .pdf or .svg are valid."
-        )
+        raise BadInput(f"a picture cannot be written to {path}: names ending in .png, .pdf or .svg are valid.")
     # Imported here: it takes half a second that only a picture is worth.
     from matplotlib.figure import Figure
 
     clients, classes = len(federation), federation.classes
     # A row in inches: readable up to 30 clients, then ever thinner on a page that grows no further than this.
-    row_height = (
-        0.3 if clients <= _READABLE_ROWS else min(9 + 0.03 * (clients - _READABLE_ROWS), 13) / clients
-    )
+    row_height = 0.3 if clients <= _READABLE_ROWS else min(9 + 0.03 * (clients - _READABLE_ROWS), 13) / clients
     figure = Figure(
         figsize=(4.6 + float(np.clip(0.42 * classes, 2.5, 9)), 1.6 + max(2.0, row_height * clients)),
         layout="constrained",
@@ -60,9 +56,7 @@ def _draw_matrix(axes: "Axes", federation: Federation, row_height: float) -> Non
         for row, column in np.ndindex(*counts.shape):
             if counts[row, column]:
                 colour = "white" if dark[row, column] else "black"
-                axes.text(
-                    column, row, str(counts[row, column]), ha="center", va="center", color=colour, fontsize=7
-                )
+                axes.text(column, row, str(counts[row, column]), ha="center", va="center", color=colour, fontsize=7)
     else:
         axes.figure.colorbar(image, ax=axes, label="samples", location="left", shrink=0.4, pad=0.02)
     axes.set_xlabel("class")
@@ -96,9 +90,7 @@ def _title(federation: Federation) -> str:
     info = federation.info
     source = info.get("dataset") or info.get("federation") or "federation"
     kind = info.get("partition") or info.get("partition_file")
-    settings = [
-        f"{key.replace('_', ' ')} {info[key]}" for key in ("s", "alpha", "classes_per_client") if key in info
-    ]
+    settings = [f"{key.replace('_', ' ')} {info[key]}" for key in ("s", "alpha", "classes_per_client") if key in info]
     parts = [str(source), *([str(kind)] if kind else []), *settings, f"{len(federation)} clients"]
     return ", ".join(parts)
 
@@ -126,7 +118,5 @@ def describe(federation: Federation) -> Table:
         table.add_row(_short(federation.names[row]), str(train[row]), str(test[row]), "  ".join(held))
     if shown < len(federation):
         rest = slice(shown, None)
-        table.add_row(
-            f"... and {len(federation) - shown} more", str(train[rest].sum()), str(test[rest].sum()), ""
-        )
+        table.add_row(f"... and {len(federation) - shown} more", str(train[rest].sum()), str(test[rest].sum()), "")
     return table

@@ -75,7 +75,8 @@ def read_archive(path: Path, source: Source) -> dict[str, bytes]:
                 if file is not None and stream is not None:
                     contents[file.name] = _read_at_most(stream, file.size)
                     verify(contents[file.name], path, file)
-    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, TypeError, ValueError) as error:
+        # tarfile itself stumbles over some headers that are cut off: hence the last two.
         raise _altered(path, f"it does not unpack ({error})") from error
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}.") from error
@@ -92,9 +93,7 @@ def verify(content: bytes, path: Path, expected: SourceFile) -> None:
         return
     for other in SOURCES.values():
         if any(file.sha256 == digest for file in other.files):
-            raise BadInput(
-                f"{path} is a file of the dataset {other.name}, not the {expected.name} expected here."
-            )
+            raise BadInput(f"{path} is a file of the dataset {other.name}, not the {expected.name} expected here.")
     if len(content) < expected.size:
         detail = f"{expected.name} has {len(content):,} of {expected.size:,} bytes"
     else:
@@ -107,9 +106,7 @@ def read_idx(content: bytes, name: str, dimensions: int) -> NDArray[np.uint8]:
     magic = _IMAGES_MAGIC if dimensions == 3 else _LABELS_MAGIC
     header = 4 * (1 + dimensions)
     if len(content) < header or struct.unpack(">I", content[:4])[0] != magic:
-        raise BadInput(
-            f"{name} is not an idx file of {dimensions} dimensions: it must start with 0x{magic:08x}."
-        )
+        raise BadInput(f"{name} is not an idx file of {dimensions} dimensions: it must start with 0x{magic:08x}.")
     shape: tuple[int, ...] = struct.unpack(f">{dimensions}I", content[4:header])
     if len(content) - header != int(np.prod(shape, dtype=object)):
         raise BadInput(
@@ -119,15 +116,12 @@ def read_idx(content: bytes, name: str, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
-def read_rows(
-    content: bytes, name: str, shape: tuple[int, int, int]
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def read_rows(content: bytes, name: str, shape: tuple[int, int, int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Parse rows of one label byte followed by the channels one after the other."""
     width = 1 + shape[0] * shape[1] * shape[2]
     if len(content) == 0 or len(content) % width:
         raise BadInput(
-            f"{name} is altered or incomplete: {len(content)} bytes are no whole number of "
-            f"rows of {width}; {REMEDY}."
+            f"{name} is altered or incomplete: {len(content)} bytes are no whole number of rows of {width}; {REMEDY}."
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, width)
     return rows[:, 1:].reshape(-1, *shape), rows[:, 0]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrema.data import partition as deal
-from fedrema.data.checks import check_draw
+from fedrema.data.checks import are_numbers, check_draw
 from fedrema.data.datasets import Pool, dataset_names, load_pool, pool_size
 from fedrema.data.federation import Federation, read_npz
 from fedrema.data.own import load_own
@@ -69,9 +69,7 @@ class DataSettings:
         if self.dataset not in dataset_names():
             raise BadInput(f"--dataset {self.dataset} is unknown; valid are {', '.join(dataset_names())}.")
         if self.partition not in get_args(PartitionName):
-            raise BadInput(
-                f"--partition {self.partition} is unknown; valid are {', '.join(get_args(PartitionName))}."
-            )
+            raise BadInput(f"--partition {self.partition} is unknown; valid are {', '.join(get_args(PartitionName))}.")
         if self.federation is not None and self.partition_file is not None:
             raise BadInput("--federation and --partition-file exclude each other: give one of them.")
         for name, least in (("clients", 1), ("samples", 2), ("groups", 1), ("classes_per_client", 1)):
@@ -91,18 +89,13 @@ def build_federation(settings: DataSettings, download: bool = True) -> Federatio
         return load_own(settings.federation, settings.data_seed, settings.test_share)
     info: dict[str, Any] = {"dataset": settings.dataset}
     if settings.partition_file is not None:
-        return _from_file(
-            settings, settings.partition_file, load_pool(settings.dataset, settings.data_dir, download)
-        )
+        return _from_file(settings, settings.partition_file, load_pool(settings.dataset, settings.data_dir, download))
     # Before the data is loaded: nobody should download 160 MB to learn that it is not enough.
     who = f"{settings.clients} clients of {settings.samples}"
     deal.check_total(pool_size(settings.dataset), settings.clients * settings.samples, who)
     pool = load_pool(settings.dataset, settings.data_dir, download)
     parts = _deal(settings, pool)
-    info |= {
-        name: getattr(settings, name)
-        for name in ("partition", "clients", "samples", *_OWN[settings.partition])
-    }
+    info |= {name: getattr(settings, name) for name in ("partition", "clients", "samples", *_OWN[settings.partition])}
     info |= {"test_share": settings.test_share, "data_seed": settings.data_seed}
     index = np.concatenate(parts)
     client = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
@@ -161,9 +154,7 @@ def _from_file(settings: DataSettings, path: Path, pool: Pool) -> Federation:
         arrays = read_npz(path, required=("index", "client"), optional=("split",))
         index, client, split = arrays["index"], arrays["client"], arrays.get("split")
     if index.dtype.kind not in "iu" or index.ndim != 1 or index.shape != client.shape:
-        raise BadInput(
-            f"--partition-file {path}: index and client must be equally long, index of whole numbers."
-        )
+        raise BadInput(f"--partition-file {path}: index and client must be equally long, index of whole numbers.")
     if not len(index) or index.min() < 0 or index.max() >= len(pool.y):
         raise BadInput(f"--partition-file {path}: indices 0 to {len(pool.y) - 1} of {pool.name} are valid.")
     values, uses = np.unique(index, return_counts=True)
@@ -200,6 +191,6 @@ def _read_json(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | N
     if idle := set(table) - {name for _, name, _ in rows}:
         raise BadInput(f"--partition-file {path}: client {min(idle)!r} has no samples.")
     index, client, split = (np.array(column) for column in zip(*rows, strict=True))
-    if all(name.isdecimal() for name in table):
+    if are_numbers(table):
         client = client.astype(np.int64)
     return index, client, split if divided else None
