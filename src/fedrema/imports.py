@@ -1,8 +1,8 @@
 """What users bring along as `module:name`."""
 
 import importlib
-import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from fedrema.errors import BadInput
@@ -13,7 +13,7 @@ def load_object(reference: str, what: str) -> Any:
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
         raise BadInput(f"The {what} {reference!r} must have the form module:name.")
-    here = os.getcwd()
+    here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:

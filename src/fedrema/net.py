@@ -53,14 +53,18 @@ class Net:
                 logits = self.classify(self.initial, features)
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
-                raise BadInput(f"The network does not accept samples of shape {tuple(sample.shape[1:])}: {reason}.") from error
+                raise BadInput(
+                    f"The network does not accept samples of shape {tuple(sample.shape[1:])}: {reason}."
+                ) from error
         if logits.shape != expected.shape or not torch.allclose(logits, expected, atol=1e-5, rtol=1e-4):
             raise BadInput(
-                f"head={self.head_name!r} is not the last layer the network calls: name the submodule whose output is the logits."
+                f"--head {self.head_name} is not the last layer that the network calls:"
+                " name the submodule whose output is the logits."
             )
         if features.dim() != 2 or logits.dim() != 2:
             raise BadInput(
-                f"The head must take one feature vector per sample, got features of shape {tuple(features.shape[1:])}: flatten them in the body."
+                f"The head must take one feature vector per sample, got features of shape {tuple(features.shape[1:])}:"
+                " flatten them in the body."
             )
         self.features_count = int(features.shape[1])
         self.classes = int(logits.shape[1])
@@ -110,7 +114,11 @@ class Net:
         named = [(name, module) for name, module in self._body.named_modules() if name]
         prefix = self.head_name
         named += [(f"{prefix}.{name}" if name else prefix, module) for name, module in self._head.named_modules()]
-        return [(name, module) for name, module in named if not list(module.children()) and not isinstance(module, nn.Identity)]
+        return [
+            (name, module)
+            for name, module in named
+            if not list(module.children()) and not isinstance(module, nn.Identity)
+        ]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Net":
         """Move the initial values (and constants inside the modules) to a device and precision."""
@@ -131,11 +139,15 @@ def _head_name(module: nn.Module, head: str | None) -> str:
         try:
             module.get_submodule(head)
         except AttributeError:
-            raise BadInput(f"--head {head!r} is not a part of the network; its parts are {', '.join(children)}.") from None
+            raise BadInput(
+                f"--head {head!r} is not a part of the network; its parts are {', '.join(children)}."
+            ) from None
         if head == "":
             raise BadInput("--head must name a part of the network, got an empty name.")
         return head
     for name in HEAD_NAMES:
         if name in children:
             return name
-    raise BadInput(f"Which part of the network is the classifier? Say --head NAME; its parts are {', '.join(children) or 'none'}.")
+    raise BadInput(
+        f"Which part of the network is the classifier? Say --head NAME; its parts are {', '.join(children) or 'none'}."
+    )

@@ -20,7 +20,8 @@ class Network:
     """What is trained."""
 
     net: str = "auto"
-    """mlp, cnn (the paper's for MNIST), alexnet (the paper's for CIFAR-10), or your own nn.Module as module:function; auto goes by the shape of a sample."""
+    """mlp, cnn (the paper's for MNIST), alexnet (the paper's for CIFAR-10), or your own nn.Module as
+    module:function; auto goes by the shape of a sample."""
     head: str | None = None
     """Which part of the network is the classifier, for one's own; default: head, classifier or fc."""
     hidden: int = 32
@@ -81,7 +82,9 @@ def _features(body: nn.Module, shape: Shape, name: str) -> int:
         with torch.no_grad():
             return int(body(torch.zeros(1, *shape)).shape[1])
     except RuntimeError as error:
-        raise BadInput(f"--net {name} cannot take samples of shape {shape}: use --net mlp or your own network.") from error
+        raise BadInput(
+            f"--net {name} cannot take samples of shape {shape}: use --net mlp or your own network."
+        ) from error
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "alexnet": alexnet}
@@ -107,10 +110,14 @@ def _module(settings: Network, shape: Shape, classes: int) -> nn.Module:
         return mlp(shape, classes, settings.hidden)
     if name in NETWORKS:
         if len(shape) != 3:
-            raise BadInput(f"--net {name} takes images [channels, height, width], the data has shape {shape}: use --net mlp.")
+            raise BadInput(
+                f"--net {name} takes images [channels, height, width], the data has shape {shape}: use --net mlp."
+            )
         return NETWORKS[name](shape, classes)
     if ":" not in name:
-        raise BadInput(f"--net {name!r} is unknown; valid are auto, {', '.join(NETWORKS)}, or your own as module:function.")
+        raise BadInput(
+            f"--net {name!r} is unknown; valid are auto, {', '.join(NETWORKS)}, or your own as module:function."
+        )
     function = load_object(name, "network")
     module = function(shape, classes) if inspect.signature(function).parameters else function()
     if not isinstance(module, nn.Module):

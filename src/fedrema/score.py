@@ -49,7 +49,9 @@ def summarise(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     final_accuracy is the mean of the last five scored rounds.
     """
     scored = [record for record in rounds if record.get("accuracy") is not None]
-    seconds = {part: sum(record["seconds"][part] for record in rounds) for part in rounds[0]["seconds"]} if rounds else {}
+    seconds = (
+        {part: sum(record["seconds"][part] for record in rounds) for part in rounds[0]["seconds"]} if rounds else {}
+    )
     summary: dict[str, Any] = {"rounds": len(rounds)}
     if scored:
         best = max(scored, key=lambda record: record["accuracy"])

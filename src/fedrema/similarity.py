@@ -25,7 +25,7 @@ def head_similarity(
     """
     rows, count, width = probes.shape
     logits = net.classify_all(heads, probes.reshape(rows * count, width))
-    logits = logits.unflatten(1, (rows, count))  # [k, rows, probes, C]
+    logits = logits.reshape(-1, rows, count, logits.shape[-1])  # [k, rows, probes, C]
     own, peers = (
         torch.nn.functional.normalize(torch.softmax(logits / m, dim=-1), dim=-1)
         for m in (temperature, peer_temperature or temperature)

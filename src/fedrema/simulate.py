@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, LocalTraining, Method, Moment, Number, Role, Uploads, overrides
+from fedrema.core import Answer, LocalTraining, Method, Moment, Role, Uploads, overrides
 from fedrema.data.federation import Federation, Split, to_float
 from fedrema.engine import (
     Backend,
@@ -51,7 +51,8 @@ class Simulation:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes a GPU where there is one."""
     precision: Precision = "auto"
-    """Arithmetic: float32 or float64, on a GPU also tf32 or bf16 (weights stay float32); auto is float32 on a CPU, tf32 on a GPU."""
+    """Arithmetic: float32 or float64, on a GPU also tf32 or bf16 (weights stay float32); auto is float32 on a CPU
+    and tf32 on a GPU."""
     backend: Backend = "auto"
     """Train clients one after the other (loop) or as one tensor program (stacked); auto picks the faster."""
     record: Literal["none", "relations"] = "none"
@@ -268,8 +269,8 @@ class Simulator:
             return {"params": new.params, "memory": new.memory, "inbox": new.inbox}
 
         made = self.engine.each(begun, crowd, self.train)
-        stacks = [Stacked(made.get(group, {})) for group in ("params", "memory", "inbox")]
-        return Crowd(crowd.clients, crowd.names, *stacks, crowd.counts)
+        params, memory, inbox = (Stacked(made.get(group, {})) for group in ("params", "memory", "inbox"))
+        return Crowd(crowd.clients, crowd.names, params, memory, inbox, crowd.counts)
 
     def _check(self, crowd: Crowd, losses: Tensor, trained: Tensors, extras: Tensors, moment: Moment) -> None:
         finite = torch.isfinite(losses)
@@ -278,8 +279,8 @@ class Simulator:
         if not finite.all():
             names = ", ".join(name for name, fine in zip(crowd.names, finite.tolist(), strict=True) if not fine)
             raise Diverged(
-                f"Training diverged in round {moment.round}: the loss or weights of client {names} are no longer finite;"
-                " a smaller --lr or a --clip may help."
+                f"Training diverged in round {moment.round}: the loss or weights of client {names} are not finite;"
+                " a smaller --lr or --clip may help."
             )
 
     def _hand_out(
@@ -346,7 +347,5 @@ def _closed(client: Any, extras: Tensors) -> dict[str, Tensors]:
     return {"params": client.params, "memory": client.memory, "extras": extras}
 
 
-def _plain(value: Any) -> Number | list[Any]:
-    if isinstance(value, Tensor):
-        return value.tolist()  # type: ignore[no-any-return]
-    return value  # type: ignore[no-any-return]
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value

@@ -43,7 +43,9 @@ def choose_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda was asked for, but this machine has no usable CUDA device: use --device cpu or auto.")
+        raise BadInput(
+            "--device cuda was asked for, but this machine has no usable CUDA device: use --device cpu or auto."
+        )
     return torch.device(device)
 
 

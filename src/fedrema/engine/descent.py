@@ -95,7 +95,7 @@ def _clipping(direction: Tensors, limit: float, axes: int) -> Tensor:
         torch.linalg.vector_norm(value, dim=tuple(range(axes, value.dim()))) if value.dim() > axes else value.abs()
         for value in direction.values()
     ]
-    norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
     return (limit / (norm + 1e-6)).clamp(max=1)
 
 

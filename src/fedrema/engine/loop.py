@@ -56,9 +56,7 @@ class Loop:
     ) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
         self.net.train(True)
-        trained = {
-            name: value.new_empty(len(crowd), *value.shape) for name, value in crowd.one(0).params.items()
-        }
+        trained = {name: value.new_empty(len(crowd), *value.shape) for name, value in crowd.one(0).params.items()}
         moved = {name: torch.empty_like(value) for name, value in velocity.items()}
         mean_losses = []
         devices = [samples.x.device] if samples.x.is_cuda else []

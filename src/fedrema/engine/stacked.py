@@ -1,7 +1,8 @@
 """All clients as one tensor program: the way of a GPU, and of networks too small to fill a CPU."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,8 @@ class StackedEngine:
         nothing = crowd.counts.new_empty((len(crowd), 0))
         data = samples.stacked(crowd.clients) if samples else Batch(nothing, nothing, nothing, nothing)
         with torch.no_grad(), self.autocast:
-            return _over_clients(hook, crowd, crowd.all(), data)  # type: ignore[no-any-return]
+            made: dict[str, Tensors] = _over_clients(hook, crowd, crowd.all(), data)
+        return made
 
     def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
         """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
@@ -70,9 +72,11 @@ class StackedEngine:
         return client.params, velocity, losses.mean()
 
 
-def _over_clients(function, crowd: Crowd, client: Client, batch: Batch, params_axis: int | None = None):  # type: ignore[no-untyped-def]
+def _over_clients(
+    function: Callable[[Client, Batch], Any], crowd: Crowd, client: Client, batch: Batch, params_axis: int | None = None
+) -> Any:
     """Map a function of one client and its batch over all of them; what is common is not copied."""
-    axes = {
+    axes: dict[str, Any] = {
         "params": params_axis if params_axis is not None else crowd.params.axes(),
         "received": crowd.params.axes(),
         "memory": crowd.memory.axes(),
@@ -80,12 +84,12 @@ def _over_clients(function, crowd: Crowd, client: Client, batch: Batch, params_a
         "count": 0,
     }
 
-    def one(fields, x, y, mask, index):  # type: ignore[no-untyped-def]
+    def one(fields: dict[str, Any], x: Tensor, y: Tensor, mask: Tensor, index: Tensor) -> Any:
         return function(Client(**fields), Batch(x, y, mask, index))
 
     fields = {name: getattr(client, name) for name in axes}
     # vmap refuses an axis for a dict without tensors.
-    axes = {name: None if fields[name] == {} else axis for name, axis in axes.items()} if crowd else axes
+    axes = {name: None if isinstance(fields[name], dict) and not fields[name] else axis for name, axis in axes.items()}
     return vmap(one, in_dims=(axes, 0, 0, 0, 0))(fields, batch.x, batch.y, batch.mask, batch.index)
 
 
@@ -115,10 +119,8 @@ def why_not_stackable(net: Net, sample: Tensor) -> str | None:
             # Padded samples and clients that have finished would enter its statistics.
             return f"layer {name!r} ({type(layer).__name__}) mixes the samples of a batch"
     entered: list[str] = []
-    hooks = [
-        layer.register_forward_pre_hook(lambda *_, name=name, layer=layer: entered.append(f"{name!r} ({type(layer).__name__})"))
-        for name, layer in net.layers()
-    ]
+    labels = [(layer, f"{name!r} ({type(layer).__name__})") for name, layer in net.layers()]
+    hooks = [layer.register_forward_pre_hook(lambda *_, label=label: entered.append(label)) for layer, label in labels]
     params = {name: value.detach().expand(2, *value.shape).clone() for name, value in net.initial.items()}
     leaves = {name: value.requires_grad_(name in net.trainable) for name, value in params.items()}
     net.train(True)
@@ -126,7 +128,8 @@ def why_not_stackable(net: Net, sample: Tensor) -> str | None:
         total = vmap(net, in_dims=(0, None))(leaves, sample.expand(2, *sample.shape[1:])).sum()
         torch.autograd.grad(total, [leaves[name] for name in net.trainable], allow_unused=True)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        return f"layer {entered[-1] if entered else 'unknown'} does not run under vmap: {str(error).splitlines()[0][:120]}"
+        reason = str(error).splitlines()[0][:120]
+        return f"layer {entered[-1] if entered else 'unknown'} does not run under vmap ({reason})"
     finally:
         for hook in hooks:
             hook.remove()

@@ -31,7 +31,8 @@ class FedReMa(Method):
     name: ClassVar[str] = "fedrema"
     title: ClassVar[str] = "FedReMa"
     paper: ClassVar[str] = (
-        "Liang et al., FedReMa: Improving Personalized Federated Learning via Leveraging the Most Relevant Clients, ECAI 2024"
+        "Liang et al., FedReMa: Improving Personalized Federated Learning via Leveraging the Most Relevant Clients,"
+        " ECAI 2024"
     )
 
     delta: float = 0.5

@@ -1,0 +1,60 @@
+"""The command line. Commands import what they need when they are called, so that help comes at once."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from fedrema.errors import BadInput, FedremaError
+
+COMMANDS = {
+    "run": ("fedrema.cli.run", "train clients with a method; without arguments: a demonstration"),
+    "resume": ("fedrema.cli.run", "go on with a run that was stopped"),
+    "compare": ("fedrema.cli.after", "compare runs: table, differences with confidence, picture of the curves"),
+    "methods": ("fedrema.cli.look", "list every method, its settings and its paper"),
+    "data": ("fedrema.cli.look", "list the datasets: what is there, what can be fetched"),
+    "partition": ("fedrema.cli.look", "deal a dataset to clients: show, save, draw"),
+    "export": ("fedrema.cli.after", "write each client's model as safetensors, for plain PyTorch"),
+    "personalize": ("fedrema.cli.after", "make a model for a client that was not there"),
+    "bench": ("fedrema.cli.after", "measure speed on this machine"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 2 for anything the user can mend, 130 when interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(f"fedrema {version('fedrema')}")
+        return 0
+    try:
+        command, *rest = arguments
+        if command not in COMMANDS:
+            raise BadInput(f"Command {command!r} is unknown; valid are {', '.join(COMMANDS)}.")
+        function = getattr(importlib.import_module(COMMANDS[command][0]), command)
+        return int(function(rest) or 0)
+    except FedremaError as error:
+        print(f"fedrema: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("fedrema: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: fedrema COMMAND [OPTIONS]",
+            "",
+            "Personalised federated learning: FedReMa and its baselines.",
+            "",
+            *lines,
+            "",
+            "fedrema COMMAND --help explains a command.",
+        ]
+    )

@@ -1,0 +1,122 @@
+"""fedrema methods, fedrema data, fedrema partition: what there is."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from fedrema.core import Method
+from fedrema.data import DataSettings, build_federation, dataset_status, describe, draw_federation
+from fedrema.documentation import field_documentation
+from fedrema.methods import find_method, registry
+from fedrema.presets import PRESETS, dataset_defaults
+from fedrema.settings import given, parse_arguments
+
+
+@dataclasses.dataclass(frozen=True)
+class Methods:
+    """List every method, its settings and its paper."""
+
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    """Only this one, in full."""
+    paper: bool = False
+    """List the names that --paper takes, with their settings."""
+
+
+def methods(arguments: list[str]) -> int:
+    """Print the methods, one of them, or the paper's presets."""
+    asked: Methods = parse_arguments(Methods, arguments, "fedrema methods")
+    console = Console()
+    if asked.paper:
+        for name, preset in PRESETS.items():
+            console.print(f"[bold]{name}[/bold]  {' '.join(preset)}", highlight=False, soft_wrap=True)
+        return 0
+    chosen = [find_method(asked.name)] if asked.name else list(registry().values())
+    for kind in chosen:
+        _print_method(console, kind, in_full=asked.name is not None)
+    if not asked.name:
+        console.print("fedrema methods NAME explains one; fedrema run NAME --help lists all that can be set.")
+    return 0
+
+
+def _print_method(console: Console, kind: type[Method], in_full: bool) -> None:
+    import inspect
+
+    text = inspect.cleandoc(kind.__doc__ or "")
+    console.print(f"[bold]{kind.title}[/bold]  (fedrema run {kind.name})", highlight=False)
+    console.print(text if in_full else text.partition("\n\n")[0], highlight=False, markup=False)
+    console.print(f"[dim]{kind.paper}[/dim]", highlight=False)
+    settings = field_documentation(kind)
+    if settings:
+        table = Table("setting", "default", "meaning", box=None, padding=(0, 2, 0, 0))
+        for name, (default, meaning) in settings.items():
+            table.add_row(f"--{name}", str(default), meaning)
+        console.print(table)
+    console.print()
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """List the datasets: what is there, and what can be fetched."""
+
+    data_dir: Path | None = None
+    """Folder to look in; default: $FEDREMA_DATA, then a cache."""
+
+
+def data(arguments: list[str]) -> int:
+    """Print where each dataset is."""
+    asked: Data = parse_arguments(Data, arguments, "fedrema data")
+    table = Table("dataset", "samples", "shape", "classes", "where", box=None, padding=(0, 2, 0, 0))
+    for status in dataset_status(asked.data_dir):
+        shape = "×".join(map(str, status.shape))
+        table.add_row(status.name, f"{status.samples:,}", shape, str(status.classes), _where(status))
+    Console().print(table)
+    return 0
+
+
+def _where(status: Any) -> str:
+    if status.found is not None:
+        return str(status.found)
+    if status.missing_from is not None:
+        return f"incomplete in {status.missing_from}: no {', '.join(status.missing)}"
+    return f"not here; fetched at first use from {status.address}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """Deal a dataset (or one's own data) to clients: show who holds what, save it, draw it."""
+
+    data: DataSettings
+    save: Path | None = None
+    """Write the federation to this .npz; `fedrema run METHOD --federation FILE` trains on it."""
+    plot: Path | None = None
+    """Draw who holds what to this .png, .svg or .pdf."""
+
+
+def partition(arguments: list[str]) -> int:
+    """Print a federation, and save or draw it."""
+    own = given(arguments, "--federation")
+    # The dataset's defaults for who holds what; those for training mean nothing here.
+    defaults = [] if own else _data_only(dataset_defaults(given(arguments, "--dataset") or "digits"))
+    asked: Partition = parse_arguments(Partition, [*defaults, *arguments], "fedrema partition")
+    federation = build_federation(asked.data)
+    console = Console()
+    console.print(describe(federation))
+    if asked.save:
+        federation.save(asked.save)
+        console.print(
+            f"Saved: {asked.save} ({asked.save.stat().st_size / 1e6:.1f} MB)", highlight=False, soft_wrap=True
+        )
+    if asked.plot:
+        draw_federation(federation, asked.plot)
+        console.print(f"Drawn: {asked.plot}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _data_only(defaults: list[str]) -> list[str]:
+    known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(DataSettings)}
+    pairs = zip(defaults[::2], defaults[1::2], strict=True)
+    return [part for option, value in pairs if option in known for part in (option, value)]

@@ -1,0 +1,1 @@
+"""A run and its folder: settings, records, checkpoints, models."""

@@ -1,0 +1,173 @@
+"""Settings are declared once, as documented dataclass fields.
+
+The command line, its help, config files, presets and a run's config.json all come from here: a config file or a
+preset is nothing but arguments that stand before the user's own.
+"""
+
+import contextlib
+import dataclasses
+import io
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from fedrema.core import LocalTraining, Method
+from fedrema.data import DataSettings
+from fedrema.errors import BadInput
+from fedrema.methods import find_method
+from fedrema.nets import Network
+from fedrema.presets import PRESETS, dataset_defaults
+from fedrema.simulate import Simulation
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What is kept, and where settings come from."""
+
+    out: Path | None = None
+    """Folder of the run; default: a new one under runs/."""
+    overwrite: bool = False
+    """Replace a run that lies in --out."""
+    checkpoint_every: int = 0
+    """Save the state every this many rounds; 0 saves once a minute. The end, Ctrl-C and SIGTERM always save."""
+    seeds: int = 1
+    """Repeat with this many training seeds: --seed, --seed + 1, …; each in a folder of its own."""
+    config: Path | None = None
+    """TOML file with any of these settings, by their names on the command line; arguments override it."""
+    paper: str | None = None
+    """Settings of one of the paper's experiments, such as table1-cifar10; `fedrema methods --paper` lists them."""
+    quiet: bool = False
+    """No progress bar, no table."""
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        if self.checkpoint_every < 0:
+            raise BadInput(f"--checkpoint-every must be 0 or more, got {self.checkpoint_every}.")
+        if self.seeds < 1:
+            raise BadInput(f"--seeds must be at least 1, got {self.seeds}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything that makes a run."""
+
+    method: Method
+    data: DataSettings
+    network: Network
+    local: LocalTraining
+    simulation: Simulation
+    output: Output
+
+    def flat(self) -> dict[str, Any]:
+        """Return all settings under their names on the command line; paths as text."""
+        groups = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return {
+            field.name.replace("_", "-"): _plain(getattr(group, field.name))
+            for group in groups
+            for field in dataclasses.fields(group)
+        }
+
+
+def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema run") -> Settings:
+    """Build settings from a method's name and arguments.
+
+    Lowest to highest: the dataset's defaults, --paper, --config, the arguments themselves.
+    """
+    arguments = list(arguments)
+    paper, config = given(arguments, "--paper"), given(arguments, "--config")
+    before: list[str] = []
+    if paper is not None:
+        if paper not in PRESETS:
+            raise BadInput(f"--paper {paper!r} is unknown; valid are {', '.join(PRESETS)}.")
+        before += PRESETS[paper]
+    if config is not None:
+        before += as_arguments(read_config(Path(config)))
+    dataset = given([*before, *arguments], "--dataset")
+    own = given([*before, *arguments], "--federation")
+    defaults = dataset_defaults(dataset or "digits") if own is None else []
+    return _parse(find_method(method), [*defaults, *before, *arguments], f"{prog} {method}")
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """Read a TOML file of settings; `method` may be among them."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"--config {file} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"--config {file} is not valid TOML: {error}.") from error
+
+
+def as_arguments(settings: Mapping[str, Any]) -> list[str]:
+    """Write settings as they would stand on the command line; None is left out."""
+    arguments: list[str] = []
+    for name, value in settings.items():
+        option = name.replace("_", "-")
+        if option == "method" or value is None:
+            continue
+        if isinstance(value, bool):
+            arguments.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, (str, int, float, Path)):
+            arguments += [f"--{option}", str(value)]
+        else:
+            raise BadInput(f"Setting {name!r} must be a number, a text or true/false, got {value!r}.")
+    return arguments
+
+
+def _parse(method: type[Method], arguments: list[str], prog: str) -> Settings:
+    made = dataclasses.make_dataclass(
+        "Run",
+        [
+            ("method", method),
+            ("data", DataSettings),
+            ("network", Network),
+            ("local", LocalTraining),
+            ("simulation", Simulation),
+            ("output", Output),
+        ],
+        frozen=True,
+    )
+    parsed = parse_arguments(made, arguments, prog, f"Train clients with {method.title}: {method.paper}.")
+    return Settings(parsed.method, parsed.data, parsed.network, parsed.local, parsed.simulation, parsed.output)
+
+
+def parse_arguments(kind: type[Any], arguments: Sequence[str], prog: str, description: str | None = None) -> Any:
+    """Fill a dataclass from arguments; what does not fit becomes one sentence."""
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                kind, args=list(arguments), prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,)
+            )
+    except SystemExit as stop:
+        if stop.code in (None, 0):
+            raise
+        raise BadInput(_sentence(complaint.getvalue(), prog)) from None
+
+
+def _sentence(box: str, prog: str) -> str:
+    """Take the one sentence out of the box that the parser draws."""
+    lines = [line.strip("│ ").strip() for line in box.splitlines() if line.startswith("│")]
+    text, *rest = re.split(r"─{5,}", " ".join(lines))
+    close = re.findall(r"--[a-z][\w-]*", " ".join(rest[:1])) if "Perhaps you meant" in " ".join(rest[:1]) else []
+    hint = f"perhaps you meant {' or '.join(dict.fromkeys(close))}" if close else f"{prog} --help lists what is valid"
+    return f"{text.strip().rstrip('.')}; {hint}."
+
+
+def given(arguments: Sequence[str], option: str) -> str | None:
+    """Return the last value given to an option, if any."""
+    value = None
+    for place, argument in enumerate(arguments):
+        if argument == option and place + 1 < len(arguments):
+            value = arguments[place + 1]
+        elif argument.startswith(option + "="):
+            value = argument.partition("=")[2]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
