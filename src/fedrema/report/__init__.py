@@ -1,0 +1,1 @@
+"""Tables and pictures of runs; reads their folders, never runs anything."""
