@@ -28,7 +28,7 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
     found = {}
     for field, text in itertools.pairwise(body):
-        documented = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-        if documented and isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            found[field.target.id] = " ".join(str(text.value.value).split())
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                found[name] = " ".join(meaning.split())
     return found

@@ -72,8 +72,11 @@ class Net:
     def _collect(self, part: str, module: nn.Module, prefix: str) -> None:
         # Float buffers (batch-norm statistics) are part of a client's model, though nobody differentiates them.
         buffers = ((name, value) for name, value in module.named_buffers() if value.is_floating_point())
-        for name, value in (*module.named_parameters(), *buffers):
-            full = f"{part}.{name}"
+        named = [*module.named_parameters(), *buffers]
+        # A module that has parts named body and head need not say body twice.
+        inside = f"{part}." if all(name.startswith(f"{part}.") for name, _ in named) else ""
+        for name, value in named:
+            full = f"{part}.{name.removeprefix(inside)}"
             self._names[part].append((name, full))
             self.original_names[full] = prefix + name
             self.initial[full] = value

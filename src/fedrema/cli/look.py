@@ -1,11 +1,13 @@
 """fedrema methods, fedrema data, fedrema partition: what there is."""
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from fedrema.core import Method
@@ -43,11 +45,10 @@ def methods(arguments: list[str]) -> int:
 
 
 def _print_method(console: Console, kind: type[Method], in_full: bool) -> None:
-    import inspect
-
-    text = inspect.cleandoc(kind.__doc__ or "")
+    paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in (paragraphs if in_full else paragraphs[:1]))
     console.print(f"[bold]{kind.title}[/bold]  (fedrema run {kind.name})", highlight=False)
-    console.print(text if in_full else text.partition("\n\n")[0], highlight=False, markup=False)
+    console.print(text, highlight=False, markup=False)
     console.print(f"[dim]{kind.paper}[/dim]", highlight=False)
     settings = field_documentation(kind)
     if settings:
@@ -69,7 +70,8 @@ class Data:
 def data(arguments: list[str]) -> int:
     """Print where each dataset is."""
     asked: Data = parse_arguments(Data, arguments, "fedrema data")
-    table = Table("dataset", "samples", "shape", "classes", "where", box=None, padding=(0, 2, 0, 0))
+    table = Table("dataset", "samples", "shape", "classes", box=None, padding=(0, 2, 0, 0))
+    table.add_column("where", overflow="fold")
     for status in dataset_status(asked.data_dir):
         shape = "×".join(map(str, status.shape))
         table.add_row(status.name, f"{status.samples:,}", shape, str(status.classes), _where(status))
@@ -78,6 +80,8 @@ def data(arguments: list[str]) -> int:
 
 
 def _where(status: Any) -> str:
+    if status.address is None:
+        return "comes with scikit-learn"
     if status.found is not None:
         return str(status.found)
     if status.missing_from is not None:
@@ -107,9 +111,8 @@ def partition(arguments: list[str]) -> int:
     console.print(describe(federation))
     if asked.save:
         federation.save(asked.save)
-        console.print(
-            f"Saved: {asked.save} ({asked.save.stat().st_size / 1e6:.1f} MB)", highlight=False, soft_wrap=True
-        )
+        size = decimal(asked.save.stat().st_size)
+        console.print(f"Saved: {asked.save} ({size})", highlight=False, soft_wrap=True)
     if asked.plot:
         draw_federation(federation, asked.plot)
         console.print(f"Drawn: {asked.plot}", highlight=False, soft_wrap=True)

@@ -78,7 +78,9 @@ def descend(
     """Take one step of SGD with clipping and momentum, in place; a client that is not active stays as it is."""
     scale: Tensor | float = _clipping(direction, local.clip, axes) if local.clip else 1.0
     moving: Tensor | float = 1.0 if active is None else active
-    keep = phase.momentum if active is None else torch.where(active > 0, phase.momentum, 1.0)
+    keep: Tensor | float = phase.momentum
+    if active is not None:
+        keep = torch.full_like(active, phase.momentum).masked_fill_(active == 0, 1.0)
     for name, value in direction.items():
         value = value * _spread(scale * moving, value)
         if local.weight_decay:  # after clipping, as it is in torch's SGD

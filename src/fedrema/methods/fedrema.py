@@ -141,19 +141,22 @@ def maximum_difference_segmentation(
     Returns
     -------
     relevant
-        [k, k] whether client j is in A_i. The set is taken by value, so that equally similar clients are in or out
-        together whatever their order; among equal gaps the lowest counts; oneself is always in.
+        [k, k] whether client j is in A_i; oneself always is. Among equal similarities the later client ranks
+        higher, among equal gaps the lowest counts.
     gaps
         [k] the largest difference Δs*; 0 where it is below rounding, and then everyone is relevant.
     """
-    itself = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
-    # Without the gap below oneself, only the peers are ranked (oneself, put first, is left out).
+    clients = len(similarity)
+    itself = torch.eye(clients, dtype=torch.bool, device=similarity.device)
+    # Without the gap below oneself only the peers are ranked: oneself comes first and is left out.
+    first = 0 if gap_to_self else 1
     ranked = similarity if gap_to_self else similarity.masked_fill(itself, -torch.inf)
-    ascending = ranked.sort(dim=1).values[:, 0 if gap_to_self else 1 :]  # s_idx1 ≤ … ≤ s_idxK
-    if ascending.shape[1] < 2:
-        return torch.ones_like(itself), similarity.new_zeros(len(similarity))
-    gaps, place = ascending.diff(dim=1).max(dim=1)  # m = argmax Δs_idx, Δs* = Δs_idxm
-    threshold = ascending.gather(1, place[:, None] + (0 if include_below_gap else 1))
+    ascending, order = ranked.sort(dim=1, stable=True)  # s_idx1 ≤ … ≤ s_idxK
+    if clients - first < 2:
+        return torch.ones_like(itself), similarity.new_zeros(clients)
+    gaps, place = ascending[:, first:].diff(dim=1).max(dim=1)  # m = argmax Δs_idx, Δs* = Δs_idxm
+    cut = first + place + (0 if include_below_gap else 1)
+    rank = torch.arange(clients, device=similarity.device)
+    chosen = torch.zeros_like(itself).scatter(1, order, rank >= cut[:, None])  # A = {idx_m, …, idx_K}
     indistinct = gaps < NO_GAP
-    relevant = (similarity >= threshold) | indistinct[:, None] | itself  # A = {idx_m, …, idx_K}
-    return relevant, torch.where(indistinct, 0.0, gaps)
+    return chosen | itself | indistinct[:, None], torch.where(indistinct, 0.0, gaps)

@@ -1,0 +1,205 @@
+"""What holds for every registered method, without exceptions."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.core import LocalTraining, Method
+from fedrema.documentation import field_documentation
+from fedrema.methods import registry
+from fedrema.nets import Network, build_net
+from fedrema.simulate import Simulation, Simulator
+
+from .conftest import make_federation
+
+METHODS = list(registry().values())
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+
+
+def simulator(method: type[Method], federation, local=LOCAL, **settings) -> Simulator:
+    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
+    net = build_net(Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=3)
+    return Simulator(method(), net, federation, local, Simulation(seed=3, **chosen))
+
+
+def play(method, federation, local=LOCAL, **settings):
+    """Return the world after the last round, and all records."""
+    played = simulator(method, federation, local, **settings)
+    world = played.start()
+    return world, [each.record for each in played.play(world)]
+
+
+def models(world, clients):
+    return [world.params.row(row) for row in range(clients)]
+
+
+def differences(first, second):
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def snapshot(world):
+    groups = {"params": world.params.own, "common": world.params.common, "memory": world.memory}
+    groups |= {"velocity": world.velocity, "inbox": world.inbox.own}
+    return {f"{group}/{name}": value.clone() for group, named in groups.items() for name, value in named.items()}
+
+
+@pytest.fixture(params=METHODS, ids=lambda kind: kind.name)
+def method(request) -> type[Method]:
+    return request.param
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_loop_and_stacked_agree_with_unequal_clients(method, federation, momentum):
+    local = dataclasses.replace(LOCAL, momentum=momentum, weight_decay=0.01, clip=0.5)
+    looped, loop_records = play(method, federation, local, backend="loop")
+    stacked, stacked_records = play(method, federation, local, backend="stacked")
+    for one, other in zip(models(looped, 4), models(stacked, 4), strict=True):
+        assert differences(one, other) < 1e-9
+    for one, other in zip(loop_records, stacked_records, strict=True):
+        assert one["client_accuracy"] == other["client_accuracy"]
+        assert one["trained_client_accuracy"] == other["trained_client_accuracy"]
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-9)
+
+
+def test_permuting_clients_permutes_results(method, federation):
+    order = [2, 0, 3, 1]
+    straight, records = play(method, federation)
+    permuted, permuted_records = play(method, federation.reorder(order))
+    for place, row in enumerate(order):
+        assert differences(permuted.params.row(place), straight.params.row(row)) < 1e-9
+        assert permuted_records[-1]["client_accuracy"][place] == records[-1]["client_accuracy"][row]
+
+
+def test_a_run_that_is_taken_up_again_ends_the_same(method, federation, tmp_path):
+    from fedrema.runs.checkpoint import load_world, save_world
+
+    whole, _ = play(method, federation, rounds=4)
+    first = simulator(method, federation, rounds=4)
+    world = first.start()
+    for _ in range(2):
+        first.play_round(world)
+    save_world(world, tmp_path / "world.safetensors", "test")
+    second = simulator(method, federation, rounds=4)
+    world = load_world(tmp_path / "world.safetensors", "test")
+    list(second.play(world))
+    expected, found = snapshot(whole), snapshot(world)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name
+
+
+def test_an_absent_client_keeps_its_private_state_and_is_scored_with_the_shared_part(method, federation):
+    played = simulator(method, federation, participation=0.5)
+    world = played.start()
+    played.play_round(world)
+    before = snapshot(world)
+    record = played.play_round(world).record
+    absent = [row for row in range(4) if row not in record["participants"]]
+    assert len(absent) == 2
+    after = snapshot(world)
+    for name in before:
+        if not name.startswith("common/"):
+            assert torch.equal(before[name][absent], after[name][absent]), name
+    moment = played.moment(world.round)
+    assert record["client_accuracy"] == played.score(world, moment)["client_accuracy"]
+
+
+def test_a_dropped_client_leaves_no_trace(method, federation):
+    played = simulator(method, federation, dropout=0.6, rounds=6)
+    world = played.start()
+    dropped = 0
+    for _ in range(6):
+        before = snapshot(world)
+        record = played.play_round(world).record
+        after = snapshot(world)
+        dropped += len(record["dropped"])
+        for name in before:
+            if not name.startswith("common/"):
+                assert torch.equal(before[name][record["dropped"]], after[name][record["dropped"]]), name
+    assert dropped > 0
+
+
+def test_inputs_of_aggregate_are_not_changed(method, federation, monkeypatch):
+    seen = []
+    original = method.aggregate
+
+    def watched(self, net, state, uploads, moment):
+        inputs = [*uploads.params.values(), *uploads.extras.values(), uploads.counts, uploads.clients]
+        inputs += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        copies = [value.clone() for value in inputs]
+        numbers = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
+        answer = original(self, net, state, uploads, moment)
+        seen.extend(torch.equal(value, copy) for value, copy in zip(inputs, copies, strict=True))
+        seen.append(all(state[name] == value for name, value in numbers.items()))
+        return answer
+
+    monkeypatch.setattr(method, "aggregate", watched)
+    play(method, federation, rounds=2)
+    assert all(seen)
+
+
+def test_the_federation_is_not_changed(method):
+    federation = make_federation()
+    before = federation.fingerprint
+    play(method, federation)
+    fresh = dataclasses.replace(federation)
+    assert fresh.fingerprint == before
+
+
+def test_late_clients_join_later_and_then_count(method, federation):
+    world, records = play(method, federation, late=0.25, late_round=3, rounds=4)
+    late = [row for row, value in enumerate(records[0]["client_accuracy"]) if value is None]
+    assert len(late) == 1
+    assert all(late[0] not in record["participants"] for record in records[:2])
+    assert late[0] in records[2]["participants"]
+    assert records[2]["client_accuracy"][late[0]] is not None
+    assert all(torch.isfinite(value).all() for value in world.params.row(late[0]).values())
+
+
+def test_bytes_are_what_travels(method, federation):
+    played = simulator(method, federation)
+    world = played.start()
+    record = played.play_round(world).record
+    roles = played.roles(world.params)
+    each = sum(value.numel() * 8 for name, value in world.params.row(0).items() if roles.get(name) != "private")
+    assert record["bytes_up"] >= 4 * each
+    assert record["bytes_down"] >= 4 * each
+
+
+def test_a_single_client_can_train(method):
+    _, records = play(method, make_federation(counts=(20,)))
+    assert len(records) == 3
+    assert records[-1]["accuracy"] is not None
+
+
+def test_everything_is_documented(method):
+    assert method.__doc__
+    assert method.title
+    assert len(method.paper) > 10
+    for name, (_, meaning) in field_documentation(method).items():
+        assert meaning, f"{method.name} --{name} has no documentation"
+
+
+def test_records_can_be_written(method, federation):
+    import json
+
+    _, records = play(method, federation, record="relations")
+    assert json.loads(json.dumps(records)) == records
+
+
+def test_relations_are_kept_for_any_method(method, federation):
+    played = simulator(method, federation, record="relations", participation=0.75)
+    world = played.start()
+    for each in played.play(world):
+        similarity = each.relations["S"]
+        present = each.record["participants"]
+        assert similarity.shape == (4, 4)
+        inside = similarity[np.ix_(present, present)]
+        assert np.allclose(np.diag(inside), 1, atol=1e-6)
+        assert np.allclose(inside, inside.T, atol=1e-6)
+        assert ((inside >= 0) & (inside <= 1 + 1e-6)).all()
+        absent = [row for row in range(4) if row not in present]
+        assert np.isnan(similarity[absent]).all()
