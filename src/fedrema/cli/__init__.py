@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from fedrema import __version__
 from fedrema.errors import BadInput, FedremaError
 
 COMMANDS = {
@@ -26,9 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_help())
         return 0
     if arguments[0] == "--version":
-        from importlib.metadata import version
-
-        print(f"fedrema {version('fedrema')}")
+        print(f"fedrema {__version__}")
         return 0
     try:
         command, *rest = arguments

@@ -55,6 +55,7 @@ def choose_precision(precision: Precision, device: torch.device) -> tuple[torch.
         precision = "float32" if device.type == "cpu" else "tf32"
     if precision in ("tf32", "bf16") and device.type != "cuda":
         raise BadInput(f"--precision {precision} needs a CUDA device; on the CPU use float32 or float64.")
+    torch.backends.cudnn.benchmark = True  # shapes stay the same for a whole run
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision in ("tf32", "bf16")
     if precision == "bf16":
         return torch.float32, torch.autocast(device.type, torch.bfloat16)

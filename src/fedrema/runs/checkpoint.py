@@ -31,7 +31,7 @@ def save_world(world: World, file: Path, belongs_to: str) -> None:
         "server": {name: value for name, value in world.server.items() if isinstance(value, Tensor)},
     }
     tensors = {
-        f"{group}/{name}": value.detach().cpu().contiguous().clone()
+        f"{group}/{name}": value.detach().cpu().contiguous()
         for group, members in groups.items()
         for name, value in members.items()
     }

@@ -1,7 +1,6 @@
 """Drives a run: prepares everything before the first file is written, then plays, records and saves."""
 
 import hashlib
-import importlib.metadata
 import json
 import platform
 import subprocess
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -196,7 +196,7 @@ def describe(settings: Settings, simulator: Simulator, own_data: bool, own_modul
             "threads": torch.get_num_threads(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
-            "versions": {name: importlib.metadata.version(name) for name in ("fedrema", "torch", "numpy")},
+            "versions": {"fedrema": fedrema.__version__, "torch": torch.__version__, "numpy": np.__version__},
             "commit": _commit(),
         },
     }

@@ -1,0 +1,183 @@
+"""Every client's model as safetensors, for plain PyTorch: whoever uses one needs neither fedrema nor the data."""
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+
+from fedrema.core import overrides
+from fedrema.errors import BadInput
+from fedrema.methods import find_method
+from fedrema.net import Tensors
+from fedrema.runs.plain_model import PlainModel, plain_model
+from fedrema.runs.run import Run
+
+INDEX = "index.json"
+# Names that Windows keeps for devices, whatever follows them.
+RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
+LONGEST_NAME = 100
+
+
+def export_models(
+    run: Run,
+    out: Path | None = None,
+    clients: Sequence[str] | None = None,
+    overwrite: bool = False,
+    module: nn.Module | None = None,
+) -> list[Path]:
+    """Write clients' models as of the last checkpoint; the folder is written whole or not at all.
+
+    Parameters
+    ----------
+    run
+        A run that has a checkpoint. Its data is not needed.
+    out
+        The new folder; default: `models` in the run's folder.
+    clients
+        Names of clients; default: all.
+    overwrite
+        Replace an earlier export.
+    module
+        The network, where the run got it in Python and config.json cannot name it.
+
+    Returns
+    -------
+    list[Path]
+        A file per client. Beside them lie index.json (which file is whose, with accuracy and sample count) and
+        README.md (three lines of plain PyTorch that load one).
+    """
+    folder = Path(out) if out is not None else run.path / "models"
+    _check_free(folder, overwrite)
+    names = list(dict.fromkeys(run.names if clients is None else clients))
+    rows = [_row(run, name) for name in names]
+    files = file_names(run.names)
+    world = run.world()
+    model = plain_model(run.config, module)
+    scored = _last_scored(run, world.round)
+    entries: list[dict[str, Any]] = []
+    with _folder_written_whole(folder, overwrite) as temporary:
+        for name, row in zip(names, rows, strict=True):
+            params = {key: value.detach().cpu() for key, value in world.params.row(row).items()}
+            entry: dict[str, Any] = {"client": name, "file": f"{files[row]}.safetensors"}
+            _save(model.tensors(params), temporary / entry["file"])
+            added = {key: value for key, value in params.items() if key not in model.net.initial}
+            if added:
+                entry["added_file"] = f"{files[row]}.added.safetensors"
+                _save(added, temporary / entry["added_file"])
+            entry["accuracy"] = scored["client_accuracy"][row] if scored else None
+            entry["train_count"] = run.config["federation"]["train_counts"][row]
+            entries.append(entry)
+        index = {
+            "method": run.method,
+            "round": world.round,
+            "accuracy_round": scored["round"] if scored else None,
+            "clients": entries,
+        }
+        (temporary / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (temporary / "README.md").write_text(_readme(run, model, entries), encoding="utf-8")
+    return [folder / entry["file"] for entry in entries]
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """Return a name for each client that every file system takes, different also where case does not count."""
+    found: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_-]", "_", name).lstrip("-")[:LONGEST_NAME] or "client"
+        plain = f"client-{plain}" if plain.casefold() in RESERVED else plain
+        different, number = plain, 1
+        while different.casefold() in taken:
+            number += 1
+            different = f"{plain}-{number}"
+        taken.add(different.casefold())
+        found.append(different)
+    return found
+
+
+def _row(run: Run, client: str) -> int:
+    if client not in run.names:
+        some = ", ".join(run.names[:10]) + (" …" if len(run.names) > 10 else "")
+        raise BadInput(f"--clients {client!r} is not in {run.path}; it has {some}.")
+    return run.names.index(client)
+
+
+def _last_scored(run: Run, last: int) -> dict[str, Any] | None:
+    scored = [one for one in run.rounds if one.get("client_accuracy") is not None and one["round"] <= last]
+    return scored[-1] if scored else None
+
+
+def _check_free(folder: Path, overwrite: bool) -> None:
+    if folder.is_file():
+        raise BadInput(f"--out {folder} is a file: name a folder for the models.")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    if not overwrite:
+        raise BadInput(f"{folder} already exists: choose another with --out, or --overwrite to replace it.")
+    if not (folder / INDEX).is_file():
+        raise BadInput(f"{folder} holds something other than exported models; --overwrite replaces only those.")
+
+
+@contextmanager
+def _folder_written_whole(folder: Path, overwrite: bool) -> Iterator[Path]:
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield temporary
+            _check_free(folder, overwrite)
+            if folder.exists():
+                shutil.rmtree(folder)
+            temporary.rename(folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise BadInput(f"cannot write {folder}: {reason}; choose a place that is writable and has room.") from error
+
+
+def _save(tensors: Tensors, file: Path) -> None:
+    try:
+        # Rows of a stack are views, and safetensors wants tensors that own their memory.
+        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file)
+    except SafetensorError as error:  # the library wraps a full disk in an error of its own
+        raise OSError(0, str(error)) from error
+
+
+def _readme(run: Run, model: PlainModel, entries: list[dict[str, Any]]) -> str:
+    shape = ", ".join(str(size) for size in model.shape)
+    lines = [
+        "# Models of clients",
+        "",
+        f"Each `.safetensors` file is one client's model after training with {run.method}; `{INDEX}` tells whose.",
+        "In this folder, with PyTorch and safetensors:",
+        "",
+        "```python",
+        *model.code(entries[0]["file"]),
+        "```",
+        "",
+        f"`x` is a batch [n, {shape}] of {model.dtype} numbers, as in training: pixels 0 to 255 (uint8) as",
+        "`(x / 255 - 0.5) / 0.5`, anything that is not uint8 as it is.",
+    ]
+    if any("added_file" in entry for entry in entries):
+        lines += ["", f"`….added.safetensors` holds what {run.method} trains beside this network."]
+    changes = _scored_otherwise(run)
+    if changes:
+        lines += ["", f"Accuracies in `{INDEX}` are of what the client would use: {run.method} {changes} first."]
+    return "\n".join(lines) + "\n"
+
+
+def _scored_otherwise(run: Run) -> str:
+    try:
+        kind = find_method(run.method)
+    except BadInput:  # one's own method need not be at hand to use its models
+        return ""
+    told = {"adapt": "trains a little more on its own samples", "predict": "computes its answers in a way of its own"}
+    return " and ".join(words for hook, words in told.items() if overrides(kind(), hook))
