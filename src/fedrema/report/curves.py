@@ -28,6 +28,8 @@ WORDS = {
     "gap_ratio": ("Mean gap", "Mean gap as a share of its peak"),
 }
 PERCENT = ("accuracy", "trained_accuracy", "worst_tenth")
+LEAST_FRAME = 10.0
+"""Percentage points that a frame shows at least, lest noise look like news."""
 LINE_OF_TEXT = 0.052
 """Height of a label as a share of the axes."""
 
@@ -51,9 +53,7 @@ def draw_curves(runs: Sequence[Run], path: Path, quantity: str = "accuracy") -> 
 
     `quantity` is any number in a round's record or in the method's trace; groups without it are left out.
     """
-    kind = path.suffix.lstrip(".").lower()
-    if kind not in ("png", "pdf", "svg"):
-        raise BadInput(f"--plot {path} cannot be drawn: names ending in .png, .svg or .pdf are valid.")
+    kind = picture_kind(path)
     groups = group_runs(runs)
     curves = [curve for group in groups if (curve := _curve(group, quantity))]
     if not curves:
@@ -77,6 +77,14 @@ def draw_curves(runs: Sequence[Run], path: Path, quantity: str = "accuracy") -> 
     figure.supxlabel(_caption(curves, cut), fontsize=8, color="0.35", x=0.01, ha="left")
     with written_whole(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=200)
+
+
+def picture_kind(path: Path) -> str:
+    """Return png, svg or pdf by a file's ending; refuses any other."""
+    kind = path.suffix.lstrip(".").lower()
+    if kind not in ("png", "svg", "pdf"):
+        raise BadInput(f"--plot {path} cannot be drawn: names ending in .png, .svg or .pdf are valid.")
+    return kind
 
 
 def _curve(group: Group, quantity: str) -> Curve | None:
@@ -143,9 +151,10 @@ def _cut_start(axes: "Axes", curves: Sequence[Curve]) -> bool:
     later = [curve.low[max(2, len(curve.low) // 8) :] for curve in curves]
     lowest = min((float(values.min()) for values in later if len(values)), default=0.0)
     highest = max(float(curve.high.max()) for curve in curves)
+    lowest = min(lowest, highest - LEAST_FRAME)
     bottom, top = axes.get_ylim()
     margin = 0.06 * (highest - lowest)
-    if highest - lowest + 2 * margin > 0.6 * (top - bottom) or margin == 0:
+    if highest - lowest + 2 * margin > 0.6 * (top - bottom):
         return False
     axes.set_ylim(lowest - margin, highest + margin)
     return True
@@ -172,10 +181,10 @@ def _name_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
                 "arrowstyle": "-",
                 "color": colour,
                 "linestyle": stroke,
-                "linewidth": 1.6,
+                "linewidth": 1.0,
                 "relpos": (0, 0.5),
                 "shrinkA": 3,
-                "shrinkB": 0,
+                "shrinkB": 4,
             },
             annotation_clip=False,
         )
