@@ -1,3 +1,68 @@
-"""Personalised federated learning: FedReMa and its baselines, fast, on your own data."""
+"""Personalised federated learning: FedReMa and its baselines, fast, on your own data.
+
+>>> import fedrema
+>>> run = fedrema.run("fedrema", rounds=3, out="runs/three-rounds", overwrite=True)
+>>> 0 < run.summary["best_accuracy"] <= 1
+True
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from fedrema.api import load as load
+    from fedrema.api import make_federation as make_federation
+    from fedrema.api import resume as resume
+    from fedrema.api import run as run
+    from fedrema.core import Answer as Answer
+    from fedrema.core import Batch as Batch
+    from fedrema.core import Client as Client
+    from fedrema.core import LocalTraining as LocalTraining
+    from fedrema.core import Method as Method
+    from fedrema.core import Moment as Moment
+    from fedrema.core import Phase as Phase
+    from fedrema.core import Role as Role
+    from fedrema.core import Uploads as Uploads
+    from fedrema.core import average as average
+    from fedrema.core import cross_entropy as cross_entropy
+    from fedrema.core import mix as mix
+    from fedrema.data import Federation as Federation
+    from fedrema.errors import BadInput as BadInput
+    from fedrema.errors import Diverged as Diverged
+    from fedrema.errors import FedremaError as FedremaError
+    from fedrema.methods import find_method as find_method
+    from fedrema.methods import registry as registry
+    from fedrema.net import Net as Net
+    from fedrema.report.compare import comparison_table as comparison_table
+    from fedrema.report.curves import draw_curves as draw_curves
+    from fedrema.runs.run import Run as Run
+
+# Where each public name lives. Loaded when first used: `fedrema --help` need not wait for torch.
+_HOMES = {
+    "fedrema.api": ("load", "make_federation", "resume", "run"),
+    "fedrema.core": (
+        *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Phase", "Role", "Uploads"),
+        *("average", "cross_entropy", "mix"),
+    ),
+    "fedrema.data": ("Federation",),
+    "fedrema.errors": ("BadInput", "Diverged", "FedremaError"),
+    "fedrema.methods": ("find_method", "registry"),
+    "fedrema.net": ("Net",),
+    "fedrema.report.compare": ("comparison_table",),
+    "fedrema.report.curves": ("draw_curves",),
+    "fedrema.runs.run": ("Run",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'fedrema' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -14,8 +14,9 @@ from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.report.compare import comparison_table
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Interrupted, default_folder, execute
+from fedrema.runs.execute import Interrupted, execute
 from fedrema.runs.execute import resume as go_on
+from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
 from fedrema.settings import Settings, as_arguments, given, parse_arguments, parse_settings, read_config
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedrema.errors import BadInput
 from fedrema.methods import registry
-from fedrema.runs.execute import PLACE
+from fedrema.runs.manifest import CIRCUMSTANCES
 from fedrema.runs.run import Run
 
 # Unlike for resuming, how many rounds were played matters here. Which data it was, the fingerprint tells.
-IGNORED = (PLACE - {"rounds"}) | {"seed", "record", "record-every"}
+IGNORED = (CIRCUMSTANCES - {"rounds"}) | {"seed", "record", "record-every"}
 SHOWN_SETTINGS = 3
 
 

@@ -13,7 +13,7 @@ from fedrema.errors import BadInput
 from fedrema.imports import load_object
 from fedrema.net import Net, Tensors
 from fedrema.nets import Network, build_net
-from fedrema.runs.execute import GIVEN
+from fedrema.runs.manifest import GIVEN
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,80 @@
+"""The public functions: what the command line does, for notebooks and scripts."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedrema.core import Method
+from fedrema.data import DataSettings, Federation, build_federation
+from fedrema.runs.execute import Watcher, execute
+from fedrema.runs.execute import resume as go_on
+from fedrema.runs.run import Run
+from fedrema.settings import Settings, as_arguments, parse_arguments, parse_settings
+
+
+def run(
+    method: str | Method = "fedrema",
+    *,
+    federation: Federation | str | None = None,
+    net: nn.Module | str | None = None,
+    out: str | Path | None = None,
+    watch: Watcher | None = None,
+    **settings: Any,
+) -> Run:
+    """Train every client and return the run.
+
+    Parameters
+    ----------
+    method
+        Its name, or an instance with settings of your choice: `FedReMa(delta=0.3)`.
+    federation
+        A `Federation`, or what --federation takes. Default: the dataset and partition of `settings`.
+    net
+        A network, or what --net takes. Default: by the shape of a sample.
+    out
+        Folder of the run; default: a new one under runs/.
+    watch
+        Called with every `Round` as it ends.
+    **settings
+        Anything that `fedrema run METHOD --help` lists, with _ for -: `dataset="mnist", lr=0.05, rounds=100`.
+
+    Examples
+    --------
+    >>> import fedrema
+    >>> done = fedrema.run("fedavg", rounds=2, out="runs/two-rounds", overwrite=True)
+    >>> len(done.rounds)
+    2
+    """
+    if isinstance(federation, str):
+        settings["federation"] = federation
+    if isinstance(net, str):
+        settings["net"] = net
+    chosen = _settings(method, {**settings, "out": out})
+    given = federation if isinstance(federation, Federation) else None
+    return execute(chosen, given, net if isinstance(net, nn.Module) else None, watch)
+
+
+def _settings(method: str | Method, settings: dict[str, Any]) -> Settings:
+    if isinstance(method, str):
+        return parse_settings(method, as_arguments(settings), "fedrema.run")
+    # Its own settings are in the instance; any method knows the others.
+    chosen = parse_settings("fedavg", as_arguments(settings), "fedrema.run")
+    return dataclasses.replace(chosen, method=method)
+
+
+def resume(path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any) -> Run:
+    """Go on with a run that was stopped; `rounds`, `data_dir` and `device` may be given anew."""
+    return go_on(Path(path), tuple(as_arguments(settings)), net, watch)
+
+
+def load(path: str | Path) -> Run:
+    """Open the folder of a run, finished or not."""
+    return Run(path)
+
+
+def make_federation(**settings: Any) -> Federation:
+    """Deal a dataset to clients: `make_federation(dataset="mnist", clients=50, partition="dirichlet", alpha=0.3)`."""
+    chosen: DataSettings = parse_arguments(DataSettings, as_arguments(settings), "fedrema.make_federation")
+    return build_federation(chosen)

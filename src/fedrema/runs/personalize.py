@@ -1,0 +1,149 @@
+"""A model for a client that was not there: match its head once, fine-tune, score."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrema.core import Role
+from fedrema.data import Federation
+from fedrema.data.federation import read_npz
+from fedrema.engine import Crowd, Stacked
+from fedrema.errors import BadInput
+from fedrema.methods.fedrema import maximum_difference_segmentation
+from fedrema.net import Tensors
+from fedrema.runs.checkpoint import load_world
+from fedrema.runs.directory import RunDirectory
+from fedrema.runs.execute import make_net
+from fedrema.runs.manifest import saved_settings
+from fedrema.score import share, tally
+from fedrema.similarity import draw_probes, head_similarity
+from fedrema.simulate import Simulator
+from fedrema.world import World
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """What a new client gets."""
+
+    params: Tensors
+    """Its model."""
+    peers: dict[str, float]
+    """Whose heads went into its own, with which weight; empty where heads never leave their clients."""
+    accuracy: dict[str, float | None]
+    """On its test samples: as it arrives, after matching, after fine-tuning, and had it trained alone."""
+    train: int
+    test: int
+
+
+def personalize(
+    path: Path, data: Path, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
+) -> Newcomer:
+    """Make a model for a client that was not there from a finished run.
+
+    It starts from the shared parameters and the mean of the heads that travelled, trains one round, has its head
+    matched with the others' (similarity and the largest gap, as FedReMa does), takes the mean of those chosen
+    weighted by sample counts, and fine-tunes it. Where heads are private it trains a new one.
+    """
+    directory = RunDirectory.open(path)
+    settings = saved_settings(directory, (), module is not None)
+    trained_on = directory.config()["federation"]
+    shape = tuple(trained_on["sample_shape"])
+    net = make_net(settings, shape, trained_on["classes"], module)
+    newcomer = read_newcomer(data, net.classes, data_seed, settings.data.test_share)
+    if newcomer.sample_shape != shape:
+        raise BadInput(f"--data {data} has samples of shape {newcomer.sample_shape}; the run was trained on {shape}.")
+    local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
+    # A round of its own, with everyone there; the run's participation and latecomers do not concern it.
+    simulation = replace(settings.simulation, participation=1.0, dropout=0.0, late=0.0, backend="auto")
+    simulator = Simulator(settings.method, net, newcomer, local, simulation)
+    world = load_world(directory.checkpoint_file, directory.config()["identity"], simulator.device)
+    counts = torch.tensor(trained_on["train_counts"]).to(simulator.counts)
+
+    arrived = _arrive(simulator, world)
+    trained = _train(simulator, arrived, world.round + 1)
+    matched, peers = _match(simulator, world, trained, counts, trained_on["names"])
+    tuned = _train(simulator, matched, world.round + 2) if peers else trained
+    alone = {name: value[None] for name, value in simulator.net.initial.items()}
+    for number in (1, 2):
+        alone = _train(simulator, alone, number)
+    scores = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned, "trained alone": alone}
+    accuracy = {stage: _accuracy(simulator, params) for stage, params in scores.items() if peers or stage != "matched"}
+    train, test = int(simulator.train.counts[0]), int(simulator.test.counts[0])
+    return Newcomer({name: value[0] for name, value in tuned.items()}, peers, accuracy, train, test)
+
+
+def read_newcomer(file: Path, classes: int, data_seed: int, test_share: float) -> Federation:
+    """Read one client's `.npz`: `x`, `y` and perhaps `split`."""
+    if not file.is_file():
+        raise BadInput(f"--data {file} is not a file: name a .npz with x, y and perhaps split.")
+    arrays = read_npz(file, required=("x", "y"), optional=("split", "client", "meta"))
+    client = np.full(len(arrays["y"]), file.stem or "newcomer")
+    try:
+        return Federation.from_arrays(
+            arrays["x"], arrays["y"], client, arrays.get("split"), classes, None, data_seed, test_share
+        )
+    except BadInput as error:
+        raise BadInput(f"--data {file}: {error}") from error
+
+
+def _arrive(simulator: Simulator, world: World) -> Tensors:
+    """Return what the server can give to a client it does not know, as one row."""
+    net, method = simulator.net, simulator.method
+    params = {}
+    for name, value in net.initial.items():
+        role = method.role(net, name)
+        if role is Role.SHARED:
+            params[name] = world.params.common[name][None]
+        elif role is Role.PERSONAL:
+            params[name] = world.params.own[name].mean(dim=0, keepdim=True)
+        else:
+            params[name] = value[None]
+    return params
+
+
+def _crowd(simulator: Simulator, params: Tensors) -> Crowd:
+    return Crowd(
+        torch.zeros(1, dtype=torch.long),
+        simulator.federation.names,
+        Stacked(params),
+        Stacked(),
+        Stacked(),
+        simulator.counts,
+    )
+
+
+def _train(simulator: Simulator, params: Tensors, number: int) -> Tensors:
+    trained, _, losses = simulator.local_training(_crowd(simulator, params), {}, simulator.moment(number))
+    if not torch.isfinite(losses).all():
+        raise BadInput("Fine-tuning on --data diverged: its loss is not finite; fewer --epochs may help.")
+    return trained
+
+
+def _match(
+    simulator: Simulator, world: World, trained: Tensors, counts: torch.Tensor, names: list[str]
+) -> tuple[Tensors, dict[str, float]]:
+    net = simulator.net
+    heads = {
+        name: value for name, value in world.params.own.items()
+        if net.in_head(name) and simulator.method.role(net, name) is Role.PERSONAL
+    }  # fmt: skip
+    if not heads:
+        return trained, {}
+    together = {name: torch.cat([value, trained[name]]) for name, value in heads.items()}
+    probes = draw_probes(net, simulator.moment(world.round + 1), count=1, high=1.0)
+    similarity = head_similarity(net, together, probes, temperature=0.5)
+    chosen = maximum_difference_segmentation(similarity)[0][-1]
+    weights = chosen * torch.cat([counts, simulator.counts])
+    weights = weights / weights.sum()
+    matched = {name: torch.tensordot(weights.to(value), value, dims=1)[None] for name, value in together.items()}
+    peers = {name: float(weight) for name, weight in zip([*names, "itself"], weights, strict=True) if weight > 0}
+    return {**trained, **matched}, peers
+
+
+def _accuracy(simulator: Simulator, params: Tensors) -> float | None:
+    predicted = simulator.engine.scores(simulator.method, _crowd(simulator, params), simulator.test)
+    correct, asked = tally(predicted, simulator.test.y)
+    return share(correct.sum(), asked.sum())
