@@ -28,6 +28,7 @@ WORDS = {
     "gap_ratio": ("Mean gap", "Mean gap as a share of its peak"),
 }
 PERCENT = ("accuracy", "trained_accuracy", "worst_tenth")
+FEW_ROUNDS = 10
 LEAST_FRAME = 10.0
 """Percentage points that a frame shows at least, lest noise look like news."""
 LINE_OF_TEXT = 0.052
@@ -148,8 +149,9 @@ def _look(place: int) -> tuple[str, str]:
 
 def _cut_start(axes: "Axes", curves: Sequence[Curve]) -> bool:
     """Let low first rounds run out of the frame where they would squeeze all that follows; tell whether."""
-    later = [curve.low[max(2, len(curve.low) // 8) :] for curve in curves]
-    lowest = min((float(values.min()) for values in later if len(values)), default=0.0)
+    if min(len(curve.rounds) for curve in curves) < FEW_ROUNDS:
+        return False
+    lowest = min(float(curve.low[max(2, len(curve.low) // 8) :].min()) for curve in curves)
     highest = max(float(curve.high.max()) for curve in curves)
     lowest = min(lowest, highest - LEAST_FRAME)
     bottom, top = axes.get_ylim()

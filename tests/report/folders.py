@@ -1,0 +1,75 @@
+"""Folders of runs as `fedrema run` leaves them, with numbers chosen by hand."""
+
+import json
+
+from fedrema.runs.run import Run
+
+
+def write_run(
+    path,
+    method="fedavg",
+    seed=0,
+    honest=0.8,
+    accuracies=(0.5, 0.7, 0.8),
+    critical=(),
+    fingerprint="a" * 64,
+    ended=True,
+    rounds=None,
+    info=None,
+    **settings,
+) -> Run:
+    """Write config.json, rounds.jsonl and, where it has ended, summary.json; return the run."""
+    path.mkdir(parents=True)
+    config = {
+        "method": method,
+        "settings": {"seed": seed, "rounds": rounds or len(accuracies), "out": str(path), "lr": 0.05, **settings},
+        "identity": "0",
+        "federation": {
+            "fingerprint": fingerprint,
+            "names": ["north", "south"],
+            "classes": 10,
+            "info": info or {"dataset": "digits", "partition": "grouped", "s": 0.1},
+        },
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    records = [
+        {
+            "round": place + 1,
+            "accuracy": accuracy,
+            "half_accuracy": [accuracy, accuracy],
+            "worst_tenth": accuracy - 0.1,
+            "client_accuracy": [accuracy, accuracy],
+            "trace": {"critical": critical[place]} if critical else {},
+            "seconds": {"train": 1.0, "evaluate": 0.5},
+        }
+        for place, accuracy in enumerate(accuracies)
+    ]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    if ended:
+        summary = {
+            "rounds": len(records),
+            "best_accuracy": max(accuracies),
+            "honest_accuracy": honest,
+            "final_accuracy": accuracies[-1],
+            "worst_tenth": accuracies[-1] - 0.1,
+            "seconds": {"train": 1.0 * len(records), "evaluate": 0.5 * len(records)},
+            **({"critical_rounds": sum(critical)} if critical else {}),
+        }
+        (path / "summary.json").write_text(json.dumps(summary))
+    return Run(path)
+
+
+def write_two_groups(folder) -> list[Run]:
+    """FedReMa 80, 84, 82 and FedAvg 78, 80, 76 (honest, in percent), three seeds each."""
+    honest = {"fedrema": (0.80, 0.84, 0.82), "fedavg": (0.78, 0.80, 0.76)}
+    return [
+        write_run(
+            folder / method / f"seed-{seed}",
+            method,
+            seed,
+            value,
+            critical=(True, seed > 0, False) if method == "fedrema" else (),
+        )
+        for method, values in honest.items()
+        for seed, value in enumerate(values)
+    ]
