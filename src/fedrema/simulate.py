@@ -127,7 +127,11 @@ class Simulator:
         params = Stacked(own, common)
         keep = self.local.keep_momentum and self.local.momentum > 0
         velocity = {name: value.zero_() for name, value in params.copied(clients).items() if self.trains(name)}
-        return World(0, params, memory, Stacked(), velocity if keep else {}, self.method.server(self.net, clients))
+        server = {
+            name: value.to(self.device) if isinstance(value, Tensor) else value
+            for name, value in self.method.server(self.net, clients).items()
+        }
+        return World(0, params, memory, Stacked(), velocity if keep else {}, server)
 
     def roles(self, params: Stacked) -> dict[str, Role]:
         """Return what becomes of each parameter."""

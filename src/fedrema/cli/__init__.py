@@ -15,8 +15,8 @@ COMMANDS = {
     "data": ("fedrema.cli.look", "list the datasets: what is there, what can be fetched"),
     "partition": ("fedrema.cli.look", "deal a dataset to clients: show, save, draw"),
     "export": ("fedrema.cli.after", "write each client's model as safetensors, for plain PyTorch"),
-    "personalize": ("fedrema.cli.after", "make a model for a client that was not there"),
-    "bench": ("fedrema.cli.after", "measure speed on this machine"),
+    "personalize": ("fedrema.cli.more", "make a model for a client that was not there"),
+    "bench": ("fedrema.cli.more", "measure speed on this machine"),
 }
 
 
