@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fedrema.core import overrides
+from fedrema.data.atomic import written_whole
 from fedrema.errors import BadInput
 from fedrema.methods import find_method
 from fedrema.net import Tensors
@@ -84,6 +85,17 @@ def export_models(
         (temporary / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         (temporary / "README.md").write_text(_readme(run, model, entries), encoding="utf-8")
     return [folder / entry["file"] for entry in entries]
+
+
+def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, overwrite: bool = False) -> Path:
+    """Write one more model of a run's network, whole or not at all; returns its file."""
+    file = Path(out) if out is not None else run.path / "models" / f"{file_names([name])[0]}.safetensors"
+    if file.exists() and not overwrite:
+        raise BadInput(f"{file} already exists: choose another with --out, or --overwrite to replace it.")
+    model = plain_model(run.config)
+    with written_whole(file) as temporary:
+        _save(model.tensors({key: value.detach().cpu() for key, value in params.items()}), temporary)
+    return file
 
 
 def file_names(names: Sequence[str]) -> list[str]:

@@ -31,9 +31,11 @@ class Newcomer:
     params: Tensors
     """Its model."""
     peers: dict[str, float]
-    """Whose heads went into its own, with which weight; empty where heads never leave their clients."""
+    """Whose heads went into its own, with which weight; empty where heads are not personal."""
+    head_role: Role
+    """What the method does with heads."""
     accuracy: dict[str, float | None]
-    """On its test samples: as it arrives, after matching, after fine-tuning, and had it trained alone."""
+    """On its test samples: as it arrives, after matching, after fine-tuning."""
     train: int
     test: int
 
@@ -66,13 +68,11 @@ def personalize(
     trained = _train(simulator, arrived, world.round + 1)
     matched, peers = _match(simulator, world, trained, counts, trained_on["names"])
     tuned = _train(simulator, matched, world.round + 2) if peers else trained
-    alone = {name: value[None] for name, value in simulator.net.initial.items()}
-    for number in (1, 2):
-        alone = _train(simulator, alone, number)
-    scores = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned, "trained alone": alone}
+    scores = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned}
     accuracy = {stage: _accuracy(simulator, params) for stage, params in scores.items() if peers or stage != "matched"}
     train, test = int(simulator.train.counts[0]), int(simulator.test.counts[0])
-    return Newcomer({name: value[0] for name, value in tuned.items()}, peers, accuracy, train, test)
+    role = next(settings.method.role(net, name) for name in net.initial if net.in_head(name))
+    return Newcomer({name: value[0] for name, value in tuned.items()}, peers, role, accuracy, train, test)
 
 
 def read_newcomer(file: Path, classes: int, data_seed: int, test_share: float) -> Federation:

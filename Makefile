@@ -1,0 +1,48 @@
+# Two commands do everything on a fresh machine: make demo, make test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint types tests test-datasets test-slow test-gpu figures clean
+
+demo: $(VENV)/.installed
+	$(BIN)/fedrema run
+
+test: lint types tests
+
+lint: $(VENV)/.developing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.developing
+	$(BIN)/mypy
+
+tests: $(VENV)/.developing
+	$(BIN)/pytest -n 2 --cov --cov-fail-under=90 -m "not slow and not gpu"
+
+# Needs MNIST, Fashion-MNIST and CIFAR-10 in the folder that FEDREMA_DATA names.
+test-datasets: $(VENV)/.developing
+	$(BIN)/pytest -n 2 -m datasets
+
+# Minutes each: kill -9 and resume, whole runs.
+test-slow: $(VENV)/.developing
+	$(BIN)/pytest -m slow
+
+test-gpu: $(VENV)/.developing
+	$(BIN)/pytest -m gpu
+
+# Every picture and table in README and docs.
+figures: $(VENV)/.installed
+	$(BIN)/python docs/make_figures.py
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.developing: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .coverage .mypy_cache .pytest_cache .ruff_cache build dist
