@@ -66,7 +66,9 @@ def draw_curves(runs: Sequence[Run], path: Path, quantity: str = "accuracy") -> 
     axes = figure.subplots()
     for place, curve in enumerate(curves):
         colour, stroke = _look(place)
-        axes.plot(curve.rounds, curve.mean, color=colour, linestyle=stroke, linewidth=1.6, zorder=3)
+        marker = "o" if len(curve.rounds) == 1 else ""  # a line needs two points to be seen
+        (line,) = axes.plot(curve.rounds, curve.mean, color=colour, linestyle=stroke, marker=marker)
+        line.set(linewidth=1.6, zorder=3)
         if curve.seeds > 1:
             axes.fill_between(curve.rounds, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
         if curve.critical_end is not None:

@@ -92,6 +92,6 @@ def _own(net: Net, name: str, shape: tuple[int, ...], classes: int, dtype: str) 
     function = load_object(name, "network")
     takes_shape = bool(inspect.signature(function).parameters)
     module = function(shape, classes) if takes_shape else function()
-    imports = (f"from {place} import {attribute}",)
+    imports = (f"from {place} import {attribute}  # your own, where Python finds it",)
     construction = f"{attribute}({shape}, {classes})" if takes_shape else f"{attribute}()"
     return PlainModel(net, shape, dtype, module, net.original_names, imports, construction)

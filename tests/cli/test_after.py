@@ -1,0 +1,124 @@
+import csv
+import io
+
+import pytest
+
+from fedrema.cli import main
+from fedrema.runs.execute import execute
+from fedrema.settings import parse_settings
+from tests.report.folders import write_run, write_two_groups
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return write_two_groups(tmp_path / "runs")
+
+
+def refused(capsys, *arguments):
+    """Run a command that must fail; return its one sentence."""
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_compare_shows_the_table_the_differences_and_where_the_picture_is(runs, tmp_path, capsys):
+    assert main(["compare", "runs"]) == 0
+    text = capsys.readouterr().out
+    assert "82.0±2.0" in text
+    assert "-9.0 to +1.0" in text
+    assert "Curves: runs/curves.png" in text
+    assert (tmp_path / "runs" / "curves.png").is_file()
+
+
+def test_compare_by_another_quantity_and_reference(runs, capsys):
+    assert main(["compare", "runs", "--no-plot", "--reference", "fedavg", "--quantity", "worst_tenth"]) == 0
+    text = capsys.readouterr().out
+    assert "Difference to FedAvg in worst tenth" in text
+    assert "Curves" not in text
+
+
+def test_the_picture_of_several_folders_lies_in_the_one_that_holds_them(runs, tmp_path, capsys, monkeypatch):
+    assert main(["compare", "runs/fedavg", "runs/fedrema/seed-0"]) == 0
+    assert "Curves: runs/curves.png" in capsys.readouterr().out
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["compare", "../runs/fedavg", "../runs/fedrema"]) == 0
+    assert f"Curves: {tmp_path}/runs/curves.png" in capsys.readouterr().out
+    monkeypatch.setattr("os.path.commonpath", lambda folders: "/")
+    assert main(["compare", "../runs/fedavg", "../runs/fedrema"]) == 0
+    assert "Curves: curves.png" in capsys.readouterr().out
+
+
+def test_disks_that_have_nothing_in_common(runs, capsys, monkeypatch):
+    def refuse(folders):
+        raise ValueError("Paths don't have the same drive")
+
+    monkeypatch.setattr("os.path.commonpath", refuse)
+    assert main(["compare", "runs/fedavg", "runs/fedrema"]) == 0
+    assert "Curves: curves.png" in capsys.readouterr().out
+
+
+def test_compare_for_programs(runs, capsys):
+    assert main(["compare", "runs", "--format", "csv", "--plot", "picture.svg"]) == 0
+    captured = capsys.readouterr()
+    assert [row["method"] for row in csv.DictReader(io.StringIO(captured.out))] == ["FedAvg", "FedReMa"]
+    assert captured.err == "Curves: picture.svg\n"
+
+
+def test_compare_into_a_file(runs, tmp_path, capsys):
+    for name, start in (("a.md", "| method |"), ("a.csv", "method,seeds"), ("a.txt", "      ")):
+        assert main(["compare", "runs", "--no-plot", "--out", name]) == 0
+        captured = capsys.readouterr()
+        assert f"Comparison: {name}" in captured.out + captured.err
+        assert (tmp_path / name).read_text().startswith(start)
+    assert "-9.0 to +1.0" in (tmp_path / "a.txt").read_text()
+
+
+def test_compare_before_anything_was_scored(tmp_path, capsys):
+    write_run(tmp_path / "new", ended=False, accuracies=(), rounds=5)
+    assert main(["compare", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "FedAvg (running, round 0/5)" in text
+    assert "Curves: none yet" in text
+
+
+def test_compare_refuses_in_one_sentence(runs, tmp_path, capsys):
+    assert "needs at least one folder" in refused(capsys, "compare")
+    assert "nowhere does not exist" in refused(capsys, "compare", "nowhere")
+    assert "valid are 'FedAvg', 'FedReMa'" in refused(capsys, "compare", "runs", "--reference", "x")
+    assert ".png, .svg or .pdf are valid" in refused(capsys, "compare", "runs", "--plot", "x.gif")
+    assert "exclude each other" in refused(capsys, "compare", "runs", "--plot", "x.png", "--no-plot")
+    assert "fedrema compare --help" in refused(capsys, "compare", "runs", "--quantity", "speed")
+    (tmp_path / "file").touch()
+    assert "cannot write" in refused(capsys, "compare", "runs", "--no-plot", "--out", "file/a.csv")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    for seed in "01":
+        arguments = ["--rounds", "1", "--clients", "3", "--groups", "3", "--seed", seed, "--quiet"]
+        execute(parse_settings("fedrema", [*arguments, "--out", str(folder / f"seed-{seed}")]))
+    return folder
+
+
+def test_export_all_runs_below_a_folder(trained, capsys):
+    assert main(["export", str(trained)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("3 models: ") == 2
+    assert f"{trained}/seed-1/models" in text
+    assert "--overwrite" in refused(capsys, "export", str(trained))
+    assert main(["export", str(trained), "--overwrite"]) == 0
+
+
+def test_export_some_clients_to_a_place(trained, tmp_path, capsys):
+    place = tmp_path / "place"
+    assert main(["export", str(trained / "seed-0"), "--out", str(place), "--clients", "2"]) == 0
+    assert "1 model: " in capsys.readouterr().out
+    assert sorted(file.name for file in place.iterdir()) == ["2.safetensors", "README.md", "index.json"]
+    assert "there are 2: name one of them" in refused(capsys, "export", str(trained), "--out", str(place))
+    assert "'9' is not in" in refused(capsys, "export", str(trained), "--overwrite", "--clients", "9")
+    assert "needs at least one folder" in refused(capsys, "export")

@@ -1,0 +1,249 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from fedrema.core import Method
+from fedrema.data import Federation
+from fedrema.errors import BadInput
+from fedrema.net import Net
+from fedrema.runs import export
+from fedrema.runs.execute import execute
+from fedrema.runs.export import export_models, file_names
+from fedrema.runs.plain_model import plain_model
+from fedrema.runs.run import Run
+from fedrema.settings import parse_settings
+
+OWN_NETWORK = '''
+from torch import nn
+
+class Tied(nn.Module):
+    """Batch norm brings a counter, and one weight has two names: neither is trained under that name."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.first = nn.Linear(shape[0], shape[0])
+        self.again = nn.Linear(shape[0], shape[0])
+        self.again.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(shape[0])
+        self.fc = nn.Linear(shape[0], classes)
+
+    def forward(self, x):
+        return self.fc(self.norm(self.again(self.first(x).relu())))
+
+def without_arguments():
+    return Tied((6,), 4)
+'''
+
+# What somebody does who has the files and PyTorch, but not fedrema: the README's lines, word for word.
+STRANGER = """
+import os, pathlib, re, sys, numpy, torch
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    code = re.search(r"```python\\n(.*?)```", pathlib.Path("README.md").read_text("utf-8"), re.S).group(1)
+    space = {"x": torch.from_numpy(numpy.load("../x.npy"))}
+    exec(code, space)
+    numpy.save("../logits.npy", space["model"](space["x"]).detach().numpy())
+    numpy.save("../classes.npy", space["classes"].numpy())
+assert not any(name.partition(".")[0] == "fedrema" for name in sys.modules)
+"""
+
+
+@dataclass(frozen=True)
+class Adding(Method):
+    """Trains something beside the network, and needs a moment before it is used."""
+
+    name: ClassVar[str] = "adding"
+    title: ClassVar[str] = "Adding"
+    paper: ClassVar[str] = "none"
+
+    def start(self, net, client, moment):
+        return client.having(params={**client.params, "second": net.initial["head.bias"].clone()})
+
+    def adapt(self, local, moment):
+        return self.phases(local, moment)
+
+
+def make_federation(shape, names=("a/b", "A_b", "c"), classes=4):
+    generator = np.random.default_rng(0)
+    kind = np.uint8 if len(shape) > 1 else np.float32
+    x = generator.integers(0, 255, (30, *shape)).astype(kind) / (1 if len(shape) > 1 else 255)
+    return Federation.from_arrays(x.astype(kind), np.arange(30) % classes, np.repeat(names, 10), classes=classes)
+
+
+def make_run(path, *arguments, method="fedrema", shape=(6,), module=None, **federation):
+    given = ["--rounds", "1", "--epochs", "1", "--batch", "4", "--backend", "loop", "--quiet", "--device", "cpu"]
+    settings = parse_settings(method, [*given, "--out", str(path), *arguments])
+    return execute(settings, make_federation(shape, **federation), module)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A run that the tests may look at but not change."""
+    return make_run(tmp_path_factory.mktemp("small") / "run")
+
+
+@pytest.fixture
+def run(small, tmp_path):
+    return Run(shutil.copytree(small.path, tmp_path / "run"))
+
+
+@pytest.fixture
+def own_network(tmp_path, monkeypatch):
+    (tmp_path / "network_to_export.py").write_text(OWN_NETWORK)
+    monkeypatch.chdir(tmp_path)
+    yield "network_to_export"
+    sys.modules.pop("network_to_export", None)
+    sys.path.remove(str(tmp_path))
+
+
+def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, own_network):
+    cases = {
+        "mlp": ((6,), ()),
+        "cnn": ((1, 28, 28), ()),
+        "alexnet": ((3, 32, 32), ()),
+        "double": ((6,), ("--precision", "float64")),
+        "own": ((6,), ("--net", f"{own_network}:Tied")),
+        "bare": ((6,), ("--net", f"{own_network}:without_arguments")),
+    }
+    expected = {}
+    for name, (shape, arguments) in cases.items():
+        run = make_run(tmp_path / name, *arguments, shape=shape)
+        (run.path / "federation.npz").unlink()  # whoever exports may no longer have the data
+        export_models(run)
+        double = name == "double"
+        x = torch.randn(5, *shape, dtype=torch.float64 if double else torch.float32)
+        np.save(run.path / "x.npy", x.numpy())
+        net = plain_model(run.config).net.to(torch.device("cpu"), x.dtype)
+        expected[name] = net(run.personal_model(0), x).detach().numpy()
+    command = [sys.executable, "-c", STRANGER, *(str(tmp_path / name / "models") for name in cases)]
+    where = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, logits in expected.items():
+        got = np.load(tmp_path / name / "logits.npy")
+        assert got.dtype == logits.dtype
+        np.testing.assert_allclose(got, logits, atol=1e-6, rtol=1e-6)
+        assert (np.load(tmp_path / name / "classes.npy") == logits.argmax(axis=1)).all()
+
+
+def test_every_client_has_its_own_file_and_the_index_tells_whose(run):
+    files = export_models(run)
+    assert [file.name for file in files] == ["A_b.safetensors", "a_b-2.safetensors", "c.safetensors"]
+    index = json.loads((run.path / "models" / "index.json").read_text())
+    assert (index["method"], index["round"], index["accuracy_round"]) == ("fedrema", 1, 1)
+    assert [entry["client"] for entry in index["clients"]] == ["A_b", "a/b", "c"]
+    for row, entry in enumerate(index["clients"]):
+        assert entry["file"] == files[row].name
+        assert entry["accuracy"] == run.rounds[-1]["client_accuracy"][row]
+        assert entry["train_count"] == 8
+        exported = load_file(files[row])
+        personal = run.personal_model(entry["client"])
+        assert set(exported) == {"1.weight", "1.bias", "3.weight", "3.bias"}
+        assert torch.equal(exported["3.weight"], personal["head.weight"])
+    assert {file.name for file in (run.path / "models").iterdir()} == {
+        "README.md",
+        "index.json",
+        *(file.name for file in files),
+    }
+
+
+def test_some_clients_elsewhere(run, tmp_path):
+    files = export_models(run, tmp_path / "deep" / "place", ["c", "a/b", "c"])
+    assert [file.name for file in files] == ["c.safetensors", "a_b-2.safetensors"]
+    assert files[0].parent == tmp_path / "deep" / "place"
+    with pytest.raises(BadInput, match=r"--clients 'nobody' is not in .*; it has A_b, a/b, c"):
+        export_models(run, tmp_path / "other", ["nobody"])
+    assert not (tmp_path / "other").exists()
+
+
+def test_nothing_is_replaced_unasked(run, tmp_path):
+    (first, *_) = export_models(run)
+    with pytest.raises(BadInput, match="already exists: choose another with --out, or --overwrite"):
+        export_models(run)
+    assert len(export_models(run, clients=["c"], overwrite=True)) == 1
+    assert not first.exists()
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    with pytest.raises(BadInput, match="holds something other than exported models"):
+        export_models(run, tmp_path / "thesis", overwrite=True)
+    with pytest.raises(BadInput, match="is a file: name a folder"):
+        export_models(run, tmp_path / "thesis" / "chapter.txt")
+    (tmp_path / "empty").mkdir()
+    assert export_models(run, tmp_path / "empty")
+
+
+def test_a_failure_leaves_nothing_behind_and_keeps_what_was_there(run, tmp_path, monkeypatch):
+    files = export_models(run)
+
+    def full(tensors, file):
+        raise export.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(export, "save_file", full)
+    with pytest.raises(BadInput, match=r"cannot write .*models: No space left on device"):
+        export_models(run, overwrite=True)
+    assert all(file.exists() for file in files)
+    assert not list(run.path.glob(".*"))
+
+
+def test_what_a_method_adds_goes_to_a_second_file(tmp_path):
+    run = make_run(tmp_path / "run", method="tests.runs.test_export:Adding")
+    (file, *_) = export_models(run)
+    assert set(load_file(file)) == {"1.weight", "1.bias", "3.weight", "3.bias"}
+    added = load_file(file.with_name("A_b.added.safetensors"))
+    assert torch.equal(added["second"], run.personal_model("A_b")["second"])
+    index = json.loads((file.parent / "index.json").read_text())
+    assert index["clients"][0]["added_file"] == "A_b.added.safetensors"
+    readme = (file.parent / "README.md").read_text()
+    assert "holds what tests.runs.test_export:Adding trains beside this network" in readme
+    assert "trains a little more on its own samples first" in readme
+    config = json.loads((run.path / "config.json").read_text())
+    (run.path / "config.json").write_text(json.dumps(config | {"method": "gone:Away"}))
+    assert export_models(Run(run.path), overwrite=True)  # the models outlive the method's code
+
+
+def test_a_network_given_in_python(tmp_path):
+    torch.manual_seed(0)
+    module = nn.Sequential()
+    module.add_module("start", nn.Linear(6, 5))
+    module.add_module("fc", nn.Linear(5, 4))
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    run = make_run(tmp_path / "run", module=module)
+    with pytest.raises(BadInput, match="was given in Python: give it again"):
+        export_models(run)
+    (file, *_) = export_models(run, module=module)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    x = torch.randn(3, 6)
+    expected = Net(module, x)(run.personal_model("A_b"), x)
+    module.load_state_dict(load_file(file))
+    assert torch.allclose(module(x), expected, atol=1e-6)
+    assert "model = module" in (file.parent / "README.md").read_text()
+
+
+def test_before_the_first_score_and_with_a_damaged_config(run):
+    records = [{name: value for name, value in run.rounds[0].items() if name != "client_accuracy"}]
+    (run.path / "rounds.jsonl").write_text(json.dumps(records[0]) + "\n")
+    (file, *_) = export_models(Run(run.path))
+    index = json.loads((file.parent / "index.json").read_text())
+    assert (index["accuracy_round"], index["clients"][0]["accuracy"]) == (None, None)
+    config = {name: value for name, value in run.config.items() if name != "ran_on"}
+    with pytest.raises(BadInput, match=r"config.json is not complete: 'ran_on' is missing"):
+        plain_model(config)
+
+
+def test_names_that_every_file_system_takes():
+    names = ["Ward 7", "ward 7", "../etc", "", "nul", "--help", "Ünï", "x.added", "y" * 300, "ward_7-2"]
+    found = file_names(names)
+    assert found[:8] == ["Ward_7", "ward_7-2", "___etc", "client", "client-nul", "help", "_n_", "x_added"]
+    assert len(found[8]) == 100
+    assert found[9] == "ward_7-2-2"
+    assert len({name.casefold() for name in found}) == len(names)
