@@ -175,7 +175,7 @@ def _name_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
         axes.annotate(
             curves[place].label,
             xy=(1.0, heights[place]),
-            xytext=(1.07, height),
+            xytext=(1.08, height),
             xycoords="axes fraction",
             textcoords="axes fraction",
             va="center",
@@ -187,8 +187,10 @@ def _name_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
                 "linestyle": stroke,
                 "linewidth": 1.0,
                 "relpos": (0, 0.5),
+                # Level at both ends, so that it is clear whose name it leads to however steep it is.
+                "connectionstyle": "arc,angleA=180,angleB=0,armA=9,armB=7,rad=0",
                 "shrinkA": 3,
-                "shrinkB": 4,
+                "shrinkB": 3,
             },
             annotation_clip=False,
         )
