@@ -19,11 +19,6 @@ class Order:
     steps: np.ndarray
     """[k] how many steps each client takes; clients with less data take fewer."""
 
-    @property
-    def full(self) -> bool:
-        """Whether nothing is padded."""
-        return bool((self.sizes == self.index.shape[-1]).all())
-
 
 def draw_order(
     names: tuple[str, ...], counts: list[int], phase: Phase, local: LocalTraining, key: tuple[int | str, ...]
