@@ -25,7 +25,7 @@ class Losses:
 
     def add(self, value: Tensor, active: Tensor | None) -> None:
         """Count one step."""
-        self.total += value if active is None else value * active
+        self.total += value if active is None else value.masked_fill(active == 0, 0)
         self.steps += 1 if active is None else active
 
     def mean(self) -> Tensor:
@@ -77,14 +77,15 @@ def descend(
 ) -> None:
     """Take one step of SGD with clipping and momentum, in place; a client that is not active stays as it is."""
     scale: Tensor | float = _clipping(direction, local.clip, axes) if local.clip else 1.0
-    moving: Tensor | float = 1.0 if active is None else active
     keep: Tensor | float = phase.momentum
     if active is not None:
         keep = torch.full_like(active, phase.momentum).masked_fill_(active == 0, 1.0)
     for name, value in direction.items():
-        value = value * _spread(scale * moving, value)
+        value = value * _spread(scale, value)
         if local.weight_decay:  # after clipping, as it is in torch's SGD
-            value = value + local.weight_decay * params[name] * _spread(moving, value)
+            value = value + local.weight_decay * params[name]
+        if active is not None:  # not times 0: what comes of an empty batch need not be a number
+            value = value.masked_fill(_per_client(active == 0, value), 0)
         velocity[name].mul_(_spread(keep, value)).add_(value)
         if active is None:
             params[name].add_(velocity[name], alpha=-phase.lr)
@@ -105,4 +106,8 @@ def _spread(factor: Tensor | float, like: Tensor) -> Tensor | float:
     """Give one number per client the shape to multiply that client's tensor with."""
     if isinstance(factor, float) or factor.dim() == 0:
         return factor
-    return factor.to(like.dtype).reshape(-1, *[1] * (like.dim() - 1))
+    return _per_client(factor.to(like.dtype), like)
+
+
+def _per_client(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (like.dim() - 1))
