@@ -95,7 +95,7 @@ def round_operations(settings: Settings, federation: Federation) -> float:
     """Count the floating-point operations that one round of local training needs, forward and backward."""
     net = make_net(settings, federation.sample_shape, federation.classes)
     simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
-    counts = simulator.train.counts.tolist()
+    counts: list[int] = simulator.train.counts.tolist()
     batch = min(settings.local.batch, max(counts))
     steps = [max(count // settings.local.batch, 1) * settings.local.epochs for count in counts]
     return _step_operations(simulator.net, simulator, batch) * sum(steps)

@@ -150,12 +150,14 @@ def parse_arguments(kind: type[Any], arguments: Sequence[str], prog: str, descri
 
 
 def _sentence(box: str, prog: str) -> str:
-    """Take the one sentence out of the box that the parser draws."""
-    lines = [line.strip("│ ").strip() for line in box.splitlines() if line.startswith("│")]
-    text, *rest = re.split(r"─{5,}", " ".join(lines))
-    close = re.findall(r"--[a-z][\w-]*", " ".join(rest[:1])) if "Perhaps you meant" in " ".join(rest[:1]) else []
+    """Take the one sentence out of the box that the parser draws: of lines, or of dashes where there are none."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip("│ ") for line in plain.splitlines() if not line.startswith(("╭", "╰"))]
+    sections = [" ".join(part.split()) for part in re.split(r"[─-]{5,}", " ".join(lines))]
+    text, *rest = sections if "╭" in plain else sections[1:]  # a box of dashes has its title inside
+    close = re.findall(r"--[a-z][\w-]*", rest[0]) if rest and rest[0].startswith("Perhaps you meant") else []
     hint = f"perhaps you meant {' or '.join(dict.fromkeys(close))}" if close else f"{prog} --help lists what is valid"
-    return f"{text.strip().rstrip('.')}; {hint}."
+    return f"{text.rstrip('.')}; {hint}."
 
 
 def given(arguments: Sequence[str], option: str) -> str | None:

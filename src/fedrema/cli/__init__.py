@@ -1,6 +1,7 @@
 """The command line. Commands import what they need when they are called, so that help comes at once."""
 
 import importlib
+import io
 import sys
 from collections.abc import Sequence
 
@@ -23,6 +24,9 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 2 for anything the user can mend, 130 when interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without ± shows ? instead of failing
+            stream.reconfigure(errors="replace")
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return 0

@@ -20,7 +20,7 @@ class Personalize:
     data: Path
     """The new client's samples: a .npz with x and y, and perhaps split; without it a part is kept for testing."""
     out: Path | None = None
-    """Where to write its model; default: models/NAME.safetensors in the run's folder."""
+    """Where to write its model; default: newcomers/NAME.safetensors in the run's folder."""
     epochs: int | None = None
     """Passes over its samples, before matching and again after; default: those of the run."""
     overwrite: bool = False

@@ -12,6 +12,7 @@ class RunProgress:
     """A bar per run, on the error stream, so that results can be piped; silent where nobody looks."""
 
     def __init__(self, quiet: bool) -> None:
+        console = Console(stderr=True)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -19,13 +20,12 @@ class RunProgress:
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=quiet,
+            console=console,
+            disable=quiet or not console.is_terminal,
             expand=True,
         )
 
     def __enter__(self) -> "RunProgress":
-        self.progress.start()
         return self
 
     def __exit__(
@@ -34,7 +34,8 @@ class RunProgress:
         self.progress.stop()
 
     def watch(self, label: str, rounds: int, done: int = 0) -> "Watch":
-        """Add the bar of a run that is about to begin, or to go on."""
+        """Add the bar of a run that is ready to play."""
+        self.progress.start()
         return Watch(self.progress, self.progress.add_task(label, total=rounds, completed=done, state=""))
 
 

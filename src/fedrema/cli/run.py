@@ -14,8 +14,7 @@ from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.report.compare import comparison_table
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Interrupted, execute
-from fedrema.runs.execute import resume as go_on
+from fedrema.runs.execute import Interrupted, begin, take_up
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
 from fedrema.settings import Settings, as_arguments, given, parse_arguments, parse_settings, read_config
@@ -86,8 +85,9 @@ def _run(wanted: list[Settings]) -> int:
         try:
             for settings in wanted:
                 seed = f" seed {settings.simulation.seed}" if len(wanted) > 1 else ""
+                prepared = begin(settings)
                 watch = progress.watch(f"{settings.method.title}{seed}", settings.simulation.rounds)
-                done.append(execute(settings, watch=watch))
+                done.append(prepared.play(watch))
         except Interrupted as stop:
             return _interrupted(stop)
     if not quiet:
@@ -140,9 +140,10 @@ def resume(arguments: list[str]) -> int:
     rounds = asked.rounds if asked.rounds is not None else int(run.settings["rounds"])
     if rounds < len(run.rounds):
         raise BadInput(f"--rounds {rounds} lies before round {len(run.rounds)}, which {asked.dir} has reached.")
+    prepared = take_up(asked.dir, tuple(changes))
     with RunProgress(asked.quiet) as progress:
         try:
-            done = go_on(asked.dir, tuple(changes), watch=progress.watch(run.method, rounds))
+            done = prepared.play(progress.watch(run.method, rounds, prepared.world.round))
         except Interrupted as stop:
             return _interrupted(stop)
     if not asked.quiet:

@@ -149,7 +149,8 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
         if not path.exists():
             raise BadInput(f"{path} does not exist: name the folder of a run, or one that holds runs.")
         below = sorted(file.parent for file in path.rglob("config.json")) if path.is_dir() else []
+        below = [folder for folder in below if (folder / "rounds.jsonl").is_file()]
         if not below:
-            raise BadInput(f"{path} holds no run: no config.json in it or below.")
+            raise BadInput(f"{path} holds no run: no config.json with rounds.jsonl in it or below.")
         found += below
     return list(dict.fromkeys(found))

@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -36,7 +38,19 @@ def execute(
     module: nn.Module | None = None,
     watch: Watcher | None = None,
 ) -> Run:
-    """Run from the start. Nothing is written before everything that can be refused has been checked."""
+    """Run from the start to the end."""
+    return begin(settings, federation, module).play(watch)
+
+
+def resume(
+    path: Path, arguments: tuple[str, ...] = (), module: nn.Module | None = None, watch: Watcher | None = None
+) -> Run:
+    """Go on from the last checkpoint to the end."""
+    return take_up(path, arguments, module).play(watch)
+
+
+def begin(settings: Settings, federation: Federation | None = None, module: nn.Module | None = None) -> "Prepared":
+    """Prepare a new run. Nothing is written before everything that can be refused has been checked."""
     directory = RunDirectory(settings.output.out or default_folder(settings))
     directory.check_free(settings.output.overwrite)
     simulator = prepare(settings, federation or build_federation(settings.data), module)
@@ -44,26 +58,23 @@ def execute(
     directory.create(describe(settings, simulator, module is not None))
     if federation is not None:
         federation.save(directory.path / FEDERATION_FILE)
-    return _play(directory, simulator, world, settings.output.checkpoint_every, watch)
+    return Prepared(directory, simulator, world, settings.output.checkpoint_every)
 
 
-def resume(
-    path: Path,
-    arguments: tuple[str, ...] = (),
-    module: nn.Module | None = None,
-    watch: Watcher | None = None,
-) -> Run:
-    """Go on from the last checkpoint; on a CPU the end is bit-identical to that of a run that was never stopped."""
+def take_up(path: Path, arguments: tuple[str, ...] = (), module: nn.Module | None = None) -> "Prepared":
+    """Prepare to go on; on a CPU the end is bit-identical to that of a run that was never stopped."""
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, arguments, module is not None)
     simulator = prepare(settings, build_federation(settings.data), module)
-    identity = directory.config().get("identity")
-    if identity_of(settings, simulator.federation, module is not None) != identity:
+    config = directory.config()
+    if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
         raise BadInput(f"The settings or the data of {path} have changed since it began: it cannot go on.")
     world = simulator.start()
     if directory.checkpoint_file.is_file():
-        world = load_world(directory.checkpoint_file, identity, simulator.device)
-    return _play(directory, simulator, world, settings.output.checkpoint_every, watch)
+        world = load_world(directory.checkpoint_file, config["identity"], simulator.device)
+    config["settings"]["rounds"] = settings.simulation.rounds
+    directory.write_json(directory.config_file, config)
+    return Prepared(directory, simulator, world, settings.output.checkpoint_every)
 
 
 def prepare(settings: Settings, federation: Federation, module: nn.Module | None = None) -> Simulator:
@@ -79,40 +90,51 @@ def make_net(settings: Settings, shape: tuple[int, ...], classes: int, module: n
     return build_net(settings.network, shape, classes, settings.simulation.seed)
 
 
-def _play(directory: RunDirectory, simulator: Simulator, world: World, every: int, watch: Watcher | None) -> Run:
-    identity = directory.config()["identity"]
-    records = directory.keep_rounds(world.round)
-    relations = directory.relations(world.round)
-    directory.summary_file.unlink(missing_ok=True)
-    saved = time.monotonic()
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to play."""
 
-    def save() -> None:
-        nonlocal saved
-        directory.write_relations(relations)
-        save_world(world, directory.checkpoint_file, identity)
+    directory: RunDirectory
+    simulator: Simulator
+    world: World
+    checkpoint_every: int
+
+    def play(self, watch: Watcher | None = None) -> Run:
+        """Play to the last round, recording and saving; `watch` is called with every round as it ends."""
+        directory, world = self.directory, self.world
+        records = directory.keep_rounds(world.round)
+        relations = directory.relations(world.round)
+        directory.summary_file.unlink(missing_ok=True)
         saved = time.monotonic()
+        with stopping_gently() as request:
+            try:
+                for played in self.simulator.play(world):
+                    directory.append(played.record)
+                    records.append(played.record)
+                    if played.relations:
+                        relations[world.round] = played.relations
+                    if watch:
+                        watch(played)
+                    if request.asked:
+                        break
+                    if self._due(time.monotonic() - saved):
+                        self._save(relations)
+                        saved = time.monotonic()
+            except Diverged as error:
+                self._save(relations)  # the round that failed left the world as it was
+                kept = f"round {world.round} is kept in {directory.path}"
+                raise Diverged(f"{str(error).rstrip('.')}; {kept}.") from error
+            self._save(relations)
+        if world.round < self.simulator.settings.rounds:
+            raise Interrupted(f"Stopped after round {world.round}; go on with: fedrema resume {directory.path}")
+        directory.write_json(directory.summary_file, summarise(records))
+        return Run(directory.path)
 
-    with stopping_gently() as request:
-        try:
-            for played in simulator.play(world):
-                directory.append(played.record)
-                records.append(played.record)
-                if played.relations:
-                    relations[world.round] = played.relations
-                if watch:
-                    watch(played)
-                if request.asked:
-                    break
-                due = (
-                    time.monotonic() - saved >= SECONDS_BETWEEN_CHECKPOINTS if every == 0 else world.round % every == 0
-                )
-                if due:
-                    save()
-        except Diverged as error:
-            save()  # the round that failed left the world as it was
-            raise Diverged(f"{str(error).rstrip('.')}; round {world.round} is kept in {directory.path}.") from error
-        save()
-    if world.round < simulator.settings.rounds:
-        raise Interrupted(f"Stopped after round {world.round}; go on with: fedrema resume {directory.path}")
-    directory.write_json(directory.summary_file, summarise(records))
-    return Run(directory.path)
+    def _due(self, seconds: float) -> bool:
+        if self.checkpoint_every:
+            return self.world.round % self.checkpoint_every == 0
+        return seconds >= SECONDS_BETWEEN_CHECKPOINTS
+
+    def _save(self, relations: dict[int, dict[str, np.ndarray]]) -> None:
+        self.directory.write_relations(relations)
+        save_world(self.world, self.directory.checkpoint_file, self.directory.config()["identity"])

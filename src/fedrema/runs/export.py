@@ -89,7 +89,7 @@ def export_models(
 
 def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, overwrite: bool = False) -> Path:
     """Write one more model of a run's network, whole or not at all; returns its file."""
-    file = Path(out) if out is not None else run.path / "models" / f"{file_names([name])[0]}.safetensors"
+    file = Path(out) if out is not None else run.path / "newcomers" / f"{file_names([name])[0]}.safetensors"
     if file.exists() and not overwrite:
         raise BadInput(f"{file} already exists: choose another with --out, or --overwrite to replace it.")
     model = plain_model(run.config)

@@ -1,0 +1,138 @@
+"""Whatever is wrong: one sentence, exit code 2, no traceback, nothing left behind."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.cli import main
+
+QUICK = ("--rounds", "2", "--quiet", "--out", "run")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def refuse(capsys, *arguments: str) -> str:
+    """Return the one sentence."""
+    assert main(list(arguments)) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("fedrema: ")
+    assert len(shown.err.strip().splitlines()) == 1, shown.err
+    return shown.err
+
+
+def own_data(**changes) -> None:
+    generator = np.random.default_rng(0)
+    arrays = {
+        "x": generator.random((30, 5), np.float32),
+        "y": generator.integers(0, 3, 30),
+        "client": np.repeat([0, 1, 2], 10),
+        **changes,
+    }
+    np.savez("own.npz", **{name: value for name, value in arrays.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "fedmagic"], "Method 'fedmagic' is unknown; valid are"),
+        (["run", "fedavg", "--dataset", "imagenet"], "imagenet"),
+        (["run", "fedavg", "--speed", "9"], "Unrecognized options: --speed"),
+        (["run", "fedavg", "--s", "-0.1"], "--s -0.1 is outside 0 to 1"),
+        (["run", "fedavg", "--samples", "1000"], "1797"),
+        (["run", "fedavg", "--device", "tpu"], "invalid choice 'tpu'"),
+        (["run", "fedavg", "--precision", "bf16", "--device", "cpu"], "--precision bf16 needs a CUDA device"),
+        (["run", "fedavg", "--net", "resnet"], "--net 'resnet' is unknown; valid are auto, mlp, cnn, alexnet"),
+        (["run", "fedavg", "--net", "cnn"], "--net cnn cannot take samples of shape (1, 8, 8)"),
+        (["run", "fedavg", "--federation", "missing.npz"], "missing.npz"),
+        (["run", "fedavg", "--federation", "nowhere:data"], "nowhere"),
+        (["resume", "missing"], "missing is not the folder of a run"),
+        (["compare", "missing"], "missing does not exist"),
+        (["export", "missing"], "missing does not exist"),
+        (["personalize", "missing", "--data", "new.npz"], "missing is not the folder of a run"),
+        (["personalize", "missing"], "--data"),
+        (["methods", "fedmagic"], "Method 'fedmagic' is unknown"),
+        (["partition", "--partition", "magic"], "invalid choice 'magic'"),
+        (["partition", "--plot", "fed.gif"], "fed.gif"),
+        (["bench", "fedmagic"], "Method 'fedmagic' is unknown"),
+        (["dance"], "Command 'dance' is unknown"),
+    ],
+)
+def test_requests_that_cannot_be_honoured(arguments, words, capsys, in_an_empty_folder):
+    extra = QUICK if arguments[0] == "run" else ()
+    assert words in refuse(capsys, *arguments, *extra)
+    assert not list(in_an_empty_folder.iterdir())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_cuda_where_there_is_none(capsys):
+    assert "--device cuda was asked for, but" in refuse(capsys, "run", "fedavg", "--device", "cuda", *QUICK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"x": np.full((30, 5), np.nan, np.float32)}, "NaN"),
+        ({"y": np.full(30, -1)}, "-1"),
+        ({"y": np.full(30, 0.5)}, "y has values that are not whole numbers"),
+        ({"client": None}, "client"),
+        ({"split": np.repeat([1, 0, 0], 10)}, "client '0' has only test samples"),
+        ({"y": np.zeros(29, int)}, "29"),
+    ],
+)
+def test_own_data_with_mistakes(changes, words, capsys, in_an_empty_folder):
+    own_data(**changes)
+    assert words in refuse(capsys, "run", "fedavg", "--federation", "own.npz", *QUICK)
+    assert not (in_an_empty_folder / "run").exists()
+
+
+def test_a_truncated_file_of_own_data(capsys, in_an_empty_folder):
+    own_data()
+    file = in_an_empty_folder / "own.npz"
+    file.write_bytes(file.read_bytes()[:-200])
+    assert "own.npz" in refuse(capsys, "run", "fedavg", "--federation", "own.npz", *QUICK)
+
+
+def test_pickled_data_is_not_opened(capsys):
+    own_data(x=np.array([{"a": 1}] * 30, dtype=object))
+    refuse(capsys, "run", "fedavg", "--federation", "own.npz", *QUICK)
+
+
+def test_a_file_where_a_folder_is_expected(capsys, in_an_empty_folder):
+    (in_an_empty_folder / "file").write_text("")
+    for arguments in (
+        ["run", "fedavg", "--out", "file"],
+        ["run", "fedavg", "--dataset", "mnist", "--data-dir", "file"],
+        ["resume", "file"],
+        ["export", "file"],
+        ["data", "--data-dir", "file"],
+        ["compare", "file"],
+    ):
+        assert "file" in refuse(capsys, *arguments)
+    assert (in_an_empty_folder / "file").read_text() == ""
+
+
+def test_a_network_that_cannot_be_stacked(capsys, in_an_empty_folder):
+    (in_an_empty_folder / "dropping.py").write_text(
+        "from torch import nn\n"
+        "def net(shape, classes):\n"
+        "    net = nn.Module()\n"
+        "    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5))\n"
+        "    from fedrema.nets import Split\n"
+        "    return Split(body, nn.Linear(8, classes))\n"
+    )
+    words = refuse(capsys, "run", "fedavg", "--net", "dropping:net", "--backend", "stacked", *QUICK)
+    assert "'body.2' (Dropout)" in words
+    assert "use --backend loop" in words
+    assert main(["run", "fedavg", "--net", "dropping:net", *QUICK]) == 0
+
+
+def test_divergence_names_round_and_client(capsys, in_an_empty_folder):
+    words = refuse(capsys, "run", "fedavg", "--lr", "1e20", "--clip", "0", "--rounds", "30", "--quiet", "--out", "run")
+    assert "diverged in round" in words
+    assert "of client" in words
+    assert (in_an_empty_folder / "run" / "checkpoint" / "world.safetensors").is_file()

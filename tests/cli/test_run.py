@@ -1,0 +1,171 @@
+"""fedrema run, resume, methods, data, partition, personalize, bench: as a user types them."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import fedrema
+from fedrema.cli import COMMANDS, main
+
+QUICK = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+def test_help_names_every_command_and_needs_no_torch():
+    code = "import sys, fedrema.cli; fedrema.cli.main(['--help']); assert 'torch' not in sys.modules"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert all(command in shown for command in COMMANDS)
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert fedrema.__version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command, capsys):
+    try:
+        code = main([command, "--help"])
+    except SystemExit as stop:
+        code = stop.code or 0
+    assert code == 0
+    assert "usage: fedrema " + command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", fedrema.registry())
+def test_every_method_explains_its_settings(method, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["run", method, "--help"])
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    for option in ("--lr", "--dataset", "--participation", "--backend", "--out", "--weight-decay", "--schedule"):
+        assert option in shown
+
+
+def test_without_arguments_three_methods_run_side_by_side(in_an_empty_folder, capsys):
+    assert main(["run", *QUICK, "--seeds", "2"]) == 0
+    shown = capsys.readouterr().out
+    for title in ("Local", "FedAvg", "FedReMa"):
+        assert title in shown
+    folder = next((in_an_empty_folder / "runs").iterdir())
+    assert folder.name.startswith("demo-digits-")
+    assert f"Results: runs/{folder.name}" in shown
+    assert sorted(path.name for path in folder.iterdir()) == ["fedavg", "fedrema", "local"]
+    assert sorted(path.name for path in (folder / "local").iterdir()) == ["seed-0", "seed-1"]
+
+
+def test_a_run_and_what_follows(in_an_empty_folder, capsys):
+    assert main(["run", "fedrema", *QUICK, "--out", "first", "--record", "relations"]) == 0
+    assert "Next:    fedrema export first" in capsys.readouterr().out
+    assert main(["resume", "first", "--rounds", "5"]) == 0
+    assert len(fedrema.load("first").rounds) == 5
+    assert "S" in fedrema.load("first").relations()[5]
+    assert main(["resume", "first", "--rounds", "2"]) == 2
+    assert "--rounds 2 lies before round 5" in capsys.readouterr().err
+
+
+def test_quiet_says_nothing(capsys):
+    assert main(["run", "local", *QUICK, "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == ""
+
+
+def test_the_method_may_stand_in_the_file(in_an_empty_folder):
+    (in_an_empty_folder / "mine.toml").write_text('method = "fedper"\nrounds = 2\nout = "mine"\nquiet = true\n')
+    assert main(["run", "--config", "mine.toml"]) == 0
+    assert fedrema.load("mine").method == "fedper"
+
+
+def test_one_taken_folder_stops_all_before_the_first(in_an_empty_folder, capsys):
+    assert main(["run", "local", *QUICK, "--quiet", "--out", "all/seed-1"]) == 0
+    assert main(["run", "local", *QUICK, "--quiet", "--seeds", "2", "--out", "all"]) == 2
+    assert "already exists" in capsys.readouterr().err
+    assert not (in_an_empty_folder / "all" / "seed-0").exists()
+
+
+def test_methods(capsys):
+    assert main(["methods"]) == 0
+    shown = capsys.readouterr().out
+    for kind in fedrema.registry().values():
+        assert kind.title in shown
+    assert "--delta" in shown
+    assert main(["methods", "fedrema"]) == 0
+    assert "Eq. 6" in capsys.readouterr().out
+    assert main(["methods", "--paper"]) == 0
+    assert "table1-cifar10" in capsys.readouterr().out
+
+
+def test_data(capsys, tmp_path):
+    assert main(["data", "--data-dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    for name in ("digits", "mnist", "fmnist", "cifar10", "comes with scikit-learn", "fetched at first use"):
+        assert name in shown
+
+
+def test_partition_saves_draws_and_can_be_trained_on(in_an_empty_folder, capsys):
+    assert (
+        main(["partition", "--partition", "dirichlet", "--alpha", "0.3", "--save", "fed.npz", "--plot", "fed.png"]) == 0
+    )
+    shown = capsys.readouterr().out
+    assert "Saved: fed.npz" in shown
+    assert "Drawn: fed.png" in shown
+    assert (in_an_empty_folder / "fed.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["run", "fedavg", "--federation", "fed.npz", "--rounds", "2", "--quiet", "--out", "run"]) == 0
+    assert fedrema.load("run").config["federation"]["fingerprint"] == fedrema.Federation.load("fed.npz").fingerprint
+
+
+@pytest.fixture
+def newcomer(in_an_empty_folder):
+    digits = fedrema.make_federation(clients=1, samples=40, s=1.0, partition="iid", data_seed=9)
+    np.savez(in_an_empty_folder / "new.npz", x=digits.x, y=digits.y)
+    return "new.npz"
+
+
+@pytest.mark.parametrize("method", fedrema.registry())
+def test_a_newcomer_gets_a_model(method, newcomer, capsys, in_an_empty_folder):
+    from safetensors.torch import load_file
+
+    assert main(["run", method, *QUICK, "--quiet", "--out", "run"]) == 0
+    assert main(["personalize", "run", "--data", newcomer, "--out", "new.safetensors"]) == 0
+    shown = capsys.readouterr().out
+    assert "fine-tuned" in shown
+    assert ("matched" in shown) == (method == "fedrema")
+    assert set(load_file("new.safetensors")) == {"1.weight", "1.bias", "3.weight", "3.bias"}
+    assert main(["personalize", "run", "--data", newcomer, "--out", "new.safetensors"]) == 2
+    assert "already exists" in capsys.readouterr().err
+
+
+def test_a_newcomer_that_does_not_fit(newcomer, capsys, in_an_empty_folder):
+    assert main(["run", "fedrema", *QUICK, "--quiet", "--out", "run"]) == 0
+    generator = np.random.default_rng(0)
+    np.savez("wide.npz", x=generator.random((10, 3), np.float32), y=generator.integers(0, 10, 10))
+    np.savez("labels.npz", x=generator.random((10, 1, 8, 8), np.float32), y=np.full(10, 99))
+    for file, words in [
+        ("wide.npz", "has samples of shape (3,); the run was trained on (1, 8, 8)"),
+        ("labels.npz", "99"),
+        ("missing.npz", "is not a file"),
+    ]:
+        assert main(["personalize", "run", "--data", file]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_bench_measures_and_says_where_time_goes(capsys, in_an_empty_folder, monkeypatch):
+    monkeypatch.setenv("FEDREMA_DATA", str(in_an_empty_folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(in_an_empty_folder))
+    assert main(["bench", "--dataset", "digits", "--samples", "40", "--net", "mlp", "--rounds", "3"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("train", "evaluate", "logging", "Around training", "GFLOP/s", "matrix product"):
+        assert words in shown
+    assert main(["bench", "--clients", "2", "--samples", "20", "--rounds", "2", "--epochs", "1"]) == 0
+    assert "generated in the shape of mnist" in capsys.readouterr().out
+    assert main(["bench", "--rounds", "1"]) == 2
+    assert "--rounds must be at least 2 to measure" in capsys.readouterr().err
