@@ -1,0 +1,243 @@
+"""Which backend trains what, and that it does not matter which."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedrema.core import LocalTraining
+from fedrema.data import Federation
+from fedrema.engine import choose_device, choose_precision, make_engine
+from fedrema.engine.stacked import why_not_stackable
+from fedrema.errors import BadInput
+from fedrema.methods.fedavg import FedAvg
+from fedrema.methods.fedrema import FedReMa
+from fedrema.net import Net
+from fedrema.nets import Network, Split, build_net
+from fedrema.simulate import Simulation, Simulator
+
+from ..conftest import make_federation
+
+
+class Recurrent(nn.Module):
+    """Reads six features as three steps of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = nn.LSTM(2, 5, batch_first=True)
+        self.fc = nn.Linear(5, 4)
+
+    def forward(self, x):
+        steps, _ = self.memory(x.reshape(len(x), 3, 2))
+        return self.fc(steps[:, -1])
+
+
+def split(*body, width=8):
+    return Split(nn.Sequential(*body), nn.Linear(width, 4))
+
+
+def with_dropout(chance=0.5):
+    return split(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(chance))
+
+
+def with_batch_norm():
+    return split(nn.BatchNorm1d(6), nn.Linear(6, 8), nn.ReLU())
+
+
+def make_net(build) -> Net:
+    """The same weights whatever the seed of training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Net(build(), torch.ones(1, 6))
+
+
+def play(net, federation, local, method=FedAvg, **settings):
+    chosen = {"rounds": 2, "device": "cpu", "precision": "float64", "backend": "loop", **settings}
+    played = Simulator(method(), net, federation, local, Simulation(**chosen))
+    world = played.start()
+    records = [each.record for each in played.play(world)]
+    return played, world, records
+
+
+def distance(one, other):
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def test_without_a_gpu_asking_for_one_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(BadInput) as caught:
+        choose_device("cuda")
+    assert str(caught.value) == (
+        "--device cuda was asked for, but this machine has no usable CUDA device: use --device cpu or auto."
+    )
+    assert choose_device("auto") == torch.device("cpu")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_arithmetic_of_a_gpu_is_refused_on_the_cpu(precision):
+    with pytest.raises(BadInput) as caught:
+        choose_precision(precision, torch.device("cpu"))
+    assert str(caught.value) == f"--precision {precision} needs a CUDA device; on the CPU use float32 or float64."
+
+
+def test_weights_stay_float32_unless_float64_is_asked_for():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    try:
+        assert choose_precision("auto", cuda)[0] is torch.float32
+        assert torch.backends.cuda.matmul.allow_tf32
+        assert torch.backends.cudnn.allow_tf32
+        with warnings.catch_warnings(action="ignore"):  # autocast complains where there is no GPU
+            dtype, context = choose_precision("bf16", cuda)
+        assert dtype is torch.float32
+        assert context.fast_dtype is torch.bfloat16
+    finally:
+        assert choose_precision("auto", cpu)[0] is torch.float32
+    assert choose_precision("float64", cuda)[0] is torch.float64
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "backend"),
+    [("mlp", (6,), "stacked"), ("cnn", (1, 28, 28), "loop"), ("alexnet", (3, 32, 32), "loop")],
+)
+def test_on_a_cpu_convolutions_are_looped_and_the_rest_is_stacked(network, shape, backend):
+    net = build_net(Network(net=network), shape, 4, seed=0)
+    sample = torch.zeros(1, *shape)
+    assert make_engine("auto", net, sample).name == backend
+    assert make_engine("loop", net, sample).name == "loop"
+    assert make_engine("stacked", net, sample).name == "stacked"
+
+
+@pytest.mark.parametrize(
+    ("build", "layer"),
+    [
+        (with_batch_norm, "layer 'body.0' (BatchNorm1d) mixes the samples of a batch"),
+        (with_dropout, "layer 'body.2' (Dropout) does not run under vmap"),
+        (Recurrent, "layer 'memory' (LSTM) does not run under vmap"),
+    ],
+)
+def test_what_cannot_be_stacked_is_named_and_looped(build, layer):
+    net, sample = make_net(build), torch.zeros(1, 6)
+    assert why_not_stackable(net, sample).startswith(layer)
+    with pytest.raises(BadInput) as caught:
+        make_engine("stacked", net, sample)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"--backend stacked cannot train this network: {layer}")
+    assert sentence.endswith("; use --backend loop.")
+    assert "\n" not in sentence
+    assert make_engine("auto", net, sample).name == "loop"
+
+
+def test_an_obstacle_in_the_head_is_named_as_the_user_names_it():
+    net = make_net(lambda: Split(nn.Linear(6, 8), nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 4))))
+    assert why_not_stackable(net, torch.zeros(1, 6)).startswith("layer 'head.0' (Dropout)")
+
+
+def test_looking_for_obstacles_changes_nothing():
+    net = make_net(lambda: split(nn.Linear(6, 8), nn.ReLU()))
+    before = {name: value.clone() for name, value in net.initial.items()}
+    assert why_not_stackable(net, torch.ones(1, 6)) is None
+    assert all(torch.equal(net.initial[name], before[name]) for name in before)
+    assert not any(value.requires_grad for value in net.initial.values())
+    assert not any(layer._forward_pre_hooks for _, layer in net.layers())
+
+
+def test_recurrent_networks_train_in_the_loop():
+    _, _, records = play(make_net(Recurrent), make_federation(), LocalTraining(epochs=5, batch=5, lr=0.1), rounds=4)
+    assert records[-1]["loss"] < records[0]["loss"]
+
+
+# Every client takes all its samples in each step: the seed then only reaches what layers draw for themselves.
+WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1)
+
+
+def test_dropout_follows_the_seed():
+    federation = make_federation()
+    first, again, other = (play(make_net(with_dropout), federation, WHOLE, seed=seed)[1] for seed in (0, 0, 1))
+    for name, value in first.params.common.items():
+        assert torch.equal(value, again.params.common[name])
+    assert distance(first.params.common, other.params.common) > 1e-3
+    still = [play(make_net(lambda: with_dropout(0.0)), federation, WHOLE, seed=seed)[1] for seed in (0, 1)]
+    assert distance(still[0].params.common, still[1].params.common) < 1e-12
+
+
+def test_dropout_follows_the_client_and_not_its_row():
+    federation = make_federation()
+    _, straight, _ = play(make_net(with_dropout), federation, WHOLE)
+    _, turned, _ = play(make_net(with_dropout), federation.reorder([3, 1, 0, 2]), WHOLE)
+    assert distance(straight.params.common, turned.params.common) < 1e-12
+
+
+def test_training_leaves_torchs_own_random_numbers_alone():
+    before = torch.get_rng_state()
+    play(make_net(with_dropout), make_federation(), WHOLE)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_predictions_do_not_drop_anything():
+    federation = make_federation()
+    played, world, _ = play(make_net(with_dropout), federation, WHOLE)
+    crowd = played.crowd(world, torch.arange(4))
+    predicted = played.engine.scores(played.method, crowd, played.test)
+    assert torch.equal(predicted, played.engine.scores(played.method, crowd, played.test))
+    params = world.params.common
+    hidden = (played.test.x @ params["body.0.weight"].T + params["body.0.bias"]).relu()
+    expected = (hidden @ params["head.weight"].T + params["head.bias"]).argmax(-1)
+    real = torch.arange(expected.shape[1]) < played.test.counts[:, None]
+    assert torch.equal(predicted, torch.where(real, expected, -1))
+
+
+def test_running_statistics_are_averaged_like_weights():
+    federation = make_federation()
+    local = LocalTraining(epochs=1, batch=1000, lr=0.1)
+    _, world, _ = play(make_net(with_batch_norm), federation, local, rounds=1)
+    train = federation.split("train")
+    # One step on all samples: statistics move a tenth of the way from (0, 1) to each client's own.
+    own = [train.x[row, :count].astype(float) for row, count in enumerate(train.count)]
+    means = np.stack([0.1 * x.mean(0) for x in own])
+    variances = np.stack([0.9 + 0.1 * x.var(0, ddof=1) for x in own])
+    shares = train.count / train.count.sum()
+    assert world.params.common["body.0.running_mean"].numpy() == pytest.approx(shares @ means, abs=1e-12)
+    assert world.params.common["body.0.running_var"].numpy() == pytest.approx(shares @ variances, abs=1e-12)
+    assert "body.0.running_mean" not in world.velocity
+    assert "body.0.weight" in world.velocity
+
+
+def test_a_network_with_batch_norm_learns():
+    local = LocalTraining(epochs=3, batch=5, lr=0.1)
+    _, _, records = play(make_net(with_batch_norm), make_federation(), local, rounds=6)
+    assert records[-1]["loss"] < 0.7 * records[0]["loss"]
+    assert records[-1]["accuracy"] > 0.6
+
+
+def image_federation(shape, counts=(4, 7, 3)):
+    """Random pixels; every client keeps one image for testing."""
+    generator = np.random.default_rng(0)
+    client = np.repeat(np.arange(len(counts)), counts)
+    test = np.diff(client, prepend=-1) > 0
+    x = generator.integers(0, 256, (len(client), *shape), dtype=np.uint8)
+    return Federation.from_arrays(x, generator.integers(0, 10, len(client)), client, split=test, classes=10)
+
+
+@pytest.mark.parametrize(("network", "shape"), [("cnn", (1, 28, 28)), ("alexnet", (3, 32, 32))])
+def test_the_papers_networks_train_alike_looped_and_stacked(network, shape):
+    federation = image_federation(shape)
+    local = LocalTraining(epochs=1, batch=2, lr=0.05, drop_incomplete=False)
+    worlds, losses = [], []
+    for backend in ("loop", "stacked"):
+        net = build_net(Network(net=network), shape, 10, seed=0)
+        _, world, records = play(net, federation, local, FedReMa, rounds=1, backend=backend)
+        worlds.append(world)
+        losses.append(records[0]["client_loss"])
+    for row in range(3):
+        assert distance(worlds[0].params.row(row), worlds[1].params.row(row)) < 1e-9
+    assert distance(worlds[0].velocity, worlds[1].velocity) < 1e-9
+    assert losses[0] == pytest.approx(losses[1], abs=1e-9)
+    # Something was learnt at all.
+    initial = net.initial
+    assert distance(worlds[0].params.row(0), initial) > 1e-4
