@@ -30,7 +30,8 @@ class StackedEngine:
         nothing = crowd.counts.new_empty((len(crowd), 0))
         data = samples.stacked(crowd.clients) if samples else Batch(nothing, nothing, nothing, nothing)
         with torch.no_grad(), self.autocast:
-            made: dict[str, Tensors] = _over_clients(hook, crowd, crowd.all(), data)
+            # Hooks draw from the moment's generator: the same for each client, as in the loop.
+            made: dict[str, Tensors] = _over_clients(hook, crowd, crowd.all(), data, randomness="same")
         return made
 
     def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
@@ -73,7 +74,12 @@ class StackedEngine:
 
 
 def _over_clients(
-    function: Callable[[Client, Batch], Any], crowd: Crowd, client: Client, batch: Batch, params_axis: int | None = None
+    function: Callable[[Client, Batch], Any],
+    crowd: Crowd,
+    client: Client,
+    batch: Batch,
+    params_axis: int | None = None,
+    randomness: str = "error",
 ) -> Any:
     """Map a function of one client and its batch over all of them; what is common is not copied."""
     axes: dict[str, Any] = {
@@ -90,7 +96,8 @@ def _over_clients(
     fields = {name: getattr(client, name) for name in axes}
     # vmap refuses an axis for a dict without tensors.
     axes = {name: None if isinstance(fields[name], dict) and not fields[name] else axis for name, axis in axes.items()}
-    return vmap(one, in_dims=(axes, 0, 0, 0, 0))(fields, batch.x, batch.y, batch.mask, batch.index)
+    mapped = vmap(one, in_dims=(axes, 0, 0, 0, 0), randomness=randomness)
+    return mapped(fields, batch.x, batch.y, batch.mask, batch.index)
 
 
 def _feed(samples: Samples, clients: Tensor, order: Order) -> Iterator[tuple[tuple[Batch, ...], Tensor | None]]:
