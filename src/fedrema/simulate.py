@@ -119,7 +119,7 @@ class Simulator:
                 return {"added": added, "memory": new.memory}
 
             made = self.engine.each(begun, crowd, None)
-            memory = made.get("memory", {})
+            memory = Stacked(made.get("memory", {})).copied(clients)
             params = Stacked(made.get("added", {}), everyone.common)
         shared = {name: role is Role.SHARED for name, role in self.roles(params).items()}
         own = {name: value for name, value in params.copied(clients).items() if not shared[name]}
@@ -279,7 +279,7 @@ class Simulator:
     def _check(self, crowd: Crowd, losses: Tensor, trained: Tensors, extras: Tensors, moment: Moment) -> None:
         finite = torch.isfinite(losses)
         for value in (*trained.values(), *extras.values()):
-            finite = finite & torch.isfinite(value.flatten(1).sum(dim=1))
+            finite = finite & torch.isfinite(value.reshape(len(value), -1).sum(dim=1))
         if not finite.all():
             names = ", ".join(name for name, fine in zip(crowd.names, finite.tolist(), strict=True) if not fine)
             raise Diverged(

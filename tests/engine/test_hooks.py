@@ -1,0 +1,324 @@
+"""Every hook of a method, looped and stacked."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from fedrema.core import Answer, LocalTraining, Method, Phase, Role, average, cross_entropy, mix
+from fedrema.net import Net
+from fedrema.nets import Split
+from fedrema.simulate import Simulation, Simulator
+
+from ..conftest import make_federation
+
+BACKENDS = ["loop", "stacked"]
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+
+
+class Watched(torch.autograd.Function):
+    """The identity; counts how often anybody differentiates through it."""
+
+    generate_vmap_rule = True
+    backwards = 0
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Watched.backwards += 1
+        return gradient
+
+
+class Watch(nn.Module):
+    def forward(self, x):
+        return Watched.apply(x)
+
+
+def make_net() -> Net:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Split(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Watch()), nn.Linear(5, 4))
+    return Net(module, torch.ones(1, 6))
+
+
+def simulator(method, backend, local=LOCAL, **settings) -> Simulator:
+    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
+    return Simulator(method, make_net(), make_federation(), local, Simulation(**chosen))
+
+
+def only_head(name):
+    return name.startswith("head.")
+
+
+def only_body(name):
+    return name.startswith("body.")
+
+
+@dataclass(frozen=True)
+class Staged(Method):
+    """Trains everything in round 1, and one part from then on."""
+
+    name: ClassVar[str] = "staged"
+    part: str = "head"
+
+    def role(self, net, name):
+        return Role.PRIVATE
+
+    def phases(self, local, moment):
+        trains = only_head if self.part == "head" else only_body
+        if moment.round == 1:
+            return super().phases(local, moment)
+        return (Phase(local.epochs, local.lr, local.momentum, trains=trains),)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("part", "frozen"), [("head", "body"), ("body", "head")])
+def test_what_a_phase_does_not_train_keeps_its_bits_and_its_momentum(backend, part, frozen):
+    played = simulator(Staged(part=part), backend)
+    world = played.start()
+    played.play_round(world)
+    params = {name: value.clone() for name, value in world.params.own.items()}
+    velocity = {name: value.clone() for name, value in world.velocity.items()}
+    assert all(value.abs().max() > 0 for value in velocity.values())
+    played.play_round(world)
+    for name in params:
+        same = name.startswith(frozen + ".")
+        assert torch.equal(world.params.own[name], params[name]) == same, name
+        assert torch.equal(world.velocity[name], velocity[name]) == same, name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("part", "differentiated"), [("head", False), ("body", True)])
+def test_a_frozen_body_is_not_differentiated(backend, part, differentiated):
+    played = simulator(Staged(part=part), backend)
+    world = played.start()
+    played.play_round(world)
+    Watched.backwards = 0
+    played.play_round(world)
+    assert (Watched.backwards > 0) == differentiated
+
+
+@dataclass(frozen=True)
+class Shrinking(Method):
+    """Its phase has another objective than the method."""
+
+    name: ClassVar[str] = "shrinking"
+
+    def phases(self, local, moment):
+        return (
+            Phase(1, lr=0.1, momentum=0.0, loss=lambda net, client, _: client.params["head.bias"].square().sum() / 2),
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_phase_can_bring_its_own_loss(backend):
+    played = simulator(Shrinking(), backend, LocalTraining(batch=1000, clip=0))
+    world = played.start()
+    record = played.play_round(world).record
+    initial = played.net.initial
+    assert torch.allclose(world.params.common["head.bias"], 0.9 * initial["head.bias"], atol=1e-15)
+    for name in ("body.0.weight", "body.0.bias", "head.weight"):
+        assert torch.allclose(world.params.common[name], initial[name], atol=1e-15)
+    assert record["loss"] == pytest.approx(float(initial["head.bias"].square().sum() / 2))
+
+
+@dataclass(frozen=True)
+class Everything(Method):
+    """Uses every hook: two heads mixed by a number that is trained, two phases, two batches a step, mail both ways."""
+
+    name: ClassVar[str] = "everything"
+    reach: float = 0.1
+
+    def role(self, net, name):
+        if name.startswith("second.") or name == "balance":
+            return Role.PRIVATE
+        return Role.PERSONAL if net.in_head(name) else Role.SHARED
+
+    def start(self, net, client, moment):
+        weight, bias = client.params["head.weight"], client.params["head.bias"]
+        noise = torch.randn(weight.shape, generator=moment.generator("second head"), dtype=weight.dtype)
+        second = {"second.weight": weight + 0.1 * noise, "second.bias": bias.clone(), "balance": bias.new_tensor(0.3)}
+        memory = {"rounds": bias.new_zeros(()), "mail": bias.new_zeros(4), "letter": client.count.new_zeros(())}
+        return client.having(params={**client.params, **second}, memory=memory)
+
+    def begin(self, net, client, data, moment):
+        features = net.features(client.params, data.x) * data.mask[:, None]
+        centre = features.sum(0) / data.mask.sum()
+        memory = {**client.memory, "rounds": client.memory["rounds"] + 1}
+        params = client.params
+        if "mean_labels" in client.inbox:
+            params = {**params, "head.bias": params["head.bias"] + 0.01 * client.inbox["mean_labels"]}
+        return client.having(params=params, memory=memory, inbox={**client.inbox, "centre": centre})
+
+    def phases(self, local, moment):
+        second = Phase(
+            1, local.lr, local.momentum, trains=lambda name: name.startswith("second."), loss=self.second_loss
+        )
+        return second, Phase(local.epochs, local.lr, local.momentum, batches_per_step=2)
+
+    def logits(self, net, client, x):
+        features = net.features(client.params, x)
+        second = {"head.weight": client.params["second.weight"], "head.bias": client.params["second.bias"]}
+        balance = client.params["balance"]
+        return balance * net.classify(client.params, features) + (1 - balance) * net.classify(second, features)
+
+    def second_loss(self, net, client, batch):
+        features = net.features(client.params, batch.x)
+        second = {"head.weight": client.params["second.weight"], "head.bias": client.params["second.bias"]}
+        return cross_entropy(net.classify(second, features), batch)
+
+    def loss(self, net, client, batch):
+        apart = sum((client.params[name] - client.received[name]).square().sum() for name in client.received)
+        features = (net.features(client.params, batch.x) - client.inbox["centre"]).square().sum(1)
+        pull = (features * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+        return cross_entropy(self.logits(net, client, batch.x), batch) + 0.05 * apart + 0.02 * pull
+
+    def step(self, gradient, client, batches):
+        inner = gradient(client, batches[0])
+        if len(batches) == 1:  # the first phase, and adapting
+            return inner
+        ahead = {name: client.params[name] - self.reach * inner[name] for name in inner}
+        return gradient(client.having(params={**client.params, **ahead}), batches[1])
+
+    def end(self, net, client, data, moment):
+        labels = (torch.nn.functional.one_hot(data.y, 4) * data.mask[:, None]).sum(0)
+        if "mean_labels" in client.inbox:
+            mail, letter = client.inbox["mean_labels"], client.inbox["letter"]
+            client = client.having(memory={**client.memory, "mail": mail, "letter": letter})
+        return client, {"labels": labels, "samples": client.count}
+
+    def adapt(self, local, moment):
+        return (Phase(1, local.lr, 0.0, trains=lambda name: name.startswith("second."), loss=self.second_loss),)
+
+    def predict(self, net, client, x):
+        return self.logits(net, client, x)
+
+    def server(self, net, clients):
+        return {"answered": 0, "seen": torch.zeros(clients)}
+
+    def aggregate(self, net, state, uploads, moment):
+        heads = {name: value for name, value in uploads.params.items() if net.in_head(name)}
+        bodies = {name: value for name, value in uploads.params.items() if name not in heads}
+        neighbours = torch.eye(len(uploads.clients)) + 1
+        seen = state["seen"].clone()
+        seen[uploads.clients] += 1
+        return Answer(
+            shared={**average(bodies, uploads.counts), "mean_labels": uploads.extras["labels"].mean(0)},
+            personal={**mix(heads, neighbours), "letter": uploads.extras["samples"] * 10 + moment.round},
+            state={"answered": state["answered"] + len(uploads.clients), "seen": seen},
+            trace={"answered": state["answered"]},
+        )
+
+
+@pytest.mark.parametrize("settings", [{}, {"participation": 0.5, "rounds": 4}, {"dropout": 0.4, "rounds": 4}])
+@pytest.mark.parametrize("clip", [0.5, 0.0])
+def test_a_method_that_uses_every_hook_runs_alike_looped_and_stacked(settings, clip):
+    local = LocalTraining(epochs=2, batch=5, lr=0.05, clip=clip, drop_incomplete=False)
+    worlds, records = {}, {}
+    for backend in BACKENDS:
+        played = simulator(Everything(), backend, local, **settings)
+        worlds[backend] = played.start()
+        records[backend] = [each.record for each in played.play(worlds[backend])]
+    one, other = worlds["loop"], worlds["stacked"]
+    for groups in (
+        (one.params.common, other.params.common),
+        (one.params.own, other.params.own),
+        (one.memory, other.memory),
+        (one.velocity, other.velocity),
+        (one.inbox.common, other.inbox.common),
+        (one.inbox.own, other.inbox.own),
+    ):
+        assert groups[0].keys() == groups[1].keys()
+        assert groups[0]
+        for name in groups[0]:
+            assert float((groups[0][name] - groups[1][name]).abs().max()) < 1e-9, name
+    assert one.server["answered"] == other.server["answered"] == sum(len(r["participants"]) for r in records["loop"])
+    for first, second in zip(records["loop"], records["stacked"], strict=True):
+        assert first["client_accuracy"] == second["client_accuracy"]
+        assert first.get("client_loss") == pytest.approx(second.get("client_loss"), abs=1e-9)
+        assert first.get("trained_client_accuracy") == second.get("trained_client_accuracy")
+        assert first.get("bytes_up") == second.get("bytes_up")
+        assert first.get("bytes_down") == second.get("bytes_down")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_memory_is_kept_and_mail_arrives_in_the_next_round(backend):
+    played = simulator(Everything(), backend)
+    world = played.start()
+    assert world.memory["rounds"].tolist() == [0, 0, 0, 0]
+    train = played.federation.label_counts("train")
+    played.play_round(world)
+    assert world.memory["rounds"].tolist() == [1, 1, 1, 1]
+    assert world.memory["mail"].abs().max() == 0
+    assert world.inbox.common["mean_labels"].tolist() == pytest.approx(train.mean(0).tolist())
+    assert world.inbox.own["letter"].tolist() == (train.sum(1) * 10 + 1).tolist()
+    played.play_round(world)
+    assert world.memory["rounds"].tolist() == [2, 2, 2, 2]
+    assert world.memory["mail"].tolist() == [pytest.approx(train.mean(0).tolist())] * 4
+    assert world.memory["letter"].tolist() == (train.sum(1) * 10 + 1).tolist()
+    assert world.inbox.own["letter"].tolist() == (train.sum(1) * 10 + 2).tolist()
+    assert world.server["seen"].tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_letters_reach_only_those_that_answered(backend):
+    played = simulator(Everything(), backend, participation=0.5)
+    world = played.start()
+    present = played.play_round(world).record["participants"]
+    absent = [row for row in range(4) if row not in present]
+    assert (world.inbox.own["letter"][present] > 0).all()
+    assert (world.inbox.own["letter"][absent] == 0).all()
+    assert (world.memory["rounds"][absent] == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_everyone_starts_with_the_same_second_head(backend):
+    played = simulator(Everything(), backend)
+    second = played.start().params.own["second.weight"]
+    noise = torch.randn(4, 5, generator=played.moment(0).generator("second head"), dtype=torch.float64)
+    for row in range(4):
+        assert torch.equal(second[row], played.net.initial["head.weight"] + 0.1 * noise)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_adapting_before_scoring_happens_on_a_copy(backend):
+    played = simulator(Everything(), backend)
+    world = played.start()
+    played.play_round(world)
+    before = {name: value.clone() for name, value in world.params.own.items()}
+    momentum = {name: value.clone() for name, value in world.velocity.items()}
+    moment = played.moment(1)
+    first = played.score(world, moment)
+    assert played.score(world, moment) == first
+    assert all(torch.equal(world.params.own[name], before[name]) for name in before)
+    assert all(torch.equal(world.velocity[name], momentum[name]) for name in momentum)
+    crowd = played.crowd(world, torch.arange(4))
+    adapted, _, _ = played.local_training(crowd, {}, moment, adapting=True)
+    for name in adapted:
+        expected = world.params.merged()[name].expand_as(adapted[name])
+        assert torch.equal(adapted[name], expected) == (not name.startswith("second.")), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_predicted_is_up_to_the_method(backend):
+    @dataclass(frozen=True)
+    class Stubborn(Method):
+        name: ClassVar[str] = "stubborn"
+
+        def predict(self, net, client, x):
+            return torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=x.dtype).expand(len(x), 4)
+
+    played = simulator(Stubborn(), backend)
+    record = played.play_round(played.start()).record
+    truth = played.federation.label_counts("test")
+    assert record["accuracy"] == pytest.approx(truth[:, 2].sum() / truth.sum())
+    assert record["client_accuracy"] == pytest.approx((truth[:, 2] / truth.sum(1)).tolist())
