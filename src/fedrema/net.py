@@ -26,7 +26,7 @@ class Net:
     module
         The network; its present parameters become the initial ones.
     sample
-        One input [1, ...] of the shape it takes.
+        An input [n, ...] of the shape it takes; its values do not matter.
     head
         Name of the submodule that is the classifier. Default: `head`, `classifier` or `fc`, whichever exists.
     """
@@ -46,28 +46,47 @@ class Net:
         self._collect("head", self._head, self.head_name + ".")
         self.trainable = frozenset(name for name, value in self.initial.items() if value.requires_grad)
         self.initial = {name: value.detach().clone() for name, value in self.initial.items()}
-        with torch.no_grad():
-            try:
-                expected = whole(sample)
-                features = self.features(self.initial, sample)
-                logits = self.classify(self.initial, features)
-            except RuntimeError as error:
-                reason = str(error).splitlines()[0]
-                raise BadInput(
-                    f"The network does not accept samples of shape {tuple(sample.shape[1:])}: {reason}."
-                ) from error
-        if logits.shape != expected.shape or not torch.allclose(logits, expected, atol=1e-5, rtol=1e-4):
-            raise BadInput(
-                f"--head {self.head_name} is not the last layer that the network calls:"
-                " name the submodule whose output is the logits."
-            )
-        if features.dim() != 2 or logits.dim() != 2:
+        if not self.trainable:
+            raise BadInput("The network has no parameters to train: all of them are frozen.")
+        features, logits = self._try(whole, sample)
+        if features.dim() != 2:
             raise BadInput(
                 f"The head must take one feature vector per sample, got features of shape {tuple(features.shape[1:])}:"
                 " flatten them in the body."
             )
         self.features_count = int(features.shape[1])
         self.classes = int(logits.shape[1])
+
+    @torch.no_grad()
+    def _try(self, whole: nn.Module, sample: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits of a sample; refuses where body and head do not make up the whole."""
+        # Random numbers of its shape: zeros would hide a way around a head that has no bias.
+        sample = torch.rand(sample.shape, generator=torch.Generator().manual_seed(0)).to(sample)
+        try:
+            expected = whole(sample)
+        except Exception as error:  # what a user's layers raise is theirs to read, in one sentence
+            reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
+            shape = tuple(sample.shape[1:])
+            raise BadInput(f"The network does not accept samples of shape {shape}: {reason}.") from error
+        if not isinstance(expected, Tensor) or expected.dim() != 2:
+            found = (
+                f"a tensor of shape {tuple(expected.shape)}"
+                if isinstance(expected, Tensor)
+                else type(expected).__name__
+            )
+            raise BadInput(f"The network must return logits [samples, classes], got {found}.")
+        try:
+            features = self.features(self.initial, sample)
+            logits = self.classify(self.initial, features)
+            fits = logits.shape == expected.shape and torch.allclose(logits, expected, atol=1e-5, rtol=1e-4)
+        except Exception:  # what lies behind the head need not take the features in its place
+            fits = False
+        if not fits:
+            raise BadInput(
+                f"--head {self.head_name} is not the last layer that the network calls:"
+                " name the submodule whose output is the logits."
+            )
+        return features, logits
 
     def _collect(self, part: str, module: nn.Module, prefix: str) -> None:
         # Float buffers (batch-norm statistics) are part of a client's model, though nobody differentiates them.

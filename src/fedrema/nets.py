@@ -119,7 +119,13 @@ def _module(settings: Network, shape: Shape, classes: int) -> nn.Module:
             f"--net {name!r} is unknown; valid are auto, {', '.join(NETWORKS)}, or your own as module:function."
         )
     function = load_object(name, "network")
-    module = function(shape, classes) if inspect.signature(function).parameters else function()
+    if not callable(function) or isinstance(function, nn.Module):
+        kind = type(function).__name__
+        raise BadInput(f"--net {name!r} must be a function that returns a torch.nn.Module, got {kind}.")
+    try:
+        module = function(shape, classes) if inspect.signature(function).parameters else function()
+    except Exception as error:  # whatever a user's function raises is theirs to read, in one sentence
+        raise BadInput(f"--net {name!r} cannot be built: {type(error).__name__}: {error}.") from error
     if not isinstance(module, nn.Module):
         raise BadInput(f"--net {name!r} must return a torch.nn.Module, got {type(module).__name__}.")
     return module
