@@ -10,7 +10,8 @@ Part = int | str
 
 def seed_of(*parts: Part) -> int:
     """Return 63 bits that belong to exactly these parts, for example (seed, round, client, purpose)."""
-    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    # The separator is doubled inside a part: a client's name may contain anything.
+    text = "\x1f".join(f"{type(part).__name__}:{part}".replace("\x1f", "\x1f\x1f") for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
