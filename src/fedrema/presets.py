@@ -26,7 +26,7 @@ def dataset_defaults(dataset: str) -> list[str]:
         # Few, imbalanced samples per client, half of them kept for testing: with 20 clients of 60 that leaves
         # 600 test samples, enough to tell methods apart.
         return [
-            *("--samples", "60", "--s", "0.1", "--test-share", "0.5"),
+            *("--samples", "60", "--s", "0.05", "--test-share", "0.5"),
             *("--batch", "10", "--lr", "0.05", "--rounds", "60"),
         ]
     return ["--samples", "600", "--s", "0.2", "--batch", "100", "--lr", "0.01", "--rounds", "100"]

@@ -300,10 +300,15 @@ class Simulator:
         """Scatter what came back, and what clients keep, into the world."""
         shared = answer.shared if answer else {}
         personal = answer.personal if answer else {}
+        # Before anything changes: a method that is not finished yet must not leave half a round behind.
+        for name, role in roles.items():
+            if role is Role.SHARED and name not in shared:
+                raise TypeError(f"{type(self.method).__name__}.aggregate must return {name!r} as shared.")
+        for name in memory:
+            if name not in world.memory:
+                raise TypeError(f"{type(self.method).__name__}.start must add {name!r} to the memory.")
         for name, value in trained.items():
             if roles[name] is Role.SHARED:
-                if name not in shared:
-                    raise TypeError(f"{type(self.method).__name__}.aggregate must return {name!r} as shared.")
                 world.params.common[name] = shared[name]
             else:
                 world.params.own[name][rows] = personal.get(name, value).to(value.dtype)

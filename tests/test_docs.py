@@ -1,0 +1,90 @@
+"""Every command and every Python block in README and docs runs, in the order in which it stands there.
+
+A fence's second word says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu`, `make` (checked with
+`make -n`), `install` (what the test environment has already done).
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+FENCE = re.compile(r"^```(bash|python)(?: (\w+))?\n(.*?)^```$", re.S | re.M)
+
+
+def blocks(page: Path, needs: set[str]) -> list[tuple[str, str]]:
+    """Return language and text of the blocks that need one of these."""
+    return [(found[1], found[3]) for found in FENCE.finditer(page.read_text()) if (found[2] or "") in needs]
+
+
+def run(language: str, text: str, folder: Path) -> None:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONWARNINGS": "error",
+        "COLUMNS": "120",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, f"{text}\n{ended.stdout}\n{ended.stderr}"
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_everything_on_a_page_runs(page, tmp_path):
+    for language, text in blocks(page, {""}):
+        run(language, text, tmp_path)
+
+
+@pytest.mark.datasets
+@pytest.mark.skipif("FEDREMA_DATA" not in os.environ, reason="FEDREMA_DATA names no folder with the real datasets")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_needs_datasets_runs(page, tmp_path):
+    for language, text in blocks(page, {"datasets"}):
+        run(language, text, tmp_path)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_examples_run(example, tmp_path):
+    for each in EXAMPLES:
+        shutil.copy(each, tmp_path)
+    run("python", f"import runpy; runpy.run_path({example.name!r}, run_name='__main__')", tmp_path)
+
+
+def test_the_two_commands_are_in_the_makefile():
+    commands = [line for _, text in blocks(ROOT / "README.md", {"make"}) for line in text.splitlines()]
+    assert commands == ["make demo", "make test"]
+    for command in commands:
+        subprocess.run([*command.split(), "-n"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_readmes_method_runs_from_the_command_line(tmp_path):
+    text = next(text for language, text in blocks(ROOT / "README.md", {""}) if "class Pull" in text)
+    (tmp_path / "mine.py").write_text(text)
+    run("bash", "fedrema run mine:Pull --strength 0.5 --rounds 2 --out runs/pull", tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_exist(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_every_fence_is_known():
+    for page in PAGES:
+        for words in re.findall(r"^```(\S.*)$", page.read_text(), re.M):
+            assert words in ("bash", "python", "bash datasets", "bash gpu", "bash make", "bash install"), (page, words)
+
+
+def test_pages_carry_no_paths_of_a_machine():
+    for page in PAGES:
+        assert not re.search(r"(?<![\w.])/(work|root|home|tmp|opt)/", page.read_text()), page
