@@ -1,0 +1,42 @@
+"""The paper's settings by name."""
+
+import pytest
+
+from fedrema.presets import PRESETS, dataset_defaults
+
+
+def pairs(words):
+    """Return settings as a person reads them: a later word wins."""
+    found = {}
+    for place, word in enumerate(words):
+        if word.startswith("--"):
+            value = words[place + 1] if place + 1 < len(words) else "--"
+            found[word] = True if value.startswith("--") else value
+    return found
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_has_what_the_paper_states(name):
+    preset = pairs(PRESETS[name])
+    stated = {"--clients": "20", "--epochs": "5", "--rounds": "500", "--batch": "100", "--lr": "0.01", "--groups": "5"}
+    assert stated.items() <= preset.items()
+    assert preset["--keep-momentum"] is True
+    assert preset["--participation"] == "1.0"
+
+
+def test_tables_differ_in_what_they_study():
+    assert {(pairs(PRESETS[f"table1-{name}"])["--dataset"]) for name in ("mnist", "fmnist", "cifar10")} == {
+        *("mnist", "fmnist", "cifar10")
+    }
+    for s in ("0.2", "0.4", "0.6", "0.8"):
+        table2 = pairs(PRESETS[f"table2-s{s}"])
+        assert (table2["--dataset"], table2["--samples"], table2["--s"]) == ("cifar10", "100", s)
+    for delta in ("0.1", "0.3", "0.5", "0.7", "0.9"):
+        table3 = pairs(PRESETS[f"table3-delta{delta}"])
+        assert (table3["--dataset"], table3["--samples"], table3["--delta"]) == ("cifar10", "600", delta)
+
+
+def test_digits_are_small_and_anything_else_starts_like_the_paper():
+    assert pairs(dataset_defaults("digits"))["--samples"] == "60"
+    assert pairs(dataset_defaults("cifar10"))["--samples"] == "600"
+    assert dataset_defaults("cifar10") == dataset_defaults("something else")
