@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedrema.core import Answer, LocalTraining, Method, Phase, Role, average, cross_entropy, mix
+from fedrema.methods.local import Local
 from fedrema.net import Net
 from fedrema.nets import Split
 from fedrema.simulate import Simulation, Simulator
@@ -306,6 +307,47 @@ def test_adapting_before_scoring_happens_on_a_copy(backend):
     for name in adapted:
         expected = world.params.merged()[name].expand_as(adapted[name])
         assert torch.equal(adapted[name], expected) == (not name.startswith("second.")), name
+
+
+@dataclass(frozen=True)
+class Adapting(Method):
+    """Never trains for the federation, only for its own score."""
+
+    name: ClassVar[str] = "adapting"
+
+    def phases(self, local, moment):
+        return ()
+
+    def adapt(self, local, moment):
+        return super().phases(local, moment)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_clients_are_scored_as_they_are_after_adapting(backend):
+    # All samples in every step: adapting is then the same as training alone.
+    whole = LocalTraining(epochs=20, batch=1000, lr=0.1)
+    adapted, alone = (simulator(method, backend, whole) for method in (Adapting(), Local()))
+    world = adapted.start()
+    record = adapted.play_round(world).record
+    expected = alone.play_round(alone.start()).record
+    assert record["client_accuracy"] == expected["client_accuracy"]
+    assert record["trained_client_accuracy"] != expected["client_accuracy"]
+    for name, value in adapted.net.initial.items():
+        assert torch.allclose(world.params.common[name], value, atol=1e-15)
+
+
+def test_adapting_draws_batches_of_its_own():
+    @dataclass(frozen=True)
+    class Both(Method):
+        name: ClassVar[str] = "both"
+
+        def adapt(self, local, moment):
+            return self.phases(local, moment)
+
+    played = simulator(Both(), "stacked")
+    crowd, moment = played.crowd(played.start(), torch.arange(4)), played.moment(1)
+    trained, adapted = (played.local_training(crowd, {}, moment, adapting=adapting)[0] for adapting in (False, True))
+    assert (trained["head.weight"] - adapted["head.weight"]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
