@@ -243,7 +243,7 @@ def test_a_loss_that_is_no_number_names_round_and_client_and_leaves_the_world_as
         played.play_round(world)
     assert str(caught.value) == (
         "Training diverged in round 2: the loss or weights of client 3 are not finite;"
-        " a smaller --lr or --clip may help."
+        " a smaller --lr, or a smaller --clip above 0, may help."
     )
     assert world.round == 1
     assert_unchanged(world, before)

@@ -62,7 +62,7 @@ def measure(settings: Settings) -> Speed:
     before = matrix_rate(device, dtype)
     ends = [time.perf_counter()]
     with tempfile.TemporaryDirectory() as folder:
-        output = dataclasses.replace(settings.output, out=Path(folder) / "run", checkpoint_every=1)
+        output = dataclasses.replace(settings.output, out=Path(folder) / "run")
         run = execute(
             dataclasses.replace(settings, output=output), federation, watch=lambda _: ends.append(time.perf_counter())
         )

@@ -1,8 +1,8 @@
 """The round loop: who takes part, what they train, what the server makes of it, how well each is served."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -131,7 +131,7 @@ class Simulator:
             name: value.to(self.device) if isinstance(value, Tensor) else value
             for name, value in self.method.server(self.net, clients).items()
         }
-        return World(0, params, memory, Stacked(), velocity if keep else {}, server)
+        return World(clients, 0, params, memory, Stacked(), velocity if keep else {}, server)
 
     def roles(self, params: Stacked) -> dict[str, Role]:
         """Return what becomes of each parameter."""
@@ -194,7 +194,7 @@ class Simulator:
         crowd = self.crowd(world, torch.tensor(there))
         if self.method.adapt(self.local, moment):
             adapted, _, _ = self.local_training(crowd, {}, moment, adapting=True)
-            crowd = Crowd(crowd.clients, crowd.names, Stacked(adapted), crowd.memory, crowd.inbox, crowd.counts)
+            crowd = replace(crowd, params=Stacked(adapted))
         predicted = self.engine.scores(self.method, crowd, self.test)
         correct, asked = tally(predicted, self.test.y[crowd.clients.to(self.device)])
         return accuracy_record(correct, asked, there, len(self.federation))
@@ -230,28 +230,29 @@ class Simulator:
         trained, velocity, losses = self.local_training(crowd, velocity, moment)
         clock.lap("train")
 
-        ended = Crowd(clients, crowd.names, Stacked(trained), crowd.memory, crowd.inbox, crowd.counts)
+        ended = replace(crowd, params=Stacked(trained))
         memory, extras = crowd.memory.own, {}
         if overrides(method, "end"):
             hook = lambda client, data: _closed(*method.end(net, client, data, moment))  # noqa: E731
             closed = self.engine.each(hook, ended, self.train)
             trained, memory, extras = closed["params"], closed.get("memory", {}), closed.get("extras", {})
-            ended = Crowd(clients, crowd.names, Stacked(trained), Stacked(memory), crowd.inbox, crowd.counts)
+            ended = replace(ended, params=Stacked(trained), memory=Stacked(memory))
         roles = self.roles(Stacked(trained))
         travelling = {name: value for name, value in trained.items() if roles[name] is not Role.PRIVATE}
         self._check(crowd, losses, trained, extras, moment)
         uploads = Uploads(rows, travelling, extras, crowd.counts)
         clock.lap("other")
 
-        answer = None
+        answer = Answer(shared={}, state=world.server)
         if travelling or extras:
             answer = method.aggregate(net, world.server, uploads, moment)
+        world.check(answer, roles, memory, type(method).__name__)
         clock.lap("aggregate")
 
         record["loss"] = float(losses.mean())
         record["client_loss"] = losses.tolist()
         record["bytes_up"] = size(travelling) + size(extras)
-        record["bytes_down"] = self._download(world, roles, len(clients))
+        record["bytes_down"] = world.download(roles) * (len(clients) + len(record["dropped"]))
         if self._due(moment, self.settings.evaluate_every):
             correct, asked = tally(self.engine.scores(method, ended, self.test), self.test.y[rows])
             record["trained_accuracy"] = share(correct.sum(), asked.sum())
@@ -260,10 +261,9 @@ class Simulator:
             ]
             clock.lap("evaluate")
 
-        self._hand_out(world, rows, trained, memory, velocity, roles, answer)
-        trace = dict(answer.trace) if answer else {}
-        relations = self._relations(clients, trained, trace, moment)
-        record["trace"] = {name: _plain(value) for name, value in trace.items() if np.ndim(value) < 2}
+        world.hand_out(rows, trained, memory, velocity, roles, answer)
+        relations = self._relations(clients, trained, answer.trace, moment)
+        record["trace"] = {name: _plain(value) for name, value in answer.trace.items() if np.ndim(value) < 2}
         clock.lap("other")
         return relations
 
@@ -274,7 +274,7 @@ class Simulator:
 
         made = self.engine.each(begun, crowd, self.train)
         params, memory, inbox = (Stacked(made.get(group, {})) for group in ("params", "memory", "inbox"))
-        return Crowd(crowd.clients, crowd.names, params, memory, inbox, crowd.counts)
+        return replace(crowd, params=params, memory=memory, inbox=inbox)
 
     def _check(self, crowd: Crowd, losses: Tensor, trained: Tensors, extras: Tensors, moment: Moment) -> None:
         finite = torch.isfinite(losses)
@@ -284,56 +284,11 @@ class Simulator:
             names = ", ".join(name for name, fine in zip(crowd.names, finite.tolist(), strict=True) if not fine)
             raise Diverged(
                 f"Training diverged in round {moment.round}: the loss or weights of client {names} are not finite;"
-                " a smaller --lr or --clip may help."
+                " a smaller --lr, or a smaller --clip above 0, may help."
             )
 
-    def _hand_out(
-        self,
-        world: World,
-        rows: Tensor,
-        trained: Tensors,
-        memory: Tensors,
-        velocity: Tensors,
-        roles: dict[str, Role],
-        answer: Answer | None,
-    ) -> None:
-        """Scatter what came back, and what clients keep, into the world."""
-        shared = answer.shared if answer else {}
-        personal = answer.personal if answer else {}
-        # Before anything changes: a method that is not finished yet must not leave half a round behind.
-        for name, role in roles.items():
-            if role is Role.SHARED and name not in shared:
-                raise TypeError(f"{type(self.method).__name__}.aggregate must return {name!r} as shared.")
-        for name in memory:
-            if name not in world.memory:
-                raise TypeError(f"{type(self.method).__name__}.start must add {name!r} to the memory.")
-        for name, value in trained.items():
-            if roles[name] is Role.SHARED:
-                world.params.common[name] = shared[name]
-            else:
-                world.params.own[name][rows] = personal.get(name, value).to(value.dtype)
-        for name, value in memory.items():
-            world.memory[name][rows] = value
-        for name in world.velocity:
-            world.velocity[name][rows] = velocity[name]
-        for name, value in shared.items():
-            if name not in roles:
-                world.inbox.common[name] = value
-        for name, value in personal.items():
-            if name not in roles:
-                empty = value.new_zeros(len(self.federation), *value.shape[1:])
-                world.inbox.own.setdefault(name, empty)[rows] = value
-        if answer:
-            world.server = answer.state
-
-    def _download(self, world: World, roles: dict[str, Role], clients: int) -> int:
-        sent = size({name: value for name, value in world.params.common.items() if roles[name] is Role.SHARED})
-        sent += size(world.inbox.common)
-        own = {name: value[:1] for name, value in world.params.own.items() if roles[name] is Role.PERSONAL}
-        return clients * (sent + size(own) + size({name: value[:1] for name, value in world.inbox.own.items()}))
-
     def _relations(
-        self, clients: Tensor, trained: Tensors, trace: dict[str, Any], moment: Moment
+        self, clients: Tensor, trained: Tensors, trace: Mapping[str, Any], moment: Moment
     ) -> dict[str, np.ndarray]:
         if self.settings.record != "relations" or not self._due(moment, self.settings.record_every):
             return {}

@@ -1,14 +1,17 @@
 """What changes from round to round, and what a round leaves behind."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedrema.core import State
+from fedrema.core import Answer, Role, State
 from fedrema.engine import Stacked
+from fedrema.errors import Diverged
 from fedrema.net import Tensors
 
 
@@ -16,6 +19,8 @@ from fedrema.net import Tensors
 class World:
     """Everything that changes from round to round; a checkpoint holds exactly this."""
 
+    clients: int
+    """How many there are."""
     round: int
     params: Stacked
     """Shared parameters once, personal and private ones for every client."""
@@ -26,6 +31,53 @@ class World:
     velocity: Tensors
     """[K, ...] momentum, where it is kept between rounds."""
     server: State
+
+    def check(self, answer: Answer, roles: Mapping[str, Role], memory: Tensors, method: str) -> None:
+        """Refuse an answer that cannot be handed out, before anything changes: no half a round is left behind."""
+        for name, role in roles.items():
+            if role is Role.SHARED and name not in answer.shared:
+                raise TypeError(f"{method}.aggregate must return {name!r} as shared.")
+        for name in memory:
+            if name not in self.memory:
+                raise TypeError(f"{method}.start must add {name!r} to the memory.")
+        for name, value in (*answer.shared.items(), *answer.personal.items()):
+            if not torch.isfinite(value).all():
+                raise Diverged(
+                    f"Training diverged in round {self.round + 1}: {method}.aggregate made {name} not finite."
+                )
+
+    def hand_out(
+        self,
+        rows: Tensor,
+        trained: Tensors,
+        memory: Tensors,
+        velocity: Tensors,
+        roles: Mapping[str, Role],
+        answer: Answer,
+    ) -> None:
+        """Put in place what came back from the server, and what the clients in `rows` keep for themselves."""
+        for name, value in trained.items():
+            if roles[name] is Role.SHARED:
+                self.params.common[name] = answer.shared[name]
+            else:
+                self.params.own[name][rows] = answer.personal.get(name, value).to(value.dtype)
+        for name, value in memory.items():
+            self.memory[name][rows] = value
+        for name in self.velocity:
+            self.velocity[name][rows] = velocity[name]
+        self.inbox.common.update({name: value for name, value in answer.shared.items() if name not in roles})
+        for name, value in answer.personal.items():
+            if name not in roles:
+                everyone = value.new_zeros(self.clients, *value.shape[1:])
+                self.inbox.own.setdefault(name, everyone)[rows] = value
+        self.server = answer.state
+
+    def download(self, roles: Mapping[str, Role]) -> int:
+        """Return the bytes that a client fetches at the start of a round."""
+        common = {name: value for name, value in self.params.common.items() if roles[name] is Role.SHARED}
+        own = {name: value[0] for name, value in self.params.own.items() if roles[name] is Role.PERSONAL}
+        mail = {name: value[0] for name, value in self.inbox.own.items()}
+        return size(common) + size(own) + size(mail) + size(self.inbox.common)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,13 @@ def save_world(world: World, file: Path, belongs_to: str) -> None:
         for name, value in members.items()
     }
     numbers = {name: value for name, value in world.server.items() if not isinstance(value, Tensor)}
-    facts = {"format": FORMAT, "round": world.round, "belongs_to": belongs_to, "server": numbers}
+    facts = {
+        "format": FORMAT,
+        "clients": world.clients,
+        "round": world.round,
+        "belongs_to": belongs_to,
+        "server": numbers,
+    }
     metadata = {"fedrema": json.dumps(facts), "digest": _digest(tensors)}
     with written_whole(file) as temporary:
         try:
@@ -58,6 +64,7 @@ def load_world(file: Path, belongs_to: str | None, device: torch.device | None =
         groups.setdefault(group, {})[name] = value if device is None else value.to(device)
     server: State = {**facts["server"], **groups.get("server", {})}
     return World(
+        facts["clients"],
         facts["round"],
         Stacked(groups.get("own", {}), groups.get("common", {})),
         groups.get("memory", {}),
