@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types tests test-datasets test-slow test-gpu figures clean
+.PHONY: demo test lint types tests test-datasets figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedrema run
@@ -18,18 +18,11 @@ types: $(VENV)/.developing
 	$(BIN)/mypy
 
 tests: $(VENV)/.developing
-	$(BIN)/pytest -n 2 --cov --cov-fail-under=90 -m "not slow and not gpu"
+	$(BIN)/pytest -n 2 --cov --cov-fail-under=90
 
 # Needs MNIST, Fashion-MNIST and CIFAR-10 in the folder that FEDREMA_DATA names.
 test-datasets: $(VENV)/.developing
 	$(BIN)/pytest -n 2 -m datasets
-
-# Minutes each: kill -9 and resume, whole runs.
-test-slow: $(VENV)/.developing
-	$(BIN)/pytest -m slow
-
-test-gpu: $(VENV)/.developing
-	$(BIN)/pytest -m gpu
 
 # Every picture and table in README and docs.
 figures: $(VENV)/.installed

@@ -1,7 +1,7 @@
 """Every command and every Python block in README and docs runs, in the order in which it stands there.
 
-A fence's second word says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu`, `make` (checked with
-`make -n`), `install` (what the test environment has already done).
+A fence's second word says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, cut down to a
+round that a CPU can do), `make` (checked with `make -n`), `install` (what the test environment has already done).
 """
 
 import os
@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+CUT_DOWN = "--rounds 1 --net mlp --seeds 2 --quiet"
 FENCE = re.compile(r"^```(bash|python)(?: (\w+))?\n(.*?)^```$", re.S | re.M)
 
 
@@ -50,6 +51,8 @@ def test_everything_on_a_page_runs(page, tmp_path):
 def test_what_needs_datasets_runs(page, tmp_path):
     for language, text in blocks(page, {"datasets"}):
         run(language, text, tmp_path)
+    for language, text in blocks(page, {"gpu"}):
+        run(language, re.sub(r"^fedrema run .*$", rf"\g<0> {CUT_DOWN}", text, flags=re.M), tmp_path)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedrema.presets import PRESETS, dataset_defaults
+from fedrema.presets import PRESETS, data_defaults
 
 
 def pairs(words):
@@ -37,6 +37,6 @@ def test_tables_differ_in_what_they_study():
 
 
 def test_digits_are_small_and_anything_else_starts_like_the_paper():
-    assert pairs(dataset_defaults("digits"))["--samples"] == "60"
-    assert pairs(dataset_defaults("cifar10"))["--samples"] == "600"
-    assert dataset_defaults("cifar10") == dataset_defaults("something else")
+    assert pairs(data_defaults("digits"))["--samples"] == "60"
+    assert pairs(data_defaults("cifar10"))["--samples"] == "600"
+    assert data_defaults("cifar10") == data_defaults("something else")

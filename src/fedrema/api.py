@@ -11,7 +11,7 @@ from fedrema.data import DataSettings, Federation, build_federation
 from fedrema.runs.execute import Watcher, execute
 from fedrema.runs.execute import resume as go_on
 from fedrema.runs.run import Run
-from fedrema.settings import Settings, as_arguments, parse_arguments, parse_settings
+from fedrema.settings import Settings, as_arguments, parse_data, parse_settings
 
 
 def run(
@@ -76,5 +76,5 @@ def load(path: str | Path) -> Run:
 
 def make_federation(**settings: Any) -> Federation:
     """Deal a dataset to clients: `make_federation(dataset="mnist", clients=50, partition="dirichlet", alpha=0.3)`."""
-    chosen: DataSettings = parse_arguments(DataSettings, as_arguments(settings), "fedrema.make_federation")
+    chosen: DataSettings = parse_data(DataSettings, as_arguments(settings), "fedrema.make_federation")
     return build_federation(chosen)

@@ -20,13 +20,17 @@ PRESETS: dict[str, list[str]] = {
 """The paper's settings: the partition is fixed by --data-seed 0, training seeds vary."""
 
 
-def dataset_defaults(dataset: str) -> list[str]:
-    """Return what `fedrema run` starts from for a dataset; one's own data starts from the plain defaults."""
+def data_defaults(dataset: str) -> list[str]:
+    """Return what a dataset is dealt by, unless told otherwise; one's own data starts from the plain defaults."""
     if dataset == "digits":
         # Few, imbalanced samples per client, half of them kept for testing: with 20 clients of 60 that leaves
         # 600 test samples, enough to tell methods apart.
-        return [
-            *("--samples", "60", "--s", "0.05", "--test-share", "0.5"),
-            *("--batch", "10", "--lr", "0.05", "--rounds", "60"),
-        ]
-    return ["--samples", "600", "--s", "0.2", "--batch", "100", "--lr", "0.01", "--rounds", "100"]
+        return ["--samples", "60", "--s", "0.05", "--test-share", "0.5"]
+    return ["--samples", "600", "--s", "0.2"]
+
+
+def training_defaults(dataset: str) -> list[str]:
+    """Return what training on a dataset starts from."""
+    if dataset == "digits":
+        return ["--batch", "10", "--lr", "0.05", "--rounds", "60"]
+    return ["--batch", "100", "--lr", "0.01", "--rounds", "100"]

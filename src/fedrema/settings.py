@@ -20,7 +20,7 @@ from fedrema.data import DataSettings
 from fedrema.errors import BadInput
 from fedrema.methods import find_method
 from fedrema.nets import Network
-from fedrema.presets import PRESETS, dataset_defaults
+from fedrema.presets import PRESETS, data_defaults, training_defaults
 from fedrema.simulate import Simulation
 
 
@@ -86,10 +86,18 @@ def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema r
         before += PRESETS[paper]
     if config is not None:
         before += as_arguments(read_config(Path(config)))
-    dataset = given([*before, *arguments], "--dataset")
-    own = given([*before, *arguments], "--federation")
-    defaults = dataset_defaults(dataset or "digits") if own is None else []
+    defaults: list[str] = []
+    if given([*before, *arguments], "--federation") is None:
+        dataset = given([*before, *arguments], "--dataset") or "digits"
+        defaults = [*data_defaults(dataset), *training_defaults(dataset)]
     return _parse(find_method(method), [*defaults, *before, *arguments], f"{prog} {method}")
+
+
+def parse_data(kind: type[Any], arguments: Sequence[str], prog: str) -> Any:
+    """Fill a dataclass that holds `DataSettings` (or is it), starting from the dataset's defaults."""
+    own = given(arguments, "--federation")
+    defaults = [] if own else data_defaults(given(arguments, "--dataset") or "digits")
+    return parse_arguments(kind, [*defaults, *arguments], prog)
 
 
 def read_config(file: Path) -> dict[str, Any]:

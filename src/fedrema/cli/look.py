@@ -14,8 +14,8 @@ from fedrema.core import Method
 from fedrema.data import DataSettings, build_federation, dataset_status, describe, draw_federation
 from fedrema.documentation import field_documentation
 from fedrema.methods import find_method, registry
-from fedrema.presets import PRESETS, dataset_defaults
-from fedrema.settings import given, parse_arguments
+from fedrema.presets import PRESETS
+from fedrema.settings import parse_arguments, parse_data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +102,7 @@ class Partition:
 
 def partition(arguments: list[str]) -> int:
     """Print a federation, and save or draw it."""
-    own = given(arguments, "--federation")
-    # The dataset's defaults for who holds what; those for training mean nothing here.
-    defaults = [] if own else _data_only(dataset_defaults(given(arguments, "--dataset") or "digits"))
-    asked: Partition = parse_arguments(Partition, [*defaults, *arguments], "fedrema partition")
+    asked: Partition = parse_data(Partition, arguments, "fedrema partition")
     federation = build_federation(asked.data)
     console = Console()
     console.print(describe(federation))
@@ -117,9 +114,3 @@ def partition(arguments: list[str]) -> int:
         draw_federation(federation, asked.plot)
         console.print(f"Drawn: {asked.plot}", highlight=False, soft_wrap=True)
     return 0
-
-
-def _data_only(defaults: list[str]) -> list[str]:
-    known = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(DataSettings)}
-    pairs = zip(defaults[::2], defaults[1::2], strict=True)
-    return [part for option, value in pairs if option in known for part in (option, value)]

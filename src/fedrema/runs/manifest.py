@@ -106,4 +106,4 @@ def _commit() -> str | None:
     if not any((folder / ".git").exists() for folder in here.parents):
         return None
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or None
+    return found.stdout.strip() if found.returncode == 0 else None

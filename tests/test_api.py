@@ -1,0 +1,88 @@
+"""The public names: there, documented, and usable as the README says."""
+
+import doctest
+import importlib
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import fedrema
+import fedrema.api
+from fedrema.methods.fedrema import FedReMa
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", fedrema.__all__)
+def test_every_public_name_exists_and_is_documented(name):
+    found = getattr(fedrema, name)
+    assert inspect.getdoc(found)
+    assert name in dir(fedrema)
+
+
+def test_what_type_checkers_see_is_what_there_is():
+    source = inspect.getsource(fedrema)
+    declared = {
+        line.split(" as ")[1] for line in source.splitlines() if line.startswith("    from ") and " as " in line
+    }
+    assert declared == set(fedrema.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'train'"):
+        fedrema.train  # noqa: B018 - the access is the test
+
+
+@pytest.mark.parametrize("name", ["fedrema", "fedrema.api"])
+def test_examples_in_docstrings_run(name):
+    module = importlib.import_module(name)
+    failed, tried = doctest.testmod(module)
+    assert tried > 0
+    assert failed == 0
+
+
+def test_a_method_may_be_an_instance():
+    run = fedrema.run(FedReMa(delta=0.9), rounds=2, clients=4, out="run")
+    assert run.settings["delta"] == 0.9
+    assert fedrema.resume("run", rounds=3).settings["delta"] == 0.9
+
+
+def test_a_module_may_be_given():
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    run = fedrema.run("fedavg", net=module, head="1", rounds=2, clients=4, out="run")
+    assert set(run.personal_model(0)) == {"head.weight", "head.bias"}
+    assert fedrema.resume("run", net=module, rounds=3).summary["rounds"] == 3
+
+
+def test_watching_sees_every_round():
+    seen = []
+    fedrema.run("local", rounds=3, clients=4, out="run", watch=lambda played: seen.append(played.record["round"]))
+    assert seen == [1, 2, 3]
+
+
+def test_a_run_can_be_looked_at():
+    run = fedrema.run("fedrema", rounds=3, clients=4, out="run", evaluate_every=2, record="relations")
+    assert run.curve()[0].tolist() == [2, 3]
+    assert run.curve("mean_gap")[0].tolist()[0] == 1
+    assert "fedrema, 3 rounds, best" in repr(run)
+    assert run.finished
+    assert run.personal_model("2").keys() == run.personal_model(2).keys()
+    assert sorted(run.relations()) == [1, 2, 3]
+    for client in ("nobody", 4, -1):
+        with pytest.raises(fedrema.BadInput, match="There is no client"):
+            run.personal_model(client)
+    with pytest.raises(fedrema.BadInput, match="has no 'speed' in its rounds"):
+        run.curve("speed")
+
+
+def test_settings_are_checked_like_arguments():
+    with pytest.raises(fedrema.BadInput, match="perhaps you meant --late-round or --rounds"):
+        fedrema.run("fedavg", round=3)
+    with pytest.raises(fedrema.BadInput, match=r"--s 2\.0 is outside 0 to 1"):
+        fedrema.make_federation(s=2.0)
