@@ -20,8 +20,7 @@ class Network:
     """What is trained."""
 
     net: str = "auto"
-    """mlp, cnn (the paper's for MNIST), alexnet (the paper's for CIFAR-10), or your own nn.Module as
-    module:function; auto goes by the shape of a sample."""
+    """mlp, cnn or alexnet (the paper's two), or your own as module:function; auto goes by the shape of a sample."""
     head: str | None = None
     """Which part of the network is the classifier, for one's own; default: head, classifier or fc."""
     hidden: int = 32

@@ -6,6 +6,7 @@ preset is nothing but arguments that stand before the user's own.
 
 import contextlib
 import dataclasses
+import functools
 import io
 import re
 import tomllib
@@ -90,14 +91,14 @@ def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema r
     if given([*before, *arguments], "--federation") is None:
         dataset = given([*before, *arguments], "--dataset") or "digits"
         defaults = [*data_defaults(dataset), *training_defaults(dataset)]
-    return _parse(find_method(method), [*defaults, *before, *arguments], f"{prog} {method}")
+    return _parse(find_method(method), [*defaults, *before], arguments, f"{prog} {method}")
 
 
 def parse_data(kind: type[Any], arguments: Sequence[str], prog: str) -> Any:
     """Fill a dataclass that holds `DataSettings` (or is it), starting from the dataset's defaults."""
     own = given(arguments, "--federation")
     defaults = [] if own else data_defaults(given(arguments, "--dataset") or "digits")
-    return parse_arguments(kind, [*defaults, *arguments], prog)
+    return parse_arguments(kind, arguments, prog, before=defaults)
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def _parse(method: type[Method], arguments: list[str], prog: str) -> Settings:
+def _parse(method: type[Method], before: list[str], arguments: list[str], prog: str) -> Settings:
     made = dataclasses.make_dataclass(
         "Run",
         [
@@ -139,18 +140,28 @@ def _parse(method: type[Method], arguments: list[str], prog: str) -> Settings:
         ],
         frozen=True,
     )
-    parsed = parse_arguments(made, arguments, prog, f"Train clients with {method.title}: {method.paper}.")
+    parsed = parse_arguments(made, arguments, prog, f"Train clients with {method.title}: {method.paper}.", before)
     return Settings(parsed.method, parsed.data, parsed.network, parsed.local, parsed.simulation, parsed.output)
 
 
-def parse_arguments(kind: type[Any], arguments: Sequence[str], prog: str, description: str | None = None) -> Any:
-    """Fill a dataclass from arguments; what does not fit becomes one sentence."""
+def parse_arguments(
+    kind: type[Any],
+    arguments: Sequence[str],
+    prog: str,
+    description: str | None = None,
+    before: Sequence[str] = (),
+) -> Any:
+    """Fill a dataclass from arguments; what does not fit becomes one sentence.
+
+    Arguments that stand `before` are what the help then shows as defaults.
+    """
     complaint = io.StringIO()
+    call = functools.partial(tyro.cli, kind, prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,))
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                kind, args=list(arguments), prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,)
-            )
+            if before:
+                call = functools.partial(call, default=call(args=list(before)))
+            return call(args=list(arguments))
     except SystemExit as stop:
         if stop.code in (None, 0):
             raise

@@ -26,19 +26,16 @@ class DataSettings:
     """Where samples come from: digits (comes with scikit-learn), mnist, fmnist or cifar10."""
 
     federation: str | None = None
-    """Your own data or a saved federation: a .npz file, a folder with one .npz per client, or
-    module:function. It replaces dataset and partition."""
+    """Own data or a saved federation instead of a dataset: .npz, folder of .npz files, or module:function."""
 
     data_dir: Path | None = None
     """Folder that holds the datasets, or gets them downloaded; default: $FEDREMA_DATA, then a cache."""
 
     partition: PartitionName = "grouped"
-    """Who gets what: grouped (the paper's: a share s of IID data, the rest from the group's dominant labels),
-    dirichlet (class mixtures), shards (a few classes each), iid, or quantity (unequal sizes)."""
+    """Who gets what: grouped (the paper's), dirichlet, shards, iid or quantity; docs/federations.md explains them."""
 
     partition_file: Path | None = None
-    """Take who gets what from a file instead: a .npz with index, client and perhaps split, or a .json that
-    maps each client to its sample indices (or to {"train": [...], "test": [...]})."""
+    """Take who gets what from a file: .npz with index, client and perhaps split, or .json {client: [indices]}."""
 
     clients: int = 20
     """Number of clients."""
