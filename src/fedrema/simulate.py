@@ -14,6 +14,7 @@ from fedrema.data.federation import Federation, Split, to_float
 from fedrema.engine import (
     Backend,
     Crowd,
+    Job,
     Precision,
     Samples,
     Stacked,
@@ -212,7 +213,7 @@ class Simulator:
         if not velocity:
             params = crowd.params.copied(len(crowd))
             velocity = {name: torch.zeros_like(value) for name, value in params.items() if self.trains(name)}
-        return self.engine.train(self.method, crowd, self.train, phases, self.local, velocity, key)
+        return self.engine.train(Job(self.method, crowd, self.train, phases, self.local, velocity, key))
 
     def _learn(
         self, world: World, clients: Tensor, moment: Moment, record: dict[str, Any], clock: Clock

@@ -108,12 +108,12 @@ def _written(asked: Compare, runs: list[Run], form: Format) -> str:
 def _draw(asked: Compare, runs: list[Run]) -> str:
     if asked.plot is None and not any(record.get("accuracy") is not None for run in runs for record in run.rounds):
         return "Curves: none yet, no round has been scored."
-    path = asked.plot or _common_folder(asked.dirs) / "curves.png"
+    path = asked.plot or common_folder(asked.dirs) / "curves.png"
     draw_curves(runs, path)
     return f"Curves: {path}"
 
 
-def _common_folder(folders: tuple[Path, ...]) -> Path:
+def common_folder(folders: tuple[Path, ...]) -> Path:
     """Return the folder that holds all the given ones; the current one if only the root of the disk does."""
     if len(folders) == 1:
         return folders[0]

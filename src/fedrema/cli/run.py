@@ -2,13 +2,13 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 
+from fedrema.cli.after import common_folder
 from fedrema.cli.progress import RunProgress
 from fedrema.errors import BadInput
 from fedrema.methods import registry
@@ -103,17 +103,10 @@ def _interrupted(stop: Interrupted) -> int:
 def _close(runs: list[Run]) -> None:
     console = Console()
     console.print(comparison_table(runs))
-    where = _common(run.path for run in runs)
+    where = common_folder(tuple(run.path for run in runs))
     following = "compare" if len(runs) > 1 else "export"
     for line in (f"Results: {where}", f"Next:    fedrema {following} {where}"):
         console.print(line, highlight=False, soft_wrap=True)
-
-
-def _common(folders: Iterable[Path]) -> Path:
-    first, *others = folders
-    while not all(folder == first or first in folder.parents for folder in others):
-        first = first.parent
-    return first
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedrema.core import LocalTraining, Method, Phase
+from fedrema.core import Method
 from fedrema.engine.batches import Order, draw_order
-from fedrema.engine.crowd import Crowd, Hook, Samples, Stacked
+from fedrema.engine.crowd import Crowd, Hook, Job, Samples, Stacked
 from fedrema.engine.loop import Loop
 from fedrema.engine.stacked import StackedEngine, why_not_stackable
 from fedrema.errors import BadInput
@@ -26,16 +26,7 @@ class Engine(Protocol):
 
     def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]: ...
     def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor: ...
-    def train(
-        self,
-        method: Method,
-        crowd: Crowd,
-        samples: Samples,
-        plan: list[tuple[Phase, Order]],
-        local: LocalTraining,
-        velocity: Tensors,
-        key: tuple[int | str, ...],
-    ) -> tuple[Tensors, Tensors, Tensor]: ...
+    def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]: ...
 
 
 def choose_device(device: str) -> torch.device:
@@ -84,6 +75,7 @@ __all__ = [
     "Backend",
     "Crowd",
     "Engine",
+    "Job",
     "Loop",
     "Order",
     "Precision",

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedrema.core import Batch, Client
+from fedrema.core import Batch, Client, LocalTraining, Method, Phase
+from fedrema.engine.batches import Order
 from fedrema.net import Tensors
 
 
@@ -89,6 +90,22 @@ class Crowd:
         """Return all clients as one whose tensors have a client axis, except what is common."""
         params = self.params.merged()
         return Client(params, params, self.memory.merged(), self.inbox.merged(), self.counts)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Local training that is to be done."""
+
+    method: Method
+    crowd: Crowd
+    samples: Samples
+    plan: list[tuple[Phase, Order]]
+    """Phase by phase, with the batches of each client."""
+    local: LocalTraining
+    velocity: Tensors
+    """[k, ...] momentum to begin with, of everything that is ever trained."""
+    key: tuple[int | str, ...]
+    """What randomness inside layers belongs to, beside the client's name."""
 
 
 Hook = Callable[[Client, Batch], dict[str, Tensors]]

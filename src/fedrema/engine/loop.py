@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Phase
+from fedrema.core import Batch, Client, Loss, Method
 from fedrema.engine.batches import Order
-from fedrema.engine.crowd import Crowd, Hook, Samples
+from fedrema.engine.crowd import Crowd, Hook, Job, Samples
 from fedrema.engine.descent import Losses, train_phase
 from fedrema.keys import seed_of
 from fedrema.net import Net, Tensors
@@ -46,17 +46,9 @@ class Loop:
                     predicted[k, : len(data.y)] = method.predict(self.net, client, data.x).argmax(-1)
         return predicted
 
-    def train(
-        self,
-        method: Method,
-        crowd: Crowd,
-        samples: Samples,
-        plan: list[tuple[Phase, Order]],
-        local: LocalTraining,
-        velocity: Tensors,
-        key: tuple[int | str, ...],
-    ) -> tuple[Tensors, Tensors, Tensor]:
+    def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
+        crowd, samples, velocity = job.crowd, job.samples, job.velocity
         self.net.train(True)
         trained = {name: value.new_empty(len(crowd), *value.shape) for name, value in crowd.one(0).params.items()}
         moved = {name: torch.empty_like(value) for name, value in velocity.items()}
@@ -65,14 +57,14 @@ class Loop:
         with torch.random.fork_rng(devices=devices):
             for k in range(len(crowd)):
                 # Layers that draw for themselves (dropout) follow the client's key too.
-                torch.manual_seed(seed_of(*key, crowd.names[k], "layers"))
+                torch.manual_seed(seed_of(*job.key, crowd.names[k], "layers"))
                 client = crowd.one(k)
                 client = client.having(params={name: _own(value) for name, value in client.params.items()})
                 momentum = {name: _own(value[k]) for name, value in velocity.items()}
                 losses = Losses(client.count.new_zeros(()), client.count.new_zeros(()))
-                for phase, order in plan:
+                for phase, order in job.plan:
                     feed = _feed(samples, int(crowd.clients[k]), order, k)
-                    train_phase(method, self.net, phase, local, client, momentum, feed, losses, self._value)
+                    train_phase(job.method, self.net, phase, job.local, client, momentum, feed, losses, self._value)
                 for name, value in client.params.items():
                     trained[name][k] = value
                 for name, value in momentum.items():

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Phase
+from fedrema.core import Batch, Client, Loss, Method
 from fedrema.engine.batches import Order
-from fedrema.engine.crowd import Crowd, Hook, Samples
+from fedrema.engine.crowd import Crowd, Hook, Job, Samples
 from fedrema.engine.descent import Losses, train_phase
 from fedrema.net import Net, Tensors
 
@@ -44,17 +44,9 @@ class StackedEngine:
             )
         return torch.where(data.mask > 0, logits.argmax(-1), -1)
 
-    def train(
-        self,
-        method: Method,
-        crowd: Crowd,
-        samples: Samples,
-        plan: list[tuple[Phase, Order]],
-        local: LocalTraining,
-        velocity: Tensors,
-        key: tuple[int | str, ...],
-    ) -> tuple[Tensors, Tensors, Tensor]:
+    def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
+        crowd, samples, velocity = job.crowd, job.samples, job.velocity
         self.net.train(True)
         client = crowd.all().having(params=crowd.params.copied(len(crowd)))
         velocity = {name: value.clone() for name, value in velocity.items()}
@@ -67,9 +59,9 @@ class StackedEngine:
                 )
             return value
 
-        for phase, order in plan:
+        for phase, order in job.plan:
             feed = _feed(samples, crowd.clients, order)
-            train_phase(method, self.net, phase, local, client, velocity, feed, losses, value_of)
+            train_phase(job.method, self.net, phase, job.local, client, velocity, feed, losses, value_of)
         return client.params, velocity, losses.mean()
 
 
