@@ -46,7 +46,11 @@ def test_only_missing_files_are_fetched(server, small_mnist, tmp_path):
     assert server.asked == ["/mnist/t10k-labels-idx1-ubyte.gz"]
 
 
-@pytest.mark.parametrize("corrupt", [gzip.compress(b"something else"), b"<html>Please log in</html>"])
+@pytest.mark.parametrize(
+    "corrupt",
+    [gzip.compress(b"something else", mtime=0), b"<html>Please log in</html>"],
+    ids=["other content", "a page instead"],
+)
 def test_a_corrupt_download_is_not_kept(server, small_mnist, corrupt):
     offer(server, small_mnist)
     server.files["/mnist/train-images-idx3-ubyte.gz"] = corrupt
