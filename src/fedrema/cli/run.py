@@ -81,15 +81,15 @@ def _run(wanted: list[Settings]) -> int:
         RunDirectory(settings.output.out).check_free(settings.output.overwrite)
     quiet = wanted[0].output.quiet
     done: list[Run] = []
-    with RunProgress(quiet) as progress:
-        try:
+    try:
+        with RunProgress(quiet) as progress:
             for settings in wanted:
                 seed = f" seed {settings.simulation.seed}" if len(wanted) > 1 else ""
                 prepared = begin(settings)
                 watch = progress.watch(f"{settings.method.title}{seed}", settings.simulation.rounds)
                 done.append(prepared.play(watch))
-        except Interrupted as stop:
-            return _interrupted(stop)
+    except Interrupted as stop:
+        return _interrupted(stop)
     if not quiet:
         _close(done)
     return 0
@@ -134,11 +134,11 @@ def resume(arguments: list[str]) -> int:
     if rounds < len(run.rounds):
         raise BadInput(f"--rounds {rounds} lies before round {len(run.rounds)}, which {asked.dir} has reached.")
     prepared = take_up(asked.dir, tuple(changes))
-    with RunProgress(asked.quiet) as progress:
-        try:
+    try:
+        with RunProgress(asked.quiet) as progress:
             done = prepared.play(progress.watch(run.method, rounds, prepared.world.round))
-        except Interrupted as stop:
-            return _interrupted(stop)
+    except Interrupted as stop:
+        return _interrupted(stop)
     if not asked.quiet:
         _close([done])
     return 0
