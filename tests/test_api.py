@@ -60,6 +60,16 @@ def test_a_module_may_be_given():
     assert fedrema.resume("run", net=module, rounds=3).summary["rounds"] == 3
 
 
+def test_own_data_starts_from_the_plain_defaults_not_from_those_of_a_dataset():
+    federation = fedrema.make_federation(clients=2, samples=20)
+    federation.save("own.npz")
+    handed = fedrema.run("local", federation=federation, rounds=1, out="handed")
+    named = fedrema.run("local", federation="own.npz", rounds=1, out="named")
+    for name in ("batch", "lr", "test-share"):
+        assert handed.settings[name] == named.settings[name]
+    assert handed.settings["batch"] == fedrema.LocalTraining().batch
+
+
 def test_watching_sees_every_round():
     seen = []
     fedrema.run("local", rounds=3, clients=4, out="run", watch=lambda played: seen.append(played.record["round"]))

@@ -1,7 +1,8 @@
 """Every command and every Python block in README and docs runs, in the order in which it stands there.
 
 A fence's second word says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, cut down to a
-round that a CPU can do), `make` (checked with `make -n`), `install` (what the test environment has already done).
+round that a CPU can do), `slow` (cut down with --quick), `make` (checked with `make -n`), `install` (what the test
+environment has already done).
 """
 
 import os
@@ -53,6 +54,9 @@ def test_what_needs_datasets_runs(page, tmp_path):
         run(language, text, tmp_path)
     for language, text in blocks(page, {"gpu"}):
         run(language, re.sub(r"^fedrema run .*$", rf"\g<0> {CUT_DOWN}", text, flags=re.M), tmp_path)
+    for language, text in blocks(page, {"slow"}):
+        shutil.copytree(ROOT / "docs", tmp_path / "docs", dirs_exist_ok=True)
+        run(language, re.sub(r"$", " --quick", text.strip(), flags=re.M), tmp_path)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
@@ -85,7 +89,10 @@ def test_links_and_pictures_exist(page):
 def test_every_fence_is_known():
     for page in PAGES:
         for words in re.findall(r"^```(\S.*)$", page.read_text(), re.M):
-            assert words in ("bash", "python", "bash datasets", "bash gpu", "bash make", "bash install"), (page, words)
+            assert words in ("bash", "python", "bash datasets", "bash gpu", "bash slow", "bash make", "bash install"), (
+                page,
+                words,
+            )
 
 
 def test_pages_carry_no_paths_of_a_machine():

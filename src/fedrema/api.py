@@ -11,7 +11,7 @@ from fedrema.data import DataSettings, Federation, build_federation
 from fedrema.runs.execute import Watcher, execute
 from fedrema.runs.execute import resume as go_on
 from fedrema.runs.run import Run
-from fedrema.settings import Settings, as_arguments, parse_data, parse_settings
+from fedrema.settings import as_arguments, parse_data, parse_settings
 
 
 def run(
@@ -51,17 +51,13 @@ def run(
         settings["federation"] = federation
     if isinstance(net, str):
         settings["net"] = net
-    chosen = _settings(method, {**settings, "out": out})
     given = federation if isinstance(federation, Federation) else None
+    # A method's own settings are in the instance; any method knows the others.
+    name = method if isinstance(method, str) else "fedavg"
+    chosen = parse_settings(name, as_arguments({**settings, "out": out}), "fedrema.run", own_data=given is not None)
+    if isinstance(method, Method):
+        chosen = dataclasses.replace(chosen, method=method)
     return execute(chosen, given, net if isinstance(net, nn.Module) else None, watch)
-
-
-def _settings(method: str | Method, settings: dict[str, Any]) -> Settings:
-    if isinstance(method, str):
-        return parse_settings(method, as_arguments(settings), "fedrema.run")
-    # Its own settings are in the instance; any method knows the others.
-    chosen = parse_settings("fedavg", as_arguments(settings), "fedrema.run")
-    return dataclasses.replace(chosen, method=method)
 
 
 def resume(path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any) -> Run:

@@ -73,10 +73,12 @@ class Settings:
         }
 
 
-def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema run") -> Settings:
+def parse_settings(
+    method: str, arguments: Sequence[str], prog: str = "fedrema run", own_data: bool = False
+) -> Settings:
     """Build settings from a method's name and arguments.
 
-    Lowest to highest: the dataset's defaults, --paper, --config, the arguments themselves.
+    Lowest to highest: the dataset's defaults (not with own data), --paper, --config, the arguments themselves.
     """
     arguments = list(arguments)
     paper, config = given(arguments, "--paper"), given(arguments, "--config")
@@ -88,7 +90,7 @@ def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema r
     if config is not None:
         before += as_arguments(read_config(Path(config)))
     defaults: list[str] = []
-    if given([*before, *arguments], "--federation") is None:
+    if not own_data and given([*before, *arguments], "--federation") is None:
         dataset = given([*before, *arguments], "--dataset") or "digits"
         defaults = [*data_defaults(dataset), *training_defaults(dataset)]
     return _parse(find_method(method), [*defaults, *before], arguments, f"{prog} {method}")
