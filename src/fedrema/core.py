@@ -4,6 +4,7 @@ A method is the maths of *one* client plus one server step over stacked tensors.
 clients are trained at once, on which device, in a simulation or over a network.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -122,7 +123,7 @@ class LocalTraining:
             return self.lr * self.lr_decay ** (moment.round - 1)
         if self.schedule == "cosine":
             progress = (moment.round - 1) / max(moment.rounds, 1)
-            return self.lr * 0.5 * (1 + float(torch.cos(torch.tensor(torch.pi * progress, dtype=torch.float64))))
+            return self.lr * 0.5 * (1 + math.cos(math.pi * progress))
         return self.lr
 
 

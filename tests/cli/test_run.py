@@ -72,6 +72,14 @@ def test_a_run_and_what_follows(in_an_empty_folder, capsys):
     assert "--rounds 2 lies before round 5" in capsys.readouterr().err
 
 
+def test_where_there_is_no_terminal_a_line_comes_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr("fedrema.cli.progress.SECONDS_BETWEEN_LINES", 0.0)
+    assert main(["run", "fedrema", *QUICK]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" accuracy")[0] for line in lines] == [f"FedReMa round {number}/3" for number in (1, 2, 3)]
+    assert lines[0].endswith("critical")
+
+
 def test_quiet_says_nothing(capsys):
     assert main(["run", "local", *QUICK, "--quiet"]) == 0
     shown = capsys.readouterr()
@@ -109,6 +117,15 @@ def test_data(capsys, tmp_path):
     shown = capsys.readouterr().out
     for name in ("digits", "mnist", "fmnist", "cifar10", "comes with scikit-learn", "fetched at first use"):
         assert name in shown
+
+
+def test_data_can_be_fetched_beforehand(capsys, tmp_path, monkeypatch):
+    assert main(["data", "--fetch", "digits"]) == 0
+    assert main(["data", "--fetch", "imagenet"]) == 2
+    assert "imagenet" in capsys.readouterr().err
+    monkeypatch.setenv("FEDREMA_MIRROR", "http://127.0.0.1:9")
+    assert main(["data", "--data-dir", str(tmp_path), "--fetch", "mnist"]) == 2
+    assert "cannot be reached" in capsys.readouterr().err
 
 
 def test_partition_saves_draws_and_can_be_trained_on(in_an_empty_folder, capsys):

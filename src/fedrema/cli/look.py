@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from fedrema.core import Method
-from fedrema.data import DataSettings, build_federation, dataset_status, describe, draw_federation
+from fedrema.data import DataSettings, build_federation, dataset_status, describe, draw_federation, load_pool
 from fedrema.documentation import field_documentation
 from fedrema.methods import find_method, registry
 from fedrema.presets import PRESETS
@@ -65,11 +65,15 @@ class Data:
 
     data_dir: Path | None = None
     """Folder to look in; default: $FEDREMA_DATA, then a cache."""
+    fetch: tuple[str, ...] = ()
+    """Names of datasets to fetch and verify now, instead of at first use."""
 
 
 def data(arguments: list[str]) -> int:
     """Print where each dataset is."""
     asked: Data = parse_arguments(Data, arguments, "fedrema data")
+    for name in asked.fetch:
+        load_pool(name, asked.data_dir)
     table = Table("dataset", "samples", "shape", "classes", box=None, padding=(0, 2, 0, 0))
     table.add_column("where", overflow="fold")
     for status in dataset_status(asked.data_dir):

@@ -1,5 +1,7 @@
-"""The live bar of a run: round, accuracy, critical period, time left."""
+"""The live bar of a run: round, accuracy, critical period, time left; without a terminal a line now and then."""
 
+import sys
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -7,12 +9,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedrema.world import Round
 
+SECONDS_BETWEEN_LINES = 30.0
+
 
 class RunProgress:
-    """A bar per run, on the error stream, so that results can be piped; silent where nobody looks."""
+    """A bar per run, on the error stream, so that results can be piped."""
 
     def __init__(self, quiet: bool) -> None:
         console = Console(stderr=True)
+        self.lines = not quiet and not console.is_terminal
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -36,15 +41,16 @@ class RunProgress:
     def watch(self, label: str, rounds: int, done: int = 0) -> "Watch":
         """Add the bar of a run that is ready to play."""
         self.progress.start()
-        return Watch(self.progress, self.progress.add_task(label, total=rounds, completed=done, state=""))
+        return Watch(self.progress, self.progress.add_task(label, total=rounds, completed=done, state=""), self.lines)
 
 
 class Watch:
     """Moves a bar along with each round."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self.progress, self.task = progress, task
+    def __init__(self, progress: Progress, task: TaskID, lines: bool) -> None:
+        self.progress, self.task, self.lines = progress, task, lines
         self.accuracy = ""
+        self.written = time.monotonic()
 
     def __call__(self, played: Round) -> None:
         """Show a round."""
@@ -54,3 +60,8 @@ class Watch:
         critical = record.get("trace", {}).get("critical")
         period = "" if critical is None else "  critical" if critical else "  by history"
         self.progress.update(self.task, completed=record["round"], state=f"{self.accuracy}{period}")
+        if self.lines and time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
+            self.written = time.monotonic()
+            task = self.progress.tasks[self.task]
+            done = f"round {record['round']}/{int(task.total or 0)}"
+            print(f"{task.description} {done} {self.accuracy}{period}", file=sys.stderr, flush=True)
