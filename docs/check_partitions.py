@@ -8,7 +8,7 @@ import argparse
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch.nn import functional
 
 import fedrema
 from fedrema.data import Pool, load_pool, to_float
@@ -39,7 +39,7 @@ def images(quick: bool) -> None:
         for start in range(0, len(order) - 99, 100):
             batch = torch.from_numpy(order[start : start + 100])
             optimizer.zero_grad()
-            F.cross_entropy(net(x[batch]), y[batch]).backward()
+            functional.cross_entropy(net(x[batch]), y[batch]).backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 10)
             optimizer.step()
     with torch.no_grad():

@@ -193,7 +193,7 @@ def test_a_way_around_the_head_is_noticed_even_without_biases():
 @pytest.mark.usefixtures("own")
 def test_what_cannot_be_loaded_is_refused_in_one_sentence():
     assert refusal(Network(net="no_such_module:net")) == (
-        "The network 'no_such_module:net' cannot be loaded: No module named 'no_such_module'."
+        "The network 'no_such_module:net' cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'."
     )
     assert refusal(Network(net="my_broken_networks:net")) == (
         "The network 'my_broken_networks:net' cannot be loaded: ZeroDivisionError: division by zero."

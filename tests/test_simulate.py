@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch.nn import functional
 
 from fedrema.core import LocalTraining, Method, Role
 from fedrema.data import Federation
@@ -162,7 +162,7 @@ def test_the_mean_loss_is_over_clients_and_steps():
     expected = []
     for row, count in enumerate(train.counts.tolist()):
         logits = played.net(initial, train.x[row, :count])
-        expected.append(float(F.cross_entropy(logits, train.y[row, :count])))
+        expected.append(float(functional.cross_entropy(logits, train.y[row, :count])))
     assert record["client_loss"] == pytest.approx(expected)
     assert record["loss"] == pytest.approx(sum(expected) / 4)
 
@@ -345,7 +345,7 @@ def test_one_full_step_of_fedavg_is_a_step_along_the_gradient_of_everybodys_samp
     params = {name: value.double().requires_grad_() for name, value in net.initial.items()}
     x, y = torch.from_numpy(federation.x[~federation.test]).double(), torch.from_numpy(federation.y[~federation.test])
     hidden = (x @ params["body.1.weight"].T + params["body.1.bias"]).relu()
-    F.cross_entropy(hidden @ params["head.weight"].T + params["head.bias"], y).backward()
+    functional.cross_entropy(hidden @ params["head.weight"].T + params["head.bias"], y).backward()
     for name, value in params.items():
         expected = value.detach() - 0.3 * value.grad
         assert torch.allclose(world.params.common[name], expected, atol=1e-12), name

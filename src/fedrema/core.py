@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
+from torch.nn import functional
 
 from fedrema.errors import BadInput
 from fedrema.keys import torch_generator
@@ -202,7 +202,7 @@ def mix(params: Tensors, weights: Tensor) -> Tensors:
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean cross-entropy over a batch's real samples."""
-    losses = F.cross_entropy(logits, batch.y, reduction="none")
+    losses = functional.cross_entropy(logits, batch.y, reduction="none")
     return (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
 

@@ -2,6 +2,8 @@
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,23 @@ def load_object(reference: str, what: str) -> Any:
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute:
         raise BadInput(f"The {what} {reference!r} must have the form module:name.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise BadInput(f"The {what} {reference!r} cannot be loaded: {error}.") from error
-    except Exception as error:  # whatever a user's module raises is theirs to read, in one sentence
-        raise BadInput(f"The {what} {reference!r} cannot be loaded: {type(error).__name__}: {error}.") from error
+    with working_folder_importable():
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:  # whatever a user's module raises is theirs to read, in one sentence
+            raise BadInput(f"The {what} {reference!r} cannot be loaded: {type(error).__name__}: {error}.") from error
     if not hasattr(module, attribute):
         raise BadInput(f"The {what} {reference!r} cannot be loaded: {module_name} has no {attribute!r}.")
     return getattr(module, attribute)
+
+
+@contextmanager
+def working_folder_importable() -> Iterator[None]:
+    """Look for modules in the working folder, which a console command, unlike `python -m`, does not do."""
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()  # a module may have been written a moment ago
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)

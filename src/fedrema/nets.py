@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrema.errors import BadInput
-from fedrema.imports import load_object
+from fedrema.imports import load_object, working_folder_importable
 from fedrema.keys import seed_of
 from fedrema.net import Net
 
@@ -117,14 +117,21 @@ def _module(settings: Network, shape: Shape, classes: int) -> nn.Module:
         raise BadInput(
             f"--net {name!r} is unknown; valid are auto, {', '.join(NETWORKS)}, or your own as module:function."
         )
+    return own_module(name, shape, classes)[0]
+
+
+def own_module(name: str, shape: Shape, classes: int) -> tuple[nn.Module, str]:
+    """Return the network that `module:function` makes, and the call that made it."""
     function = load_object(name, "network")
     if not callable(function) or isinstance(function, nn.Module):
         kind = type(function).__name__
         raise BadInput(f"--net {name!r} must be a function that returns a torch.nn.Module, got {kind}.")
-    try:
-        module = function(shape, classes) if inspect.signature(function).parameters else function()
-    except Exception as error:  # whatever a user's function raises is theirs to read, in one sentence
-        raise BadInput(f"--net {name!r} cannot be built: {type(error).__name__}: {error}.") from error
+    with working_folder_importable():
+        try:
+            arguments = (shape, classes) if inspect.signature(function).parameters else ()
+            module = function(*arguments)
+        except Exception as error:  # whatever a user's function raises is theirs to read, in one sentence
+            raise BadInput(f"--net {name!r} cannot be built: {type(error).__name__}: {error}.") from error
     if not isinstance(module, nn.Module):
         raise BadInput(f"--net {name!r} must return a torch.nn.Module, got {type(module).__name__}.")
-    return module
+    return module, f"{name.partition(':')[2]}({', '.join(map(repr, arguments))})"

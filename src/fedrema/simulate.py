@@ -233,8 +233,9 @@ class Simulator:
         ended = replace(crowd, params=Stacked(trained))
         memory, extras = crowd.memory.own, {}
         if overrides(method, "end"):
-            hook = lambda client, data: _closed(*method.end(net, client, data, moment))  # noqa: E731
-            closed = self.engine.each(hook, ended, self.train)
+            closed = self.engine.each(
+                lambda client, data: _closed(*method.end(net, client, data, moment)), ended, self.train
+            )
             trained, memory, extras = closed["params"], closed.get("memory", {}), closed.get("extras", {})
             ended = replace(ended, params=Stacked(trained), memory=Stacked(memory))
         roles = self.roles(Stacked(trained))

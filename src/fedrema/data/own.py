@@ -1,10 +1,7 @@
 """A user's own data: a `.npz` file, a folder with one per client, or a Python function."""
 
-import importlib
-import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +11,11 @@ import numpy as np
 from fedrema.data.checks import are_numbers, as_array
 from fedrema.data.federation import Federation, read_npz
 from fedrema.errors import BadInput
+from fedrema.imports import load_object, working_folder_importable
 
 _FORMS = "a .npz file, a folder with one .npz per client, or module:function"
 _RETURNS = "a Federation, arrays (x, y, client[, split]), or a mapping of client names to (x, y)"
-_FUNCTION = re.compile(r"(?P<module>[A-Za-z_]\w*(\.\w+)*):(?P<function>[A-Za-z_]\w*)")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
 
 
 def load_own(source: str, data_seed: int = 0, test_share: float = 0.2) -> Federation:
@@ -32,8 +30,8 @@ def load_own(source: str, data_seed: int = 0, test_share: float = 0.2) -> Federa
         if path.suffix != ".npz":
             raise BadInput(f"--federation {source} is a file but not a .npz; valid are {_FORMS}.")
         return Federation.load(path, data_seed, test_share)
-    if match := _FUNCTION.fullmatch(source):
-        return _call(match["module"], match["function"], data_seed, test_share)
+    if _FUNCTION.fullmatch(source):
+        return _call(source, data_seed, test_share)
     raise BadInput(f"--federation {source} is not there; valid are {_FORMS}.")
 
 
@@ -47,10 +45,11 @@ def _load_folder(folder: Path, data_seed: int, test_share: float) -> Federation:
         return _from_parts(parts, info, data_seed, test_share)
 
 
-def _call(module_name: str, function_name: str, data_seed: int, test_share: float) -> Federation:
-    source = f"{module_name}:{function_name}"
-    with _working_folder_importable():
-        function = _find_function(module_name, function_name)
+def _call(source: str, data_seed: int, test_share: float) -> Federation:
+    function = load_object(source, "federation")
+    if not callable(function):
+        raise BadInput(f"--federation {source} is not a function but {type(function).__name__}.")
+    with working_folder_importable():
         try:
             returned = function()
         except BadInput:
@@ -71,20 +70,6 @@ def _call(module_name: str, function_name: str, data_seed: int, test_share: floa
                 parts = {str(name): {"x": part[0], "y": part[1]} for name, part in returned.items()}
                 return _from_parts(parts, info, data_seed, test_share)
     raise BadInput(f"--federation {source} returned {type(returned).__name__}; valid is {_RETURNS}.")
-
-
-def _find_function(module_name: str, function_name: str) -> Callable[[], Any]:
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # importing runs a user's code: anything may happen
-        raise BadInput(
-            f"--federation {module_name}:{function_name}: importing {module_name} raised "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise BadInput(f"--federation {module_name}:{function_name}: {module_name} has no such function.")
-    return function  # type: ignore[no-any-return]
 
 
 def _from_parts(
@@ -126,15 +111,3 @@ def _naming(source: str) -> Iterator[None]:
         yield
     except BadInput as error:
         raise BadInput(f"{source}: {error}") from error
-
-
-@contextmanager
-def _working_folder_importable() -> Iterator[None]:
-    # A console command, unlike `python -m`, does not look for modules in the working folder.
-    folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
-    sys.path.insert(0, folder)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)

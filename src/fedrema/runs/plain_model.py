@@ -1,7 +1,6 @@
 """A run's network as plain PyTorch: how to build it without fedrema, and a client's tensors under its names."""
 
 import copy
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,8 @@ import torch
 from torch import nn
 
 from fedrema.errors import BadInput
-from fedrema.imports import load_object
 from fedrema.net import Net, Tensors
-from fedrema.nets import Network, build_net
+from fedrema.nets import Network, build_net, own_module
 from fedrema.runs.manifest import GIVEN
 
 
@@ -73,7 +71,9 @@ def plain_model(config: Mapping[str, Any], module: nn.Module | None = None) -> P
     network = Network(name, head, int(settings.get("hidden", Network.hidden)))
     net = build_net(network, shape, classes, seed=0)
     if ":" in name:
-        return _own(net, name, shape, classes, dtype)
+        own, construction = own_module(name, shape, classes)
+        imports = (f"from {name.partition(':')[0]} import {name.partition(':')[2]}",)
+        return PlainModel(net, shape, dtype, own, net.original_names, imports, construction)
     layers = net.layers()
     places = {layer: place for place, (layer, _) in enumerate(layers)}
     names = {}
@@ -85,13 +85,3 @@ def plain_model(config: Mapping[str, Any], module: nn.Module | None = None) -> P
     construction = f"Sequential({', '.join(repr(layer) for layer in modules)})"
     imports = ("from torch.nn import *",)
     return PlainModel(net, shape, dtype, nn.Sequential(*modules), names, imports, construction)
-
-
-def _own(net: Net, name: str, shape: tuple[int, ...], classes: int, dtype: str) -> PlainModel:
-    place, _, attribute = name.partition(":")
-    function = load_object(name, "network")
-    takes_shape = bool(inspect.signature(function).parameters)
-    module = function(shape, classes) if takes_shape else function()
-    imports = (f"from {place} import {attribute}  # your own, where Python finds it",)
-    construction = f"{attribute}({shape}, {classes})" if takes_shape else f"{attribute}()"
-    return PlainModel(net, shape, dtype, module, net.original_names, imports, construction)
