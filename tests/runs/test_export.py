@@ -103,7 +103,6 @@ def own_network(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield "network_to_export"
     sys.modules.pop("network_to_export", None)
-    sys.path.remove(str(tmp_path))
 
 
 def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, own_network):
