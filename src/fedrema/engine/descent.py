@@ -1,6 +1,6 @@
 """Local training of one client, or of all at once: the same lines serve both backends.
 
-With `clients=None` tensors have no client axis; otherwise their first axis is the client.
+Tensors have a leading client axis where the losses have one; otherwise they are a single client's.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ def train_phase(
     `value_of` returns the loss, one number or one per client; clients are independent, so the gradient of their
     sum is each one's own.
     """
-    loss = phase.loss or type(method).loss.__get__(method)
+    loss: Loss = phase.loss or method.loss
     names = [name for name in client.params if name in velocity and phase.trains(name)]
     axes = losses.total.dim()
     for batches, active in feed:
