@@ -14,10 +14,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedrema.core import Batch
 from fedrema.data import Federation, build_federation
 from fedrema.data.datasets import dataset_status
-from fedrema.engine import choose_device, choose_precision
+from fedrema.engine import choose_device, choose_precision, draw_order
 from fedrema.errors import BadInput
-from fedrema.net import Net
-from fedrema.runs.execute import execute, make_net
+from fedrema.runs.execute import execute, prepare
 from fedrema.settings import Settings
 from fedrema.simulate import Simulator
 
@@ -93,16 +92,18 @@ def _federation(settings: Settings) -> tuple[Federation, str]:
 
 def round_operations(settings: Settings, federation: Federation) -> float:
     """Count the floating-point operations that one round of local training needs, forward and backward."""
-    net = make_net(settings, federation.sample_shape, federation.classes)
-    simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
+    simulator = prepare(settings, federation)
     counts: list[int] = simulator.train.counts.tolist()
-    batch = min(settings.local.batch, max(counts))
-    steps = [max(count // settings.local.batch, 1) * settings.local.epochs for count in counts]
-    return _step_operations(simulator.net, simulator, batch) * sum(steps)
+    batch = min(settings.local.batch, counts[0])
+    seen = 0
+    for phase in settings.method.phases(settings.local, simulator.moment(1)):
+        order = draw_order(federation.names, counts, phase, settings.local, ("bench",))
+        seen += int(order.sizes.sum())
+    return _step_operations(simulator, batch) / batch * seen
 
 
-def _step_operations(net: Net, simulator: Simulator, batch: int) -> float:
-    data = simulator.train
+def _step_operations(simulator: Simulator, batch: int) -> float:
+    net, data = simulator.net, simulator.train
     x, y = data.x[0, :batch], data.y[0, :batch]
     crowd = simulator.crowd(simulator.start(), torch.tensor([0]))
     client = crowd.one(0)

@@ -126,12 +126,12 @@ class Simulator:
         common = {name: params.row(0)[name].clone() for name in shared if shared[name]}
         params = Stacked(own, common)
         keep = self.local.keep_momentum and self.local.momentum > 0
-        velocity = {name: value.zero_() for name, value in params.copied(clients).items() if self.trains(name)}
+        velocity = params.zeros(clients, self.trains) if keep else {}
         server = {
             name: value.to(self.device) if isinstance(value, Tensor) else value
             for name, value in self.method.server(self.net, clients).items()
         }
-        return World(clients, 0, params, memory, Stacked(), velocity if keep else {}, server)
+        return World(clients, 0, params, memory, Stacked(), velocity, server)
 
     def roles(self, params: Stacked) -> dict[str, Role]:
         """Return what becomes of each parameter."""
@@ -210,9 +210,7 @@ class Simulator:
             (phase, draw_order(crowd.names, counts, phase, self.local, (*key, number)))
             for number, phase in enumerate(plan(self.local, moment))
         ]
-        if not velocity:
-            params = crowd.params.copied(len(crowd))
-            velocity = {name: torch.zeros_like(value) for name, value in params.items() if self.trains(name)}
+        velocity = velocity or crowd.params.zeros(len(crowd), self.trains)
         return self.engine.train(Job(self.method, crowd, self.train, phases, self.local, velocity, key))
 
     def _learn(

@@ -39,6 +39,11 @@ class Stacked:
         copies = {name: value.expand(k, *value.shape).clone() for name, value in self.common.items()}
         return {**copies, **{name: value.clone() for name, value in self.own.items()}}
 
+    def zeros(self, k: int, wanted: Callable[[str], bool]) -> Tensors:
+        """Return zeros in the shape of what k clients have of the wanted names."""
+        shapes = {**self.common, **{name: value[0] for name, value in self.own.items()}}
+        return {name: value.new_zeros(k, *value.shape) for name, value in shapes.items() if wanted(name)}
+
 
 @dataclass(frozen=True)
 class Samples:

@@ -69,9 +69,10 @@ def take_up(path: Path, arguments: tuple[str, ...] = (), module: nn.Module | Non
     config = directory.config()
     if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
         raise BadInput(f"The settings or the data of {path} have changed since it began: it cannot go on.")
-    world = simulator.start()
     if directory.checkpoint_file.is_file():
         world = load_world(directory.checkpoint_file, config["identity"], simulator.device)
+    else:
+        world = simulator.start()
     config["settings"]["rounds"] = settings.simulation.rounds
     directory.write_json(directory.config_file, config)
     return Prepared(directory, simulator, world, settings.output.checkpoint_every)

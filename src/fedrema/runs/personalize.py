@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrema.core import Role
+from fedrema.core import Role, average
 from fedrema.data import Federation
 from fedrema.data.federation import read_npz
 from fedrema.engine import Crowd, Stacked
@@ -137,9 +137,9 @@ def _match(
     similarity = head_similarity(net, together, probes, temperature=0.5)
     chosen = maximum_difference_segmentation(similarity)[0][-1]
     weights = chosen * torch.cat([counts, simulator.counts])
-    weights = weights / weights.sum()
-    matched = {name: torch.tensordot(weights.to(value), value, dims=1)[None] for name, value in together.items()}
-    peers = {name: float(weight) for name, weight in zip([*names, "itself"], weights, strict=True) if weight > 0}
+    matched = {name: value[None] for name, value in average(together, weights).items()}
+    shares = weights / weights.sum()
+    peers = {name: float(weight) for name, weight in zip([*names, "itself"], shares, strict=True) if weight > 0}
     return {**trained, **matched}, peers
 
 
