@@ -17,6 +17,7 @@ from fedrema.core import (
     average,
     cross_entropy,
     everything,
+    gradient_step,
     mix,
     overrides,
 )
@@ -112,7 +113,7 @@ def test_the_cosine_schedule_goes_from_the_full_rate_towards_zero():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"epochs": -1}, "--epochs must be at least 0, got -1."),
+        ({"epochs": -1}, "--epochs must be 0 or more, got -1."),
         ({"batch": 0}, "--batch must be at least 1, got 0."),
         ({"lr": -0.1}, "--lr must be 0 or more, got -0.1."),
         ({"lr": math.nan}, "--lr must be 0 or more, got nan."),
@@ -170,7 +171,7 @@ def test_every_hook_defaults_to_fedavg(net):
     assert torch.equal(method.predict(net, client, batch.x), logits)
     expected = torch.nn.functional.cross_entropy(logits, batch.y)
     assert float(method.loss(net, client, batch)) == pytest.approx(float(expected))
-    assert method.step(lambda at, given: {"at": at, "given": given}, client, (batch, None)) == {
+    assert gradient_step(lambda at, given: {"at": at, "given": given}, client, (batch, None)) == {
         "at": client,
         "given": batch,
     }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, at_least
 from fedrema.keys import torch_generator
 from fedrema.net import Net, Tensors
 
@@ -106,12 +106,8 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         """Refuse what cannot train."""
-        for name, least in (("epochs", 0), ("batch", 1)):
-            if getattr(self, name) < least:
-                raise BadInput(f"--{name} must be at least {least}, got {getattr(self, name)}.")
-        for name in ("lr", "clip", "weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise BadInput(f"--{name.replace('_', '-')} must be 0 or more, got {getattr(self, name)}.")
+        at_least(1, self, "batch")
+        at_least(0, self, "epochs", "lr", "clip", "weight_decay")
         if not 0 <= self.momentum < 1:
             raise BadInput(f"--momentum must lie in [0, 1), got {self.momentum}.")
         if not 0 < self.lr_decay <= 1:
@@ -135,6 +131,16 @@ def everything(name: str) -> bool:
     return True
 
 
+Gradient = Callable[[Client, Batch], Tensors]
+Step = Callable[[Gradient, Client, tuple[Batch, ...]], Tensors]
+"""Returns the direction to descend along, written so that a leading client axis does not matter."""
+
+
+def gradient_step(gradient: Gradient, client: Client, batches: tuple[Batch, ...]) -> Tensors:
+    """Descend along the gradient of a single batch."""
+    return gradient(client, batches[0])
+
+
 @dataclass(frozen=True)
 class Phase:
     """A stretch of local training; what it does not train is not differentiated either."""
@@ -145,10 +151,10 @@ class Phase:
     trains: Callable[[str], bool] = everything
     loss: Loss | None = None
     """The objective, where it is not the method's `loss`."""
+    step: Step = gradient_step
     batches_per_step: int = 1
-
-
-Gradient = Callable[[Client, Batch], Tensors]
+    steps: int | None = None
+    """Stop after this many steps, wherever in an epoch that is."""
 
 
 @dataclass(frozen=True)
@@ -210,8 +216,8 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 class Method:
     """A federated method: its fields are its hyper-parameters, it holds no state, every hook defaults to FedAvg.
 
-    `loss`, `predict`, `start`, `begin` and `end` see one client; the engine maps them over all. `step` is written
-    so that a leading client axis does not matter. `aggregate` sees all uploads, stacked.
+    `loss`, `predict`, `start`, `begin` and `end` see one client; the engine maps them over all. `aggregate` sees all
+    uploads, stacked.
     """
 
     name: ClassVar[str]
@@ -241,10 +247,6 @@ class Method:
         """Return the local objective on one batch."""
         return cross_entropy(net(client.params, batch.x), batch)
 
-    def step(self, gradient: Gradient, client: Client, batches: tuple[Batch, ...]) -> Tensors:
-        """Return the direction to descend along."""
-        return gradient(client, batches[0])
-
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Close a round: return the client to keep and what to send beside its parameters."""
         return client, {}
@@ -257,6 +259,10 @@ class Method:
         """Return class scores [n, C] as the client would use them."""
         logits: Tensor = net(client.params, x)
         return logits
+
+    def beside(self) -> Mapping[str, "Method"]:
+        """Name other conventions of scoring the same clients; their accuracies are recorded beside this one's."""
+        return {}
 
     def server(self, net: Net, clients: int) -> State:
         """Return the server's state before the first round."""

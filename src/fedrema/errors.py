@@ -1,5 +1,7 @@
 """What goes wrong for a user: always one sentence."""
 
+import math
+
 
 class FedremaError(Exception):
     """One sentence for the person at the keyboard; the command line prints it and exits with 2."""
@@ -11,3 +13,20 @@ class BadInput(FedremaError):
 
 class Diverged(FedremaError):
     """Training produced a number that is not finite: names the round and the client."""
+
+
+def at_least(least: float, settings: object, *names: str) -> None:
+    """Refuse settings that are less than a bound, or not finite numbers."""
+    for name in names:
+        value = getattr(settings, name)
+        if not least <= value < math.inf:
+            bound = "0 or more" if least == 0 else f"at least {least}"
+            raise BadInput(f"--{name.replace('_', '-')} must be {bound}, got {value}.")
+
+
+def above_zero(settings: object, *names: str) -> None:
+    """Refuse settings that are not finite numbers above 0."""
+    for name in names:
+        value = getattr(settings, name)
+        if not 0 < value < math.inf:
+            raise BadInput(f"--{name.replace('_', '-')} must be above 0, got {value}.")

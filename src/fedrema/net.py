@@ -118,11 +118,13 @@ class Net:
         logits: Tensor = vmap(lambda head: self.classify(head, h))(used)
         return logits
 
-    def in_head(self, name: str) -> bool:
+    @staticmethod
+    def in_head(name: str) -> bool:
         """Tell whether a parameter belongs to the classifier."""
         return name.startswith("head.")
 
-    def in_body(self, name: str) -> bool:
+    @staticmethod
+    def in_body(name: str) -> bool:
         """Tell whether a parameter belongs to the feature extractor."""
         return name.startswith("body.")
 

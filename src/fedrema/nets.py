@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, at_least
 from fedrema.imports import load_object, working_folder_importable
 from fedrema.keys import seed_of
 from fedrema.net import Net
@@ -25,11 +25,17 @@ class Network:
     """Which part of the network is the classifier, for one's own; default: head, classifier or fc."""
     hidden: int = 32
     """Hidden units of the mlp."""
+    projection: int = 0
+    """Width of a two-layer projection between features and classifier, as MOON's authors have it; 0: none."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty layer."""
-        if self.hidden < 1:
-            raise BadInput(f"--hidden must be at least 1, got {self.hidden}.")
+        """Refuse an empty layer, and a projection inside one's own network."""
+        at_least(1, self, "hidden")
+        at_least(0, self, "projection")
+        if self.projection and ":" in self.net:
+            raise BadInput(
+                f"--projection {self.projection} is for mlp, cnn and alexnet: put it into {self.net} yourself."
+            )
 
 
 class Split(nn.Module):
@@ -46,23 +52,27 @@ class Split(nn.Module):
         return logits
 
 
-def mlp(shape: Shape, classes: int, hidden: int = 32) -> nn.Module:
+def mlp(shape: Shape, classes: int, hidden: int = 32, projection: int = 0) -> nn.Module:
     """One hidden layer as the body, one linear layer as the head."""
     inputs = int(torch.Size(shape).numel())
-    return Split(nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU()), nn.Linear(hidden, classes))
+    body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU())
+    return _joined("mlp", body, shape, projection, lambda features: nn.Linear(features, classes))
 
 
-def cnn(shape: Shape, classes: int) -> nn.Module:
+def cnn(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
     """Two 5×5 convolutions; two linear layers as the head: the paper's for MNIST and Fashion-MNIST."""
     body = nn.Sequential(
         nn.Conv2d(shape[0], 32, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(),
     )  # fmt: skip
-    return Split(body, nn.Sequential(nn.Linear(_features(body, shape, "cnn"), 512), nn.ReLU(), nn.Linear(512, classes)))
+    return _joined(
+        "cnn", body, shape, projection,
+        lambda features: nn.Sequential(nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, classes)),
+    )  # fmt: skip
 
 
-def alexnet(shape: Shape, classes: int) -> nn.Module:
+def alexnet(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
     """Five 3×3 convolutions; three linear layers as the head, without activations: the paper's for CIFAR-10."""
     body = nn.Sequential(
         nn.Conv2d(shape[0], 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
@@ -72,18 +82,26 @@ def alexnet(shape: Shape, classes: int) -> nn.Module:
         nn.Conv2d(256, 256, 3, padding=1), nn.MaxPool2d(3, 2), nn.ReLU(),
         nn.Flatten(),
     )  # fmt: skip
-    features = _features(body, shape, "alexnet")
-    return Split(body, nn.Sequential(nn.Linear(features, 1024), nn.Linear(1024, 512), nn.Linear(512, classes)))
+    return _joined(
+        "alexnet", body, shape, projection,
+        lambda features: nn.Sequential(nn.Linear(features, 1024), nn.Linear(1024, 512), nn.Linear(512, classes)),
+    )  # fmt: skip
 
 
-def _features(body: nn.Module, shape: Shape, name: str) -> int:
+def _joined(
+    name: str, body: nn.Sequential, shape: Shape, projection: int, head: Callable[[int], nn.Module]
+) -> nn.Module:
+    """Put a head on a body, after a two-layer projection of the features where one is wanted."""
     try:
         with torch.no_grad():
-            return int(body(torch.zeros(1, *shape)).shape[1])
+            features = int(body(torch.zeros(1, *shape)).shape[1])
     except RuntimeError as error:
         raise BadInput(
             f"--net {name} cannot take samples of shape {shape}: use --net mlp or your own network."
         ) from error
+    if projection:
+        body.extend([nn.Linear(features, features), nn.ReLU(), nn.Linear(features, projection)])
+    return Split(body, head(projection or features))
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "alexnet": alexnet}
@@ -106,13 +124,13 @@ def _module(settings: Network, shape: Shape, classes: int) -> nn.Module:
         # The networks of the paper belong to the sizes of its images; anything else is a table or tiny.
         name = "alexnet" if shape[1:] == (32, 32) else "cnn" if shape[1:] == (28, 28) else "mlp"
     if name == "mlp":
-        return mlp(shape, classes, settings.hidden)
+        return mlp(shape, classes, settings.hidden, settings.projection)
     if name in NETWORKS:
         if len(shape) != 3:
             raise BadInput(
                 f"--net {name} takes images [channels, height, width], the data has shape {shape}: use --net mlp."
             )
-        return NETWORKS[name](shape, classes)
+        return NETWORKS[name](shape, classes, projection=settings.projection)
     if ":" not in name:
         raise BadInput(
             f"--net {name!r} is unknown; valid are auto, {', '.join(NETWORKS)}, or your own as module:function."

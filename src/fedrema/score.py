@@ -66,6 +66,10 @@ def summarise(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         trained = [record["trained_accuracy"] for record in last if record.get("trained_accuracy") is not None]
         if trained:
             summary["final_trained_accuracy"] = float(np.mean(trained))
+        beside = {name for record in scored for name in record.get("beside", {})}
+        for name in sorted(beside):
+            values = [record["beside"][name] for record in scored]
+            summary |= {f"best_{name}_accuracy": max(values), f"final_{name}_accuracy": float(np.mean(values[-5:]))}
     traces = [record["trace"] for record in rounds if "critical" in record.get("trace", {})]
     if traces:
         summary["critical_rounds"] = sum(bool(trace["critical"]) for trace in traces)

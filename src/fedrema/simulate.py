@@ -1,7 +1,7 @@
 """The round loop: who takes part, what they train, what the server makes of it, how well each is served."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, LocalTraining, Method, Moment, Role, Uploads, overrides
+from fedrema.core import Answer, Batch, Client, LocalTraining, Method, Moment, Phase, Role, Uploads, overrides
 from fedrema.data.federation import Federation, Split, to_float
 from fedrema.engine import (
     Backend,
@@ -23,7 +23,7 @@ from fedrema.engine import (
     draw_order,
     make_engine,
 )
-from fedrema.errors import BadInput, Diverged
+from fedrema.errors import BadInput, Diverged, at_least
 from fedrema.keys import numpy_generator
 from fedrema.net import Net, Tensors
 from fedrema.score import accuracy_record, share, tally
@@ -62,9 +62,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be played."""
-        for name in ("rounds", "evaluate_every", "record_every", "late_round"):
-            if getattr(self, name) < 1:
-                raise BadInput(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}.")
+        at_least(1, self, "rounds", "evaluate_every", "record_every", "late_round")
         if not 0 < self.participation <= 1:
             raise BadInput(f"--participation must lie in (0, 1], got {self.participation}.")
         for name in ("dropout", "late"):
@@ -192,36 +190,50 @@ class Simulator:
         """Score every client that has joined with what it would really use now."""
         there = [row for row, joins in enumerate(self.joins) if joins <= moment.round]
         crowd = self.crowd(world, torch.tensor(there))
-        if self.method.adapt(self.local, moment):
-            adapted, _, _ = self.local_training(crowd, {}, moment, adapting=True)
-            crowd = replace(crowd, params=Stacked(adapted))
-        predicted = self.engine.scores(self.method, crowd, self.test)
-        correct, asked = tally(predicted, self.test.y[crowd.clients.to(self.device)])
-        return accuracy_record(correct, asked, there, len(self.federation))
+        record = accuracy_record(*self._tally(self.method, crowd, moment), there, len(self.federation))
+        beside = {name: self._tally(other, crowd, moment) for name, other in self.method.beside().items()}
+        if beside:
+            record["beside"] = {name: share(correct.sum(), asked.sum()) for name, (correct, asked) in beside.items()}
+        return record
 
-    def local_training(
-        self, crowd: Crowd, velocity: Tensors, moment: Moment, adapting: bool = False
+    def _tally(self, method: Method, crowd: Crowd, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
+        """Count right answers of clients as one method would use them: after adapting, where it adapts."""
+        predicted = self.engine.scores(method, self.adapted(method, crowd, moment), self.test)
+        return tally(predicted, self.test.y[crowd.clients.to(self.device)])
+
+    def adapted(self, method: Method, crowd: Crowd, moment: Moment) -> Crowd:
+        """Return clients as they are used: copies that trained a little more, where the method does so."""
+        phases = method.adapt(self.local, moment)
+        if not phases:
+            return crowd
+        params, _, _ = self._descend(method, phases, "adapt", crowd, {}, moment)
+        return replace(crowd, params=Stacked(params))
+
+    def local_training(self, crowd: Crowd, velocity: Tensors, moment: Moment) -> tuple[Tensors, Tensors, Tensor]:
+        """Train clients as the method plans it; returns parameters, momentum and mean losses, each [k, ...]."""
+        return self._descend(self.method, self.method.phases(self.local, moment), "train", crowd, velocity, moment)
+
+    def _descend(
+        self, method: Method, phases: Sequence[Phase], purpose: str, crowd: Crowd, velocity: Tensors, moment: Moment
     ) -> tuple[Tensors, Tensors, Tensor]:
-        """Train clients as the method plans it (or as it adapts them before scoring)."""
-        plan = self.method.adapt if adapting else self.method.phases
-        key = (self.settings.seed, moment.round, "adapt" if adapting else "train")
+        key = (self.settings.seed, moment.round, purpose)
         counts = self.train.counts[crowd.clients].tolist()
-        phases = [
+        plan = [
             (phase, draw_order(crowd.names, counts, phase, self.local, (*key, number)))
-            for number, phase in enumerate(plan(self.local, moment))
+            for number, phase in enumerate(phases)
         ]
         velocity = velocity or crowd.params.zeros(len(crowd), self.trains)
-        return self.engine.train(Job(self.method, crowd, self.train, phases, self.local, velocity, key))
+        return self.engine.train(Job(method, crowd, self.train, plan, self.local, velocity, key))
 
     def _learn(
         self, world: World, clients: Tensor, moment: Moment, record: dict[str, Any], clock: Clock
     ) -> dict[str, np.ndarray]:
         """Train the clients that answer, aggregate, and hand the answer out; returns the relations asked for."""
-        method, net = self.method, self.net
+        method = self.method
         rows = clients.to(self.device)
         crowd = self.crowd(world, clients)
         if overrides(method, "begin"):
-            crowd = self._begun(crowd, moment)
+            crowd = self.begin(crowd, moment)
         clock.lap("other")
 
         velocity = {name: value[rows] for name, value in world.velocity.items()}
@@ -229,13 +241,10 @@ class Simulator:
         clock.lap("train")
 
         ended = replace(crowd, params=Stacked(trained))
-        memory, extras = crowd.memory.own, {}
+        extras: Tensors = {}
         if overrides(method, "end"):
-            closed = self.engine.each(
-                lambda client, data: _closed(*method.end(net, client, data, moment)), ended, self.train
-            )
-            trained, memory, extras = closed["params"], closed.get("memory", {}), closed.get("extras", {})
-            ended = replace(ended, params=Stacked(trained), memory=Stacked(memory))
+            ended, extras = self.end(ended, moment)
+        trained, memory = ended.params.own, ended.memory.own
         roles = self.roles(Stacked(trained))
         travelling = {name: value for name, value in trained.items() if roles[name] is not Role.PRIVATE}
         self._check(crowd, losses, trained, extras, moment)
@@ -244,7 +253,7 @@ class Simulator:
 
         answer = Answer(shared={}, state=world.server)
         if travelling or extras:
-            answer = method.aggregate(net, world.server, uploads, moment)
+            answer = method.aggregate(self.net, world.server, uploads, moment)
         world.check(answer, roles, memory, type(method).__name__)
         clock.lap("aggregate")
 
@@ -266,14 +275,22 @@ class Simulator:
         clock.lap("other")
         return relations
 
-    def _begun(self, crowd: Crowd, moment: Moment) -> Crowd:
-        def begun(client: Any, data: Any) -> dict[str, Tensors]:
-            new = self.method.begin(self.net, client, data, moment)
-            return {"params": new.params, "memory": new.memory, "inbox": new.inbox}
+    def begin(self, crowd: Crowd, moment: Moment) -> Crowd:
+        """Let clients prepare a round."""
+        made = self.engine.each(
+            lambda client, data: _changes(client, self.method.begin(self.net, client, data, moment)), crowd, self.train
+        )
+        return _changed(crowd, made)
 
-        made = self.engine.each(begun, crowd, self.train)
-        params, memory, inbox = (Stacked(made.get(group, {})) for group in ("params", "memory", "inbox"))
-        return replace(crowd, params=params, memory=memory, inbox=inbox)
+    def end(self, crowd: Crowd, moment: Moment) -> tuple[Crowd, Tensors]:
+        """Let clients close a round; returns what they send beside their parameters."""
+
+        def ended(client: Client, data: Batch) -> dict[str, Tensors]:
+            closed, extras = self.method.end(self.net, client, data, moment)
+            return {**_changes(client, closed), "extras": extras}
+
+        made = self.engine.each(ended, crowd, self.train)
+        return _changed(crowd, made), made["extras"]
 
     def _check(self, crowd: Crowd, losses: Tensor, trained: Tensors, extras: Tensors, moment: Moment) -> None:
         finite = torch.isfinite(losses)
@@ -306,8 +323,15 @@ class Simulator:
         return whole.numpy()
 
 
-def _closed(client: Any, extras: Tensors) -> dict[str, Tensors]:
-    return {"params": client.params, "memory": client.memory, "extras": extras}
+def _changes(before: Client, after: Client) -> dict[str, Tensors]:
+    """Return what a hook put in place of what a client had: the rest need not be copied."""
+    groups = ("params", "memory", "inbox")
+    return {group: getattr(after, group) for group in groups if getattr(after, group) is not getattr(before, group)}
+
+
+def _changed(crowd: Crowd, made: dict[str, Tensors]) -> Crowd:
+    groups: dict[str, Any] = {group: Stacked(value) for group, value in made.items() if group != "extras"}
+    return replace(crowd, **groups)
 
 
 def _plain(value: Any) -> Any:

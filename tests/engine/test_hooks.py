@@ -164,7 +164,7 @@ class Everything(Method):
         second = Phase(
             1, local.lr, local.momentum, trains=lambda name: name.startswith("second."), loss=self.second_loss
         )
-        return second, Phase(local.epochs, local.lr, local.momentum, batches_per_step=2)
+        return second, Phase(local.epochs, local.lr, local.momentum, step=self.ahead, batches_per_step=2)
 
     def logits(self, net, client, x):
         features = net.features(client.params, x)
@@ -183,10 +183,8 @@ class Everything(Method):
         pull = (features * batch.mask).sum() / batch.mask.sum().clamp(min=1)
         return cross_entropy(self.logits(net, client, batch.x), batch) + 0.05 * apart + 0.02 * pull
 
-    def step(self, gradient, client, batches):
+    def ahead(self, gradient, client, batches):
         inner = gradient(client, batches[0])
-        if len(batches) == 1:  # the first phase, and adapting
-            return inner
         ahead = {name: client.params[name] - self.reach * inner[name] for name in inner}
         return gradient(client.having(params={**client.params, **ahead}), batches[1])
 
@@ -303,7 +301,7 @@ def test_adapting_before_scoring_happens_on_a_copy(backend):
     assert all(torch.equal(world.params.own[name], before[name]) for name in before)
     assert all(torch.equal(world.velocity[name], momentum[name]) for name in momentum)
     crowd = played.crowd(world, torch.arange(4))
-    adapted, _, _ = played.local_training(crowd, {}, moment, adapting=True)
+    adapted = played.adapted(played.method, crowd, moment).params.own
     for name in adapted:
         expected = world.params.merged()[name].expand_as(adapted[name])
         assert torch.equal(adapted[name], expected) == (not name.startswith("second.")), name
@@ -346,7 +344,8 @@ def test_adapting_draws_batches_of_its_own():
 
     played = simulator(Both(), "stacked")
     crowd, moment = played.crowd(played.start(), torch.arange(4)), played.moment(1)
-    trained, adapted = (played.local_training(crowd, {}, moment, adapting=adapting)[0] for adapting in (False, True))
+    trained, _, _ = played.local_training(crowd, {}, moment)
+    adapted = played.adapted(played.method, crowd, moment).params.own
     assert (trained["head.weight"] - adapted["head.weight"]).abs().max() > 1e-4
 
 

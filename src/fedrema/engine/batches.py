@@ -33,7 +33,8 @@ def draw_order(
         for name, count in zip(names, counts, strict=True)
     ]
     per_step = phase.batches_per_step
-    steps = np.array([max(len(stream) // per_step, 1) if stream else 0 for stream in streams])
+    most = np.inf if phase.steps is None else phase.steps
+    steps = np.array([min(max(len(stream) // per_step, 1), most) if stream else 0 for stream in streams], np.int64)
     width = max((len(batch) for stream in streams for batch in stream), default=0)
     index = np.zeros((len(names), int(steps.max(initial=0)), per_step, width), np.int64)
     sizes = np.zeros(index.shape[:3], np.int64)

@@ -62,7 +62,7 @@ def train_phase(
             losses.add(value.detach(), active)
             return dict(zip(names, found, strict=True))
 
-        direction = method.step(gradient, client, batches)
+        direction = phase.step(gradient, client, batches)
         descend(client.params, velocity, direction, phase, local, active, axes)
 
 

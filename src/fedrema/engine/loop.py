@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrema.core import Batch, Client, Loss, Method
 from fedrema.engine.batches import Order
@@ -29,7 +29,7 @@ class Loop:
         with torch.no_grad(), self.autocast:
             results = [hook(crowd.one(k), _data(samples, crowd, k)) for k in range(len(crowd))]
         return {
-            group: {name: torch.stack([result[group][name] for result in results]) for name in results[0][group]}
+            group: {name: _stack([result[group][name] for result in results]) for name in results[0][group]}
             for group in results[0]
         }
 
@@ -84,6 +84,13 @@ def _fast(value: Tensor) -> Tensor:
 
 def _own(value: Tensor) -> Tensor:
     return _fast(value).clone()
+
+
+def _stack(values: list[Tensor]) -> Tensor:
+    """Put clients' tensors together; those with an entry per sample differ in length and are padded."""
+    if len({value.shape for value in values}) > 1:
+        return nn.utils.rnn.pad_sequence(values, batch_first=True)
+    return torch.stack(values)
 
 
 def _data(samples: Samples | None, crowd: Crowd, k: int) -> Batch:

@@ -6,9 +6,25 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, Method, Moment, Role, State, Uploads, average, mix
-from fedrema.errors import BadInput
-from fedrema.net import Net
+from fedrema.core import (
+    Answer,
+    Batch,
+    Client,
+    LocalTraining,
+    Method,
+    Moment,
+    Phase,
+    Role,
+    State,
+    Uploads,
+    average,
+    cross_entropy,
+    everything,
+    mix,
+)
+from fedrema.errors import BadInput, above_zero, at_least
+from fedrema.net import Net, Tensors
+from fedrema.prototypes import alignment, class_means, global_prototypes, no_prototypes
 from fedrema.similarity import draw_probes, head_similarity
 
 NO_GAP = 1e-6
@@ -22,6 +38,10 @@ class FedReMa(Method):
     The feature extractor is averaged over all clients (Eq. 6). While the critical co-learning period (CCP) lasts,
     each classifier is averaged with those whose answers to a random feature are most like its own (Eqs. 5 and 7),
     cut off at the largest gap (MDS, Algorithm 1); afterwards with the peers it chose most often (Eq. 10).
+
+    The paper's extensions are settings: feature alignment (+F) is `align=1`, CE + λ · mean (1/d)‖h − c̄_y‖² with c̄ the
+    global class prototypes, from the second round on; alternating training (+A) is `alternate=True`, E epochs of the
+    head and then E of the body, twice the local work; with both (+A&F) alignment acts on the body's epochs.
 
     The defaults are what the paper says. Where its released code reads otherwise, a setting selects that reading:
     `probe_high=0.5, probe_per_client=True, peer_temperature=1.0, gap_to_self=False, include_below_gap=False,
@@ -52,28 +72,54 @@ class FedReMa(Method):
     include_below_gap: bool = True
     """The client just below the largest gap still belongs to the set, as in Algorithm 1; not in the released code."""
     weigh: Literal["samples", "uniform"] = "samples"
-    """Average the chosen heads by their sample counts (Eq. 7) or equally (released code)."""
+    """Average chosen heads (Eq. 7), and prototypes, by sample counts or equally (released code)."""
     end_at_delta: bool = True
     """A ratio of exactly δ ends the period (Eq. 9); in the released code it does not."""
+
+    align: float = 0.0
+    """λ of feature alignment (+F; the paper's is 1): draws features to their class's prototype; 0 switches it off."""
+    alternate: bool = False
+    """Alternating training (+A): the head for E epochs, then the body for E epochs, instead of both at once."""
 
     def __post_init__(self) -> None:
         """Refuse settings without meaning."""
         if not 0 <= self.delta <= 1:
             raise BadInput(f"--delta must lie in [0, 1], got {self.delta}.")
-        if self.probes < 1:
-            raise BadInput(f"--probes must be at least 1, got {self.probes}.")
-        for name in ("temperature", "peer_temperature", "probe_high"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise BadInput(f"--{name.replace('_', '-')} must be above 0, got {value}.")
+        at_least(1, self, "probes")
+        at_least(0, self, "align")
+        above_zero(self, "temperature", "probe_high")
+        if self.peer_temperature is not None:
+            above_zero(self, "peer_temperature")
 
     def role(self, net: Net, name: str) -> Role:
         """Everything travels; the head comes back as one's own."""
         return Role.PERSONAL if net.in_head(name) else Role.SHARED
 
+    def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
+        """Train all at once, or (+A) the head and then the body."""
+        parts = (Net.in_head, Net.in_body) if self.alternate else (everything,)
+        return tuple(Phase(local.epochs, local.rate(moment), local.momentum, trains=part) for part in parts)
+
+    def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
+        """Cross-entropy; with alignment (+F), + λ · mean (1/d)‖h − c̄_y‖²."""
+        features = net.features(client.params, batch.x)
+        loss = cross_entropy(net.classify(client.params, features), batch)
+        # While the head trains alone this is a constant, and has no gradient.
+        if "prototypes" in client.inbox:
+            loss = loss + self.align * alignment(features, batch, client.inbox["prototypes"], client.inbox["known"])
+        return loss
+
+    def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
+        """With alignment, send the means of the trained features by class."""
+        if not self.align:
+            return client, {}
+        means, counts = class_means(net.features(client.params, data.x), data, net.classes)
+        return client, {"means": means, "label_counts": counts}
+
     def server(self, net: Net, clients: int) -> State:
         """Remember who chose whom how often (the dependency map G), and how far the period has come."""
-        return {"dependencies": torch.zeros(clients, clients), "peak": 0.0, "critical": True}
+        known = no_prototypes(net.classes, net.features_count) if self.align else {}
+        return {"dependencies": torch.zeros(clients, clients), "peak": 0.0, "critical": True, **known}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Lines 7 to 20 of Algorithm 2."""
@@ -81,7 +127,8 @@ class FedReMa(Method):
         heads = {name: value for name, value in uploads.params.items() if net.in_head(name)}
         body = average(bodies, uploads.counts)  # θ ← Σ |D_i| θ̂_i / |D|  (Eq. 6)
         chosen_by, state, trace = self.match(net, state, heads, uploads, moment)
-        return Answer(shared=body, personal=mix(heads, chosen_by), state=state, trace=trace)
+        prototypes = global_prototypes(state, uploads, self.weigh) if self.align else {}
+        return Answer({**body, **prototypes}, mix(heads, chosen_by), {**state, **prototypes}, trace)
 
     def match(
         self, net: Net, state: State, heads: dict[str, Tensor], uploads: Uploads, moment: Moment
@@ -111,7 +158,7 @@ class FedReMa(Method):
         ratio = mean_gap / peak if peak > 0 else 1.0
         critical = ratio > self.delta or (ratio == self.delta and not self.end_at_delta)  # Eq. 9
         trace = {"mean_gap": mean_gap, "gap_ratio": ratio, "critical": True, "set_sizes": relevant.sum(dim=1)}
-        state = {"dependencies": dependencies, "peak": peak, "critical": critical}
+        state = {**state, "dependencies": dependencies, "peak": peak, "critical": critical}
         return weights, state, {**trace, "sets": relevant, "G": dependencies}
 
     def _relevant(self, net: Net, heads: dict[str, Tensor], moment: Moment) -> tuple[Tensor, Tensor]:

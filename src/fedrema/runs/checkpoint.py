@@ -28,7 +28,8 @@ def save_world(world: World, file: Path, belongs_to: str) -> None:
         "inbox common": world.inbox.common,
         "inbox own": world.inbox.own,
         "velocity": world.velocity,
-        "server": {name: value for name, value in world.server.items() if isinstance(value, Tensor)},
+        # Copies: a method may remember the very tensor that it sends, and safetensors writes none twice.
+        "server": {name: value.clone() for name, value in world.server.items() if isinstance(value, Tensor)},
     }
     tensors = {
         f"{group}/{name}": value.detach().cpu().contiguous()

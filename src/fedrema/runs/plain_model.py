@@ -68,7 +68,8 @@ def plain_model(config: Mapping[str, Any], module: nn.Module | None = None) -> P
         net = Net(module, torch.zeros(2, *shape), head)
         own = copy.deepcopy(module)
         return PlainModel(net, shape, dtype, own, net.original_names, (), "module  # the one given to fedrema.run")
-    network = Network(name, head, int(settings.get("hidden", Network.hidden)))
+    sizes = {size: int(settings.get(size, getattr(Network, size))) for size in ("hidden", "projection")}
+    network = Network(name, head, **sizes)
     net = build_net(network, shape, classes, seed=0)
     if ":" in name:
         own, construction = own_module(name, shape, classes)

@@ -1,0 +1,149 @@
+"""FedPAC: features aligned to global prototypes, heads combined as bias and variance advise."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedrema.core import (
+    Answer,
+    Batch,
+    Client,
+    LocalTraining,
+    Method,
+    Moment,
+    Phase,
+    Role,
+    State,
+    Uploads,
+    average,
+    cross_entropy,
+    mix,
+)
+from fedrema.errors import above_zero, at_least
+from fedrema.net import Net, Tensors
+from fedrema.prototypes import Weighing, alignment, class_means, global_prototypes, no_prototypes
+from fedrema.quadratic import least_on_simplex
+
+NEGLIGIBLE = 1e-3
+"""Weights below this are the solver's rounding, as in the authors' code."""
+
+
+@dataclass(frozen=True)
+class FedPAC(Method):
+    """Personalisation with feature alignment and classifier collaboration (Algorithm 1).
+
+    A client trains its head for an epoch on the cross-entropy, then its body for E epochs on CE + λ · mean
+    (1/d)‖h − c̄_y‖² (Eq. 6), c̄ being the global prototypes; a class that has none uses the client's own of before
+    training. The server averages bodies by sample counts, and gives client i the head Σ_j α_ij φ̂_j whose weights
+    minimise an estimate of its expected loss, variance plus squared bias (Eq. 10): αᵀ P⁽ⁱ⁾ α over Σ α = 1, α ≥ 0,
+    where P⁽ⁱ⁾ = diag(V) + D⁽ⁱ⁾ and D⁽ⁱ⁾_jl = Σ_c ⟨h_ic − h_jc, h_ic − h_lc⟩. With H the rows h_k and G = HHᵀ,
+    D⁽ⁱ⁾_jl = G_ii − G_il − G_ij + G_jl: nothing grows with the square of the features.
+
+    h_kc = p_kc µ_kc and V_k come from the received body before training. Clients are scored with the averaged body and
+    their combined head; the accuracy right after local training, which the authors also print, is in every record.
+    """
+
+    name: ClassVar[str] = "fedpac"
+    title: ClassVar[str] = "FedPAC"
+    paper: ClassVar[str] = (
+        "Xu et al., Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023"
+    )
+
+    align: float = 1.0
+    """λ: how strongly features are drawn to their class's prototype; 0 switches alignment off."""
+    head_epochs: int = 1
+    """Epochs that train the head before the body's."""
+    head_lr: float | None = 0.1
+    """Learning rate of the head, not changed by --schedule (authors: 0.1); none: the body's."""
+    weigh: Weighing = "samples"
+    """Average prototypes by sample counts (authors) or equally over the clients that have them (public codes)."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without meaning."""
+        at_least(0, self, "align", "head_epochs")
+        if self.head_lr is not None:
+            above_zero(self, "head_lr")
+
+    def role(self, net: Net, name: str) -> Role:
+        """Everything travels; the head comes back as one's own."""
+        return Role.PERSONAL if net.in_head(name) else Role.SHARED
+
+    def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
+        """Compute h_kc, V_k and one's own prototypes with the received body (Eqs. 8 and 9)."""
+        features = net.features(client.params, data.x)
+        means, counts = class_means(features, data, net.classes)
+        share = counts / client.count  # p_kc
+        weighted = share[:, None] * means  # h_kc = p_kc µ_kc
+        square = (features.square().sum(dim=1) * data.mask).sum() / client.count  # Σ_c p_kc E[‖f‖² | c]
+        variance = (square - weighted.square().sum()) / client.count  # V_k
+        inbox = {"weighted": weighted, "variance": variance, "own": means, "held": (counts > 0).to(means)}
+        return client.having(inbox={**client.inbox, **inbox})
+
+    def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
+        """Train the head alone, then the body alone."""
+        rate = local.rate(moment)
+        head_rate = rate if self.head_lr is None else self.head_lr
+        return (
+            Phase(self.head_epochs, head_rate, local.momentum, trains=Net.in_head, loss=self.classification),
+            Phase(local.epochs, rate, local.momentum, trains=Net.in_body),
+        )
+
+    def classification(self, net: Net, client: Client, batch: Batch) -> Tensor:
+        """Cross-entropy alone."""
+        return cross_entropy(net(client.params, batch.x), batch)
+
+    def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
+        """CE + λ · mean (1/d)‖h − c̄_y‖², from the second round on."""
+        features = net.features(client.params, batch.x)
+        loss = cross_entropy(net.classify(client.params, features), batch)
+        if "prototypes" in client.inbox:
+            known = client.inbox["known"]
+            prototypes = torch.where(known[:, None] > 0, client.inbox["prototypes"], client.inbox["own"])
+            either = torch.maximum(known, client.inbox["held"])
+            loss = loss + self.align * alignment(features, batch, prototypes, either)
+        return loss
+
+    def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
+        """Send prototypes of the trained body, and the statistics of the received one."""
+        means, counts = class_means(net.features(client.params, data.x), data, net.classes)
+        statistics = {name: client.inbox[name] for name in ("weighted", "variance")}
+        return client, {"means": means, "label_counts": counts, **statistics}
+
+    def server(self, net: Net, clients: int) -> State:
+        """Remember the prototypes, for classes whose holders are absent for a while."""
+        return no_prototypes(net.classes, net.features_count)
+
+    def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
+        """Average bodies and prototypes, combine heads."""
+        bodies = {name: value for name, value in uploads.params.items() if not net.in_head(name)}
+        heads = {name: value for name, value in uploads.params.items() if net.in_head(name)}
+        prototypes = global_prototypes(state, uploads, self.weigh)
+        weights = combination_weights(uploads.extras["weighted"], uploads.extras["variance"]).to(uploads.counts)
+        trace = {"own_weight": weights.diagonal().mean(), "set_sizes": (weights > 0).sum(dim=1), "weights": weights}
+        return Answer(
+            shared={**average(bodies, uploads.counts), **prototypes},
+            personal=mix(heads, weights),
+            state={**prototypes},
+            trace=trace,
+        )
+
+
+def combination_weights(weighted: Tensor, variance: Tensor) -> Tensor:
+    """Return α [k, k] from h [k, C, d] and V [k]: row i minimises αᵀ (diag(V) + D⁽ⁱ⁾) α on the simplex (Eq. 10).
+
+    P⁽ⁱ⁾ is positive semidefinite by construction; should numbers be so extreme that the solver fails, a client keeps
+    its own head.
+    """
+    rows = weighted.flatten(1).cpu().double()
+    gram = rows @ rows.T  # G = HHᵀ
+    variances = torch.diag(variance.cpu().double())
+    found = torch.eye(len(gram), dtype=torch.float64)
+    for i in range(len(gram)):
+        bias = gram[i, i] - gram[i, None, :] - gram[i, :, None] + gram  # D⁽ⁱ⁾
+        alpha = least_on_simplex((variances + bias).numpy())
+        if alpha is not None:
+            found[i] = torch.from_numpy(alpha)
+    found = torch.where(found < NEGLIGIBLE, 0.0, found)
+    return found / found.sum(dim=1, keepdim=True)

@@ -1,0 +1,51 @@
+"""Class prototypes: the mean feature of each class, at one client and over clients."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedrema.core import Batch, State, Uploads
+from fedrema.net import Tensors
+
+Weighing = Literal["samples", "uniform"]
+
+
+def class_means(values: Tensor, data: Batch, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the mean of `values` [n, d] over the real samples of each class [C, d], and their numbers [C].
+
+    A class without samples has the mean 0 and the number 0.
+    """
+    member = functional.one_hot(data.y, classes).to(values.dtype) * data.mask[:, None].to(values.dtype)
+    counts = member.sum(dim=0)
+    return member.T @ values / counts.clamp(min=1)[:, None], counts
+
+
+def no_prototypes(classes: int, width: int) -> State:
+    """Return what a server that has heard of no class remembers."""
+    return {"prototypes": torch.zeros(classes, width), "known": torch.zeros(classes)}
+
+
+def global_prototypes(state: State, uploads: Uploads, weigh: Weighing) -> Tensors:
+    """Average what clients sent as `means` [k, C, d] and `label_counts` [k, C]: C̄_c = Σ_k (n_kc/n_c) μ_kc.
+
+    With `uniform`, every client that holds a class counts equally. A class that nobody sent keeps the prototype it
+    had; `known` [C] is 1 for classes that have one.
+    """
+    means, counts = uploads.extras["means"], uploads.extras["label_counts"]
+    weights = counts if weigh == "samples" else (counts > 0).to(counts.dtype)
+    total = weights.sum(dim=0)
+    fresh = torch.einsum("kc,kcd->cd", weights, means) / total.clamp(min=1)[:, None]
+    kept, known = torch.as_tensor(state["prototypes"]).to(fresh), torch.as_tensor(state["known"]).to(fresh)
+    return {
+        "prototypes": torch.where(total[:, None] > 0, fresh, kept),
+        "known": torch.where(total > 0, 1.0, known),
+    }
+
+
+def alignment(features: Tensor, batch: Batch, prototypes: Tensor, known: Tensor) -> Tensor:
+    """Return the mean over a batch of (1/d)‖h − c̄_y‖²; a sample whose class has no prototype adds nothing."""
+    distances = (features - prototypes[batch.y]).square().mean(dim=1)
+    counted = batch.mask * known[batch.y].to(batch.mask.dtype)
+    return (distances * counted).sum() / batch.mask.sum().clamp(min=1)
