@@ -94,7 +94,7 @@ class LocalTraining:
     keep_momentum: bool = True
     """Keep each client's momentum from one round to the next, as the paper's released code does."""
     clip: float = 10.0
-    """Largest norm of a client's gradient; larger ones are scaled down. 0 switches clipping off."""
+    """Largest norm of any gradient a client takes; larger ones are scaled down. 0 switches clipping off."""
     weight_decay: float = 0.0
     """L2 penalty, added to the gradient after clipping."""
     schedule: Literal["constant", "exponential", "cosine"] = "constant"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedrema.core import LocalTraining, Phase
-from fedrema.engine.descent import Losses, descend
+from fedrema.engine.descent import Losses, clipped, descend
 
 SHAPES = {"weight": (3, 4), "filter": (2, 1, 3, 3), "bias": (4,), "scale": ()}
 CLIENTS = 3
@@ -23,7 +23,8 @@ def descended(params, directions, phase, local, active=None, axes=0, velocity=No
     params = {name: value.clone() for name, value in params.items()}
     velocity = {name: value.clone() for name, value in (velocity or zeros(params)).items()}
     for step, direction in enumerate(directions):
-        descend(params, velocity, direction, phase, local, active[step] if active else None, axes)
+        direction = clipped(direction, local.clip, axes)
+        descend(params, velocity, direction, phase, local, active[step] if active else None)
     return params, velocity
 
 
@@ -154,7 +155,7 @@ def test_clipping_can_be_switched_off():
 def test_what_is_not_in_the_direction_is_not_touched():
     params = {"body": torch.ones(2), "head": torch.ones(2)}
     velocity = {"body": torch.ones(2), "head": torch.ones(2)}
-    descend(params, velocity, {"head": torch.ones(2)}, Phase(1, 1.0, 0.5), LocalTraining(weight_decay=0.1), None, 0)
+    descend(params, velocity, {"head": torch.ones(2)}, Phase(1, 1.0, 0.5), LocalTraining(weight_decay=0.1), None)
     assert params["body"].tolist() == velocity["body"].tolist() == [1, 1]
     assert velocity["head"].tolist() == pytest.approx([1.6, 1.6])  # 0.5·1 + 1 + 0.1·1
 

@@ -60,10 +60,10 @@ def train_phase(
                 value = value_of(loss, at.having(params={**at.params, **leaves}), batch)
                 found = torch.autograd.grad(value.sum(), list(leaves.values()), materialize_grads=True)
             losses.add(value.detach(), active)
-            return dict(zip(names, found, strict=True))
+            return clipped(dict(zip(names, found, strict=True)), local.clip, axes)
 
         direction = phase.step(gradient, client, batches)
-        descend(client.params, velocity, direction, phase, local, active, axes)
+        descend(client.params, velocity, direction, phase, local, active)
 
 
 def descend(
@@ -73,15 +73,12 @@ def descend(
     phase: Phase,
     local: LocalTraining,
     active: Tensor | None,
-    axes: int,
 ) -> None:
-    """Take one step of SGD with clipping and momentum, in place; a client that is not active stays as it is."""
-    scale: Tensor | float = _clipping(direction, local.clip, axes) if local.clip else 1.0
+    """Take one step of SGD with momentum, in place; a client that is not active stays as it is."""
     keep: Tensor | float = phase.momentum
     if active is not None:
         keep = torch.full_like(active, phase.momentum).masked_fill_(active == 0, 1.0)
     for name, value in direction.items():
-        value = value * _spread(scale, value)
         if local.weight_decay:  # after clipping, as it is in torch's SGD
             value = value + local.weight_decay * params[name]
         if active is not None:  # not times 0: what comes of an empty batch need not be a number
@@ -93,13 +90,17 @@ def descend(
             params[name].sub_(velocity[name] * _spread(phase.lr * active, value))
 
 
-def _clipping(direction: Tensors, limit: float, axes: int) -> Tensor:
+def clipped(gradient: Tensors, limit: float, axes: int) -> Tensors:
+    """Scale down gradients whose norm over all tensors exceeds a limit, each client's by itself; 0 is no limit."""
+    if not limit:
+        return gradient
     norms = [
         torch.linalg.vector_norm(value, dim=tuple(range(axes, value.dim()))) if value.dim() > axes else value.abs()
-        for value in direction.values()
+        for value in gradient.values()
     ]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-    return (limit / (norm + 1e-6)).clamp(max=1)
+    scale = (limit / (norm + 1e-6)).clamp(max=1)
+    return {name: value * _spread(scale, value) for name, value in gradient.items()}
 
 
 def _spread(factor: Tensor | float, like: Tensor) -> Tensor | float:
