@@ -1,21 +1,42 @@
 """Settings by name: what each dataset starts from, and the paper's experiments."""
 
+from dataclasses import dataclass, field
+
 _PAPER = ["--clients", "20", "--partition", "grouped", "--groups", "5", "--test-share", "0.2", "--participation", "1.0"]
 _PAPER += ["--rounds", "500", "--epochs", "5", "--batch", "100", "--lr", "0.01", "--momentum", "0.9", "--clip", "10"]
 _PAPER += ["--keep-momentum", "--weight-decay", "0", "--schedule", "constant", "--data-seed", "0", "--net", "auto"]
+_COMPARED = {"fedprox": ["--mu", "1"], "fedproto": ["--align", "1"], "fedpac": ["--align", "1"]}
 
 
-def _paper(dataset: str, samples: int, s: float) -> list[str]:
-    return [*_PAPER, "--dataset", dataset, "--samples", str(samples), "--s", str(s)]
+@dataclass(frozen=True)
+class Preset:
+    """One of the paper's experiments."""
+
+    common: list[str]
+    """Arguments for every method."""
+    own: dict[str, list[str]] = field(default_factory=dict)
+    """Arguments for single methods, by their names."""
+
+    def arguments(self, method: str) -> list[str]:
+        """Return all that holds for a method."""
+        return [*self.common, *self.own.get(method, [])]
 
 
-PRESETS: dict[str, list[str]] = {
+def _paper(dataset: str, samples: int, s: float, *fedrema: str) -> Preset:
+    moon = ["--mu", "5" if dataset == "cifar10" else "1"]
+    own = {**_COMPARED, "moon": moon, **({"fedrema": list(fedrema)} if fedrema else {})}
+    return Preset([*_PAPER, "--dataset", dataset, "--samples", str(samples), "--s", str(s)], own)
+
+
+PRESETS: dict[str, Preset] = {
     **{f"table1-{dataset}": _paper(dataset, 600, 0.2) for dataset in ("mnist", "fmnist", "cifar10")},
     **{f"table2-s{s}": _paper("cifar10", 100, s) for s in (0.2, 0.4, 0.6, 0.8)},
     **{
-        f"table3-delta{delta}": [*_paper("cifar10", 600, 0.2), "--delta", str(delta)]
+        f"table3-delta{delta}": _paper("cifar10", 600, 0.2, "--delta", str(delta))
         for delta in (0.1, 0.3, 0.5, 0.7, 0.9)
     },
+    "table4-f": _paper("cifar10", 600, 0.2, "--align", "1"),
+    "table4-af": _paper("cifar10", 600, 0.2, "--align", "1", "--alternate"),
 }
 """The paper's settings: the partition is fixed by --data-seed 0, training seeds vary."""
 

@@ -86,7 +86,7 @@ def parse_settings(
     if paper is not None:
         if paper not in PRESETS:
             raise BadInput(f"--paper {paper!r} is unknown; valid are {', '.join(PRESETS)}.")
-        before += PRESETS[paper]
+        before += PRESETS[paper].arguments(method)
     if config is not None:
         before += as_arguments(read_config(Path(config)))
     defaults: list[str] = []
@@ -94,6 +94,33 @@ def parse_settings(
         dataset = given([*before, *arguments], "--dataset") or "digits"
         defaults = [*data_defaults(dataset), *training_defaults(dataset)]
     return _parse(find_method(method), [*defaults, *before], arguments, f"{prog} {method}")
+
+
+def fitting(method: str, arguments: Sequence[str], among: Sequence[str]) -> list[str]:
+    """Leave out of arguments for several methods what is a setting of others `among` them, but not of this one."""
+    own = _options(find_method(method))
+    foreign = {option: flag for name in among for option, flag in _options(find_method(name)).items()}
+    kept: list[str] = []
+    skip = False
+    for argument in arguments:
+        if skip:
+            skip = False
+            continue
+        option = argument.partition("=")[0]
+        if option in foreign and option not in own:
+            skip = not foreign[option] and "=" not in argument
+        else:
+            kept.append(argument)
+    return kept
+
+
+def _options(method: type[Method]) -> dict[str, bool]:
+    """Return how a method's settings are written, and whether each stands without a value."""
+    options: dict[str, bool] = {}
+    for field in dataclasses.fields(method):
+        name, flag = field.name.replace("_", "-"), isinstance(field.default, bool)
+        options |= {f"--{name}": flag, **({f"--no-{name}": True} if flag else {})}
+    return options
 
 
 def parse_data(kind: type[Any], arguments: Sequence[str], prog: str) -> Any:
@@ -130,18 +157,16 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _parse(method: type[Method], before: list[str], arguments: list[str], prog: str) -> Settings:
-    made = dataclasses.make_dataclass(
-        "Run",
-        [
-            ("method", method),
-            ("data", DataSettings),
-            ("network", Network),
-            ("local", LocalTraining),
-            ("simulation", Simulation),
-            ("output", Output),
-        ],
-        frozen=True,
-    )
+    common = {
+        "data": DataSettings, "network": Network, "local": LocalTraining, "simulation": Simulation, "output": Output
+    }  # fmt: skip
+    taken = {field.name for group in common.values() for field in dataclasses.fields(group)}
+    for field in dataclasses.fields(method):
+        if field.name in taken:
+            raise BadInput(
+                f"Method {method.name!r} has a setting {field.name!r}, but every run has one of that name: rename it."
+            )
+    made = dataclasses.make_dataclass("Run", [("method", method), *common.items()], frozen=True)
     parsed = parse_arguments(made, arguments, prog, f"Train clients with {method.title}: {method.paper}.", before)
     return Settings(parsed.method, parsed.data, parsed.network, parsed.local, parsed.simulation, parsed.output)
 

@@ -34,7 +34,8 @@ def methods(arguments: list[str]) -> int:
     console = Console()
     if asked.paper:
         for name, preset in PRESETS.items():
-            console.print(f"[bold]{name}[/bold]  {' '.join(preset)}", highlight=False, soft_wrap=True)
+            own = "".join(f"; {method}: {' '.join(arguments)}" for method, arguments in preset.own.items())
+            console.print(f"[bold]{name}[/bold]  {' '.join(preset.common)}{own}", highlight=False, soft_wrap=True)
         return 0
     chosen = [find_method(asked.name)] if asked.name else list(registry().values())
     for kind in chosen:

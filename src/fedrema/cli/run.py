@@ -10,32 +10,36 @@ from rich.console import Console
 
 from fedrema.cli.after import common_folder
 from fedrema.cli.progress import RunProgress
-from fedrema.errors import BadInput
-from fedrema.methods import registry
+from fedrema.errors import BadInput, Diverged
+from fedrema.methods import find_method, registry
 from fedrema.report.compare import comparison_table
+from fedrema.report.curves import draw_curves
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Interrupted, begin, take_up
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
-from fedrema.settings import Settings, as_arguments, given, parse_arguments, parse_settings, read_config
+from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
 
 
 def run(arguments: list[str]) -> int:
-    """Train with one method, or show three side by side."""
-    method, rest = _method(arguments)
-    if method is not None:
-        return _run(_seeded(parse_settings(method, rest)))
-    if {"-h", "--help"} & set(rest):
+    """Train with one method, or show several side by side."""
+    named, rest = _methods(arguments)
+    if named is None and {"-h", "--help"} & set(rest):
         print(_usage())
         return 0
-    several = [parse_settings(name, ["--seeds", "3", *rest]) for name in DEMONSTRATION]
-    out = several[0].output.out or default_folder(several[0], "demo")
-    return _run([seeded for settings in several for seeded in _seeded(_placed(settings, out / settings.method.name))])
+    names = DEMONSTRATION if named is None else tuple(registry()) if named == "all" else _apart(named)
+    if len(names) == 1:
+        return _run(_seeded(parse_settings(names[0], rest)))
+    options = rest if named else ["--seeds", "3", *rest]
+    several = [parse_settings(name, fitting(name, options, names)) for name in names]
+    out = several[0].output.out or default_folder(several[0], "comparison" if named else "demo")
+    placed = [_placed(settings, out / name.replace(":", "-")) for name, settings in zip(names, several, strict=True)]
+    return _run([seeded for settings in placed for seeded in _seeded(settings)])
 
 
-def _method(arguments: list[str]) -> tuple[str | None, list[str]]:
+def _methods(arguments: list[str]) -> tuple[str | None, list[str]]:
     if arguments and not arguments[0].startswith("-"):
         return arguments[0], arguments[1:]
     config = given(arguments, "--config")
@@ -43,13 +47,23 @@ def _method(arguments: list[str]) -> tuple[str | None, list[str]]:
     return (None if named is None else str(named)), arguments
 
 
+def _apart(named: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in named.split(",")))
+    for name in names:
+        find_method(name)  # refused now, not after the first has been run
+    return names
+
+
 def _usage() -> str:
     return "\n".join(
         [
-            "usage: fedrema run [METHOD] [OPTIONS]",
+            "usage: fedrema run [METHOD[,METHOD...]] [OPTIONS]",
             "",
             f"METHOD is one of {', '.join(registry())}, or your own as module:Class.",
             "fedrema run METHOD --help lists all options; with --dataset NAME it shows that dataset's defaults.",
+            "",
+            "Several methods, or all: one after the other, with a table and a picture of their curves at the end. An",
+            "option that only some of them have is for those.",
             "",
             "Without METHOD: Local, FedAvg and FedReMa side by side, three seeds each, on handwritten digits",
             "(or on what the options say).",
@@ -81,18 +95,24 @@ def _run(wanted: list[Settings]) -> int:
         RunDirectory(settings.output.out).check_free(settings.output.overwrite)
     quiet = wanted[0].output.quiet
     done: list[Run] = []
+    failed: list[str] = []
     try:
         with RunProgress(quiet) as progress:
             for settings in wanted:
-                seed = f" seed {settings.simulation.seed}" if len(wanted) > 1 else ""
+                seed = f" seed {settings.simulation.seed}" if settings.output.seeds > 1 else ""
                 prepared = begin(settings)
                 watch = progress.watch(f"{settings.method.title}{seed}", settings.simulation.rounds)
-                done.append(prepared.play(watch))
+                try:
+                    done.append(prepared.play(watch))
+                except Diverged as error:  # one method's bad luck is no reason to leave out the others
+                    failed.append(f"fedrema: {settings.method.title}{seed}: {error}")
     except Interrupted as stop:
         return _interrupted(stop)
-    if not quiet:
+    if done and not quiet:
         _close(done)
-    return 0
+    for sentence in failed:
+        print(sentence, file=sys.stderr)
+    return 2 if failed else 0
 
 
 def _interrupted(stop: Interrupted) -> int:
@@ -104,8 +124,11 @@ def _close(runs: list[Run]) -> None:
     console = Console()
     console.print(comparison_table(runs))
     where = common_folder(tuple(run.path for run in runs))
-    following = "compare" if len(runs) > 1 else "export"
-    for line in (f"Results: {where}", f"Next:    fedrema {following} {where}"):
+    lines = [f"Results: {where}", f"Next:    fedrema {'compare' if len(runs) > 1 else 'export'} {where}"]
+    if len(runs) > 1:
+        draw_curves(runs, where / "curves.png")
+        lines.insert(1, f"Curves:  {where / 'curves.png'}")
+    for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 
 

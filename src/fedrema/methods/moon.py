@@ -31,8 +31,8 @@ class MOON(Method):
     title: ClassVar[str] = "MOON"
     paper: ClassVar[str] = "Li et al., Model-Contrastive Federated Learning, CVPR 2021"
 
-    mu: float = 5.0
-    """µ: weight of the contrast (authors: 5 on CIFAR-10, 1 or 10 elsewhere); 0 is FedAvg."""
+    mu: float = 1.0
+    """µ: weight of the contrast (authors: 1, 5 or 10, by dataset); 0 is FedAvg."""
     temperature: float = 0.5
     """τ: divides the cosines; smaller is sharper."""
 
