@@ -1,0 +1,206 @@
+"""FedBABU: a head that nobody trains, bodies averaged, and copies that are fine-tuned before they are scored."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedrema.cli import main
+from fedrema.core import LocalTraining
+from fedrema.methods.fedbabu import FedBABU
+from fedrema.net import Net
+from fedrema.nets import Split
+from fedrema.simulate import Simulation, Simulator
+
+from ..conftest import make_federation
+
+BACKENDS = ["loop", "stacked"]
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05, weight_decay=0.01)
+"""Weight decay is what moves a head whose gradients are merely set to zero."""
+WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1, momentum=0.9, clip=0.5, weight_decay=0.01)
+"""All samples in every step: the order of batches does not matter to a reference."""
+
+
+def make_module() -> Split:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        head = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 4))
+        return Split(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), head)
+
+
+BODY = {"body.0.weight", "body.0.bias"}
+HEAD = {"head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"}
+BODY_BYTES = (6 * 5 + 5) * 8  # numbers of the body, 8 bytes each
+
+
+def simulator(method, backend, local=LOCAL, **settings) -> Simulator:
+    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
+    return Simulator(method, Net(make_module(), torch.ones(2, 6)), make_federation(), local, Simulation(**chosen))
+
+
+def snapshot(tensors):
+    return {name: value.clone() for name, value in tensors.items()}
+
+
+def model_of(params) -> Split:
+    module = make_module().double()
+    module.load_state_dict(dict(params))
+    return module
+
+
+def descend(module, parameters, data, local, state=None):
+    """Train with torch's own optimiser, on all samples; returns its state."""
+    parameters = list(parameters)
+    optimiser = torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+    if state:
+        optimiser.load_state_dict(state)
+    for _ in range(local.epochs):
+        module.zero_grad()
+        nn.functional.cross_entropy(module(data.x), data.y).backward()
+        nn.utils.clip_grad_norm_(parameters, local.clip)
+        optimiser.step()
+    return copy.deepcopy(optimiser.state_dict())
+
+
+def accuracies(played, modules):
+    with torch.no_grad():
+        tests = [played.test.of(row) for row in range(len(modules))]
+        right = [module(data.x).argmax(1) == data.y for module, data in zip(modules, tests, strict=True)]
+    return [float(one.double().mean()) for one in right], float(torch.cat(right).double().mean())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_the_head_keeps_its_bits_and_is_the_same_for_all(backend, participation):
+    played = simulator(FedBABU(), backend, participation=participation)
+    world = played.start()
+    initial = snapshot(make_module().double().state_dict())
+    for _ in range(3):
+        before = snapshot(world.params.common)
+        played.play_round(world)
+        assert set(world.params.common) == BODY
+        assert set(world.params.own) == HEAD
+        for name in HEAD:
+            for row in range(4):
+                assert torch.equal(world.params.own[name][row], initial[name]), name
+        for name in BODY:
+            assert not torch.equal(world.params.common[name], before[name]), name
+    for name in HEAD:
+        assert world.velocity[name].abs().max() == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_the_body_travels(backend):
+    played = simulator(FedBABU(), backend)
+    world = played.start()
+    record = played.play_round(world).record
+    assert record["bytes_up"] == 4 * BODY_BYTES
+    assert record["bytes_down"] == 4 * BODY_BYTES
+    halved = simulator(FedBABU(), backend, participation=0.5)
+    record = halved.play_round(halved.start()).record
+    assert (record["bytes_up"], record["bytes_down"]) == (2 * BODY_BYTES, 2 * BODY_BYTES)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bodies_trained_under_the_head_are_averaged_by_sample_counts(backend):
+    # Two rounds, momentum kept between them; the norm that is clipped is that of the body's gradient alone.
+    played = simulator(FedBABU(), backend, WHOLE)
+    world = played.start()
+    model = make_module().double()
+    states = [None] * 4
+    counts = played.train.counts.tolist()
+    assert len(set(counts)) == 4
+    for _ in range(2):
+        played.play_round(world)
+        trained = []
+        for row in range(4):
+            own = copy.deepcopy(model)
+            states[row] = descend(own, own.body.parameters(), played.train.of(row), WHOLE, states[row])
+            trained.append(own.state_dict())
+        averaged = {
+            name: sum(n * state[name] for n, state in zip(counts, trained, strict=True)) / sum(counts)
+            for name in trained[0]
+        }
+        model.load_state_dict(averaged)
+        for name in BODY:
+            assert torch.allclose(world.params.common[name], averaged[name], rtol=0, atol=1e-12), name
+        uniform = sum(state["body.0.weight"] for state in trained) / 4
+        assert not torch.allclose(world.params.common["body.0.weight"], uniform, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("part", "tuned"), [("all", BODY | HEAD), ("head", HEAD), ("body", BODY)])
+def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
+    played = simulator(FedBABU(finetune_epochs=4, finetune=part), backend, WHOLE)
+    world = played.start()
+    played.play_round(world)
+    record = played.play_round(world).record
+    common, own, velocity = snapshot(world.params.common), snapshot(world.params.own), snapshot(world.velocity)
+    moment = played.moment(2)
+    adapted = played.adapted(played.method, played.crowd(world, torch.arange(4)), moment)
+    modules = []
+    for row in range(4):
+        start = world.params.row(row)
+        module = model_of(start)
+        parameters = {"all": module, "head": module.head, "body": module.body}[part].parameters()
+        # Momentum starts anew: what training left of it does not belong to the copy.
+        descend(module, parameters, played.train.of(row), replace(WHOLE, epochs=4))
+        found = adapted.params.row(row)
+        assert found.keys() == start.keys()
+        for name, value in module.state_dict().items():
+            assert torch.allclose(found[name], value, rtol=0, atol=1e-12), name
+            assert torch.equal(found[name], start[name]) == (name not in tuned), name
+        modules.append(module)
+    each, together = accuracies(played, modules)
+    assert record["client_accuracy"] == pytest.approx(each)
+    assert record["accuracy"] == pytest.approx(together)
+    # Scoring leaves nothing behind.
+    played.score(world, moment)
+    for kept, now in ((common, world.params.common), (own, world.params.own), (velocity, world.velocity)):
+        assert kept.keys() == now.keys()
+        assert all(torch.equal(now[name], value) for name, value in kept.items())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_accuracy_without_fine_tuning_stands_beside(backend):
+    tuning, plain = simulator(FedBABU(), backend), simulator(FedBABU(finetune_epochs=0), backend)
+    world, bare = tuning.start(), plain.start()
+    differ = False
+    for tuned, untuned in zip(tuning.play(world), plain.play(bare), strict=True):
+        assert "beside" not in untuned.record
+        assert tuned.record["beside"] == {"unadapted": untuned.record["accuracy"]}
+        differ |= tuned.record["accuracy"] != untuned.record["accuracy"]
+        each, together = accuracies(plain, [model_of(bare.params.row(row)) for row in range(4)])
+        assert untuned.record["client_accuracy"] == pytest.approx(each)
+        assert untuned.record["accuracy"] == pytest.approx(together)
+    assert differ
+    # How clients are scored does not touch what they learn.
+    for name in BODY:
+        assert torch.equal(world.params.common[name], bare.params.common[name])
+
+
+def test_fine_tuning_follows_the_rate_of_the_round():
+    local = LocalTraining(lr=0.1, schedule="exponential", lr_decay=0.5, epochs=7)
+    played = simulator(FedBABU(), "loop", local)
+    (phase,) = FedBABU(finetune_epochs=4).adapt(local, played.moment(3))
+    assert (phase.epochs, phase.lr, phase.momentum) == (4, pytest.approx(0.025), 0.9)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--finetune-epochs", "-1", "--finetune-epochs must be 0 or more, got -1."),
+        ("--finetune-epochs", "nan", "--finetune-epochs: invalid literal for int() with base 10: 'nan'; fedrema run"),
+        ("--finetune-epochs", "inf", "--finetune-epochs: invalid literal for int() with base 10: 'inf'; fedrema run"),
+        ("--finetune", "tail", "'tail' for argument '--finetune'. Expected one of ('all', 'head', 'body')"),
+    ],
+)
+def test_settings_without_meaning_are_refused_in_one_sentence(option, value, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "fedbabu", option, value, "--rounds", "1", "--quiet", "--out", "run"]) == 2
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert len(shown.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,244 @@
+"""FedProx: the pull towards the received model, against closed forms and against torch's own optimiser."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedrema.cli import main
+from fedrema.core import Batch, Client, LocalTraining
+from fedrema.methods.fedavg import FedAvg
+from fedrema.methods.fedprox import FedProx
+from fedrema.net import Net
+from fedrema.nets import Split
+from fedrema.simulate import Simulation, Simulator
+
+from ..conftest import make_federation
+
+BACKENDS = ["loop", "stacked"]
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1, momentum=0.9, clip=0.5)
+"""All samples in every step: the order of batches does not matter to a reference."""
+
+
+def make_module(*layers: nn.Module) -> Split:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Split(nn.Sequential(*layers, nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 4))
+
+
+def simulator(method, backend, local=LOCAL, module=None, **settings) -> Simulator:
+    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
+    net = Net(module or make_module(), torch.ones(2, 6))
+    return Simulator(method, net, make_federation(), local, Simulation(**chosen))
+
+
+def play(method, backend, local=LOCAL, **settings):
+    played = simulator(method, backend, local, **settings)
+    world = played.start()
+    records = [each.record for each in played.play(world)]
+    return world.params.common, records
+
+
+def tensor(values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def client_of(params, received) -> Client:
+    return Client(params, received, memory={}, inbox={}, count=tensor(1.0))
+
+
+def batch_of(x, y, mask=None) -> Batch:
+    return Batch(x, torch.tensor(y), x.new_ones(len(x)) if mask is None else tensor(mask), torch.arange(len(x)))
+
+
+def linear_net(inputs=2, features=2, classes=2) -> Net:
+    module = Split(nn.Linear(inputs, features), nn.Linear(features, classes)).double()
+    return Net(module, torch.zeros(1, inputs, dtype=torch.float64))
+
+
+def test_a_loss_computed_by_hand():
+    net = linear_net(inputs=1, features=1, classes=2)
+    received = {
+        "body.weight": tensor([[1.0]]),
+        "body.bias": tensor([0.0]),
+        "head.weight": tensor([[1.0], [0.0]]),
+        "head.bias": tensor([0.0, 0.0]),
+    }
+    params = {
+        "body.weight": tensor([[2.0]]),  # 1 away
+        "body.bias": tensor([-0.5]),  # 0.5 away
+        "head.weight": tensor([[1.0], [-2.0]]),  # 2 away
+        "head.bias": tensor([0.0, 0.1]),  # 0.1 away
+    }
+    # x = 1: h = 2·1 − 0.5 = 1.5, logits 1.5 and −3 + 0.1 = −2.9; x = −1: h = −2.5, logits −2.5 and 5.1
+    entropy = (math.log(1 + math.exp(-2.9 - 1.5)) + math.log(1 + math.exp(5.1 + 2.5))) / 2
+    squares = 1.0**2 + 0.5**2 + 2.0**2 + 0.1**2
+    batch = batch_of(tensor([[1.0], [-1.0]]), [0, 0])
+    for mu in (0.0, 0.1, 1.0, 3.0):
+        loss = FedProx(mu=mu).loss(net, client_of(params, received), batch)
+        assert float(loss) == pytest.approx(entropy + mu / 2 * squares, rel=1e-12)
+
+
+def test_the_gradient_is_that_of_the_entropy_plus_mu_times_the_way_from_the_received_model():
+    net = linear_net(inputs=3, features=2, classes=4)
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn():
+        return {
+            name: torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            for name, value in net.initial.items()
+        }
+
+    params, received = drawn(), drawn()
+    x, y = torch.randn(7, 3, generator=generator, dtype=torch.float64), [0, 1, 2, 3, 3, 1, 0]
+    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
+    loss = FedProx(mu=0.7).loss(net, client_of(leaves, received), batch_of(x, y))
+    found = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+    # Backwards through two linear layers, by hand.
+    features = x @ params["body.weight"].T + params["body.bias"]
+    chances = torch.softmax(features @ params["head.weight"].T + params["head.bias"], dim=1)
+    wrong = (chances - nn.functional.one_hot(torch.tensor(y), 4)) / 7
+    back = wrong @ params["head.weight"]
+    entropy = {
+        "body.weight": back.T @ x,
+        "body.bias": back.sum(0),
+        "head.weight": wrong.T @ features,
+        "head.bias": wrong.sum(0),
+    }
+    assert found.keys() == entropy.keys()
+    for name, value in entropy.items():
+        expected = value + 0.7 * (params[name] - received[name])
+        assert torch.allclose(found[name], expected, rtol=0, atol=1e-13), name
+
+
+def test_padding_does_not_count():
+    net = linear_net()
+    params = {name: value + 0.3 for name, value in net.initial.items()}
+    client = client_of(params, net.initial)
+    x = tensor([[1.0, 2.0], [-1.0, 0.5], [7.0, -7.0]])
+    with_padding = FedProx().loss(net, client, batch_of(x, [0, 1, 0], mask=[1.0, 1.0, 0.0]))
+    without = FedProx().loss(net, client, batch_of(x[:2], [0, 1]))
+    assert float(with_padding) == pytest.approx(float(without), rel=1e-14)
+
+
+def reference(played: Simulator, mu: float, rounds: int) -> dict[str, torch.Tensor]:
+    """FedProx once more, of ready-made parts: torch's SGD and clipping, one client after the other."""
+    model = make_module().double()
+    local = played.local
+    clients = [played.train.of(row) for row in range(4)]
+    optimisers: list[dict] = [{} for _ in clients]
+    for _ in range(rounds):
+        trained = []
+        for row, data in enumerate(clients):
+            own = copy.deepcopy(model)
+            optimiser = torch.optim.SGD(own.parameters(), lr=local.lr, momentum=local.momentum)
+            if optimisers[row]:
+                optimiser.load_state_dict(optimisers[row])
+            for _ in range(local.epochs):
+                optimiser.zero_grad()
+                pull = sum(
+                    ((w - g.detach()) ** 2).sum() for w, g in zip(own.parameters(), model.parameters(), strict=True)
+                )
+                (nn.functional.cross_entropy(own(data.x), data.y) + mu / 2 * pull).backward()
+                nn.utils.clip_grad_norm_(own.parameters(), local.clip)
+                optimiser.step()
+            optimisers[row] = copy.deepcopy(optimiser.state_dict())
+            trained.append(own.state_dict())
+        counts = [len(data.y) for data in clients]
+        averaged = {
+            name: sum(n * state[name] for n, state in zip(counts, trained, strict=True)) / sum(counts)
+            for name in trained[0]
+        }
+        model.load_state_dict(averaged)
+    return dict(model.state_dict())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rounds_are_those_of_torchs_own_optimiser(backend):
+    # The pull is clipped and enters the momentum with the rest of the gradient.
+    played = simulator(FedProx(mu=2.0), backend, WHOLE)
+    world = played.start()
+    for _ in range(2):
+        played.play_round(world)
+    expected = reference(played, mu=2.0, rounds=2)
+    assert world.params.common.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.allclose(world.params.common[name], value, rtol=0, atol=1e-12), name
+    without = reference(played, mu=0.0, rounds=2)
+    assert max(float((expected[name] - without[name]).abs().max()) for name in expected) > 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mu_zero_is_fedavg_bit_for_bit(backend):
+    free, free_records = play(FedProx(mu=0.0), backend)
+    plain, plain_records = play(FedAvg(), backend)
+    held, _ = play(FedProx(mu=1.0), backend)
+    assert free.keys() == plain.keys()
+    for name, value in plain.items():
+        assert torch.equal(free[name], value), name
+        assert not torch.equal(held[name], value), name
+    for one, other in zip(free_records, plain_records, strict=True):
+        for key in ("client_loss", "client_accuracy", "trained_client_accuracy", "bytes_up", "bytes_down"):
+            assert one[key] == other[key], key
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_larger_mu_the_nearer_each_client_stays(backend):
+    distances = []
+    for mu in (0.0, 0.1, 1.0, 4.0):
+        played = simulator(FedProx(mu=mu), backend)
+        crowd = played.crowd(played.start(), torch.arange(4))
+        trained, _, _ = played.local_training(crowd, {}, played.moment(1))
+        initial = played.net.initial
+        squares = [(trained[name] - initial[name]).square().reshape(4, -1).sum(1) for name in initial]
+        distances.append(torch.stack(squares).sum(0).sqrt())
+    for nearer, further in zip(distances[1:], distances[:-1], strict=True):
+        assert (nearer < further).all()
+    assert (distances[-1] > 0).all()
+
+
+def test_batch_norm_statistics_are_not_held():
+    net = Net(make_module(nn.BatchNorm1d(6)).double(), torch.zeros(2, 6, dtype=torch.float64))
+    net.train(False)
+    statistics = set(net.initial) - net.trainable
+    assert {name.rpartition(".")[2] for name in statistics} == {"running_mean", "running_var"}
+    elsewhere = {name: value + 2.0 if name in statistics else value for name, value in net.initial.items()}
+    batch = batch_of(torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64), [0, 1, 2])
+    with torch.no_grad():
+        loss = FedProx(mu=5.0).loss(net, client_of(elsewhere, net.initial), batch)
+        entropy = nn.functional.cross_entropy(net(elsewhere, batch.x), batch.y)
+        assert float(loss) == pytest.approx(float(entropy), rel=1e-14)
+        # The scale and shift of batch norm are parameters like any other.
+        moved = {**net.initial, "body.0.weight": net.initial["body.0.weight"] + 1.0}
+        loss = FedProx(mu=5.0).loss(net, client_of(moved, net.initial), batch)
+        entropy = nn.functional.cross_entropy(net(moved, batch.x), batch.y)
+        assert float(loss) == pytest.approx(float(entropy) + 5 / 2 * 6, rel=1e-14)
+
+
+def test_batch_norm_statistics_follow_the_data_whatever_mu_is():
+    # Batch norm comes first here, so that its statistics depend on nothing but the samples.
+    found = [play(FedProx(mu=mu), "loop", module=make_module(nn.BatchNorm1d(6)), rounds=2)[0] for mu in (0.0, 5.0)]
+    for name in ("body.0.running_mean", "body.0.running_var"):
+        assert torch.equal(found[0][name], found[1][name]), name
+    assert not torch.equal(found[0]["body.0.weight"], found[1]["body.0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("-0.5", "--mu must be 0 or more, got -0.5."),
+        ("nan", "--mu must be 0 or more, got nan."),
+        ("inf", "--mu must be 0 or more, got inf."),
+        ("strong", "--mu: could not convert string to float: 'strong'; fedrema run fedprox --help lists"),
+    ],
+)
+def test_settings_without_meaning_are_refused_in_one_sentence(value, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "fedprox", "--mu", value, "--rounds", "1", "--quiet", "--out", "run"]) == 2
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert len(shown.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
