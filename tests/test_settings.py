@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+from typing import ClassVar
 
 import pytest
 
-from fedrema.core import LocalTraining
+from fedrema.core import LocalTraining, Method
 from fedrema.data import DataSettings
 from fedrema.documentation import field_documentation
 from fedrema.errors import BadInput
@@ -116,7 +117,7 @@ def test_a_file_with_mistakes(tmp_path):
 
 
 def test_an_unknown_method_names_the_known():
-    with pytest.raises(BadInput, match="Method 'fedmagic' is unknown; valid are fedavg, fedper, fedrema, local"):
+    with pytest.raises(BadInput, match="Method 'fedmagic' is unknown; valid are fedavg, fedbabu, feddistill, fedpac"):
         parse_settings("fedmagic", [])
 
 
@@ -145,3 +146,16 @@ def test_ones_own_method_by_module_and_class(tmp_path, monkeypatch):
         parse_settings("nowhere:Mine", [])
     with pytest.raises(BadInput, match="must have the form module:name"):
         parse_settings(":Mine", [])
+
+
+def test_a_method_whose_setting_every_run_has_already_is_refused(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Clashing(Method):
+        name: ClassVar[str] = "clashing"
+        title: ClassVar[str] = "Clashing"
+        paper: ClassVar[str] = "none"
+        rounds: int = 3
+
+    monkeypatch.setattr("fedrema.settings.find_method", lambda name: Clashing)
+    with pytest.raises(BadInput, match="Method 'clashing' has a setting 'rounds', but every run has one"):
+        parse_settings("clashing", [])

@@ -69,6 +69,13 @@ class Simulation:
             if not 0 <= getattr(self, name) < 1:
                 raise BadInput(f"--{name} must lie in [0, 1), got {getattr(self, name)}.")
 
+    def anywhere(self) -> "Simulation":
+        """Return the same for whatever machine this is, with everybody there: for looking at what was trained."""
+        precision: Precision = "float64" if self.precision == "float64" else "auto"
+        return replace(
+            self, device="auto", precision=precision, backend="auto", participation=1.0, dropout=0.0, late=0.0
+        )
+
 
 class Simulator:
     """Plays a method on a federation, round by round.

@@ -58,8 +58,72 @@ def test_without_arguments_three_methods_run_side_by_side(in_an_empty_folder, ca
     folder = next((in_an_empty_folder / "runs").iterdir())
     assert folder.name.startswith("demo-digits-")
     assert f"Results: runs/{folder.name}" in shown
-    assert sorted(path.name for path in folder.iterdir()) == ["fedavg", "fedrema", "local"]
+    assert sorted(path.name for path in folder.iterdir()) == ["curves.png", "fedavg", "fedrema", "local"]
     assert sorted(path.name for path in (folder / "local").iterdir()) == ["seed-0", "seed-1"]
+
+
+def test_one_command_compares_all_methods(in_an_empty_folder, capsys):
+    assert main(["run", "all", *QUICK, "--out", "all"]) == 0
+    shown = capsys.readouterr().out
+    for name, kind in fedrema.registry().items():
+        assert kind.title in shown
+        assert (in_an_empty_folder / "all" / name / "summary.json").is_file()
+    assert "Curves:  all/curves.png" in shown
+    assert (in_an_empty_folder / "all" / "curves.png").stat().st_size > 10_000
+
+
+def test_an_option_goes_to_those_methods_that_have_it(in_an_empty_folder):
+    several = ["run", "fedavg,fedprox,fedrema", *QUICK, "--quiet"]
+    assert main([*several, "--mu=0.25", "--alternate", "--delta", "0.3", "--out", "some"]) == 0
+    settings = {name: fedrema.load(f"some/{name}").settings for name in ("fedavg", "fedprox", "fedrema")}
+    assert (settings["fedprox"]["mu"], settings["fedrema"]["delta"], settings["fedrema"]["alternate"]) == (
+        0.25,
+        0.3,
+        True,
+    )
+    assert "mu" not in settings["fedavg"]
+    assert main([*several, "--gamma", "1", "--out", "none"]) == 2  # none of the three has it
+
+
+def test_a_method_that_is_not_there_is_refused_before_any_is_run(in_an_empty_folder, capsys):
+    assert main(["run", "fedavg,fedmagic", *QUICK, "--out", "some"]) == 2
+    assert "Method 'fedmagic' is unknown" in capsys.readouterr().err
+    assert not (in_an_empty_folder / "some").exists()
+
+
+def test_a_method_that_diverges_does_not_take_the_others_along(in_an_empty_folder, capsys):
+    # FedProx with so strong a pull overshoots further in every step.
+    asked = ["fedprox,local", *QUICK, "--epochs", "40", "--mu", "1e9", "--clip", "0", "--out", "some"]
+    assert main(["run", *asked]) == 2
+    shown = capsys.readouterr()
+    assert "fedrema: FedProx: Training diverged in round 1" in shown.err
+    assert "Local" in shown.out
+    assert (in_an_empty_folder / "some" / "local" / "summary.json").is_file()
+
+
+def test_models_are_exported_as_they_are_used(in_an_empty_folder):
+    from safetensors.torch import load_file
+
+    assert main(["run", "fedbabu", *QUICK, "--quiet", "--out", "run"]) == 0
+    assert main(["export", "run", "--out", "used"]) == 0
+    assert main(["export", "run", "--out", "left", "--no-adapt"]) == 0
+    run = fedrema.load("run")
+    used, left = (load_file(f"{folder}/0.safetensors") for folder in ("used", "left"))
+    random_head = run.personal_model(0)["head.weight"]
+    assert (left["3.weight"] == random_head).all()
+    assert (used["3.weight"] - random_head).abs().max() > 1e-3
+    assert "trains a little more" in (in_an_empty_folder / "left" / "README.md").read_text()
+    assert "trains a little more" not in (in_an_empty_folder / "used" / "README.md").read_text()
+
+
+def test_prototypes_are_exported_with_the_models_that_answer_by_them(in_an_empty_folder):
+    from safetensors.torch import load_file
+
+    assert main(["run", "fedproto", *QUICK, "--quiet", "--out", "run"]) == 0
+    assert main(["export", "run"]) == 0
+    added = load_file("run/models/0.added.safetensors")
+    assert added["prototypes"].shape == (10, 32)
+    assert added["known"].tolist() == [1.0] * 9 + [0.0]  # so few clients hold no nine
 
 
 def test_a_run_and_what_follows(in_an_empty_folder, capsys):
@@ -155,7 +219,7 @@ def test_a_newcomer_gets_a_model(method, newcomer, capsys, in_an_empty_folder):
     assert main(["personalize", "run", "--data", newcomer, "--out", "new.safetensors"]) == 0
     shown = capsys.readouterr().out
     assert "fine-tuned" in shown
-    assert ("matched" in shown) == (method == "fedrema")
+    assert ("matched" in shown) == (method in ("fedrema", "fedpac"))
     assert set(load_file("new.safetensors")) == {"1.weight", "1.bias", "3.weight", "3.bias"}
     assert main(["personalize", "run", "--data", newcomer, "--out", "new.safetensors"]) == 2
     assert "already exists" in capsys.readouterr().err

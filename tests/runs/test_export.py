@@ -196,14 +196,14 @@ def test_a_failure_leaves_nothing_behind_and_keeps_what_was_there(run, tmp_path,
 
 def test_what_a_method_adds_goes_to_a_second_file(tmp_path):
     run = make_run(tmp_path / "run", method="tests.runs.test_export:Adding")
-    (file, *_) = export_models(run)
+    (file, *_) = export_models(run, adapt=False)
     assert set(load_file(file)) == {"1.weight", "1.bias", "3.weight", "3.bias"}
     added = load_file(file.with_name("A_b.added.safetensors"))
     assert torch.equal(added["second"], run.personal_model("A_b")["second"])
     index = json.loads((file.parent / "index.json").read_text())
     assert index["clients"][0]["added_file"] == "A_b.added.safetensors"
     readme = (file.parent / "README.md").read_text()
-    assert "holds what tests.runs.test_export:Adding trains beside this network" in readme
+    assert "holds what tests.runs.test_export:Adding keeps beside this network" in readme
     assert "trains a little more on its own samples first" in readme
     config = json.loads((run.path / "config.json").read_text())
     (run.path / "config.json").write_text(json.dumps(config | {"method": "gone:Away"}))

@@ -139,6 +139,8 @@ class Export:
     """Names of the clients whose models are wanted; default: all."""
     overwrite: bool = False
     """Replace models that were exported before."""
+    adapt: bool = True
+    """Where the method trains clients a little more before they are used (FedBABU, Per-FedAvg), do so first."""
 
 
 def export(arguments: list[str]) -> int:
@@ -148,7 +150,7 @@ def export(arguments: list[str]) -> int:
     if asked.out is not None and len(runs) > 1:
         raise BadInput(f"--out {asked.out} is for the models of one run, but there are {len(runs)}: name one of them.")
     for run in runs:
-        written = export_models(run, asked.out, asked.clients or None, asked.overwrite)
+        written = export_models(run, asked.out, asked.clients or None, asked.overwrite, adapt=asked.adapt)
         models = "model" if len(written) == 1 else "models"
         print(f"{len(written)} {models}: {written[0].parent} (README.md there tells how to load one)")
     return 0

@@ -6,18 +6,24 @@ import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from fedrema.core import overrides
+from fedrema.core import Method, overrides
+from fedrema.data import build_federation
 from fedrema.data.atomic import written_whole
+from fedrema.engine import Stacked
 from fedrema.errors import BadInput
-from fedrema.methods import find_method
 from fedrema.net import Tensors
+from fedrema.runs.checkpoint import load_world
+from fedrema.runs.execute import prepare
+from fedrema.runs.manifest import GIVEN, saved_settings
 from fedrema.runs.plain_model import PlainModel, plain_model
 from fedrema.runs.run import Run
 
@@ -33,13 +39,14 @@ def export_models(
     clients: Sequence[str] | None = None,
     overwrite: bool = False,
     module: nn.Module | None = None,
+    adapt: bool = True,
 ) -> list[Path]:
     """Write clients' models as of the last checkpoint; the folder is written whole or not at all.
 
     Parameters
     ----------
     run
-        A run that has a checkpoint. Its data is not needed.
+        A run that has a checkpoint. Its data is not needed, unless its method adapts models before they are used.
     out
         The new folder; default: `models` in the run's folder.
     clients
@@ -48,6 +55,9 @@ def export_models(
         Replace an earlier export.
     module
         The network, where the run got it in Python and config.json cannot name it.
+    adapt
+        Where the method trains clients a little more before they are used (FedBABU, Per-FedAvg), do so, on the run's
+        own data; otherwise models are written as the server left them.
 
     Returns
     -------
@@ -62,14 +72,18 @@ def export_models(
     files = file_names(run.names)
     world = run.world()
     model = plain_model(run.config, module)
+    kind = _kind(run)
+    used = _adapted(run, module) if adapt and kind and overrides(kind, "adapt") else world.params
     scored = _last_scored(run, world.round)
     entries: list[dict[str, Any]] = []
     with _folder_written_whole(folder, overwrite) as temporary:
         for name, row in zip(names, rows, strict=True):
-            params = {key: value.detach().cpu() for key, value in world.params.row(row).items()}
+            params = {key: value.detach().cpu() for key, value in used.row(row).items()}
             entry: dict[str, Any] = {"client": name, "file": f"{files[row]}.safetensors"}
             _save(model.tensors(params), temporary / entry["file"])
             added = {key: value for key, value in params.items() if key not in model.net.initial}
+            if kind and overrides(kind, "predict"):  # it answers with what the server sent beside the parameters
+                added |= {key: value.cpu() for key, value in world.inbox.row(row).items()}
             if added:
                 entry["added_file"] = f"{files[row]}.added.safetensors"
                 _save(added, temporary / entry["added_file"])
@@ -83,7 +97,7 @@ def export_models(
             "clients": entries,
         }
         (temporary / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        (temporary / "README.md").write_text(_readme(run, model, entries), encoding="utf-8")
+        (temporary / "README.md").write_text(_readme(run, model, entries, kind, adapt), encoding="utf-8")
     return [folder / entry["file"] for entry in entries]
 
 
@@ -163,7 +177,33 @@ def _save(tensors: Tensors, file: Path) -> None:
         raise OSError(0, str(error)) from error
 
 
-def _readme(run: Run, model: PlainModel, entries: list[dict[str, Any]]) -> str:
+def _kind(run: Run) -> Method | None:
+    """Return the method as it was set; None where one's own is not at hand, which its models do not need."""
+    try:
+        return saved_settings(run.directory, (), run.config["settings"]["net"] == GIVEN).method
+    except BadInput:
+        return None
+
+
+def _adapted(run: Run, module: nn.Module | None) -> Stacked:
+    """Return the models as they are used, trained on the clients' own samples."""
+    settings = saved_settings(run.directory, (), module is not None)
+    try:
+        federation = build_federation(settings.data)
+    except BadInput as error:
+        reason = str(error).rstrip(".")
+        raise BadInput(
+            f"{reason}; {run.method} adapts models on the run's data: export without it by --no-adapt."
+        ) from error
+    if federation.fingerprint != run.config["federation"]["fingerprint"]:
+        raise BadInput(f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt.")
+    simulator = prepare(replace(settings, simulation=settings.simulation.anywhere()), federation, module)
+    world = load_world(run.directory.checkpoint_file, run.config["identity"], simulator.device)
+    everyone = simulator.crowd(world, torch.arange(world.clients))
+    return simulator.adapted(simulator.method, everyone, simulator.moment(world.round)).params
+
+
+def _readme(run: Run, model: PlainModel, entries: list[dict[str, Any]], kind: Method | None, adapt: bool) -> str:
     shape = ", ".join(str(size) for size in model.shape)
     lines = [
         "# Models of clients",
@@ -179,17 +219,12 @@ def _readme(run: Run, model: PlainModel, entries: list[dict[str, Any]]) -> str:
         "`(x / 255 - 0.5) / 0.5`, anything that is not uint8 as it is.",
     ]
     if any("added_file" in entry for entry in entries):
-        lines += ["", f"`….added.safetensors` holds what {run.method} trains beside this network."]
-    changes = _scored_otherwise(run)
-    if changes:
-        lines += ["", f"Accuracies in `{INDEX}` are of what the client would use: {run.method} {changes} first."]
+        lines += ["", f"`….added.safetensors` holds what {run.method} keeps beside this network."]
+    told = {"predict": "computes its answers in a way of its own"}
+    if not adapt:
+        told["adapt"] = "trains a little more on its own samples"
+    left_out = [words for hook, words in told.items() if kind and overrides(kind, hook)]
+    if left_out:
+        otherwise = " and ".join(left_out)
+        lines += ["", f"Accuracies in `{INDEX}` are of what the client would use: {run.method} {otherwise} first."]
     return "\n".join(lines) + "\n"
-
-
-def _scored_otherwise(run: Run) -> str:
-    try:
-        kind = find_method(run.method)
-    except BadInput:  # one's own method need not be at hand to use its models
-        return ""
-    told = {"adapt": "trains a little more on its own samples", "predict": "computes its answers in a way of its own"}
-    return " and ".join(words for hook, words in told.items() if overrides(kind(), hook))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrema.core import Role, average
+from fedrema.core import Moment, Role, average
 from fedrema.data import Federation
 from fedrema.data.federation import read_npz
 from fedrema.engine import Crowd, Stacked
@@ -47,7 +47,8 @@ def personalize(
 
     It starts from the shared parameters and the mean of the heads that travelled, trains one round, has its head
     matched with the others' (similarity and the largest gap, as FedReMa does), takes the mean of those chosen
-    weighted by sample counts, and fine-tunes it. Where heads are private it trains a new one.
+    weighted by sample counts, and fine-tunes it. Where heads are private it trains a new one. A method that trains
+    clients a little more before they are used does so here too.
     """
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, (), module is not None)
@@ -58,21 +59,20 @@ def personalize(
     if newcomer.sample_shape != shape:
         raise BadInput(f"--data {data} has samples of shape {newcomer.sample_shape}; the run was trained on {shape}.")
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
-    # A round of its own, with everyone there; the run's participation and latecomers do not concern it.
-    simulation = replace(settings.simulation, participation=1.0, dropout=0.0, late=0.0, backend="auto")
-    simulator = Simulator(settings.method, net, newcomer, local, simulation)
+    simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.anywhere())
     world = load_world(directory.checkpoint_file, directory.config()["identity"], simulator.device)
     counts = torch.tensor(trained_on["train_counts"]).to(simulator.counts)
 
+    first, second = simulator.moment(world.round + 1), simulator.moment(world.round + 2)
     arrived = _arrive(simulator, world)
-    trained = _train(simulator, arrived, world.round + 1)
+    trained = _train(simulator, arrived, first)
     matched, peers = _match(simulator, world, trained, counts, trained_on["names"])
-    tuned = _train(simulator, matched, world.round + 2) if peers else trained
-    scores = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned}
-    accuracy = {stage: _accuracy(simulator, params) for stage, params in scores.items() if peers or stage != "matched"}
+    tuned = simulator.adapted(settings.method, _train(simulator, matched, second) if peers else trained, second)
+    stages = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned}
+    accuracy = {stage: _accuracy(simulator, crowd) for stage, crowd in stages.items() if peers or stage != "matched"}
     train, test = int(simulator.train.counts[0]), int(simulator.test.counts[0])
     role = next(settings.method.role(net, name) for name in net.initial if net.in_head(name))
-    return Newcomer({name: value[0] for name, value in tuned.items()}, peers, role, accuracy, train, test)
+    return Newcomer(tuned.params.row(0), peers, role, accuracy, train, test)
 
 
 def read_newcomer(file: Path, classes: int, data_seed: int, test_share: float) -> Federation:
@@ -89,61 +89,55 @@ def read_newcomer(file: Path, classes: int, data_seed: int, test_share: float) -
         raise BadInput(f"--data {file}: {error}") from error
 
 
-def _arrive(simulator: Simulator, world: World) -> Tensors:
-    """Return what the server can give to a client it does not know, as one row."""
-    net, method = simulator.net, simulator.method
-    params = {}
-    for name, value in net.initial.items():
-        role = method.role(net, name)
-        if role is Role.SHARED:
-            params[name] = world.params.common[name][None]
-        elif role is Role.PERSONAL:
-            params[name] = world.params.own[name].mean(dim=0, keepdim=True)
-        else:
-            params[name] = value[None]
-    return params
+def _arrive(simulator: Simulator, world: World) -> Crowd:
+    """Return a client that has only what the server can give to one it does not know."""
+    new = simulator.start()
+    params = new.params.row(0)
+    for name in params:
+        if name in world.params.common:
+            params[name] = world.params.common[name]
+        elif simulator.method.role(simulator.net, name) is Role.PERSONAL:
+            params[name] = world.params.own[name].mean(dim=0)
+    crowd = simulator.crowd(new, torch.zeros(1, dtype=torch.long))
+    return replace(crowd, params=Stacked(_row(params)), inbox=Stacked(common=world.inbox.common))
 
 
-def _crowd(simulator: Simulator, params: Tensors) -> Crowd:
-    return Crowd(
-        torch.zeros(1, dtype=torch.long),
-        simulator.federation.names,
-        Stacked(params),
-        Stacked(),
-        Stacked(),
-        simulator.counts,
-    )
-
-
-def _train(simulator: Simulator, params: Tensors, number: int) -> Tensors:
-    trained, _, losses = simulator.local_training(_crowd(simulator, params), {}, simulator.moment(number))
+def _train(simulator: Simulator, crowd: Crowd, moment: Moment) -> Crowd:
+    """Play a client's part of a round."""
+    begun = simulator.begin(crowd, moment)
+    params, _, losses = simulator.local_training(begun, {}, moment)
     if not torch.isfinite(losses).all():
         raise BadInput("Fine-tuning on --data diverged: its loss is not finite; fewer --epochs may help.")
-    return trained
+    ended, _ = simulator.end(replace(begun, params=Stacked(params)), moment)
+    return replace(ended, inbox=crowd.inbox)
+
+
+def _row(params: Tensors) -> Tensors:
+    return {name: value[None] for name, value in params.items()}
 
 
 def _match(
-    simulator: Simulator, world: World, trained: Tensors, counts: torch.Tensor, names: list[str]
-) -> tuple[Tensors, dict[str, float]]:
-    net = simulator.net
+    simulator: Simulator, world: World, crowd: Crowd, counts: torch.Tensor, names: list[str]
+) -> tuple[Crowd, dict[str, float]]:
+    net, trained = simulator.net, crowd.params.own
     heads = {
         name: value for name, value in world.params.own.items()
         if net.in_head(name) and simulator.method.role(net, name) is Role.PERSONAL
     }  # fmt: skip
     if not heads:
-        return trained, {}
+        return crowd, {}
     together = {name: torch.cat([value, trained[name]]) for name, value in heads.items()}
     probes = draw_probes(net, simulator.moment(world.round + 1), count=1, high=1.0)
     similarity = head_similarity(net, together, probes, temperature=0.5)
     chosen = maximum_difference_segmentation(similarity)[0][-1]
     weights = chosen * torch.cat([counts, simulator.counts])
-    matched = {name: value[None] for name, value in average(together, weights).items()}
+    matched = Stacked({**trained, **_row(average(together, weights))})
     shares = weights / weights.sum()
     peers = {name: float(weight) for name, weight in zip([*names, "itself"], shares, strict=True) if weight > 0}
-    return {**trained, **matched}, peers
+    return replace(crowd, params=matched), peers
 
 
-def _accuracy(simulator: Simulator, params: Tensors) -> float | None:
-    predicted = simulator.engine.scores(simulator.method, _crowd(simulator, params), simulator.test)
+def _accuracy(simulator: Simulator, crowd: Crowd) -> float | None:
+    predicted = simulator.engine.scores(simulator.method, crowd, simulator.test)
     correct, asked = tally(predicted, simulator.test.y)
     return share(correct.sum(), asked.sum())
