@@ -1,0 +1,420 @@
+"""FedPAC against numbers computed by hand or in another way from its equations."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import nn
+from torch.nn import functional
+
+from fedrema.cli import main
+from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
+from fedrema.methods.fedpac import FedPAC, combination_weights
+from fedrema.net import Net
+from fedrema.nets import Network, Split, build_net
+from fedrema.simulate import Simulation, Simulator
+
+from ..conftest import make_federation
+
+MOMENT = Moment(round=1, rounds=10, seed=0)
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+CLASSES, FEATURES, BYTES = 4, 7, 8
+BODY, HEAD = 6 * FEATURES + FEATURES, FEATURES * CLASSES + CLASSES
+
+
+@pytest.fixture
+def net() -> Net:
+    """Two inputs, two features, three classes."""
+    return Net(Split(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
+
+
+def doubles(value) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def client(count=3.0, **inbox) -> Client:
+    """Return a client whose features are its inputs, and whose classifier prefers nothing."""
+    params = {
+        "body.weight": torch.eye(2, dtype=torch.float64),
+        "body.bias": doubles([0.0, 0.0]),
+        "head.weight": torch.zeros(3, 2, dtype=torch.float64),
+        "head.bias": torch.zeros(3, dtype=torch.float64),
+    }
+    return Client(params, params, {}, {name: doubles(value) for name, value in inbox.items()}, doubles(count))
+
+
+def batch(x, labels, mask=None) -> Batch:
+    real = torch.ones(len(labels), dtype=torch.float64) if mask is None else doubles(mask)
+    return Batch(doubles(x), torch.tensor(labels), real, torch.arange(len(labels)))
+
+
+class Watched(Simulator):
+    """A simulator that keeps what arrived at the server and what the clients had when the round began."""
+
+    def play_round(self, world):
+        self.before = [{name: value.clone() for name, value in world.params.row(row).items()} for row in range(4)]
+        self.mail = dict(world.inbox.common)
+        original = type(self.method).aggregate
+
+        def aggregate(method, net, state, uploads, moment):
+            self.uploads = uploads
+            return original(method, net, state, uploads, moment)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(self.method), "aggregate", aggregate)
+            return super().play_round(world)
+
+
+def simulator(method, local=LOCAL, **settings) -> Watched:
+    federation = make_federation()
+    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
+    net = build_net(Network(net="mlp", hidden=FEATURES), federation.sample_shape, federation.classes, seed=3)
+    return Watched(method, net, federation, local, Simulation(seed=3, **chosen))
+
+
+def training_data(played, row):
+    data = played.federation.split("train")
+    real = slice(0, data.count[row])
+    return torch.from_numpy(data.x[row, real]).double(), torch.from_numpy(data.y[row, real])
+
+
+def statistics(features, labels, classes):
+    """Return h_kc and V_k as they are defined, class by class."""
+    samples = len(labels)
+    weighted = torch.zeros(classes, features.shape[1], dtype=torch.float64)
+    expected_square = squared_means = 0.0
+    for label in range(classes):
+        own = [feature for feature, its in zip(features, labels.tolist(), strict=True) if its == label]
+        if not own:
+            continue
+        share = len(own) / samples
+        mean = sum(own) / len(own)
+        weighted[label] = share * mean
+        expected_square += share * sum(float(feature @ feature) for feature in own) / len(own)
+        squared_means += share**2 * float(mean @ mean)
+    return weighted, (expected_square - squared_means) / samples
+
+
+def test_statistics_by_hand(net):
+    # Class 0: (1, 0), (3, 0), so p = ⅔, µ = (2, 0), E‖f‖² = 5; class 2: (0, 3), so p = ⅓, E‖f‖² = 9; then padding.
+    samples = batch([[1, 0], [3, 0], [0, 3], [50, 50]], [0, 0, 2, 0], [1, 1, 1, 0])
+    made = FedPAC().begin(net, client(), samples, MOMENT).inbox
+    expected = [[4 / 3, 0], [0, 0], [0, 1]]
+    assert made["weighted"].tolist() == [pytest.approx(row) for row in expected]
+    # (⅔·5 + ⅓·9 − (4/9·4 + 1/9·9)) / 3
+    assert float(made["variance"]) == pytest.approx((19 / 3 - 25 / 9) / 3)
+    assert made["own"].tolist() == [[2, 0], [0, 0], [0, 3]]
+    assert made["held"].tolist() == [1, 0, 1]
+
+
+def test_what_came_by_mail_stays_in_the_inbox(net):
+    mail = {"prototypes": [[1.0, 1.0]] * 3, "known": [1.0, 0.0, 1.0]}
+    made = FedPAC().begin(net, client(1.0, **mail), batch([[1, 0]], [0]), MOMENT).inbox
+    assert made["prototypes"].tolist() == mail["prototypes"]
+    assert made["known"].tolist() == mail["known"]
+
+
+def test_a_single_sample_has_no_variance(net):
+    made = FedPAC().begin(net, client(1.0), batch([[3, 4]], [1]), MOMENT).inbox
+    assert float(made["variance"]) == 0
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_statistics_come_from_the_received_body_and_prototypes_from_the_trained_one(backend):
+    played = simulator(FedPAC(), backend=backend)
+    world = played.start()
+    for _ in range(2):
+        played.play_round(world)
+        for row in range(4):
+            x, labels = training_data(played, row)
+            weighted, variance = statistics(played.net.features(played.before[row], x), labels, CLASSES)
+            assert torch.allclose(played.uploads.extras["weighted"][row], weighted, atol=1e-12)
+            assert float(played.uploads.extras["variance"][row]) == pytest.approx(variance, rel=1e-10)
+            trained = {name: value[row] for name, value in played.uploads.params.items()}
+            features = played.net.features(trained, x)
+            counts = [int((labels == label).sum()) for label in range(CLASSES)]
+            assert played.uploads.extras["label_counts"][row].tolist() == counts
+            for label in range(CLASSES):
+                if counts[label]:
+                    mean = features[labels == label].mean(0)
+                    assert torch.allclose(played.uploads.extras["means"][row, label], mean, atol=1e-12)
+            # Otherwise nothing is told apart here.
+            assert not torch.allclose(features, played.net.features(played.before[row], x), atol=1e-3)
+
+
+def problem(weighted, variance, i):
+    """Return P⁽ⁱ⁾ as it is defined: a sum over classes of inner products."""
+    clients, classes, _ = weighted.shape
+    matrix = np.zeros((clients, clients))
+    for j in range(clients):
+        for l in range(clients):  # noqa: E741 - the index of the equation
+            for c in range(classes):
+                matrix[j, l] += float((weighted[i, c] - weighted[j, c]) @ (weighted[i, c] - weighted[l, c]))
+        matrix[j, j] += float(variance[j])
+    return matrix
+
+
+def by_scipy(matrix):
+    size = len(matrix)
+    found = minimize(
+        lambda alpha: alpha @ matrix @ alpha,
+        np.full(size, 1 / size),
+        jac=lambda alpha: 2 * matrix @ alpha,
+        bounds=[(0, 1)] * size,
+        constraints={"type": "eq", "fun": lambda alpha: alpha.sum() - 1, "jac": lambda alpha: np.ones(size)},
+        method="SLSQP",
+        options={"ftol": 1e-15, "maxiter": 500},
+    )
+    assert found.success, found.message
+    kept = np.where(found.x < 1e-3, 0, found.x)
+    return kept / kept.sum()
+
+
+@pytest.mark.parametrize(("clients", "classes", "width"), [(2, 1, 1), (3, 2, 4), (6, 3, 2), (10, 2, 5)])
+def test_weights_are_those_of_another_solver(clients, classes, width):
+    generator = torch.Generator().manual_seed(clients)
+    weighted = torch.randn(clients, classes, width, generator=generator, dtype=torch.float64)
+    variance = torch.rand(clients, generator=generator, dtype=torch.float64) + 0.2
+    found = combination_weights(weighted, variance)
+    for i in range(clients):
+        assert found[i].numpy() == pytest.approx(by_scipy(problem(weighted, variance, i)), abs=1e-4)
+
+
+def test_without_bias_weights_go_by_the_inverse_of_the_variance():
+    found = combination_weights(torch.ones(3, 2, 2, dtype=torch.float64), doubles([1.0, 2.0, 4.0]))
+    assert found.numpy() == pytest.approx(np.tile([4 / 7, 2 / 7, 1 / 7], (3, 1)), abs=1e-5)
+
+
+def groups(within: float) -> torch.Tensor:
+    """Return h of two groups of four, 10⁴ apart in squares; each client is off its group by a square of `within`."""
+    weighted = torch.zeros(8, 1, 10, dtype=torch.float64)
+    weighted[:4, 0, 8] = weighted[4:, 0, 9] = math.sqrt(0.5e4)
+    weighted[torch.arange(8), 0, torch.arange(8)] = math.sqrt(within)
+    return weighted
+
+
+@pytest.mark.parametrize("within", [0.0, 0.5, 4.0])
+def test_two_clear_groups_share_within_and_not_across(within):
+    """Own weight a against (1 − a)/3 for each of three peers.
+
+    With V = 1 and offsets e_j of square b, D⁽ⁱ⁾_jl = b + b·[j = l] among the peers, so that αᵀPα is
+    a² + (1 + b)(1 − a)²/3 + b(1 − a)². Its slope vanishes at a = r/(1 + r), r = (1 + b)/3 + b:
+    identical clients (b = 0) share equally; b = ½ gives ½ and three times ⅙.
+    A client of the other group would lower αᵀPα, but by weights of no more than a/10⁴, which are dropped.
+    """
+    pull = (1 + within) / 3 + within
+    own = pull / (1 + pull)
+    found = combination_weights(groups(within), torch.ones(8, dtype=torch.float64))
+    for i in range(8):
+        for j in range(8):
+            same = (i < 4) == (j < 4)
+            expected = own if i == j else (1 - own) / 3 if same else 0.0
+            assert float(found[i, j]) == pytest.approx(expected, abs=1e-3)
+            assert same or float(found[i, j]) == 0.0
+    if within == 0.5:
+        assert 0.4 < float(found[0, 0]) < 0.6
+
+
+def test_negligible_weights_are_dropped_and_the_rest_sums_to_one():
+    same = torch.ones(3, 1, 1, dtype=torch.float64)
+    # By inverse variances (1, 1, 1/5000): the last has 10⁻⁴ of the weight; with 1/100 it has 0.5 %.
+    dropped = combination_weights(same, doubles([1.0, 1.0, 5000.0]))
+    assert (dropped[:, 2] == 0).all()
+    assert dropped[:, :2].numpy() == pytest.approx(np.full((3, 2), 0.5), abs=1e-4)
+    assert dropped.sum(1).tolist() == pytest.approx([1, 1, 1], abs=1e-12)
+    kept = combination_weights(same, doubles([1.0, 1.0, 100.0]))
+    assert kept[:, 2].tolist() == pytest.approx([0.01 / 2.01] * 3, abs=1e-5)
+    assert kept.sum(1).tolist() == pytest.approx([1, 1, 1], abs=1e-12)
+
+
+def test_one_client_keeps_its_head():
+    assert combination_weights(torch.randn(1, 3, 2), torch.ones(1)).tolist() == [[1]]
+
+
+def test_where_nothing_can_be_solved_clients_keep_their_heads():
+    assert torch.equal(combination_weights(torch.ones(3, 1, 2), torch.full((3,), math.nan)).float(), torch.eye(3))
+
+
+def test_the_order_of_clients_does_not_matter():
+    generator = torch.Generator().manual_seed(0)
+    weighted = torch.randn(6, 2, 3, generator=generator, dtype=torch.float64)
+    variance = torch.rand(6, generator=generator, dtype=torch.float64) + 0.1
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    straight, permuted = (combination_weights(weighted[rows], variance[rows]) for rows in (torch.arange(6), order))
+    assert torch.allclose(permuted, straight[order][:, order], atol=1e-5)
+
+
+def test_nothing_grows_with_the_square_of_the_features():
+    # A square of 200 000 features would take 320 GB.
+    generator = torch.Generator().manual_seed(0)
+    small = torch.randn(5, 2, 3, generator=generator, dtype=torch.float64)
+    variance = torch.rand(5, generator=generator, dtype=torch.float64) + 0.1
+    wide = torch.zeros(5, 2, 200_000, dtype=torch.float64)
+    wide[:, :, [7, 100_000, 199_999]] = small
+    assert torch.allclose(combination_weights(wide, variance), combination_weights(small, variance), atol=1e-6)
+
+
+def test_the_server_averages_bodies_by_samples_and_combines_heads(net):
+    # Clients 0 and 1 are alike, client 2 is far off: heads are shared by pairs, whatever the sample counts.
+    counts = doubles([[1, 0, 0], [0, 3, 0], [2, 4, 0]])
+    weighted = torch.zeros(3, 3, 2, dtype=torch.float64)
+    weighted[2] = 30
+    sent = Uploads(
+        clients=torch.arange(3),
+        params={
+            "body.weight": doubles([1.0, 2.0, 5.0])[:, None, None].expand(3, 2, 2).clone(),
+            "body.bias": torch.zeros(3, 2, dtype=torch.float64),
+            "head.weight": torch.zeros(3, 3, 2, dtype=torch.float64),
+            "head.bias": doubles([[1, 0, 0], [3, 0, 6], [0, 9, 0]]),
+        },
+        extras={
+            "means": doubles([[[2, 2], [0, 0], [0, 0]], [[0, 0], [7, 0], [0, 0]], [[5, 8], [0, 7], [0, 0]]]),
+            "label_counts": counts,
+            "weighted": weighted,
+            "variance": doubles([1.0, 3.0, 1.0]),
+        },
+        counts=counts.sum(1),
+    )
+    method = FedPAC()
+    answer = method.aggregate(net, method.server(net, 3), sent, MOMENT)
+    assert answer.shared["body.weight"].flatten().tolist() == pytest.approx([(1 + 3 * 2 + 6 * 5) / 10] * 4)
+    # Inverse variances 1 and ⅓: ¾ of the first head and ¼ of the second.
+    expected = [[1.5, 0, 1.5], [1.5, 0, 1.5], [0, 9, 0]]
+    assert answer.personal["head.bias"].tolist() == [pytest.approx(row, abs=1e-4) for row in expected]
+    assert answer.shared["prototypes"].tolist() == [pytest.approx(row) for row in [[4, 6], [3, 4], [0, 0]]]
+    assert answer.shared["known"].tolist() == [1, 1, 0]
+    assert set(answer.shared) == {"body.weight", "body.bias", "prototypes", "known"}
+    assert set(answer.personal) == {"head.weight", "head.bias"}
+    assert answer.trace["set_sizes"].tolist() == [2, 2, 1]
+    assert float(answer.trace["own_weight"]) == pytest.approx((0.75 + 0.25 + 1) / 3, abs=1e-5)
+    alike = FedPAC(weigh="uniform").aggregate(net, method.server(net, 3), sent, MOMENT)
+    assert alike.shared["prototypes"].tolist() == [[3.5, 5], [3.5, 3.5], [0, 0]]
+
+
+def test_the_loss_of_the_body_draws_features_to_prototypes_and_that_of_the_head_does_not(net):
+    samples = batch([[1, 2], [3, 3], [70, 70]], [0, 1, 0], [1, 1, 0])
+    # Class 1 has no global prototype: the client's own stands in. ½(1 + 4) = 2.5, ½(1 + 0) = 0.5.
+    mail = {
+        "prototypes": [[0, 0], [50, 50], [50, 50]], "known": [1, 0, 0],
+        "own": [[9, 9], [2, 3], [0, 0]], "held": [1, 1, 0],
+    }  # fmt: skip
+    found = FedPAC(align=0.5).loss(net, client(**mail), samples)
+    assert float(found) == pytest.approx(math.log(3) + 0.5 * (2.5 + 0.5) / 2, rel=1e-12)
+    head_loss = FedPAC(align=0.5).phases(LOCAL, MOMENT)[0].loss
+    assert float(head_loss(net, client(**mail), samples)) == pytest.approx(math.log(3), rel=1e-12)
+
+
+def test_before_any_mail_the_loss_is_the_cross_entropy(net):
+    begun = FedPAC().begin(net, client(), batch([[1, 2], [3, 3], [0, 1]], [0, 1, 0]), MOMENT)
+    found = FedPAC(align=9.0).loss(net, begun, batch([[1, 2], [3, 3]], [0, 1]))
+    assert float(found) == pytest.approx(math.log(3), rel=1e-12)
+
+
+def test_the_head_is_trained_for_an_epoch_and_then_the_body():
+    local = LocalTraining(epochs=5, lr=0.02, momentum=0.5, schedule="exponential", lr_decay=0.5)
+    later = Moment(round=3, rounds=10, seed=0)
+    head, body = FedPAC().phases(local, later)
+    assert (head.epochs, head.lr, head.momentum) == (1, 0.1, 0.5)  # as fixed as the authors' 0.1
+    assert (body.epochs, body.lr, body.momentum) == (5, 0.02 / 4, 0.5)
+    for phase, trains in ((head, "head.weight"), (body, "body.weight")):
+        assert [name for name in ("body.weight", "head.weight") if phase.trains(name)] == [trains]
+    head, _ = FedPAC(head_epochs=3, head_lr=None).phases(local, later)
+    assert (head.epochs, head.lr) == (3, 0.02 / 4)
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+@pytest.mark.parametrize(("epochs", "head_epochs"), [(0, 1), (2, 0), (2, 1)])
+def test_each_phase_leaves_the_other_part_bit_for_bit(backend, epochs, head_epochs):
+    local = LocalTraining(epochs=epochs, batch=5, lr=0.05, weight_decay=0.01)
+    played = simulator(FedPAC(head_epochs=head_epochs), local, backend=backend)
+    world = played.start()
+    for _ in range(2):
+        played.play_round(world)
+        for row in range(4):
+            for name, value in played.uploads.params.items():
+                moved = head_epochs if name.startswith("head.") else epochs
+                assert torch.equal(value[row], played.before[row][name]) == (not moved), name
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(backend):
+    """With a single batch of everything and no momentum both rounds can be retraced."""
+    local = LocalTraining(epochs=1, batch=1000, lr=0.05, momentum=0.0, clip=0)
+    played = simulator(FedPAC(align=0.7), local, backend=backend)
+    world = played.start()
+    for number in (1, 2):
+        played.play_round(world)
+        assert ("prototypes" in played.mail) == (number == 2)
+        for row in range(4):
+            x, labels = training_data(played, row)
+            params = {name: value.clone().requires_grad_() for name, value in played.before[row].items()}
+            heads = [name for name in params if name.startswith("head.")]
+            bodies = [name for name in params if name.startswith("body.")]
+
+            def forward(params, x=x):
+                hidden = torch.relu(x @ params["body.1.weight"].T + params["body.1.bias"])
+                return hidden, hidden @ params["head.weight"].T + params["head.bias"]
+
+            loss = functional.cross_entropy(forward(params)[1], labels)
+            slopes = torch.autograd.grad(loss, [params[name] for name in heads])
+            for name, slope in zip(heads, slopes, strict=True):
+                params[name] = (params[name] - 0.1 * slope).detach()
+            hidden, logits = forward(params)
+            loss = functional.cross_entropy(logits, labels)
+            if number == 2:
+                loss = loss + 0.7 * functional.mse_loss(hidden, played.mail["prototypes"][labels])
+            slopes = torch.autograd.grad(loss, [params[name] for name in bodies])
+            for name, slope in zip(bodies, slopes, strict=True):
+                params[name] = params[name] - 0.05 * slope
+            for name, value in params.items():
+                assert torch.allclose(played.uploads.params[name][row], value, atol=1e-12), (number, name)
+
+
+def test_bytes_are_models_prototypes_and_statistics():
+    played = simulator(FedPAC())
+    records = [each.record for each in played.play(played.start())]
+    means, label_counts, weighted, variance = CLASSES * FEATURES, CLASSES, CLASSES * FEATURES, 1
+    up = 4 * (BODY + HEAD + means + label_counts + weighted + variance) * BYTES
+    prototypes, known = CLASSES * FEATURES, CLASSES
+    down = 4 * (BODY + HEAD) * BYTES
+    assert [record["bytes_up"] for record in records] == [up] * 3
+    mail = 4 * (prototypes + known) * BYTES
+    assert [record["bytes_down"] for record in records] == [down, down + mail, down + mail]
+
+
+def test_a_round_with_one_client_returns_its_own_head():
+    played = simulator(FedPAC(), participation=0.25)
+    world = played.start()
+    record = played.play_round(world).record
+    (row,) = record["participants"]
+    for name in ("head.weight", "head.bias"):
+        assert torch.equal(world.params.own[name][row], played.uploads.params[name][0])
+    assert record["trace"]["own_weight"] == 1
+    absent = next(other for other in range(4) if other != row)
+    assert torch.equal(world.params.own["head.weight"][absent], played.net.initial["head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--align", "-1"], "--align must be 0 or more, got -1"),
+        (["--align", "nan"], "--align must be 0 or more, got nan"),
+        (["--align", "inf"], "--align must be 0 or more, got inf"),
+        (["--head-epochs", "-1"], "--head-epochs must be 0 or more, got -1"),
+        (["--head-epochs", "nan"], "Error parsing --head-epochs: invalid literal for int() with base 10: 'nan'"),
+        (["--head-lr", "0"], "--head-lr must be above 0, got 0"),
+        (["--head-lr", "-0.1"], "--head-lr must be above 0, got -0.1"),
+        (["--head-lr", "nan"], "--head-lr must be above 0, got nan"),
+        (["--head-lr", "inf"], "--head-lr must be above 0, got inf"),
+        (["--weigh", "votes"], "invalid choice 'votes' for argument '--weigh'. Expected one of ('samples', 'uniform')"),
+    ],
+)
+def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "fedpac", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
+    complaint = capsys.readouterr().err
+    assert words in complaint
+    assert len(complaint.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())

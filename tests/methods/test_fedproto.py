@@ -1,0 +1,224 @@
+"""FedProto against numbers computed by hand from its equations."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedrema.cli import main
+from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
+from fedrema.data import Federation
+from fedrema.methods.fedproto import FedProto
+from fedrema.methods.local import Local
+from fedrema.net import Net
+from fedrema.nets import Network, Split, build_net
+from fedrema.simulate import Simulation, Simulator
+
+from ..conftest import make_federation
+
+MOMENT = Moment(round=1, rounds=10, seed=0)
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+CLASSES, FEATURES, BYTES = 4, 7, 8
+
+
+@pytest.fixture
+def net() -> Net:
+    """Two inputs, two features, three classes."""
+    return Net(Split(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
+
+
+def doubles(value) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def client(biases=(0.0, 0.0, 0.0), **inbox) -> Client:
+    """Return a client whose features are its inputs, and whose classifier always says the same."""
+    params = {
+        "body.weight": torch.eye(2, dtype=torch.float64),
+        "body.bias": doubles([0.0, 0.0]),
+        "head.weight": torch.zeros(3, 2, dtype=torch.float64),
+        "head.bias": doubles(list(biases)),
+    }
+    return Client(params, params, {}, {name: doubles(value) for name, value in inbox.items()}, doubles(3.0))
+
+
+def batch(x, labels, mask=None) -> Batch:
+    real = torch.ones(len(labels), dtype=torch.float64) if mask is None else doubles(mask)
+    return Batch(doubles(x), torch.tensor(labels), real, torch.arange(len(labels)))
+
+
+def simulator(method, federation=None, local=LOCAL, **settings) -> Simulator:
+    federation = federation or make_federation()
+    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
+    net = build_net(Network(net="mlp", hidden=FEATURES), federation.sample_shape, federation.classes, seed=3)
+    return Simulator(method, net, federation, local, Simulation(seed=3, **chosen))
+
+
+def play(method, **settings):
+    played = simulator(method, **settings)
+    world = played.start()
+    return world, [each.record for each in played.play(world)]
+
+
+PROTOTYPES = {"prototypes": [[0.0, 0.0], [1.0, 5.0], [9.0, 9.0]], "known": [1.0, 1.0, 0.0]}
+SAMPLES = batch([[1, 2], [3, 3], [4, 4], [70, 70]], [0, 1, 2, 0], [1, 1, 1, 0])
+
+
+def test_the_loss_is_cross_entropy_plus_the_distance_to_prototypes(net):
+    # All logits are equal, so that the cross-entropy is log 3. ½(1 + 4) = 2.5 and ½(4 + 4) = 4; class 2 has no
+    # prototype; the last sample is padding.
+    for align in (0.1, 1.0, 2.0):
+        found = FedProto(align=align).loss(net, client(**PROTOTYPES), SAMPLES)
+        assert float(found) == pytest.approx(math.log(3) + align * 6.5 / 3, rel=1e-12)
+
+
+def test_before_any_mail_the_loss_is_the_cross_entropy(net):
+    assert float(FedProto(align=5.0).loss(net, client(), SAMPLES)) == pytest.approx(math.log(3), rel=1e-12)
+    # (−log softmax) of the biases (log 2, 0, 0): log 4 − log 2 for class 0, log 4 for the others
+    found = FedProto().loss(net, client([math.log(2), 0, 0]), SAMPLES)
+    assert float(found) == pytest.approx((math.log(2) + 2 * math.log(4)) / 3, rel=1e-12)
+
+
+def test_the_nearest_known_prototype_is_predicted(net):
+    x = doubles([[1, 2], [1, 4], [9, 9], [0.5, 2.5]])
+    scores = FedProto().predict(net, client([0, 0, 5], **PROTOTYPES), x)
+    expected = [[-5, -9], [-17, -1], [-162, -80], [-6.5, -6.5]]
+    assert scores[:, :2].tolist() == expected
+    # The third lies on an unknown class's row, which must not be predicted however near.
+    assert (scores[:, 2] == -math.inf).all()
+    assert scores.argmax(1).tolist()[:3] == [0, 1, 1]
+
+
+def test_the_classifier_predicts_before_any_mail_and_on_request(net):
+    x = doubles([[1, 2], [9, 9]])
+    assert FedProto().predict(net, client([1, 2, 5]), x).tolist() == [[1, 2, 5]] * 2
+    by_classifier = FedProto(predict_by="classifier").predict(net, client([1, 2, 5], **PROTOTYPES), x)
+    assert by_classifier.tolist() == [[1, 2, 5]] * 2
+
+
+def test_the_classifier_is_scored_beside():
+    beside = FedProto(align=0.3, weigh="uniform").beside()
+    assert beside == {"classifier": FedProto(align=0.3, weigh="uniform", predict_by="classifier")}
+    assert FedProto(predict_by="classifier").beside() == {}
+
+
+def test_the_accuracy_beside_is_the_classifiers():
+    # Hardly trained: prototypes already tell classes apart, the classifier does not.
+    barely = LocalTraining(epochs=1, batch=5, lr=1e-4)
+    _, by_prototype = play(FedProto(), local=barely)
+    _, by_classifier = play(FedProto(predict_by="classifier"), local=barely)
+    for one, other in zip(by_prototype, by_classifier, strict=True):
+        assert one["beside"] == {"classifier": other["accuracy"]}
+        assert "beside" not in other
+    assert [one["accuracy"] for one in by_prototype] != [other["accuracy"] for other in by_classifier]
+
+
+def test_what_is_sent_are_means_of_trained_features(net):
+    # The received body would give other features: only the present one counts.
+    trained = client().having(received={**client().params, "body.bias": doubles([100.0, 100.0])})
+    kept, sent = FedProto().end(net, trained, SAMPLES, MOMENT)
+    assert kept is trained
+    assert sent["means"].tolist() == [[1, 2], [3, 3], [4, 4]]
+    assert sent["label_counts"].tolist() == [1, 1, 1]
+    assert set(sent) == {"means", "label_counts"}
+
+
+def test_the_server_averages_by_class(net):
+    means = doubles([[[0, 0], [4, 4], [0, 0]], [[6, 3], [8, 0], [0, 0]]])
+    counts = doubles([[0, 3, 0], [5, 1, 0]])
+    sent = Uploads(torch.arange(2), {}, {"means": means, "label_counts": counts}, counts.sum(1))
+    weighted = FedProto().aggregate(net, FedProto().server(net, 2), sent, MOMENT)
+    assert weighted.shared["prototypes"].tolist() == [[6, 3], [5, 3], [0, 0]]  # (3·4 + 8)/4, (3·4 + 0)/4
+    assert weighted.shared["known"].tolist() == [1, 1, 0]
+    assert weighted.personal == {}
+    assert weighted.state.keys() == {"prototypes", "known"}
+    uniform = FedProto(weigh="uniform")
+    alike = uniform.aggregate(net, uniform.server(net, 2), sent, MOMENT)
+    assert alike.shared["prototypes"].tolist() == [[6, 3], [6, 2], [0, 0]]
+
+
+def test_nothing_but_prototypes_travels():
+    world, records = play(FedProto())
+    each = (CLASSES * FEATURES + CLASSES) * BYTES
+    assert [record["bytes_up"] for record in records] == [4 * each] * 3
+    assert [record["bytes_down"] for record in records] == [0, 4 * each, 4 * each]
+    assert world.params.common == {}
+    assert set(world.inbox.common) == {"prototypes", "known"}
+    assert world.inbox.own == {}
+
+
+def test_models_stay_private():
+    world, _ = play(FedProto())
+    for name, value in world.params.own.items():
+        for row in range(1, 4):
+            assert not torch.equal(value[0], value[row]), name
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_without_alignment_it_is_local_training(backend):
+    # Momentum, clipping and unequal clients included.
+    local = LocalTraining(epochs=2, batch=5, lr=0.05, clip=0.5, weight_decay=0.01)
+    alone, expected = play(Local(), local=local, backend=backend)
+    found, records = play(FedProto(align=0.0), local=local, backend=backend)
+    assert alone.params.own.keys() == found.params.own.keys()
+    for name, value in alone.params.own.items():
+        assert torch.equal(found.params.own[name], value), name
+    assert [one["loss"] for one in records] == [one["loss"] for one in expected]
+    assert [one["beside"]["classifier"] for one in records] == [one["accuracy"] for one in expected]
+
+
+def test_alignment_begins_in_the_second_round():
+    alone, strong = simulator(Local()), simulator(FedProto(align=3.0))
+    worlds = alone.start(), strong.start()
+    for number in (1, 2):
+        alone.play_round(worlds[0])
+        strong.play_round(worlds[1])
+        apart = (worlds[0].params.own["body.1.weight"] - worlds[1].params.own["body.1.weight"]).abs().max()
+        assert (apart > 1e-4) == (number == 2)
+
+
+def test_the_server_keeps_the_prototype_of_a_class_whose_only_holder_is_absent():
+    generator = np.random.default_rng(0)
+    labels = np.concatenate([generator.integers(0, 2, 20), *(generator.integers(1, 3, 20) for _ in range(3))])
+    x = generator.normal(size=(80, 6)).astype(np.float32) + labels[:, None]
+    federation = Federation.from_arrays(x, labels, np.repeat([0, 1, 2, 3], 20), classes=4)
+    played = simulator(FedProto(), federation, participation=0.5, rounds=8)
+    world = played.start()
+    heard, kept = False, 0
+    before = world.server
+    for _ in range(8):
+        present = played.play_round(world).record["participants"]
+        now = world.server
+        if 0 not in present:
+            assert torch.equal(now["prototypes"][0], before["prototypes"][0].to(now["prototypes"]))
+            assert not torch.equal(now["prototypes"][1], before["prototypes"][1].to(now["prototypes"]))
+            kept += heard
+        heard = heard or 0 in present
+        assert now["known"].tolist() == [float(heard), 1, 1, 0]  # nobody ever holds class 3
+        assert torch.equal(world.inbox.common["prototypes"], now["prototypes"])
+        before = now
+    assert kept > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--align", "-0.5"], "--align must be 0 or more, got -0.5"),
+        (["--align", "nan"], "--align must be 0 or more, got nan"),
+        (["--align", "inf"], "--align must be 0 or more, got inf"),
+        (["--weigh", "votes"], "invalid choice 'votes' for argument '--weigh'. Expected one of ('samples', 'uniform')"),
+        (
+            ["--predict-by", "magic"],
+            "invalid choice 'magic' for argument '--predict-by'. Expected one of ('prototype', 'classifier')",
+        ),
+    ],
+)
+def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "fedproto", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
+    complaint = capsys.readouterr().err
+    assert words in complaint
+    assert len(complaint.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,333 @@
+"""FedReMa with feature alignment (+F) and alternating training (+A), against numbers computed by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedrema.cli import main
+from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
+from fedrema.methods.fedrema import FedReMa
+from fedrema.net import Net
+from fedrema.nets import Network, Split, build_net
+from fedrema.runs.checkpoint import load_world, save_world
+from fedrema.simulate import Simulation, Simulator
+
+from ..conftest import make_federation
+
+MOMENT = Moment(round=1, rounds=10, seed=0)
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+CLASSES, FEATURES, BYTES = 4, 7, 8
+MODEL = 6 * FEATURES + FEATURES + FEATURES * CLASSES + CLASSES
+BACKENDS = ["loop", "stacked"]
+
+
+@pytest.fixture
+def net() -> Net:
+    """Two inputs, two features, three classes."""
+    return Net(Split(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
+
+
+def doubles(value) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def client(**inbox) -> Client:
+    """Return a client whose features are its inputs, and whose classifier prefers nothing."""
+    params = {
+        "body.weight": torch.eye(2, dtype=torch.float64),
+        "body.bias": doubles([0.0, 0.0]),
+        "head.weight": torch.zeros(3, 2, dtype=torch.float64),
+        "head.bias": torch.zeros(3, dtype=torch.float64),
+    }
+    return Client(params, params, {}, {name: doubles(value) for name, value in inbox.items()}, doubles(3.0))
+
+
+def batch(x, labels, mask=None) -> Batch:
+    real = torch.ones(len(labels), dtype=torch.float64) if mask is None else doubles(mask)
+    return Batch(doubles(x), torch.tensor(labels), real, torch.arange(len(labels)))
+
+
+class Watched(Simulator):
+    """A simulator that keeps what arrived at the server and what the clients had when the round began."""
+
+    def play_round(self, world):
+        self.before = [{name: value.clone() for name, value in world.params.row(row).items()} for row in range(4)]
+        self.mail = dict(world.inbox.common)
+        original = type(self.method).aggregate
+
+        def aggregate(method, net, state, uploads, moment):
+            self.uploads = uploads
+            return original(method, net, state, uploads, moment)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(self.method), "aggregate", aggregate)
+            return super().play_round(world)
+
+
+def simulator(method, local=LOCAL, **settings) -> Watched:
+    federation = make_federation()
+    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
+    net = build_net(Network(net="mlp", hidden=FEATURES), federation.sample_shape, federation.classes, seed=3)
+    return Watched(method, net, federation, local, Simulation(seed=3, **chosen))
+
+
+def training_data(played, row):
+    data = played.federation.split("train")
+    real = slice(0, data.count[row])
+    return torch.from_numpy(data.x[row, real]).double(), torch.from_numpy(data.y[row, real])
+
+
+def forward(params, x):
+    """Return features and logits of the mlp, without the package's own network."""
+    hidden = torch.relu(x @ params["body.1.weight"].T + params["body.1.bias"])
+    return hidden, hidden @ params["head.weight"].T + params["head.bias"]
+
+
+SAMPLES = batch([[1, 2], [3, 3], [4, 4], [70, 70]], [0, 1, 2, 0], [1, 1, 1, 0])
+PROTOTYPES = {"prototypes": [[0.0, 0.0], [1.0, 5.0], [9.0, 9.0]], "known": [1.0, 1.0, 0.0]}
+
+
+def test_without_extensions_only_models_travel(net):
+    method = FedReMa()
+    assert (method.align, method.alternate) == (0, False)
+    assert method.end(net, client(), SAMPLES, MOMENT)[1] == {}
+    assert set(method.server(net, 4)) == {"dependencies", "peak", "critical"}
+    played = simulator(method)
+    world = played.start()
+    for _ in range(3):
+        record = played.play_round(world).record
+        assert record["bytes_up"] == record["bytes_down"] == 4 * MODEL * BYTES
+    assert world.inbox.common == world.inbox.own == {}
+    assert set(world.params.common) == {"body.1.weight", "body.1.bias"}
+
+
+def test_without_extensions_everything_is_trained_at_once():
+    (phase,) = FedReMa().phases(LOCAL, MOMENT)
+    assert (phase.epochs, phase.lr, phase.momentum, phase.loss) == (2, 0.05, 0.9, None)
+    assert phase.trains("body.weight")
+    assert phase.trains("head.weight")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("align", [0.0, 0.7])
+def test_a_round_at_once_can_be_retraced(backend, align):
+    """With a single batch of everything and no momentum: CE, and from the second round on the alignment."""
+    local = LocalTraining(epochs=1, batch=1000, lr=0.05, momentum=0.0, clip=0)
+    played = simulator(FedReMa(align=align), local, backend=backend)
+    world = played.start()
+    for number in (1, 2):
+        played.play_round(world)
+        assert ("prototypes" in played.mail) == (number == 2 and align > 0)
+        for row in range(4):
+            x, labels = training_data(played, row)
+            params = {name: value.clone().requires_grad_() for name, value in played.before[row].items()}
+            hidden, logits = forward(params, x)
+            loss = functional.cross_entropy(logits, labels)
+            if number == 2 and align:
+                loss = loss + align * functional.mse_loss(hidden, played.mail["prototypes"][labels])
+            slopes = torch.autograd.grad(loss, list(params.values()))
+            for (name, value), slope in zip(params.items(), slopes, strict=True):
+                assert torch.allclose(played.uploads.params[name][row], value - 0.05 * slope, atol=1e-12), name
+
+
+def test_the_loss_draws_features_to_prototypes(net):
+    # log 3 for equal logits; ½(1 + 4) = 2.5, ½(4 + 4) = 4; class 2 has no prototype; the last sample is padding.
+    for align in (0.1, 1.0):
+        found = FedReMa(align=align).loss(net, client(**PROTOTYPES), SAMPLES)
+        assert float(found) == pytest.approx(math.log(3) + align * 6.5 / 3, rel=1e-12)
+    assert float(FedReMa(align=9.0).loss(net, client(), SAMPLES)) == pytest.approx(math.log(3), rel=1e-12)
+
+
+def test_means_of_trained_features_are_sent(net):
+    trained = client().having(received={**client().params, "body.bias": doubles([100.0, 100.0])})
+    kept, sent = FedReMa(align=1.0).end(net, trained, SAMPLES, MOMENT)
+    assert kept is trained
+    assert sent["means"].tolist() == [[1, 2], [3, 3], [4, 4]]
+    assert sent["label_counts"].tolist() == [1, 1, 1]
+    assert set(sent) == {"means", "label_counts"}
+
+
+def sent_prototypes() -> Uploads:
+    counts = doubles([[0, 3, 0], [5, 1, 0]])
+    return Uploads(
+        clients=torch.arange(2),
+        params={
+            "body.weight": torch.zeros(2, 2, 2, dtype=torch.float64),
+            "body.bias": torch.zeros(2, 2, dtype=torch.float64),
+            "head.weight": torch.zeros(2, 3, 2, dtype=torch.float64),
+            "head.bias": doubles([[1, 0, 0], [0, 0, 1]]),
+        },
+        extras={"means": doubles([[[0, 0], [4, 4], [0, 0]], [[6, 3], [8, 0], [0, 0]]]), "label_counts": counts},
+        counts=counts.sum(1),
+    )
+
+
+@pytest.mark.parametrize(("weigh", "second"), [("samples", [5, 3]), ("uniform", [6, 2])])
+def test_prototypes_are_weighed_as_heads_are(net, weigh, second):
+    method = FedReMa(align=1.0, weigh=weigh)
+    answer = method.aggregate(net, method.server(net, 2), sent_prototypes(), MOMENT)
+    assert answer.shared["prototypes"].tolist() == [[6, 3], second, [0, 0]]  # (3·4 + 8)/4, (3·4 + 0)/4 or means
+    assert answer.shared["known"].tolist() == [1, 1, 0]
+    # Two clients share their heads: by 3 and 6 samples, or equally.
+    head = [1 / 3, 0, 2 / 3] if weigh == "samples" else [0.5, 0, 0.5]
+    assert answer.personal["head.bias"].tolist() == [pytest.approx(head)] * 2
+    assert set(answer.shared) == {"body.weight", "body.bias", "prototypes", "known"}
+
+
+def test_the_state_carries_prototypes_beside_the_dependency_map(net):
+    method = FedReMa(align=1.0)
+    answer = method.aggregate(net, method.server(net, 2), sent_prototypes(), MOMENT)
+    assert set(answer.state) == {"dependencies", "peak", "critical", "prototypes", "known"}
+    # A class that nobody sends next time keeps its prototype, also where a single client is there.
+    later = sent_prototypes()
+    one = Uploads(
+        later.clients[:1],
+        {name: value[:1] for name, value in later.params.items()},
+        {name: value[:1] for name, value in later.extras.items()},
+        later.counts[:1],
+    )
+    again = method.aggregate(net, answer.state, one, MOMENT)
+    assert again.state["prototypes"].tolist() == [[6, 3], [4, 4], [0, 0]]
+    assert again.state["known"].tolist() == [1, 1, 0]
+
+
+def test_prototypes_go_on_after_the_critical_period(net):
+    method = FedReMa(align=1.0)
+    state = {**method.server(net, 2), "critical": False, "dependencies": torch.ones(2, 2)}
+    answer = method.aggregate(net, state, sent_prototypes(), MOMENT)
+    assert answer.shared["prototypes"].tolist() == [[6, 3], [5, 3], [0, 0]]
+    assert answer.trace["critical"] is False
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_prototypes_travel_with_alignment(alternate):
+    played = simulator(FedReMa(align=1.0, alternate=alternate))
+    records = [each.record for each in played.play(played.start())]
+    mail = CLASSES * FEATURES + CLASSES
+    assert [record["bytes_up"] for record in records] == [4 * (MODEL + mail) * BYTES] * 3
+    down, more = 4 * MODEL * BYTES, 4 * mail * BYTES
+    assert [record["bytes_down"] for record in records] == [down, down + more, down + more]
+
+
+@pytest.mark.parametrize("align", [0.0, 1.0])
+def test_alternating_training_is_the_head_and_then_the_body_for_all_epochs_each(align):
+    local = LocalTraining(epochs=5, lr=0.02, momentum=0.5, schedule="exponential", lr_decay=0.5)
+    later = Moment(round=3, rounds=10, seed=0)
+    phases = FedReMa(alternate=True, align=align).phases(local, later)
+    assert [(phase.epochs, phase.lr, phase.momentum) for phase in phases] == [(5, 0.02 / 4, 0.5)] * 2
+    parts = [[name for name in ("body.weight", "head.weight") if phase.trains(name)] for phase in phases]
+    assert parts == [["head.weight"], ["body.weight"]]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("align", [0.0, 0.7])
+def test_an_alternating_round_can_be_retraced(backend, align):
+    """Two epochs of a single batch: two steps of the head, then two of the body, which alone feels the alignment."""
+    local = LocalTraining(epochs=2, batch=1000, lr=0.05, momentum=0.0, clip=0)
+    played = simulator(FedReMa(align=align, alternate=True), local, backend=backend)
+    world = played.start()
+    for number in (1, 2):
+        played.play_round(world)
+        for row in range(4):
+            x, labels = training_data(played, row)
+            params = {name: value.clone() for name, value in played.before[row].items()}
+            for part in ("head.", "head.", "body.", "body."):
+                params = {name: value.detach().requires_grad_(name.startswith(part)) for name, value in params.items()}
+                moving = [name for name in params if name.startswith(part)]
+                hidden, logits = forward(params, x)
+                loss = functional.cross_entropy(logits, labels)
+                if number == 2 and align and part == "body.":
+                    loss = loss + align * functional.mse_loss(hidden, played.mail["prototypes"][labels])
+                slopes = torch.autograd.grad(loss, [params[name] for name in moving])
+                for name, slope in zip(moving, slopes, strict=True):
+                    params[name] = params[name] - 0.05 * slope
+            for name, value in params.items():
+                assert torch.allclose(played.uploads.params[name][row], value, atol=1e-12), (number, name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_heads_phase_leaves_the_body_bit_for_bit_and_feels_no_alignment(backend):
+    # Momentum and decay would move what is only masked; alignment of any strength must not matter to the head.
+    local = LocalTraining(epochs=2, batch=5, lr=0.05, weight_decay=0.01)
+    moment = Moment(round=2, rounds=3, seed=3)
+    heads = {}
+    for align in (0.5, 50.0):
+        method = FedReMa(align=align, alternate=True)
+        played = simulator(method, local, backend=backend)
+        world = played.start()
+        # The same first round for both: no prototypes yet.
+        played.play_round(world)
+        crowd = played.crowd(world, torch.arange(4))
+        assert "prototypes" in crowd.inbox.common
+        assert all(value.abs().max() > 0 for value in world.velocity.values())
+        only_head = method.phases(local, moment)[:1]
+        trained, velocity, _ = played._descend(method, only_head, "train", crowd, world.velocity, moment)
+        for name, value in trained.items():
+            same = name.startswith("body.")
+            before = world.params.merged()[name].expand_as(value)
+            assert torch.equal(value, before) == same, name
+            assert torch.equal(velocity[name], world.velocity[name]) == same, name
+        heads[align] = {name: value for name, value in trained.items() if name.startswith("head.")}
+    for name, value in heads[0.5].items():
+        assert torch.equal(value, heads[50.0][name]), name
+
+
+def test_the_gradient_of_the_head_does_not_know_of_prototypes(net):
+    parts = {}
+    for inbox in ({}, PROTOTYPES):
+        one = client(**inbox)
+        params = {name: value.clone().requires_grad_() for name, value in one.params.items()}
+        params["head.weight"] = doubles([[1, 0], [0, 1], [1, 1]]).requires_grad_()
+        loss = FedReMa(align=3.0).loss(net, one.having(params=params), SAMPLES)
+        parts[len(inbox)] = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
+    for name, slope in parts[0].items():
+        assert torch.equal(slope, parts[2][name]) == name.startswith("head."), name
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
+    method = FedReMa(align=1.0, alternate=alternate)
+    whole = simulator(method, rounds=4, participation=0.75)
+    expected = whole.start()
+    list(whole.play(expected))
+    first = simulator(method, rounds=4, participation=0.75)
+    world = first.start()
+    for _ in range(2):
+        first.play_round(world)
+    save_world(world, tmp_path / "world.safetensors", "test")
+    found = load_world(tmp_path / "world.safetensors", "test")
+    assert torch.equal(found.server["prototypes"], world.server["prototypes"])
+    assert found.server["known"].tolist() == world.server["known"].tolist()
+    list(simulator(method, rounds=4, participation=0.75).play(found))
+    for ours, theirs in (
+        (expected.params.common, found.params.common),
+        (expected.params.own, found.params.own),
+        (expected.inbox.common, found.inbox.common),
+    ):
+        assert ours.keys() == theirs.keys()
+        for name, value in ours.items():
+            assert torch.equal(value, theirs[name]), name
+    assert torch.equal(expected.server["prototypes"], found.server["prototypes"])
+    assert torch.equal(expected.server["dependencies"], found.server["dependencies"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--align", "-1"], "--align must be 0 or more, got -1"),
+        (["--align", "nan"], "--align must be 0 or more, got nan"),
+        (["--align", "inf"], "--align must be 0 or more, got inf"),
+        (["--weigh", "votes"], "invalid choice 'votes' for argument '--weigh'. Expected one of ('samples', 'uniform')"),
+        (["--alternate", "maybe"], "Unrecognized options: maybe"),
+    ],
+)
+def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "fedrema", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
+    complaint = capsys.readouterr().err
+    assert words in complaint
+    assert len(complaint.strip().splitlines()) == 1
+    assert not list(tmp_path.iterdir())
