@@ -9,19 +9,35 @@ import torch
 from fedrema.core import LocalTraining, Method
 from fedrema.documentation import field_documentation
 from fedrema.methods import registry
+from fedrema.methods.fedbabu import FedBABU
+from fedrema.methods.feddistill import FedDistill
+from fedrema.methods.fedpac import FedPAC
+from fedrema.methods.fedproto import FedProto
+from fedrema.methods.fedrema import FedReMa
+from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.nets import Network, build_net
 from fedrema.simulate import Simulation, Simulator
 
 from .conftest import make_federation
 
-METHODS = list(registry().values())
+VARIANTS = [
+    FedReMa(align=1.0),
+    FedReMa(alternate=True),
+    FedReMa(align=1.0, alternate=True, weigh="uniform", probe_per_client=True),
+    FedProto(weigh="uniform", predict_by="classifier"),
+    FedPAC(head_lr=None, weigh="uniform", head_epochs=2),
+    FedDistill(gamma=1.0, target_loss="mse", include_own=True),
+    PerFedAvg(variant="hessian-vector", adapt_steps=3),
+    FedBABU(finetune="head", finetune_epochs=2),
+]
+METHODS = [*(kind() for kind in registry().values()), *VARIANTS]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 
 
-def simulator(method: type[Method], federation, local=LOCAL, **settings) -> Simulator:
+def simulator(method: Method, federation, local=LOCAL, **settings) -> Simulator:
     chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
     net = build_net(Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=3)
-    return Simulator(method(), net, federation, local, Simulation(seed=3, **chosen))
+    return Simulator(method, net, federation, local, Simulation(seed=3, **chosen))
 
 
 def play(method, federation, local=LOCAL, **settings):
@@ -46,8 +62,17 @@ def snapshot(world):
     return {f"{group}/{name}": value.clone() for group, named in groups.items() for name, value in named.items()}
 
 
-@pytest.fixture(params=METHODS, ids=lambda kind: kind.name)
-def method(request) -> type[Method]:
+def label(method: Method) -> str:
+    changed = [
+        f"{field.name}={getattr(method, field.name)}"
+        for field in dataclasses.fields(method)
+        if getattr(method, field.name) != field.default
+    ]
+    return " ".join([method.name, *changed])
+
+
+@pytest.fixture(params=METHODS, ids=label)
+def method(request) -> Method:
     return request.param
 
 
@@ -124,7 +149,7 @@ def test_a_dropped_client_leaves_no_trace(method, federation):
 
 def test_inputs_of_aggregate_are_not_changed(method, federation, monkeypatch):
     seen = []
-    original = method.aggregate
+    original = type(method).aggregate
 
     def watched(self, net, state, uploads, moment):
         inputs = [*uploads.params.values(), *uploads.extras.values(), uploads.counts, uploads.clients]
@@ -136,7 +161,7 @@ def test_inputs_of_aggregate_are_not_changed(method, federation, monkeypatch):
         seen.append(all(state[name] == value for name, value in numbers.items()))
         return answer
 
-    monkeypatch.setattr(method, "aggregate", watched)
+    monkeypatch.setattr(type(method), "aggregate", watched)
     play(method, federation, rounds=2)
     assert all(seen)
 
@@ -169,6 +194,16 @@ def test_bytes_are_what_travels(method, federation):
     assert record["bytes_down"] >= 4 * each
 
 
+def test_other_conventions_of_scoring_change_nothing_else(method, federation):
+    if not method.beside():
+        return
+    world, records = play(method, federation)
+    for name, other in method.beside().items():
+        alone, alone_records = play(other, federation)
+        assert all(differences(*pair) == 0 for pair in zip(models(world, 4), models(alone, 4), strict=True))
+        assert [record["beside"][name] for record in records] == [record["accuracy"] for record in alone_records]
+
+
 def test_a_single_client_can_train(method):
     _, records = play(method, make_federation(counts=(20,)))
     assert len(records) == 3
@@ -179,7 +214,7 @@ def test_everything_is_documented(method):
     assert method.__doc__
     assert method.title
     assert len(method.paper) > 10
-    for name, (_, meaning) in field_documentation(method).items():
+    for name, (_, meaning) in field_documentation(type(method)).items():
         assert meaning, f"{method.name} --{name} has no documentation"
 
 

@@ -169,6 +169,8 @@ class Uploads:
     """[k, ...] what `Method.end` sent beside them."""
     counts: Tensor
     """[k] how many training samples each has."""
+    names: tuple[str, ...] = ()
+    """What the clients are called: randomness of one's own belongs to a name, never to a row."""
 
 
 @dataclass(frozen=True)

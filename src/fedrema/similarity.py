@@ -1,5 +1,7 @@
 """How alike classifiers are: their soft predictions on random features (the paper's relativity matrix S)."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,12 +9,15 @@ from fedrema.core import Moment
 from fedrema.net import Net, Tensors
 
 
-def draw_probes(net: Net, moment: Moment, count: int, high: float, rows: int = 1) -> Tensor:
-    """Return random features h̃ ~ U[0, high)^d of this round: [rows, count, d]."""
-    generator = moment.generator("probe")
-    probes = high * torch.rand(rows, count, net.features_count, generator=generator, dtype=torch.float64)
+def draw_probes(net: Net, moment: Moment, count: int, high: float, names: Sequence[str] = ()) -> Tensor:
+    """Return random features h̃ ~ U[0, high)^d of this round [1, count, d], or others for each name [k, count, d]."""
+    purposes = [f"probe of {name}" for name in names] or ["probe"]
+    draws = [
+        torch.rand(count, net.features_count, generator=moment.generator(purpose), dtype=torch.float64)
+        for purpose in purposes
+    ]
     like = next(iter(net.initial.values()))
-    return probes.to(like.device, like.dtype)
+    return high * torch.stack(draws).to(like.device, like.dtype)
 
 
 def head_similarity(

@@ -255,7 +255,7 @@ class Simulator:
         roles = self.roles(Stacked(trained))
         travelling = {name: value for name, value in trained.items() if roles[name] is not Role.PRIVATE}
         self._check(crowd, losses, trained, extras, moment)
-        uploads = Uploads(rows, travelling, extras, crowd.counts)
+        uploads = Uploads(rows, travelling, extras, crowd.counts, crowd.names)
         clock.lap("other")
 
         answer = Answer(shared={}, state=world.server)

@@ -130,7 +130,7 @@ def test_similarity_is_the_cosine_of_soft_predictions(net):
 
 def test_peers_can_be_softened_differently_and_probed_row_by_row(net):
     sent = uploads([[1.0, 0.0], [0.0, 1.0]])
-    probes = draw_probes(net, MOMENT, count=1, high=0.5, rows=2)
+    probes = draw_probes(net, MOMENT, count=1, high=0.5, names=("a", "b"))
     assert probes.shape == (2, 1, 2)
     assert probes.max() < 0.5
     similarity = head_similarity(net, sent.params, probes, temperature=0.5, peer_temperature=1.0)
@@ -147,7 +147,7 @@ def test_each_row_answers_its_own_probe(net):
         "head.weight": torch.randn(3, 2, 2, generator=generator, dtype=torch.float64),
         "head.bias": torch.randn(3, 2, generator=generator, dtype=torch.float64),
     }
-    probes = draw_probes(net, MOMENT, count=2, high=1.0, rows=3)
+    probes = draw_probes(net, MOMENT, count=2, high=1.0, names=("a", "b", "c"))
     similarity = head_similarity(net, heads, probes, temperature=0.5, peer_temperature=1.0)
     for i in range(3):
         for j in range(3):

@@ -141,13 +141,13 @@ class FedReMa(Method):
             return own_head, state, {"critical": state["critical"], "set_sizes": [1] * len(present)}
 
         if not state["critical"]:
-            dependencies = self._introduce(net, dependencies, heads, present, moment)
+            dependencies = self._introduce(net, dependencies, heads, uploads, moment)
             weights = dependencies[present][:, present]  # φ_k ← Σ g_ki φ̂_i / Σ g_ki  (Eq. 10)
             weights = torch.where(weights.sum(dim=1, keepdim=True) > 0, weights, own_head)
             trace = {"critical": False, "set_sizes": (weights > 0).sum(dim=1)}
             return weights, {**state, "dependencies": dependencies}, {**trace, "G": dependencies}
 
-        relevant, gaps = self._relevant(net, heads, moment)  # S and A_k for each client
+        relevant, gaps = self._relevant(net, heads, uploads, moment)  # S and A_k for each client
         count = uploads.counts if self.weigh == "samples" else torch.ones_like(uploads.counts)
         weights = relevant * count  # φ_k ← Σ_{i∈A_k} |D_i| φ̂_i / |D_{A_k}|  (Eq. 7)
 
@@ -161,20 +161,22 @@ class FedReMa(Method):
         state = {**state, "dependencies": dependencies, "peak": peak, "critical": critical}
         return weights, state, {**trace, "sets": relevant, "G": dependencies}
 
-    def _relevant(self, net: Net, heads: dict[str, Tensor], moment: Moment) -> tuple[Tensor, Tensor]:
-        clients = next(iter(heads.values())).shape[0]
-        probes = draw_probes(net, moment, self.probes, self.probe_high, clients if self.probe_per_client else 1)
+    def _relevant(self, net: Net, heads: dict[str, Tensor], uploads: Uploads, moment: Moment) -> tuple[Tensor, Tensor]:
+        whose = uploads.names or tuple(str(client) for client in uploads.clients.tolist())
+        names = whose if self.probe_per_client else ()
+        probes = draw_probes(net, moment, self.probes, self.probe_high, names)
         similarity = head_similarity(net, heads, probes, self.temperature, self.peer_temperature)
         return maximum_difference_segmentation(similarity, self.gap_to_self, self.include_below_gap)
 
     def _introduce(
-        self, net: Net, dependencies: Tensor, heads: dict[str, Tensor], present: Tensor, moment: Moment
+        self, net: Net, dependencies: Tensor, heads: dict[str, Tensor], uploads: Uploads, moment: Moment
     ) -> Tensor:
         """Match clients that first appear after the critical period once, to give them a row of G."""
+        present = uploads.clients
         newcomers = dependencies[present, present] == 0  # whoever was ever matched has chosen at least itself
         if not newcomers.any():
             return dependencies
-        relevant, _ = self._relevant(net, heads, moment)
+        relevant, _ = self._relevant(net, heads, uploads, moment)
         dependencies = dependencies.clone()
         dependencies[present[newcomers][:, None], present] = relevant[newcomers].to(dependencies)
         return dependencies
