@@ -229,6 +229,10 @@ class Method:
     paper: ClassVar[str]
     """Where it comes from."""
 
+    def called(self) -> str:
+        """Return the title by which tables and pictures call it; a variant may have one of its own."""
+        return self.title
+
     def role(self, net: Net, name: str) -> Role:
         """Say what becomes of a parameter."""
         return Role.SHARED

@@ -247,7 +247,7 @@ class Simulator:
         trained, velocity, losses = self.local_training(crowd, velocity, moment)
         clock.lap("train")
 
-        ended = replace(crowd, params=Stacked(trained))
+        ended = replace(crowd, params=Stacked(trained), received=crowd.params)
         extras: Tensors = {}
         if overrides(method, "end"):
             ended, extras = self.end(ended, moment)

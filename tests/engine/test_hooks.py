@@ -363,3 +363,26 @@ def test_what_is_predicted_is_up_to_the_method(backend):
     truth = played.federation.label_counts("test")
     assert record["accuracy"] == pytest.approx(truth[:, 2].sum() / truth.sum())
     assert record["client_accuracy"] == pytest.approx((truth[:, 2] / truth.sum(1)).tolist())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_at_the_end_of_a_round_a_client_knows_what_it_received(backend):
+    @dataclass(frozen=True)
+    class Moved(Method):
+        name: ClassVar[str] = "moved"
+
+        def end(self, net, client, data, moment):
+            return client, {"moved": client.params["head.bias"] - client.received["head.bias"]}
+
+        def aggregate(self, net, state, uploads, moment):
+            answer = super().aggregate(net, state, uploads, moment)
+            return Answer(shared={**answer.shared, "moved": uploads.extras["moved"]}, state=state)
+
+    played = simulator(Moved(), backend)
+    world = played.start()
+    crowd = played.crowd(world, torch.arange(4))
+    trained, _, _ = played.local_training(crowd, {}, played.moment(1))
+    played.play_round(world)
+    expected = trained["head.bias"] - played.net.initial["head.bias"]
+    assert expected.abs().min() > 1e-6
+    assert torch.allclose(world.inbox.common["moved"], expected, atol=1e-12)

@@ -101,11 +101,11 @@ def _run(wanted: list[Settings]) -> int:
             for settings in wanted:
                 seed = f" seed {settings.simulation.seed}" if settings.output.seeds > 1 else ""
                 prepared = begin(settings)
-                watch = progress.watch(f"{settings.method.title}{seed}", settings.simulation.rounds)
+                watch = progress.watch(f"{settings.method.called()}{seed}", settings.simulation.rounds)
                 try:
                     done.append(prepared.play(watch))
                 except Diverged as error:  # one method's bad luck is no reason to leave out the others
-                    failed.append(f"fedrema: {settings.method.title}{seed}: {error}")
+                    failed.append(f"fedrema: {settings.method.called()}{seed}: {error}")
     except Interrupted as stop:
         return _interrupted(stop)
     if done and not quiet:

@@ -82,19 +82,27 @@ class Crowd:
     inbox: Stacked
     counts: Tensor
     """[k] their numbers of training samples."""
+    received: Stacked | None = None
+    """Their parameters when the round began, where those are not `params`: they have trained since."""
 
     def __len__(self) -> int:
         return len(self.names)
 
+    def at_first(self) -> Stacked:
+        """Return their parameters when the round began."""
+        return self.params if self.received is None else self.received
+
     def one(self, k: int) -> Client:
         """Return the client in row k."""
-        params = self.params.row(k)
-        return Client(params, params, self.memory.row(k), self.inbox.row(k), self.counts[k])
+        received = self.at_first().row(k)
+        params = received if self.received is None else self.params.row(k)
+        return Client(params, received, self.memory.row(k), self.inbox.row(k), self.counts[k])
 
     def all(self) -> Client:
         """Return all clients as one whose tensors have a client axis, except what is common."""
-        params = self.params.merged()
-        return Client(params, params, self.memory.merged(), self.inbox.merged(), self.counts)
+        received = self.at_first().merged()
+        params = received if self.received is None else self.params.merged()
+        return Client(params, received, self.memory.merged(), self.inbox.merged(), self.counts)
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,17 @@ def train_phase(
     names = [name for name in client.params if name in velocity and phase.trains(name)]
     axes = losses.total.dim()
     for batches, active in feed:
+        recorded = False
 
         def gradient(at: Client, batch: Batch, active: Tensor | None = active) -> Tensors:
+            nonlocal recorded
             leaves = {name: at.params[name].detach().requires_grad_() for name in names}
             with torch.enable_grad():
                 value = value_of(loss, at.having(params={**at.params, **leaves}), batch)
                 found = torch.autograd.grad(value.sum(), list(leaves.values()), materialize_grads=True)
-            losses.add(value.detach(), active)
+            if not recorded:  # where a step takes several gradients, the first is what other methods take
+                losses.add(value.detach(), active)
+                recorded = True
             return clipped(dict(zip(names, found, strict=True)), local.clip, axes)
 
         direction = phase.step(gradient, client, batches)

@@ -76,7 +76,7 @@ def _over_clients(
     """Map a function of one client and its batch over all of them; what is common is not copied."""
     axes: dict[str, Any] = {
         "params": params_axis if params_axis is not None else crowd.params.axes(),
-        "received": crowd.params.axes(),
+        "received": crowd.at_first().axes(),
         "memory": crowd.memory.axes(),
         "inbox": crowd.inbox.axes(),
         "count": 0,

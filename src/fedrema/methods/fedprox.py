@@ -31,5 +31,6 @@ class FedProx(Method):
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """F_k(w) + (µ/2) ‖w − w_g‖²."""
-        distance = sum((client.params[name] - client.received[name]).square().sum() for name in net.trainable)
+        trained = [name for name in client.params if name in net.trainable]  # not the statistics of batch norm
+        distance = sum((client.params[name] - client.received[name]).square().sum() for name in trained)
         return cross_entropy(net(client.params, batch.x), batch) + self.mu / 2 * distance

@@ -91,6 +91,11 @@ class FedReMa(Method):
         if self.peer_temperature is not None:
             above_zero(self, "peer_temperature")
 
+    def called(self) -> str:
+        """Name the paper's variants as it does."""
+        extensions = [letter for letter, on in (("A", self.alternate), ("F", self.align > 0)) if on]
+        return f"{self.title}+{'&'.join(extensions)}" if extensions else self.title
+
     def role(self, net: Net, name: str) -> Role:
         """Everything travels; the head comes back as one's own."""
         return Role.PERSONAL if net.in_head(name) else Role.SHARED

@@ -18,7 +18,8 @@ class MOON(Method):
 
     s_g and s_p are cosines between the features of the model in training and those of the received global model, and
     of the model this client trained last. Before a client has trained there is nothing to keep away from, and the
-    term is 0. Averaged and scored as FedAvg.
+    term is 0 (the authors' code does so in the first round only, and later contrasts with a random network).
+    Averaged and scored as FedAvg.
 
     The authors contrast the output of a two-layer projection (256 wide) that lies in the network before the classifier:
     `--projection 256` puts it there, for any method, so that a comparison is fair. The default is what other public

@@ -17,7 +17,8 @@ class PerFedAvg(Method):
     the Hessian out (FO), `hessian-vector` takes its product with the gradient g as the difference
     [∇f(w + δg; D″) − ∇f(w − δg; D″)] / 2δ (HF), as in section 5 of the paper. β is `--lr` (authors: 0.001).
     As many outer steps are taken as other methods take in their epochs, so samples are seen two or three times as
-    often; a client with a single batch sees it in all roles.
+    often; a client with a single batch sees it in all roles. Layers that draw at random (dropout) would spoil the
+    difference, whose two gradients see other draws: use `first-order` with them.
 
     Scored, as the authors do, after one step of size α from the global model on a batch of the client's training
     samples; the global model's own accuracy is recorded beside it.

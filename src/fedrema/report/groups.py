@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -138,14 +138,18 @@ def _title(run: Run) -> str:
     if ":" in run.method:
         return run.method.partition(":")[2]
     known = registry().get(run.method)
-    return known.title if known else run.method
+    if known is None:
+        return run.method
+    # By its settings, since variants have titles of their own; a run of an older version may lack some.
+    own = {field.name: field.name.replace("_", "-") for field in fields(known)}
+    return known(**{name: run.settings[option] for name, option in own.items() if option in run.settings}).called()
 
 
 def _labels(firsts: list[Run]) -> list[str]:
     """Label groups by their first runs, each label different."""
     labels = []
     for run in firsts:
-        same = [_telling(other) for other in firsts if other.method == run.method]
+        same = [_telling(other) for other in firsts if (other.method, _title(other)) == (run.method, _title(run))]
         mine = _telling(run)
         differing = [name for name in mine if len({json.dumps(one.get(name)) for one in same}) > 1]
         words = [f"{name}={_short(mine[name])}" for name in differing[:SHOWN_SETTINGS]]

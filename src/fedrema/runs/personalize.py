@@ -108,8 +108,8 @@ def _train(simulator: Simulator, crowd: Crowd, moment: Moment) -> Crowd:
     params, _, losses = simulator.local_training(begun, {}, moment)
     if not torch.isfinite(losses).all():
         raise BadInput("Fine-tuning on --data diverged: its loss is not finite; fewer --epochs may help.")
-    ended, _ = simulator.end(replace(begun, params=Stacked(params)), moment)
-    return replace(ended, inbox=crowd.inbox)
+    ended, _ = simulator.end(replace(begun, params=Stacked(params), received=begun.params), moment)
+    return replace(ended, inbox=crowd.inbox, received=None)
 
 
 def _row(params: Tensors) -> Tensors:
