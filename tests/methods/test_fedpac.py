@@ -372,6 +372,21 @@ def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(b
                 assert torch.allclose(played.uploads.params[name][row], value, atol=1e-12), (number, name)
 
 
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_the_loss_recorded_while_the_head_trains_is_the_cross_entropy(backend):
+    # Without epochs of the body, and with alignment that would outweigh everything else.
+    local = LocalTraining(epochs=0, batch=1000, momentum=0.0)
+    played = simulator(FedPAC(align=1000.0), local, backend=backend)
+    world = played.start()
+    for _ in range(2):
+        record = played.play_round(world).record
+        for row in range(4):
+            x, labels = training_data(played, row)
+            expected = functional.cross_entropy(played.net(played.before[row], x), labels)
+            assert record["client_loss"][row] == pytest.approx(float(expected), rel=1e-10)
+    assert "prototypes" in played.mail
+
+
 def test_bytes_are_models_prototypes_and_statistics():
     played = simulator(FedPAC())
     records = [each.record for each in played.play(played.start())]
@@ -382,6 +397,24 @@ def test_bytes_are_models_prototypes_and_statistics():
     assert [record["bytes_up"] for record in records] == [up] * 3
     mail = 4 * (prototypes + known) * BYTES
     assert [record["bytes_down"] for record in records] == [down, down + mail, down + mail]
+
+
+def test_everyone_gets_the_common_body_and_a_head_of_its_own():
+    played = simulator(FedPAC())
+    world = played.start()
+    played.play_round(world)
+    assert set(world.params.common) == {"body.1.weight", "body.1.bias"}
+    assert set(world.params.own) == {"head.weight", "head.bias"}
+    sizes = [len(training_data(played, row)[1]) for row in range(4)]
+    for name, value in world.params.common.items():
+        expected = sum(size * played.uploads.params[name][row] for row, size in enumerate(sizes)) / sum(sizes)
+        assert torch.allclose(value, expected, atol=1e-12), name
+    weighted, variance = played.uploads.extras["weighted"], played.uploads.extras["variance"]
+    for i in range(4):
+        alpha = by_scipy(problem(weighted, variance, i))
+        for name, value in world.params.own.items():
+            expected = sum(float(alpha[j]) * played.uploads.params[name][j] for j in range(4))
+            assert torch.allclose(value[i], expected, atol=1e-4), name
 
 
 def test_a_round_with_one_client_returns_its_own_head():

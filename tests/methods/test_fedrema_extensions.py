@@ -102,6 +102,7 @@ def test_without_extensions_only_models_travel(net):
         assert record["bytes_up"] == record["bytes_down"] == 4 * MODEL * BYTES
     assert world.inbox.common == world.inbox.own == {}
     assert set(world.params.common) == {"body.1.weight", "body.1.bias"}
+    assert set(world.params.own) == {"head.weight", "head.bias"}
 
 
 def test_without_extensions_everything_is_trained_at_once():
