@@ -267,7 +267,8 @@ class Simulator:
         record["loss"] = float(losses.mean())
         record["client_loss"] = losses.tolist()
         record["bytes_up"] = size(travelling) + size(extras)
-        record["bytes_down"] = world.download(roles) * (len(clients) + len(record["dropped"]))
+        fetching = torch.tensor([*record["participants"], *record["dropped"]], device=self.device)
+        record["bytes_down"] = world.download(roles, fetching)
         if self._due(moment, self.settings.evaluate_every):
             correct, asked = tally(self.engine.scores(method, ended, self.test), self.test.y[rows])
             record["trained_accuracy"] = share(correct.sum(), asked.sum())

@@ -72,12 +72,14 @@ class World:
                 self.inbox.own.setdefault(name, everyone)[rows] = value
         self.server = answer.state
 
-    def download(self, roles: Mapping[str, Role]) -> int:
-        """Return the bytes that a client fetches at the start of a round."""
+    def download(self, roles: Mapping[str, Role], rows: Tensor) -> int:
+        """Return the bytes that clients fetch at the start of a round."""
         common = {name: value for name, value in self.params.common.items() if roles[name] is Role.SHARED}
-        own = {name: value[0] for name, value in self.params.own.items() if roles[name] is Role.PERSONAL}
-        mail = {name: value[0] for name, value in self.inbox.own.items()}
-        return size(common) + size(own) + size(mail) + size(self.inbox.common)
+        own = {name: value[rows] for name, value in self.params.own.items() if roles[name] is Role.PERSONAL}
+        # Nothing but zeros: this client has not had mail of its own yet.
+        mail = {name: value[rows] for name, value in self.inbox.own.items()}
+        came = {name: value[value.flatten(1).any(dim=1)] for name, value in mail.items()}
+        return (size(common) + size(self.inbox.common)) * len(rows) + size(own) + size(came)
 
 
 @dataclass(frozen=True)

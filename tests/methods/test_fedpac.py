@@ -320,7 +320,7 @@ def test_the_head_is_trained_for_an_epoch_and_then_the_body():
     assert (body.epochs, body.lr, body.momentum) == (5, 0.02 / 4, 0.5)
     for phase, trains in ((head, "head.weight"), (body, "body.weight")):
         assert [name for name in ("body.weight", "head.weight") if phase.trains(name)] == [trains]
-    head, _ = FedPAC(head_epochs=3, head_lr=None).phases(local, later)
+    head, _ = FedPAC(head_epochs=3, head_lr=0).phases(local, later)
     assert (head.epochs, head.lr) == (3, 0.02 / 4)
 
 
@@ -437,10 +437,9 @@ def test_a_round_with_one_client_returns_its_own_head():
         (["--align", "inf"], "--align must be 0 or more, got inf"),
         (["--head-epochs", "-1"], "--head-epochs must be 0 or more, got -1"),
         (["--head-epochs", "nan"], "Error parsing --head-epochs: invalid literal for int() with base 10: 'nan'"),
-        (["--head-lr", "0"], "--head-lr must be above 0, got 0"),
-        (["--head-lr", "-0.1"], "--head-lr must be above 0, got -0.1"),
-        (["--head-lr", "nan"], "--head-lr must be above 0, got nan"),
-        (["--head-lr", "inf"], "--head-lr must be above 0, got inf"),
+        (["--head-lr", "-0.1"], "--head-lr must be 0 or more, got -0.1"),
+        (["--head-lr", "nan"], "--head-lr must be 0 or more, got nan"),
+        (["--head-lr", "inf"], "--head-lr must be 0 or more, got inf"),
         (["--weigh", "votes"], "invalid choice 'votes' for argument '--weigh'. Expected one of ('samples', 'uniform')"),
     ],
 )
@@ -451,3 +450,14 @@ def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, 
     assert words in complaint
     assert len(complaint.strip().splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_of_very_many_clients_not_all_weights_are_dropped(monkeypatch):
+    monkeypatch.setattr("fedrema.methods.fedpac.least_on_simplex", lambda matrix: np.full(len(matrix), 1 / len(matrix)))
+    weights = combination_weights(torch.ones(1001, 1, 1), torch.ones(1001))
+    assert torch.allclose(weights, torch.full_like(weights, 1 / 1001))
+
+
+def test_a_client_whose_weights_cannot_be_found_keeps_its_own_head(monkeypatch):
+    monkeypatch.setattr("fedrema.methods.fedpac.least_on_simplex", lambda matrix: None)
+    assert torch.equal(combination_weights(torch.ones(3, 2, 2), torch.ones(3)), torch.eye(3, dtype=torch.float64))

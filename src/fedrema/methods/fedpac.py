@@ -21,7 +21,7 @@ from fedrema.core import (
     cross_entropy,
     mix,
 )
-from fedrema.errors import above_zero, at_least
+from fedrema.errors import at_least
 from fedrema.net import Net, Tensors
 from fedrema.prototypes import Weighing, alignment, class_means, global_prototypes, no_prototypes
 from fedrema.quadratic import least_on_simplex
@@ -55,16 +55,14 @@ class FedPAC(Method):
     """λ: how strongly features are drawn to their class's prototype; 0 switches alignment off."""
     head_epochs: int = 1
     """Epochs that train the head before the body's."""
-    head_lr: float | None = 0.1
-    """Learning rate of the head, not changed by --schedule (authors: 0.1); none: the body's."""
+    head_lr: float = 0.1
+    """Learning rate of the head, not changed by --schedule (authors: 0.1); 0: the body's, as in public codes."""
     weigh: Weighing = "samples"
     """Average prototypes by sample counts (authors) or equally over the clients that have them (public codes)."""
 
     def __post_init__(self) -> None:
         """Refuse settings without meaning."""
-        at_least(0, self, "align", "head_epochs")
-        if self.head_lr is not None:
-            above_zero(self, "head_lr")
+        at_least(0, self, "align", "head_epochs", "head_lr")
 
     def role(self, net: Net, name: str) -> Role:
         """Everything travels; the head comes back as one's own."""
@@ -77,22 +75,17 @@ class FedPAC(Method):
         share = counts / client.count  # p_kc
         weighted = share[:, None] * means  # h_kc = p_kc µ_kc
         square = (features.square().sum(dim=1) * data.mask).sum() / client.count  # Σ_c p_kc E[‖f‖² | c]
-        variance = (square - weighted.square().sum()) / client.count  # V_k
+        variance = (square - weighted.square().sum()).clamp(min=0) / client.count  # V_k; below 0 is rounding
         inbox = {"weighted": weighted, "variance": variance, "own": means, "held": (counts > 0).to(means)}
         return client.having(inbox={**client.inbox, **inbox})
 
     def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
         """Train the head alone, then the body alone."""
         rate = local.rate(moment)
-        head_rate = rate if self.head_lr is None else self.head_lr
         return (
-            Phase(self.head_epochs, head_rate, local.momentum, trains=Net.in_head, loss=self.classification),
+            Phase(self.head_epochs, self.head_lr or rate, local.momentum, trains=Net.in_head, loss=super().loss),
             Phase(local.epochs, rate, local.momentum, trains=Net.in_body),
         )
-
-    def classification(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy alone."""
-        return cross_entropy(net(client.params, batch.x), batch)
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """CE + λ · mean (1/d)‖h − c̄_y‖², from the second round on."""
@@ -145,5 +138,5 @@ def combination_weights(weighted: Tensor, variance: Tensor) -> Tensor:
         alpha = least_on_simplex((variances + bias).numpy())
         if alpha is not None:
             found[i] = torch.from_numpy(alpha)
-    found = torch.where(found < NEGLIGIBLE, 0.0, found)
+    found = torch.where(found < min(NEGLIGIBLE, 0.1 / len(found)), 0.0, found)  # never all of many small ones
     return found / found.sum(dim=1, keepdim=True)

@@ -59,11 +59,11 @@ class FedProto(Method):
         return client, {"means": means, "label_counts": counts}
 
     def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
-        """Return −‖h − c̄_c‖² for every class c that has a prototype; before any is known, the classifier's logits."""
+        """Return −‖h − c̄_c‖ for every class c that has a prototype; before any is known, the classifier's logits."""
         features = net.features(client.params, x)
         if self.predict_by == "classifier" or "prototypes" not in client.inbox:
             return net.classify(client.params, features)
-        nearness = -(features[:, None] - client.inbox["prototypes"]).square().sum(dim=2)
+        nearness = -torch.cdist(features, client.inbox["prototypes"], compute_mode="donot_use_mm_for_euclid_dist")
         return torch.where(client.inbox["known"] > 0, nearness, -torch.inf)
 
     def beside(self) -> Mapping[str, Method]:

@@ -1,6 +1,6 @@
 """FedReMa: a common body, and a head averaged with the most relevant peers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -19,7 +19,6 @@ from fedrema.core import (
     Uploads,
     average,
     cross_entropy,
-    everything,
     mix,
 )
 from fedrema.errors import BadInput, above_zero, at_least
@@ -102,14 +101,15 @@ class FedReMa(Method):
 
     def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
         """Train all at once, or (+A) the head and then the body."""
-        parts = (Net.in_head, Net.in_body) if self.alternate else (everything,)
-        return tuple(Phase(local.epochs, local.rate(moment), local.momentum, trains=part) for part in parts)
+        training = Phase(local.epochs, local.rate(moment), local.momentum)
+        if not self.alternate:
+            return (training,)
+        return replace(training, trains=Net.in_head, loss=super().loss), replace(training, trains=Net.in_body)
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Cross-entropy; with alignment (+F), + λ · mean (1/d)‖h − c̄_y‖²."""
         features = net.features(client.params, batch.x)
         loss = cross_entropy(net.classify(client.params, features), batch)
-        # While the head trains alone this is a constant, and has no gradient.
         if "prototypes" in client.inbox:
             loss = loss + self.align * alignment(features, batch, client.inbox["prototypes"], client.inbox["known"])
         return loss
