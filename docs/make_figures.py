@@ -1,6 +1,6 @@
-"""Make every picture in README and docs, and the README's table: `make figures`.
+"""Make the pictures and tables of README and docs that a CPU can make: `make figures`.
 
-Takes about a minute on two cores; everything comes from the commands shown in the README.
+Takes about three minutes on two cores; everything comes from the commands shown beside them.
 """
 
 import re
@@ -27,7 +27,7 @@ def fill(file: Path, marker: str, text: str) -> None:
 
 
 def make() -> None:
-    """Run the demonstration and draw it."""
+    """Run the demonstration and all methods, and draw them."""
     FIGURES.mkdir(exist_ok=True)
     main(["partition", "--plot", str(FIGURES / "federation.png")])
     with tempfile.TemporaryDirectory() as folder:
@@ -35,6 +35,10 @@ def make() -> None:
         runs = [Run(path) for path in find_runs([Path(folder)])]
         draw_curves(runs, FIGURES / "demo.png")
         fill(DOCS.parent / "README.md", "demo", comparison_markdown(runs))
+        main(["run", "all", "--seeds", "3", "--out", f"{folder}/all"])
+        runs = [Run(path) for path in find_runs([Path(folder, "all")])]
+        draw_curves(runs, FIGURES / "methods.png")
+        fill(DOCS / "methods.md", "methods", comparison_markdown(runs))
 
 
 if __name__ == "__main__":

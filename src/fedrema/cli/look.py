@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -54,8 +54,11 @@ def _print_method(console: Console, kind: type[Method], in_full: bool) -> None:
     settings = field_documentation(kind)
     if settings:
         table = Table("setting", "default", "meaning", box=None, padding=(0, 2, 0, 0))
+        kinds = get_type_hints(kind)
         for name, (default, meaning) in settings.items():
-            table.add_row(f"--{name}", str(default), meaning)
+            choices = get_args(kinds[name.replace("-", "_")]) if isinstance(default, str) else ()
+            valid = f" One of {', '.join(choices)}." if choices else ""
+            table.add_row(f"--{name}", str(default), meaning + valid)
         console.print(table)
     console.print()
 

@@ -14,7 +14,7 @@ class FedBABU(Method):
     """Body aggregation and body update: θ ← Σ (n_k/n) θ̂_k under a random head, the same for all and never trained.
 
     Since nobody ever changes the head during training, it does not travel. Before a client is scored, a copy of its
-    model is fine-tuned on its own samples and thrown away afterwards (section 5 of the paper): the whole network by
+    model is fine-tuned on its own samples and thrown away afterwards: the whole network by
     default, or only the head or the body. Public code that reports the accuracy of each round does so *without*
     fine-tuning: `--finetune-epochs 0`; that accuracy is recorded beside the fine-tuned one in any case.
     """

@@ -18,7 +18,7 @@ class FedDistill(Method):
     """Federated distillation (FD): CE(z, y) + γ · ℓ(z, t_y), t_c being the mean output of *other* clients on class c.
 
     Models stay at home. Up goes a client's mean output for each label it holds, and how many samples that is of; down
-    come the means over the other clients that hold the label, each counting equally (Algorithm 1). A label that no
+    come the means over the other clients that hold the label, each counting equally. A label that no
     other client holds has no target and adds nothing. Clients are scored with their own models.
 
     The paper's outputs are softmax vectors and ℓ the cross-entropy with them. Other code compares logits by their mean

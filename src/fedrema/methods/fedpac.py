@@ -32,12 +32,12 @@ NEGLIGIBLE = 1e-3
 
 @dataclass(frozen=True)
 class FedPAC(Method):
-    """Personalisation with feature alignment and classifier collaboration (Algorithm 1).
+    """Personalisation with feature alignment and classifier collaboration.
 
     A client trains its head for an epoch on the cross-entropy, then its body for E epochs on CE + λ · mean
-    (1/d)‖h − c̄_y‖² (Eq. 6), c̄ being the global prototypes; a class that has none uses the client's own of before
+    (1/d)‖h − c̄_y‖², c̄ being the global prototypes; a class that has none uses the client's own of before
     training. The server averages bodies by sample counts, and gives client i the head Σ_j α_ij φ̂_j whose weights
-    minimise an estimate of its expected loss, variance plus squared bias (Eq. 10): αᵀ P⁽ⁱ⁾ α over Σ α = 1, α ≥ 0,
+    minimise an estimate of its expected loss, variance plus squared bias: αᵀ P⁽ⁱ⁾ α over Σ α = 1, α ≥ 0,
     where P⁽ⁱ⁾ = diag(V) + D⁽ⁱ⁾ and D⁽ⁱ⁾_jl = Σ_c ⟨h_ic − h_jc, h_ic − h_lc⟩. With H the rows h_k and G = HHᵀ,
     D⁽ⁱ⁾_jl = G_ii − G_il − G_ij + G_jl: nothing grows with the square of the features.
 
@@ -69,7 +69,7 @@ class FedPAC(Method):
         return Role.PERSONAL if net.in_head(name) else Role.SHARED
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
-        """Compute h_kc, V_k and one's own prototypes with the received body (Eqs. 8 and 9)."""
+        """Compute h_kc, V_k and one's own prototypes with the received body."""
         features = net.features(client.params, data.x)
         means, counts = class_means(features, data, net.classes)
         share = counts / client.count  # p_kc
@@ -124,7 +124,7 @@ class FedPAC(Method):
 
 
 def combination_weights(weighted: Tensor, variance: Tensor) -> Tensor:
-    """Return α [k, k] from h [k, C, d] and V [k]: row i minimises αᵀ (diag(V) + D⁽ⁱ⁾) α on the simplex (Eq. 10).
+    """Return α [k, k] from h [k, C, d] and V [k]: row i minimises αᵀ (diag(V) + D⁽ⁱ⁾) α on the simplex.
 
     P⁽ⁱ⁾ is positive semidefinite by construction; should numbers be so extreme that the solver fails, a client keeps
     its own head.

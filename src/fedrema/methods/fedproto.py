@@ -15,10 +15,10 @@ from fedrema.prototypes import Weighing, alignment, class_means, global_prototyp
 
 @dataclass(frozen=True)
 class FedProto(Method):
-    """Models stay at home; clients agree on the mean feature of each class: CE + λ · d(h, c̄_y) (Eq. 7).
+    """Models stay at home; clients agree on the mean feature of each class: CE + λ · d(h, c̄_y).
 
     Up go a client's class means and how many samples each has, computed after training with one pass over all its
-    samples; down come their averages c̄, weighted by those numbers (Eq. 6). d is the mean square over features of each
+    samples; down come their averages c̄, weighted by those numbers. d is the mean square over features of each
     sample, as in all public code, so that λ weighs less the wider the features are; the paper's own formula measures
     distances of prototypes. A class that has no prototype yet adds nothing.
 
@@ -31,9 +31,9 @@ class FedProto(Method):
     paper: ClassVar[str] = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
 
     align: float = 1.0
-    """λ: how strongly features are drawn to their class's prototype (authors: 1, on CIFAR-10 0.1); 0 is Local."""
+    """λ: how strongly features are drawn to their class's prototype (authors: 1, on CIFAR-10 0.1); 0 trains as Local."""
     weigh: Weighing = "samples"
-    """Average prototypes by sample counts (Eq. 6) or equally over the clients that have them (public codes)."""
+    """Average prototypes by sample counts (the paper) or equally over the clients that have them (public codes)."""
     predict_by: Literal["prototype", "classifier"] = "prototype"
     """Predict by the nearest prototype or by the client's own classifier."""
 

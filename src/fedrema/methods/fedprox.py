@@ -12,7 +12,7 @@ from fedrema.net import Net
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """Each client minimises F_k(w) + (µ/2) ‖w − w_g‖², w_g being the model it received (Eq. 2 of the paper).
+    """Each client minimises F_k(w) + (µ/2) ‖w − w_g‖², w_g being the model it received.
 
     Averaged and scored as FedAvg. The pull µ (w − w_g) is part of the gradient: it is clipped and enters the momentum
     like the rest. The paper tries µ ∈ {0.001, 0.01, 0.1, 1}; 1 is what the FedReMa paper compares with.

@@ -14,7 +14,7 @@ from fedrema.net import Net, Tensors
 
 @dataclass(frozen=True)
 class MOON(Method):
-    """Model-contrastive learning: CE + µ · mean −log[e^{s_g/τ} / (e^{s_g/τ} + e^{s_p/τ})] (Eqs. 3 and 4).
+    """Model-contrastive learning: CE + µ · mean −log[e^{s_g/τ} / (e^{s_g/τ} + e^{s_p/τ})].
 
     s_g and s_p are cosines between the features of the model in training and those of the received global model, and
     of the model this client trained last. Before a client has trained there is nothing to keep away from, and the
@@ -54,7 +54,7 @@ class MOON(Method):
         return client.having(inbox={**client.inbox, "z_global": received, "z_previous": previous})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """ℓ_sup + µ ℓ_con  (Eq. 4)."""
+        """ℓ_sup + µ ℓ_con."""
         features = net.features(client.params, batch.x)
         contrasts = contrast(
             features, client.inbox["z_global"][batch.index], client.inbox["z_previous"][batch.index], self.temperature
@@ -69,7 +69,7 @@ class MOON(Method):
 
 
 def contrast(features: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
-    """Return ℓ_con of each sample [n] (Eq. 3); its last two inputs have length 1."""
+    """Return ℓ_con of each sample [n]; its last two inputs have length 1."""
     direction = functional.normalize(features, dim=1)
     towards, away = ((direction * z).sum(dim=1) / temperature for z in (z_global, z_previous))
     return functional.softplus(away - towards)  # −log[e^a / (e^a + e^b)] = log(1 + e^{b−a})

@@ -11,11 +11,11 @@ from fedrema.net import Tensors
 
 @dataclass(frozen=True)
 class PerFedAvg(Method):
-    """Clients minimise F_k(w) = f_k(w − α ∇f_k(w)): how well w serves them *after* one gradient step (Eq. 3).
+    """Clients minimise F_k(w) = f_k(w − α ∇f_k(w)): how well w serves them *after* one gradient step.
 
     A local step is w ← w − β [I − α ∇²f(w; D″)] ∇f(w − α ∇f(w; D); D′) with three fresh batches; `first-order` leaves
     the Hessian out (FO), `hessian-vector` takes its product with the gradient g as the difference
-    [∇f(w + δg; D″) − ∇f(w − δg; D″)] / 2δ (HF), as in section 5 of the paper. β is `--lr` (authors: 0.001).
+    [∇f(w + δg; D″) − ∇f(w − δg; D″)] / 2δ (HF). β is `--lr` (authors: 0.001).
     As many outer steps are taken as other methods take in their epochs, so samples are seen two or three times as
     often; a client with a single batch sees it in all roles. Layers that draw at random (dropout) would spoil the
     difference, whose two gradients see other draws: use `first-order` with them.
