@@ -14,6 +14,7 @@ from fedrema.report.compare import (
     paired_differences,
 )
 from fedrema.report.groups import data_title, group_runs
+from fedrema.runs.run import Run
 from tests.report.folders import write_run, write_two_groups
 
 
@@ -208,3 +209,25 @@ def test_folders_that_hold_something_else(tmp_path):
         (tmp_path / "a" / "config.json").write_text(json.dumps(wrong))
         with pytest.raises(BadInput, match=message):
             comparison_table([type(run)(tmp_path / "a")])
+
+
+def test_variants_have_the_papers_titles_and_are_told_apart_only_where_these_do_not(tmp_path):
+    runs = [
+        write_run(tmp_path / "a", "fedrema", align=0.0, alternate=False),
+        write_run(tmp_path / "b", "fedrema", align=1.0, alternate=False),
+        write_run(tmp_path / "c", "fedrema", align=0.0, alternate=True),
+        write_run(tmp_path / "d", "fedrema", align=1.0, alternate=True),
+        write_run(tmp_path / "e", "fedrema", align=0.5, alternate=True),
+        write_run(tmp_path / "f", "fedprox", mu=-1.0),  # refused today, but its run can be looked at
+    ]
+    labels = [group.label for group in group_runs(runs)]
+    assert labels == ["FedReMa", "FedReMa+A", "FedReMa+A&F align=0.5", "FedReMa+A&F align=1", "FedReMa+F", "FedProx"]
+
+
+def test_other_conventions_of_scoring_are_told_below_the_table(tmp_path):
+    run = write_run(tmp_path / "a", "fedbabu", ended=False)
+    records = [{**record, "beside": {"unadapted": record["accuracy"] - 0.2}} for record in run.rounds]
+    (run.path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    text = comparison_markdown([Run(run.path), write_run(tmp_path / "b")])
+    # Accuracies 30, 50, 60: best 60, mean of all three 46.7.
+    assert "By other conventions of scoring: FedBABU unadapted 60.0 best, 46.7 final." in text

@@ -26,12 +26,12 @@ DEMONSTRATION = ("local", "fedavg", "fedrema")
 def run(arguments: list[str]) -> int:
     """Train with one method, or show several side by side."""
     named, rest = _methods(arguments)
-    if named is None and {"-h", "--help"} & set(rest):
-        print(_usage())
-        return 0
     names = DEMONSTRATION if named is None else tuple(registry()) if named == "all" else _apart(named)
     if len(names) == 1:
         return _run(_seeded(parse_settings(names[0], rest)))
+    if {"-h", "--help"} & set(rest):
+        print(_usage())
+        return 0
     options = rest if named else ["--seeds", "3", *rest]
     several = [parse_settings(name, fitting(name, options, names)) for name in names]
     out = several[0].output.out or default_folder(several[0], "comparison" if named else "demo")

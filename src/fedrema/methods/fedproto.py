@@ -31,7 +31,7 @@ class FedProto(Method):
     paper: ClassVar[str] = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
 
     align: float = 1.0
-    """λ: how strongly features are drawn to their class's prototype (authors: 1, on CIFAR-10 0.1); 0 trains as Local."""
+    """λ: how strongly features are drawn to their prototype (authors: 1, on CIFAR-10 0.1); 0 trains as Local."""
     weigh: Weighing = "samples"
     """Average prototypes by sample counts (the paper) or equally over the clients that have them (public codes)."""
     predict_by: Literal["prototype", "classifier"] = "prototype"

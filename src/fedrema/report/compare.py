@@ -126,8 +126,20 @@ def _compare(runs: Sequence[Run]) -> _Comparison:
         (_Cell(_named(group)), _Cell(str(len(group.counted))), *(cells[name][place] for name in columns))
         for place, group in enumerate(groups)
     ]
-    notes = (EXPLANATION,) if same_data else (EXPLANATION, OTHER_DATA)
+    notes = tuple(filter(None, (EXPLANATION, _beside(groups), "" if same_data else OTHER_DATA)))
     return _Comparison(("method", "seeds", *(headings[name] for name in columns)), tuple(rows), notes)
+
+
+def _beside(groups: Sequence[Group]) -> str:
+    """Say how well methods do by their other conventions of scoring."""
+    told = []
+    for group in groups:
+        found = {name for run in group.counted for record in run.rounds[-1:] for name in record.get("beside", {})}
+        for name in sorted(found):
+            best, final = (group.statistic(f"{kind}_{name}_accuracy") for kind in ("best", "final"))
+            if best and final:
+                told.append(f"{group.label} {name} {100 * best.mean:.1f} best, {100 * final.mean:.1f} final")
+    return f"By other conventions of scoring: {'; '.join(told)}." if told else ""
 
 
 def _named(group: Group) -> str:

@@ -142,7 +142,10 @@ def _title(run: Run) -> str:
         return run.method
     # By its settings, since variants have titles of their own; a run of an older version may lack some.
     own = {field.name: field.name.replace("_", "-") for field in fields(known)}
-    return known(**{name: run.settings[option] for name, option in own.items() if option in run.settings}).called()
+    try:
+        return known(**{name: run.settings[option] for name, option in own.items() if option in run.settings}).called()
+    except (BadInput, TypeError):  # another version's settings
+        return known.title
 
 
 def _labels(firsts: list[Run]) -> list[str]:
