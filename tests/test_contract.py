@@ -26,6 +26,7 @@ VARIANTS = [
     FedReMa(align=1.0, alternate=True, weigh="uniform", probe_per_client=True),
     FedProto(weigh="uniform", predict_by="classifier"),
     FedPAC(head_lr=0, weigh="uniform", head_epochs=2),
+    FedPAC(align=0.0),
     FedDistill(gamma=1.0, target_loss="mse", include_own=True),
     PerFedAvg(variant="hessian-vector", adapt_steps=3),
     FedBABU(finetune="head", finetune_epochs=2),

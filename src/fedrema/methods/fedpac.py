@@ -43,6 +43,7 @@ class FedPAC(Method):
 
     h_kc = p_kc µ_kc and V_k come from the received body before training. Clients are scored with the averaged body and
     their combined head; the accuracy right after local training, which the authors also print, is in every record.
+    The authors start every round with fresh momentum: `--no-keep-momentum`.
     """
 
     name: ClassVar[str] = "fedpac"
@@ -99,20 +100,22 @@ class FedPAC(Method):
         return loss
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Send prototypes of the trained body, and the statistics of the received one."""
-        means, counts = class_means(net.features(client.params, data.x), data, net.classes)
+        """Send the statistics of the received body and, for alignment, prototypes of the trained one."""
         statistics = {name: client.inbox[name] for name in ("weighted", "variance")}
+        if not self.align:
+            return client, statistics
+        means, counts = class_means(net.features(client.params, data.x), data, net.classes)
         return client, {"means": means, "label_counts": counts, **statistics}
 
     def server(self, net: Net, clients: int) -> State:
         """Remember the prototypes, for classes whose holders are absent for a while."""
-        return no_prototypes(net.classes, net.features_count)
+        return no_prototypes(net.classes, net.features_count) if self.align else {}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Average bodies and prototypes, combine heads."""
         bodies = {name: value for name, value in uploads.params.items() if not net.in_head(name)}
         heads = {name: value for name, value in uploads.params.items() if net.in_head(name)}
-        prototypes = global_prototypes(state, uploads, self.weigh)
+        prototypes = global_prototypes(state, uploads, self.weigh) if self.align else {}
         weights = combination_weights(uploads.extras["weighted"], uploads.extras["variance"]).to(uploads.counts)
         trace = {"own_weight": weights.diagonal().mean(), "set_sizes": (weights > 0).sum(dim=1), "weights": weights}
         return Answer(
