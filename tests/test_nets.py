@@ -208,3 +208,10 @@ def test_modules_are_looked_for_in_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "only_in_this_folder.py").write_text("answer = 42\n")
     monkeypatch.chdir(tmp_path)
     assert load_object("only_in_this_folder:answer", "number") == 42
+
+
+def test_a_projection_is_for_the_networks_that_come_along():
+    with pytest.raises(BadInput, match="--projection 4 is for mlp, cnn and alexnet: put it into mine:net yourself"):
+        Network(net="mine:net", projection=4)
+    with pytest.raises(BadInput, match="--projection must be 0 or more, got -1"):
+        Network(projection=-1)

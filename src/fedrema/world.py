@@ -78,7 +78,7 @@ class World:
         own = {name: value[rows] for name, value in self.params.own.items() if roles[name] is Role.PERSONAL}
         # Nothing but zeros: this client has not had mail of its own yet.
         mail = {name: value[rows] for name, value in self.inbox.own.items()}
-        came = {name: value[value.flatten(1).any(dim=1)] for name, value in mail.items()}
+        came = {name: value[value.reshape(len(value), -1).any(dim=1)] for name, value in mail.items()}
         return (size(common) + size(self.inbox.common)) * len(rows) + size(own) + size(came)
 
 

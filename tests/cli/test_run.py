@@ -116,6 +116,22 @@ def test_models_are_exported_as_they_are_used(in_an_empty_folder):
     assert "trains a little more" not in (in_an_empty_folder / "used" / "README.md").read_text()
 
 
+def test_models_that_are_adapted_on_data_which_is_gone_can_be_exported_as_they_are(
+    in_an_empty_folder, newcomer, capsys
+):
+    assert main(["partition", "--clients", "4", "--samples", "20", "--save", "own.npz"]) == 0
+    assert main(["run", "per-fedavg", "--federation", "own.npz", "--rounds", "1", "--quiet", "--out", "run"]) == 0
+    assert main(["partition", "--clients", "4", "--samples", "20", "--data-seed", "1", "--save", "own.npz"]) == 0
+    assert main(["export", "run"]) == 2
+    assert "The data of run has changed since" in capsys.readouterr().err
+    (in_an_empty_folder / "own.npz").unlink()
+    assert main(["export", "run"]) == 2
+    assert "own.npz" in (complaint := capsys.readouterr().err)
+    assert "--no-adapt" in complaint
+    assert not (in_an_empty_folder / "run" / "models").exists()
+    assert main(["export", "run", "--no-adapt"]) == 0
+
+
 def test_prototypes_are_exported_with_the_models_that_answer_by_them(in_an_empty_folder):
     from safetensors.torch import load_file
 
