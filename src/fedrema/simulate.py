@@ -1,7 +1,7 @@
 """The round loop: who takes part, what they train, what the server makes of it, how well each is served."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -9,20 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, Batch, Client, LocalTraining, Method, Moment, Phase, Role, Uploads, overrides
-from fedrema.data.federation import Federation, Split, to_float
-from fedrema.engine import (
-    Backend,
-    Crowd,
-    Job,
-    Precision,
-    Samples,
-    Stacked,
-    choose_device,
-    choose_precision,
-    draw_order,
-    make_engine,
-)
+from fedrema.clients import Clients
+from fedrema.core import Answer, LocalTraining, Method, Moment, Role, Uploads, overrides
+from fedrema.data.federation import Federation
+from fedrema.engine import Backend, Crowd, Precision, Stacked
 from fedrema.errors import BadInput, Diverged, at_least
 from fedrema.keys import numpy_generator
 from fedrema.net import Net, Tensors
@@ -77,31 +67,16 @@ class Simulation:
         )
 
 
-class Simulator:
-    """Plays a method on a federation, round by round.
-
-    Everything random is keyed by the seed, the round, a client's name and the purpose: the order of clients, the
-    backend, or a stop in between change nothing.
-    """
+class Simulator(Clients):
+    """Plays a method on a federation, round by round: the clients, and a server that is always there."""
 
     def __init__(
         self, method: Method, net: Net, federation: Federation, local: LocalTraining, settings: Simulation
     ) -> None:
-        self.method, self.federation, self.local, self.settings = method, federation, local, settings
-        self.device = choose_device(settings.device)
-        self.dtype, autocast = choose_precision(settings.precision, self.device)
-        self.net = net.to(self.device, self.dtype)
-        self.train = self._samples(federation.split("train"))
-        self.test = self._samples(federation.split("test"))
-        self.engine = make_engine(settings.backend, self.net, self.train.x[:1, 0], autocast)
-        self.counts = self.train.counts.to(self.device, self.dtype)
+        where = (settings.device, settings.precision, settings.backend)
+        super().__init__(method, net, federation, local, settings.rounds, settings.seed, *where)
+        self.settings = settings
         self.joins = self._joining_rounds()
-        if net.classes < federation.classes:
-            raise BadInput(f"The network tells {net.classes} classes apart, but the data has {federation.classes}.")
-
-    def _samples(self, split: Split) -> Samples:
-        x = to_float(torch.from_numpy(split.x).to(self.device), self.dtype)
-        return Samples(x, torch.from_numpy(split.y).to(self.device), torch.from_numpy(split.count))
 
     def _joining_rounds(self) -> list[int]:
         draws = [numpy_generator(self.settings.seed, name, "late").random() for name in self.federation.names]
@@ -112,7 +87,7 @@ class Simulator:
         """Return the world before the first round: everyone has the same initial network."""
         clients = len(self.federation)
         everyone = Stacked(common=dict(self.net.initial))
-        crowd = self._crowd(torch.arange(clients), everyone, Stacked(), Stacked())
+        crowd = self.gathered(torch.arange(clients), everyone, Stacked(), Stacked())
         memory: Tensors = {}
         params = everyone
         if overrides(self.method, "start"):
@@ -138,26 +113,9 @@ class Simulator:
         }
         return World(clients, 0, params, memory, Stacked(), velocity, server)
 
-    def roles(self, params: Stacked) -> dict[str, Role]:
-        """Return what becomes of each parameter."""
-        return {name: self.method.role(self.net, name) for name in params.merged()}
-
-    def trains(self, name: str) -> bool:
-        """Tell whether a tensor is ever differentiated: not the network's buffers."""
-        return name in self.net.trainable or name not in self.net.initial
-
-    def moment(self, number: int) -> Moment:
-        """Return a round's moment."""
-        return Moment(number, self.settings.rounds, self.settings.seed)
-
-    def _crowd(self, clients: Tensor, params: Stacked, memory: Stacked, inbox: Stacked) -> Crowd:
-        names = tuple(self.federation.names[row] for row in clients.tolist())
-        rows = clients.to(self.device)
-        return Crowd(clients, names, params.rows(rows), memory.rows(rows), inbox.rows(rows), self.counts[rows])
-
     def crowd(self, world: World, clients: Tensor) -> Crowd:
         """Return some clients as they now are."""
-        return self._crowd(clients, world.params, Stacked(world.memory), world.inbox)
+        return self.gathered(clients, world.params, Stacked(world.memory), world.inbox)
 
     def choose(self, number: int) -> tuple[list[int], list[int]]:
         """Return who takes part in a round and answers, and who fails on the way."""
@@ -197,40 +155,11 @@ class Simulator:
         """Score every client that has joined with what it would really use now."""
         there = [row for row, joins in enumerate(self.joins) if joins <= moment.round]
         crowd = self.crowd(world, torch.tensor(there))
-        record = accuracy_record(*self._tally(self.method, crowd, moment), there, len(self.federation))
-        beside = {name: self._tally(other, crowd, moment) for name, other in self.method.beside().items()}
+        record = accuracy_record(*self.tally_of(self.method, crowd, moment), there, len(self.federation))
+        beside = {name: self.tally_of(other, crowd, moment) for name, other in self.method.beside().items()}
         if beside:
             record["beside"] = {name: share(correct.sum(), asked.sum()) for name, (correct, asked) in beside.items()}
         return record
-
-    def _tally(self, method: Method, crowd: Crowd, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
-        """Count right answers of clients as one method would use them: after adapting, where it adapts."""
-        predicted = self.engine.scores(method, self.adapted(method, crowd, moment), self.test)
-        return tally(predicted, self.test.y[crowd.clients.to(self.device)])
-
-    def adapted(self, method: Method, crowd: Crowd, moment: Moment) -> Crowd:
-        """Return clients as they are used: copies that trained a little more, where the method does so."""
-        phases = method.adapt(self.local, moment)
-        if not phases:
-            return crowd
-        params, _, _ = self._descend(method, phases, "adapt", crowd, {}, moment)
-        return replace(crowd, params=Stacked(params))
-
-    def local_training(self, crowd: Crowd, velocity: Tensors, moment: Moment) -> tuple[Tensors, Tensors, Tensor]:
-        """Train clients as the method plans it; returns parameters, momentum and mean losses, each [k, ...]."""
-        return self._descend(self.method, self.method.phases(self.local, moment), "train", crowd, velocity, moment)
-
-    def _descend(
-        self, method: Method, phases: Sequence[Phase], purpose: str, crowd: Crowd, velocity: Tensors, moment: Moment
-    ) -> tuple[Tensors, Tensors, Tensor]:
-        key = (self.settings.seed, moment.round, purpose)
-        counts = self.train.counts[crowd.clients].tolist()
-        plan = [
-            (phase, draw_order(crowd.names, counts, phase, self.local, (*key, number)))
-            for number, phase in enumerate(phases)
-        ]
-        velocity = velocity or crowd.params.zeros(len(crowd), self.trains)
-        return self.engine.train(Job(method, crowd, self.train, plan, self.local, velocity, key))
 
     def _learn(
         self, world: World, clients: Tensor, moment: Moment, record: dict[str, Any], clock: Clock
@@ -283,23 +212,6 @@ class Simulator:
         clock.lap("other")
         return relations
 
-    def begin(self, crowd: Crowd, moment: Moment) -> Crowd:
-        """Let clients prepare a round."""
-        made = self.engine.each(
-            lambda client, data: _changes(client, self.method.begin(self.net, client, data, moment)), crowd, self.train
-        )
-        return _changed(crowd, made)
-
-    def end(self, crowd: Crowd, moment: Moment) -> tuple[Crowd, Tensors]:
-        """Let clients close a round; returns what they send beside their parameters."""
-
-        def ended(client: Client, data: Batch) -> dict[str, Tensors]:
-            closed, extras = self.method.end(self.net, client, data, moment)
-            return {**_changes(client, closed), "extras": extras}
-
-        made = self.engine.each(ended, crowd, self.train)
-        return _changed(crowd, made), made["extras"]
-
     def _check(self, crowd: Crowd, losses: Tensor, trained: Tensors, extras: Tensors, moment: Moment) -> None:
         finite = torch.isfinite(losses)
         for value in (*trained.values(), *extras.values()):
@@ -329,17 +241,6 @@ class Simulator:
         whole = torch.full((everyone, everyone), float("nan"))
         whole[clients[:, None], clients] = matrix.float()
         return whole.numpy()
-
-
-def _changes(before: Client, after: Client) -> dict[str, Tensors]:
-    """Return what a hook put in place of what a client had: the rest need not be copied."""
-    groups = ("params", "memory", "inbox")
-    return {group: getattr(after, group) for group in groups if getattr(after, group) is not getattr(before, group)}
-
-
-def _changed(crowd: Crowd, made: dict[str, Tensors]) -> Crowd:
-    groups: dict[str, Any] = {group: Stacked(value) for group, value in made.items() if group != "extras"}
-    return replace(crowd, **groups)
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,137 @@
+"""What clients do: prepare, train, close a round, adapt, answer. Simulated here, or one of them on a real node."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Role
+from fedrema.data.federation import Federation, Split, to_float
+from fedrema.engine import (
+    Backend,
+    Crowd,
+    Job,
+    Precision,
+    Samples,
+    Stacked,
+    choose_device,
+    choose_precision,
+    draw_order,
+    make_engine,
+)
+from fedrema.errors import BadInput
+from fedrema.net import Net, Tensors
+from fedrema.score import tally
+
+
+class Clients:
+    """The clients of a federation with their samples, and the engine that trains some of them at once.
+
+    Everything random is keyed by the seed, the round, a client's name and the purpose: the order of clients, the
+    backend, or a stop in between change nothing.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        net: Net,
+        federation: Federation,
+        local: LocalTraining,
+        rounds: int,
+        seed: int,
+        device: str = "auto",
+        precision: Precision = "auto",
+        backend: Backend = "auto",
+    ) -> None:
+        self.method, self.federation, self.local, self.rounds, self.seed = method, federation, local, rounds, seed
+        self.device = choose_device(device)
+        self.dtype, autocast = choose_precision(precision, self.device)
+        self.net = net.to(self.device, self.dtype)
+        self.train = self._samples(federation.split("train"))
+        self.test = self._samples(federation.split("test"))
+        self.engine = make_engine(backend, self.net, self.train.x[:1, 0], autocast)
+        self.counts = self.train.counts.to(self.device, self.dtype)
+        if net.classes < federation.classes:
+            raise BadInput(f"The network tells {net.classes} classes apart, but the data has {federation.classes}.")
+
+    def _samples(self, split: Split) -> Samples:
+        x = to_float(torch.from_numpy(split.x).to(self.device), self.dtype)
+        return Samples(x, torch.from_numpy(split.y).to(self.device), torch.from_numpy(split.count))
+
+    def roles(self, params: Stacked) -> dict[str, Role]:
+        """Return what becomes of each parameter."""
+        return {name: self.method.role(self.net, name) for name in params.merged()}
+
+    def trains(self, name: str) -> bool:
+        """Tell whether a tensor is ever differentiated: not the network's buffers."""
+        return name in self.net.trainable or name not in self.net.initial
+
+    def moment(self, number: int) -> Moment:
+        """Return a round's moment."""
+        return Moment(number, self.rounds, self.seed)
+
+    def gathered(self, clients: Tensor, params: Stacked, memory: Stacked, inbox: Stacked) -> Crowd:
+        """Return some clients with what everyone has."""
+        names = tuple(self.federation.names[row] for row in clients.tolist())
+        rows = clients.to(self.device)
+        return Crowd(clients, names, params.rows(rows), memory.rows(rows), inbox.rows(rows), self.counts[rows])
+
+    def begin(self, crowd: Crowd, moment: Moment) -> Crowd:
+        """Let clients prepare a round."""
+        made = self.engine.each(
+            lambda client, data: _changes(client, self.method.begin(self.net, client, data, moment)), crowd, self.train
+        )
+        return _changed(crowd, made)
+
+    def end(self, crowd: Crowd, moment: Moment) -> tuple[Crowd, Tensors]:
+        """Let clients close a round; returns what they send beside their parameters."""
+
+        def ended(client: Client, data: Batch) -> dict[str, Tensors]:
+            closed, extras = self.method.end(self.net, client, data, moment)
+            return {**_changes(client, closed), "extras": extras}
+
+        made = self.engine.each(ended, crowd, self.train)
+        return _changed(crowd, made), made["extras"]
+
+    def adapted(self, method: Method, crowd: Crowd, moment: Moment) -> Crowd:
+        """Return clients as they are used: copies that trained a little more, where the method does so."""
+        phases = method.adapt(self.local, moment)
+        if not phases:
+            return crowd
+        params, _, _ = self._descend(method, phases, "adapt", crowd, {}, moment)
+        return replace(crowd, params=Stacked(params))
+
+    def local_training(self, crowd: Crowd, velocity: Tensors, moment: Moment) -> tuple[Tensors, Tensors, Tensor]:
+        """Train clients as the method plans it; returns parameters, momentum and mean losses, each [k, ...]."""
+        return self._descend(self.method, self.method.phases(self.local, moment), "train", crowd, velocity, moment)
+
+    def _descend(
+        self, method: Method, phases: Sequence[Phase], purpose: str, crowd: Crowd, velocity: Tensors, moment: Moment
+    ) -> tuple[Tensors, Tensors, Tensor]:
+        key = (self.seed, moment.round, purpose)
+        counts = self.train.counts[crowd.clients].tolist()
+        plan = [
+            (phase, draw_order(crowd.names, counts, phase, self.local, (*key, number)))
+            for number, phase in enumerate(phases)
+        ]
+        velocity = velocity or crowd.params.zeros(len(crowd), self.trains)
+        return self.engine.train(Job(method, crowd, self.train, plan, self.local, velocity, key))
+
+    def tally_of(self, method: Method, crowd: Crowd, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
+        """Count right answers of clients as one method would use them: after adapting, where it adapts."""
+        predicted = self.engine.scores(method, self.adapted(method, crowd, moment), self.test)
+        return tally(predicted, self.test.y[crowd.clients.to(self.device)])
+
+
+def _changes(before: Client, after: Client) -> dict[str, Tensors]:
+    """Return what a hook put in place of what a client had: the rest need not be copied."""
+    groups = ("params", "memory", "inbox")
+    return {group: getattr(after, group) for group in groups if getattr(after, group) is not getattr(before, group)}
+
+
+def _changed(crowd: Crowd, made: dict[str, Tensors]) -> Crowd:
+    groups: dict[str, Any] = {group: Stacked(value) for group, value in made.items() if group != "extras"}
+    return replace(crowd, **groups)
