@@ -197,3 +197,15 @@ def test_having_changes_a_copy():
     assert client.memory == {}
     assert list(changed.memory) == ["a"]
     assert changed.count is client.count
+
+
+def test_many_clients_with_few_different_weights_are_mixed_as_one_by_one():
+    generator = torch.Generator().manual_seed(0)
+    params = {"w": torch.randn(150, 3, 2, generator=generator, dtype=torch.float64), "b": torch.randn(150).double()}
+    kinds = torch.randint(0, 5, (4, 150), generator=generator) + 1
+    weights = kinds[torch.randint(0, 4, (150,), generator=generator)].to(torch.int16)
+    mixed = mix(params, weights)
+    for row in (0, 1, 77, 149):
+        share = weights[row].double() / weights[row].sum()
+        assert torch.allclose(mixed["w"][row], (share[:, None, None] * params["w"]).sum(0), atol=1e-12)
+        assert torch.allclose(mixed["b"][row], (share * params["b"]).sum(), atol=1e-12)

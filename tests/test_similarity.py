@@ -6,7 +6,7 @@ import torch
 from fedrema.core import Moment
 from fedrema.net import Net
 from fedrema.nets import Split
-from fedrema.similarity import draw_probes, head_similarity
+from fedrema.similarity import draw_probes, head_similarity, similarity_rows
 
 
 @pytest.fixture
@@ -47,3 +47,18 @@ def test_several_probes_are_averaged(net):
     assert torch.allclose(together, together.T)
     assert torch.allclose(together.diagonal(), torch.ones(5))
     assert not torch.allclose(each[0], each[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("names", [(), tuple("abcdefg")])
+def test_rows_come_in_blocks_that_make_up_the_whole(net, names, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    heads = {
+        "head.weight": torch.randn(7, 4, 3, generator=generator),
+        "head.bias": torch.randn(7, 4, generator=generator),
+    }
+    probes = draw_probes(net, Moment(1, 10, seed=0), 2, 1.0, names)
+    whole = head_similarity(net, heads, probes, temperature=0.5, peer_temperature=1.0)
+    monkeypatch.setattr("fedrema.similarity._block", lambda numbers: 3)
+    blocks = list(similarity_rows(net, heads, probes, temperature=0.5, peer_temperature=1.0))
+    assert [tuple(block.shape) for block in blocks] == [(3, 7), (3, 7), (1, 7)]
+    assert torch.allclose(torch.cat(blocks), whole, atol=1e-6)

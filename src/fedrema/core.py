@@ -4,6 +4,7 @@ A method is the maths of *one* client plus one server step over stacked tensors.
 clients are trained at once, on which device, in a simulation or over a network.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -198,14 +199,42 @@ def mix(params: Tensors, weights: Tensor) -> Tensors:
     """Return for each row of `weights` [k, k] the mean of all clients' tensors [k, ...] with those weights.
 
     Rows are scaled to sum to 1. All rows are computed from the same uploads: nothing is overwritten while it is
-    still being read.
+    still being read. Where there are many, clients with the same weights share one computation.
     """
-    weights = weights / weights.sum(dim=1, keepdim=True)
-    return {
-        name: (weights.to(value.dtype) @ value.flatten(1)).view_as(value) if value.dim() > 1
-        else weights.to(value.dtype) @ value
-        for name, value in params.items()
-    }  # fmt: skip
+    distinct, whose = _distinct_rows(weights)
+    mixed: Tensors = {}
+    for name, value in params.items():
+        flat = value.reshape(len(value), -1)
+        blocks = [
+            (block.to(flat.dtype) / block.sum(dim=1, keepdim=True)) @ flat
+            for block in torch.split(weights[distinct], MIXED_AT_ONCE)
+        ]
+        rows = torch.cat(blocks) if len(blocks) > 1 else blocks[0]
+        mixed[name] = (rows if len(distinct) == len(whose) else rows[whose]).view_as(value)
+    return mixed
+
+
+MIXED_AT_ONCE = 1024
+"""Rows of weights that are turned into numbers of the models' precision at a time."""
+WORTH_COMPARING = 100
+"""With fewer clients, mixing takes no longer than copying what is the same."""
+
+
+def _distinct_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which rows differ from all before them, and for each row its place among those."""
+    if len(matrix) < WORTH_COMPARING:
+        every = torch.arange(len(matrix), device=matrix.device)
+        return every, every
+    places: dict[bytes, int] = {}
+    first: list[int] = []
+    whose = []
+    for number, row in enumerate(matrix.cpu().contiguous().view(torch.uint8).numpy()):
+        digest = hashlib.blake2b(row, digest_size=16).digest()
+        if digest not in places:
+            places[digest] = len(first)
+            first.append(number)
+        whose.append(places[digest])
+    return torch.tensor(first, device=matrix.device), torch.tensor(whose, device=matrix.device)
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:

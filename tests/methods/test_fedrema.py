@@ -324,3 +324,51 @@ def test_settings_without_meaning_are_refused(settings, words):
     with pytest.raises(BadInput) as caught:
         FedReMa(**settings)
     assert words in str(caught.value)
+
+
+def by_sorting(row, itself, include_below_gap):
+    """Algorithm 1 word by word, for one row."""
+    order = sorted(range(len(row)), key=lambda client: (row[client], client))
+    differences = [row[order[place + 1]] - row[order[place]] for place in range(len(row) - 1)]
+    largest = differences.index(max(differences))
+    return set(order[largest if include_below_gap else largest + 1 :]) | {itself}
+
+
+@pytest.mark.parametrize("include_below_gap", [True, False])
+def test_sets_are_those_of_the_algorithm_word_by_word_also_with_ties_and_in_blocks(include_below_gap):
+    generator = torch.Generator().manual_seed(0)
+    # Few different values, so that there are many ties.
+    similarity = torch.randint(0, 6, (40, 40), generator=generator).double() / 7
+    similarity.fill_diagonal_(1)
+    expected = [by_sorting(row, place, include_below_gap) for place, row in enumerate(similarity.tolist())]
+    whole, gaps = maximum_difference_segmentation(similarity, include_below_gap=include_below_gap)
+    assert [set(row.nonzero().flatten().tolist()) for row in whole] == expected
+    parts = [
+        maximum_difference_segmentation(similarity[first : first + 16], True, include_below_gap, first)
+        for first in (0, 16, 32)
+    ]
+    assert torch.equal(torch.cat([sets for sets, _ in parts]), whole)
+    assert torch.equal(torch.cat([found for _, found in parts]), gaps)
+
+
+def test_many_clients_are_matched_in_blocks_as_if_at_once(net, monkeypatch):
+    biases = torch.randn(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
+    sent = uploads(biases, counts=[1 + client % 7 for client in range(300)])
+    method = FedReMa()
+    whole = method.aggregate(net, method.server(net, 300), sent, MOMENT)
+    monkeypatch.setattr("fedrema.similarity._block", lambda numbers: 64)
+    monkeypatch.setattr("fedrema.core.MIXED_AT_ONCE", 50)
+    blocks = method.aggregate(net, method.server(net, 300), sent, MOMENT)
+    assert torch.equal(blocks.trace["sets"], whole.trace["sets"])
+    assert torch.allclose(blocks.personal["head.bias"], whole.personal["head.bias"], atol=1e-12)
+    # Against the mean over the set, client by client.
+    for client in (0, 17, 299):
+        members = whole.trace["sets"][client]
+        weights = sent.counts * members
+        expected = (weights @ sent.params["head.bias"]) / weights.sum()
+        assert torch.allclose(whole.personal["head.bias"][client], expected, atol=1e-12)
+    after = method.aggregate(net, {**whole.state, "critical": False}, sent, MOMENT)
+    members = whole.trace["sets"][5].double()
+    expected = members @ sent.params["head.bias"] / members.sum()
+    assert torch.allclose(after.personal["head.bias"][5], expected, atol=1e-12)
+    assert whole.state["dependencies"].dtype is torch.int16

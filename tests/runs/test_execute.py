@@ -245,7 +245,7 @@ def test_a_truncated_or_altered_checkpoint_is_refused(tmp_path):
     file.write_bytes(whole[:-100])
     with pytest.raises(BadInput, match="is incomplete or not one of fedrema's"):
         resume(tmp_path / "run", ("--rounds", "4"))
-    file.write_bytes(whole[:-8] + b"\x00" * 4 + whole[-4:])
+    file.write_bytes(whole[:-8] + b"\xff" * 4 + whole[-4:])
     with pytest.raises(BadInput, match="was altered"):
         resume(tmp_path / "run", ("--rounds", "4"))
     file.write_bytes(b"not a checkpoint")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from fedrema.core import (
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.net import Net, Tensors
 from fedrema.prototypes import alignment, class_means, global_prototypes, no_prototypes
-from fedrema.similarity import draw_probes, head_similarity
+from fedrema.similarity import draw_probes, similarity_rows
 
 NO_GAP = 1e-6
 """Differences below this are rounding: nobody can be told apart, so everyone is relevant."""
@@ -124,16 +125,18 @@ class FedReMa(Method):
     def server(self, net: Net, clients: int) -> State:
         """Remember who chose whom how often (the dependency map G), and how far the period has come."""
         known = no_prototypes(net.classes, net.features_count) if self.align else {}
-        return {"dependencies": torch.zeros(clients, clients), "peak": 0.0, "critical": True, **known}
+        # Sixteen bits count 32,767 critical rounds; with 10,000 clients G is then 200 MB.
+        dependencies = torch.zeros(clients, clients, dtype=torch.int16)
+        return {"dependencies": dependencies, "peak": 0.0, "critical": True, **known}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Lines 7 to 20 of Algorithm 2."""
         bodies = {name: value for name, value in uploads.params.items() if not net.in_head(name)}
         heads = {name: value for name, value in uploads.params.items() if net.in_head(name)}
         body = average(bodies, uploads.counts)  # θ ← Σ |D_i| θ̂_i / |D|  (Eq. 6)
-        chosen_by, state, trace = self.match(net, state, heads, uploads, moment)
+        weights, state, trace = self.match(net, state, heads, uploads, moment)
         prototypes = global_prototypes(state, uploads, self.weigh) if self.align else {}
-        return Answer({**body, **prototypes}, mix(heads, chosen_by), {**state, **prototypes}, trace)
+        return Answer({**body, **prototypes}, mix(heads, weights), {**state, **prototypes}, trace)
 
     def match(
         self, net: Net, state: State, heads: dict[str, Tensor], uploads: Uploads, moment: Moment
@@ -141,13 +144,13 @@ class FedReMa(Method):
         """Return with which weight each client's head takes each other's [k, k], the new state, and the trace."""
         present = uploads.clients
         dependencies = torch.as_tensor(state["dependencies"])
-        own_head = torch.eye(len(present), device=dependencies.device)
+        own_head = torch.eye(len(present), dtype=dependencies.dtype, device=dependencies.device)
         if len(present) < 2:
             return own_head, state, {"critical": state["critical"], "set_sizes": [1] * len(present)}
 
         if not state["critical"]:
             dependencies = self._introduce(net, dependencies, heads, uploads, moment)
-            weights = dependencies[present][:, present]  # φ_k ← Σ g_ki φ̂_i / Σ g_ki  (Eq. 10)
+            weights = _among(dependencies, present)  # φ_k ← Σ g_ki φ̂_i / Σ g_ki  (Eq. 10)
             weights = torch.where(weights.sum(dim=1, keepdim=True) > 0, weights, own_head)
             trace = {"critical": False, "set_sizes": (weights > 0).sum(dim=1)}
             return weights, {**state, "dependencies": dependencies}, {**trace, "G": dependencies}
@@ -157,7 +160,10 @@ class FedReMa(Method):
         weights = relevant * count  # φ_k ← Σ_{i∈A_k} |D_i| φ̂_i / |D_{A_k}|  (Eq. 7)
 
         dependencies = dependencies.clone()
-        dependencies[present[:, None], present] += relevant.to(dependencies)  # server counts G
+        if len(present) == len(dependencies):
+            dependencies += relevant  # server counts G
+        else:
+            dependencies[present[:, None], present] += relevant.to(dependencies)
         mean_gap = float(gaps.mean())  # Δs̄  (Eq. 8)
         peak = max(float(state["peak"]), mean_gap)
         ratio = mean_gap / peak if peak > 0 else 1.0
@@ -170,8 +176,14 @@ class FedReMa(Method):
         whose = uploads.names or tuple(str(client) for client in uploads.clients.tolist())
         names = whose if self.probe_per_client else ()
         probes = draw_probes(net, moment, self.probes, self.probe_high, names)
-        similarity = head_similarity(net, heads, probes, self.temperature, self.peer_temperature)
-        return maximum_difference_segmentation(similarity, self.gap_to_self, self.include_below_gap)
+        sets: list[Tensor] = []
+        gaps: list[Tensor] = []
+        for rows in similarity_rows(net, heads, probes, self.temperature, self.peer_temperature):
+            first = sum(map(len, sets))
+            found = maximum_difference_segmentation(rows, self.gap_to_self, self.include_below_gap, first)
+            sets.append(found[0])
+            gaps.append(found[1])
+        return torch.cat(sets), torch.cat(gaps)
 
     def _introduce(
         self, net: Net, dependencies: Tensor, heads: dict[str, Tensor], uploads: Uploads, moment: Moment
@@ -187,30 +199,42 @@ class FedReMa(Method):
         return dependencies
 
 
+def _among(matrix: Tensor, present: Tensor) -> Tensor:
+    """Return the part of a matrix [K, K] that is among those present."""
+    return matrix if len(present) == len(matrix) else matrix[present][:, present]
+
+
 def maximum_difference_segmentation(
-    similarity: Tensor, gap_to_self: bool = True, include_below_gap: bool = True
+    similarity: Tensor, gap_to_self: bool = True, include_below_gap: bool = True, first: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cut each row of S [k, k] at its largest gap (MDS, Algorithm 1).
+    """Cut each row of S at its largest gap (MDS, Algorithm 1); the rows [b, k] are those of clients `first`, ….
 
     Returns
     -------
     relevant
-        [k, k] whether client j is in A_i; oneself always is. Among equal similarities the later client ranks
+        [b, k] whether client j is in A_i; oneself always is. Among equal similarities the later client ranks
         higher, among equal gaps the lowest counts.
     gaps
-        [k] the largest difference Δs*; 0 where it is below rounding, and then everyone is relevant.
+        [b] the largest difference Δs*; 0 where it is below rounding, and then everyone is relevant.
     """
-    clients = len(similarity)
-    itself = torch.eye(clients, dtype=torch.bool, device=similarity.device)
+    everyone = torch.arange(similarity.shape[1], device=similarity.device)
+    itself = everyone == (first + torch.arange(len(similarity), device=similarity.device))[:, None]
     # Without the gap below oneself only the peers are ranked: oneself comes first and is left out.
-    first = 0 if gap_to_self else 1
+    skipped = 0 if gap_to_self else 1
     ranked = similarity if gap_to_self else similarity.masked_fill(itself, -torch.inf)
-    ascending, order = ranked.sort(dim=1, stable=True)  # s_idx1 ≤ … ≤ s_idxK
-    if clients - first < 2:
-        return torch.ones_like(itself), similarity.new_zeros(clients)
-    gaps, place = ascending[:, first:].diff(dim=1).max(dim=1)  # m = argmax Δs_idx, Δs* = Δs_idxm
-    cut = first + place + (0 if include_below_gap else 1)
-    rank = torch.arange(clients, device=similarity.device)
-    chosen = torch.zeros_like(itself).scatter(1, order, rank >= cut[:, None])  # A = {idx_m, …, idx_K}
+    if len(everyone) - skipped < 2:
+        return torch.ones_like(itself), similarity.new_zeros(len(similarity))
+    ascending = _ascending(ranked)[:, skipped:]  # s_idx1 ≤ … ≤ s_idxK
+    gaps, place = ascending.diff(dim=1).max(dim=1)  # m = argmax Δs_idx, Δs* = Δs_idxm
+    below = ascending.gather(1, place[:, None])  # s_idxm
+    chosen = ranked > below  # idx_m+1, …, idx_K
+    if include_below_gap:
+        last = torch.where(ranked == below, everyone, -1).max(dim=1, keepdim=True).values
+        chosen |= everyone == last  # A = {idx_m, …, idx_K}
     indistinct = gaps < NO_GAP
     return chosen | itself | indistinct[:, None], torch.where(indistinct, 0.0, gaps)
+
+
+def _ascending(rows: Tensor) -> Tensor:
+    # NumPy sorts the numbers of a row several times as fast as torch does on a CPU.
+    return torch.from_numpy(np.sort(rows.numpy(), axis=1)) if rows.device.type == "cpu" else rows.sort(dim=1).values
