@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedrema.core import Batch
+from fedrema.core import Batch, Phase
 from fedrema.data import Federation, build_federation
 from fedrema.data.datasets import dataset_status
 from fedrema.engine import choose_device, choose_precision, draw_order
@@ -95,24 +95,24 @@ def round_operations(settings: Settings, federation: Federation) -> float:
     simulator = prepare(settings, federation)
     counts: list[int] = simulator.train.counts.tolist()
     batch = min(settings.local.batch, counts[0])
-    seen = 0
+    total = 0.0
     for phase in settings.method.phases(settings.local, simulator.moment(1)):
         order = draw_order(federation.names, counts, phase, settings.local, ("bench",))
-        seen += int(order.sizes.sum())
-    return _step_operations(simulator, batch) / batch * seen
+        total += _gradient_operations(simulator, phase, batch) / batch * int(order.sizes.sum())
+    return total
 
 
-def _step_operations(simulator: Simulator, batch: int) -> float:
-    net, data = simulator.net, simulator.train
-    x, y = data.x[0, :batch], data.y[0, :batch]
-    crowd = simulator.crowd(simulator.start(), torch.tensor([0]))
+def _gradient_operations(simulator: Simulator, phase: Phase, batch: int) -> float:
+    net, data = simulator.net, simulator.train.of(0)
+    crowd = simulator.begin(simulator.crowd(simulator.start(), torch.tensor([0])), simulator.moment(1))
     client = crowd.one(0)
-    leaves = {name: value.detach().requires_grad_(name in net.trainable) for name, value in client.params.items()}
+    trained = [name for name in client.params if simulator.trains(name) and phase.trains(name)]
+    leaves = {name: client.params[name].detach().requires_grad_() for name in trained}
+    loss = phase.loss or simulator.method.loss
     with FlopCounterMode(display=False) as counter:
-        loss = simulator.method.loss(
-            net, client.having(params=leaves), Batch(x, y, torch.ones_like(y, dtype=x.dtype), torch.arange(len(y)))
-        )
-        torch.autograd.grad(loss, [leaves[name] for name in net.trainable], allow_unused=True)
+        samples = Batch(data.x[:batch], data.y[:batch], data.mask[:batch], data.index[:batch])
+        value = loss(net, client.having(params={**client.params, **leaves}), samples)
+        torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     return float(counter.get_total_flops())
 
 

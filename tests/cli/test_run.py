@@ -255,6 +255,13 @@ def test_a_newcomer_that_does_not_fit(newcomer, capsys, in_an_empty_folder):
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("method", fedrema.registry())
+def test_bench_measures_any_method(method, capsys, monkeypatch):
+    monkeypatch.setattr("fedrema.bench.MATRIX", 64)
+    assert main(["bench", method, *QUICK, "--dataset", "digits", "--rounds", "2"]) == 0
+    assert "Around training" in capsys.readouterr().out
+
+
 def test_bench_measures_and_says_where_time_goes(capsys, in_an_empty_folder, monkeypatch):
     monkeypatch.setenv("FEDREMA_DATA", str(in_an_empty_folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(in_an_empty_folder))
