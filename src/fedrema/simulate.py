@@ -12,7 +12,7 @@ from torch import Tensor
 from fedrema.clients import Clients
 from fedrema.core import Answer, LocalTraining, Method, Moment, Role, Uploads, overrides
 from fedrema.data.federation import Federation
-from fedrema.engine import Backend, Crowd, Precision, Stacked
+from fedrema.engine import Backend, Crowd, Precision, Stacked, rows_of
 from fedrema.errors import BadInput, Diverged, at_least
 from fedrema.keys import numpy_generator
 from fedrema.net import Net, Tensors
@@ -172,7 +172,7 @@ class Simulator(Clients):
             crowd = self.begin(crowd, moment)
         clock.lap("other")
 
-        velocity = {name: value[rows] for name, value in world.velocity.items()}
+        velocity = {name: rows_of(value, rows) for name, value in world.velocity.items()}
         trained, velocity, losses = self.local_training(crowd, velocity, moment)
         clock.lap("train")
 

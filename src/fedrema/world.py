@@ -63,8 +63,11 @@ class World:
                 self.params.own[name][rows] = answer.personal.get(name, value).to(value.dtype)
         for name, value in memory.items():
             self.memory[name][rows] = value
-        for name in self.velocity:
-            self.velocity[name][rows] = velocity[name]
+        for name, value in self.velocity.items():
+            if len(rows) == self.clients:  # rows ascend; no method ever sees momentum, so nobody else holds it
+                self.velocity[name] = velocity[name]
+            else:
+                value[rows] = velocity[name]
         self.inbox.common.update({name: value for name, value in answer.shared.items() if name not in roles})
         for name, value in answer.personal.items():
             if name not in roles:

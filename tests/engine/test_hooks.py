@@ -386,3 +386,35 @@ def test_at_the_end_of_a_round_a_client_knows_what_it_received(backend):
     expected = trained["head.bias"] - played.net.initial["head.bias"]
     assert expected.abs().min() > 1e-6
     assert torch.allclose(world.inbox.common["moved"], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
+    @dataclass(frozen=True)
+    class Keeping(Method):
+        """Sends what it received and its mail as they are; the server keeps the first of each."""
+
+        name: ClassVar[str] = "keeping"
+
+        def role(self, net, name):
+            return Role.PERSONAL
+
+        def end(self, net, client, data, moment):
+            return client, {
+                "received": client.received["head.bias"],
+                "letter": client.inbox.get("letter", client.count),
+            }
+
+        def aggregate(self, net, state, uploads, moment):
+            kept = state or {name: uploads.extras[name] for name in ("received", "letter")}
+            personal = {name: value + moment.round for name, value in uploads.params.items()}
+            return Answer(shared={}, personal={**personal, "letter": uploads.counts * 0 + moment.round}, state=kept)
+
+    played = simulator(Keeping(), backend, rounds=3)
+    world = played.start()
+    played.play_round(world)
+    first = {name: value.clone() for name, value in world.server.items()}
+    played.play_round(world)
+    played.play_round(world)
+    for name, value in first.items():
+        assert torch.equal(world.server[name], value), name

@@ -24,7 +24,7 @@ class Stacked:
 
     def rows(self, index: Tensor) -> "Stacked":
         """Return some of the clients."""
-        return Stacked({name: value[index] for name, value in self.own.items()}, self.common)
+        return Stacked({name: rows_of(value, index) for name, value in self.own.items()}, self.common)
 
     def merged(self) -> Tensors:
         """Return all tensors; those of `common` without a client axis."""
@@ -43,6 +43,12 @@ class Stacked:
         """Return zeros in the shape of what k clients have of the wanted names."""
         shapes = {**self.common, **{name: value[0] for name, value in self.own.items()}}
         return {name: value.new_zeros(k, *value.shape) for name, value in shapes.items() if wanted(name)}
+
+
+def rows_of(value: Tensor, index: Tensor) -> Tensor:
+    """Return some rows; all of them as they are, without a copy."""
+    complete = len(index) == len(value) and torch.equal(index, torch.arange(len(index), device=index.device))
+    return value if complete else value[index]
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Samples:
 
     def stacked(self, clients: Tensor) -> Batch:
         """Return all samples of some clients, padding masked."""
-        x = self.x[clients.to(self.x.device)]
+        x = rows_of(self.x, clients.to(self.x.device))
         places = torch.arange(x.shape[1], device=x.device)
         mask = places < self.counts[clients].to(x.device)[:, None]
         return Batch(x, self.y[clients.to(x.device)], mask.to(x.dtype), places.expand(len(clients), -1))

@@ -32,7 +32,16 @@ class StackedEngine:
         with torch.no_grad(), self.autocast:
             # Hooks draw from the moment's generator: the same for each client, as in the loop.
             made: dict[str, Tensors] = _over_clients(hook, crowd, crowd.all(), data, randomness="same")
-        return made
+        # What a hook hands on as it was is copied, as in the loop: later changes in place must not reach it.
+        held = {
+            _storage(value)
+            for group in (crowd.params, crowd.at_first(), crowd.memory, crowd.inbox)
+            for value in group.merged().values()
+        }
+        return {
+            group: {name: value.clone() if _storage(value) in held else value for name, value in named.items()}
+            for group, named in made.items()
+        }
 
     def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
         """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
@@ -63,6 +72,10 @@ class StackedEngine:
             feed = _feed(samples, crowd.clients, order)
             train_phase(job.method, self.net, phase, job.local, client, velocity, feed, losses, value_of)
         return client.params, velocity, losses.mean()
+
+
+def _storage(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
 
 
 def _over_clients(
