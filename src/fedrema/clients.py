@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Role
+from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Role, overrides
 from fedrema.data.federation import Federation, Split, to_float
 from fedrema.engine import (
     Backend,
@@ -21,6 +21,7 @@ from fedrema.engine import (
     choose_precision,
     draw_order,
     make_engine,
+    places,
 )
 from fedrema.errors import BadInput
 from fedrema.net import Net, Tensors
@@ -76,11 +77,13 @@ class Clients:
     def gathered(self, clients: Tensor, params: Stacked, memory: Stacked, inbox: Stacked) -> Crowd:
         """Return some clients with what everyone has."""
         names = tuple(self.federation.names[row] for row in clients.tolist())
-        rows = clients.to(self.device)
+        rows = places(clients, len(self.federation), self.device)
         return Crowd(clients, names, params.rows(rows), memory.rows(rows), inbox.rows(rows), self.counts[rows])
 
     def begin(self, crowd: Crowd, moment: Moment) -> Crowd:
         """Let clients prepare a round."""
+        if not overrides(self.method, "begin"):
+            return crowd
         made = self.engine.each(
             lambda client, data: _changes(client, self.method.begin(self.net, client, data, moment)), crowd, self.train
         )
@@ -88,6 +91,8 @@ class Clients:
 
     def end(self, crowd: Crowd, moment: Moment) -> tuple[Crowd, Tensors]:
         """Let clients close a round; returns what they send beside their parameters."""
+        if not overrides(self.method, "end"):
+            return crowd, {}
 
         def ended(client: Client, data: Batch) -> dict[str, Tensors]:
             closed, extras = self.method.end(self.net, client, data, moment)
@@ -122,8 +127,11 @@ class Clients:
 
     def tally_of(self, method: Method, crowd: Crowd, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
         """Count right answers of clients as one method would use them: after adapting, where it adapts."""
-        predicted = self.engine.scores(method, self.adapted(method, crowd, moment), self.test)
-        return tally(predicted, self.test.y[crowd.clients.to(self.device)])
+        return self.tally_as_is(method, self.adapted(method, crowd, moment))
+
+    def tally_as_is(self, method: Method, crowd: Crowd) -> tuple[np.ndarray, np.ndarray]:
+        """Count right answers of clients with the parameters they have."""
+        return tally(self.engine.scores(method, crowd, self.test), self.test.y[crowd.clients.to(self.device)])
 
 
 def _changes(before: Client, after: Client) -> dict[str, Tensors]:

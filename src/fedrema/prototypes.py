@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Batch, State, Uploads
-from fedrema.net import Tensors
+from fedrema.core import Batch, Client, State, Uploads, cross_entropy
+from fedrema.net import Net, Tensors
 
 Weighing = Literal["samples", "uniform"]
 
@@ -20,6 +20,12 @@ def class_means(values: Tensor, data: Batch, classes: int) -> tuple[Tensor, Tens
     member = functional.one_hot(data.y, classes).to(values.dtype) * data.mask[:, None].to(values.dtype)
     counts = member.sum(dim=0)
     return member.T @ values / counts.clamp(min=1)[:, None], counts
+
+
+def own_prototypes(net: Net, client: Client, data: Batch) -> Tensors:
+    """Return what a client sends: the means of its features by class, and of how many samples they are."""
+    means, counts = class_means(net.features(client.params, data.x), data, net.classes)
+    return {"means": means, "label_counts": counts}
 
 
 def no_prototypes(classes: int, width: int) -> State:
@@ -42,6 +48,15 @@ def global_prototypes(state: State, uploads: Uploads, weigh: Weighing) -> Tensor
         "prototypes": torch.where(total[:, None] > 0, fresh, kept),
         "known": torch.where(total > 0, 1.0, known),
     }
+
+
+def aligned_loss(net: Net, client: Client, batch: Batch, strength: float) -> Tensor:
+    """Return CE + λ · mean (1/d)‖h − c̄_y‖²; before the server has sent prototypes, the cross-entropy alone."""
+    features = net.features(client.params, batch.x)
+    loss = cross_entropy(net.classify(client.params, features), batch)
+    if "prototypes" in client.inbox:
+        loss = loss + strength * alignment(features, batch, client.inbox["prototypes"], client.inbox["known"])
+    return loss
 
 
 def alignment(features: Tensor, batch: Batch, prototypes: Tensor, known: Tensor) -> Tensor:

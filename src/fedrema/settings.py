@@ -18,7 +18,7 @@ import tyro
 
 from fedrema.core import LocalTraining, Method
 from fedrema.data import DataSettings
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, at_least
 from fedrema.methods import find_method
 from fedrema.nets import Network
 from fedrema.presets import PRESETS, data_defaults, training_defaults
@@ -46,10 +46,8 @@ class Output:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        if self.checkpoint_every < 0:
-            raise BadInput(f"--checkpoint-every must be 0 or more, got {self.checkpoint_every}.")
-        if self.seeds < 1:
-            raise BadInput(f"--seeds must be at least 1, got {self.seeds}.")
+        at_least(0, self, "checkpoint_every")
+        at_least(1, self, "seeds")
 
 
 @dataclasses.dataclass(frozen=True)

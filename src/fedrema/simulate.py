@@ -12,11 +12,11 @@ from torch import Tensor
 from fedrema.clients import Clients
 from fedrema.core import Answer, LocalTraining, Method, Moment, Role, Uploads, overrides
 from fedrema.data.federation import Federation
-from fedrema.engine import Backend, Crowd, Precision, Stacked, rows_of
+from fedrema.engine import Backend, Crowd, Precision, Stacked, places
 from fedrema.errors import BadInput, Diverged, at_least
 from fedrema.keys import numpy_generator
 from fedrema.net import Net, Tensors
-from fedrema.score import accuracy_record, share, tally
+from fedrema.score import accuracy_record, share
 from fedrema.similarity import draw_probes, head_similarity
 from fedrema.world import Clock, Round, World, size
 
@@ -168,18 +168,15 @@ class Simulator(Clients):
         method = self.method
         rows = clients.to(self.device)
         crowd = self.crowd(world, clients)
-        if overrides(method, "begin"):
-            crowd = self.begin(crowd, moment)
+        crowd = self.begin(crowd, moment)
         clock.lap("other")
 
-        velocity = {name: rows_of(value, rows) for name, value in world.velocity.items()}
+        chosen = places(clients, world.clients, self.device)
+        velocity = {name: value[chosen] for name, value in world.velocity.items()}
         trained, velocity, losses = self.local_training(crowd, velocity, moment)
         clock.lap("train")
 
-        ended = replace(crowd, params=Stacked(trained), received=crowd.params)
-        extras: Tensors = {}
-        if overrides(method, "end"):
-            ended, extras = self.end(ended, moment)
+        ended, extras = self.end(replace(crowd, params=Stacked(trained), received=crowd.params), moment)
         trained, memory = ended.params.own, ended.memory.own
         roles = self.roles(Stacked(trained))
         travelling = {name: value for name, value in trained.items() if roles[name] is not Role.PRIVATE}
@@ -199,7 +196,7 @@ class Simulator(Clients):
         fetching = torch.tensor([*record["participants"], *record["dropped"]], device=self.device)
         record["bytes_down"] = world.download(roles, fetching)
         if self._due(moment, self.settings.evaluate_every):
-            correct, asked = tally(self.engine.scores(method, ended, self.test), self.test.y[rows])
+            correct, asked = self.tally_as_is(method, ended)
             record["trained_accuracy"] = share(correct.sum(), asked.sum())
             record["trained_client_accuracy"] = [
                 share(*pair) for pair in zip(correct.sum(1), asked.sum(1), strict=True)

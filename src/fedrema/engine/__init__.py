@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedrema.core import Method
 from fedrema.engine.batches import Order, draw_order
-from fedrema.engine.crowd import Crowd, Hook, Job, Samples, Stacked, rows_of
+from fedrema.engine.crowd import Crowd, Hook, Job, Samples, Stacked, places
 from fedrema.engine.loop import Loop
 from fedrema.engine.stacked import StackedEngine, why_not_stackable
 from fedrema.errors import BadInput
@@ -86,5 +86,5 @@ __all__ = [
     "choose_precision",
     "draw_order",
     "make_engine",
-    "rows_of",
+    "places",
 ]

@@ -22,9 +22,9 @@ class Stacked:
         """Return one client's tensors, as views."""
         return {**self.common, **{name: value[k] for name, value in self.own.items()}}
 
-    def rows(self, index: Tensor) -> "Stacked":
+    def rows(self, index: "Tensor | slice") -> "Stacked":
         """Return some of the clients."""
-        return Stacked({name: rows_of(value, index) for name, value in self.own.items()}, self.common)
+        return Stacked({name: value[index] for name, value in self.own.items()}, self.common)
 
     def merged(self) -> Tensors:
         """Return all tensors; those of `common` without a client axis."""
@@ -45,10 +45,11 @@ class Stacked:
         return {name: value.new_zeros(k, *value.shape) for name, value in shapes.items() if wanted(name)}
 
 
-def rows_of(value: Tensor, index: Tensor) -> Tensor:
-    """Return some rows; all of them as they are, without a copy."""
-    complete = len(index) == len(value) and torch.equal(index, torch.arange(len(index), device=index.device))
-    return value if complete else value[index]
+def places(clients: Tensor, everyone: int, device: torch.device) -> Tensor | slice:
+    """Return what picks these clients' rows out of everyone's: without a copy where they are all there."""
+    if len(clients) == everyone and torch.equal(clients, torch.arange(everyone)):
+        return slice(None)
+    return clients.to(device)
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,11 @@ class Samples:
 
     def stacked(self, clients: Tensor) -> Batch:
         """Return all samples of some clients, padding masked."""
-        x = rows_of(self.x, clients.to(self.x.device))
-        places = torch.arange(x.shape[1], device=x.device)
-        mask = places < self.counts[clients].to(x.device)[:, None]
-        return Batch(x, self.y[clients.to(x.device)], mask.to(x.dtype), places.expand(len(clients), -1))
+        rows = places(clients, len(self.x), self.x.device)
+        x = self.x[rows]
+        order = torch.arange(x.shape[1], device=x.device)
+        mask = order < self.counts[clients].to(x.device)[:, None]
+        return Batch(x, self.y[rows], mask.to(x.dtype), order.expand(len(clients), -1))
 
 
 @dataclass(frozen=True)

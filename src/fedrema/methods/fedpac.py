@@ -18,12 +18,18 @@ from fedrema.core import (
     State,
     Uploads,
     average,
-    cross_entropy,
     mix,
 )
 from fedrema.errors import at_least
 from fedrema.net import Net, Tensors
-from fedrema.prototypes import Weighing, alignment, class_means, global_prototypes, no_prototypes
+from fedrema.prototypes import (
+    Weighing,
+    aligned_loss,
+    class_means,
+    global_prototypes,
+    no_prototypes,
+    own_prototypes,
+)
 from fedrema.quadratic import least_on_simplex
 
 NEGLIGIBLE = 1e-3
@@ -90,22 +96,19 @@ class FedPAC(Method):
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """CE + λ · mean (1/d)‖h − c̄_y‖², from the second round on."""
-        features = net.features(client.params, batch.x)
-        loss = cross_entropy(net.classify(client.params, features), batch)
-        if "prototypes" in client.inbox:
-            known = client.inbox["known"]
-            prototypes = torch.where(known[:, None] > 0, client.inbox["prototypes"], client.inbox["own"])
-            either = torch.maximum(known, client.inbox["held"])
-            loss = loss + self.align * alignment(features, batch, prototypes, either)
-        return loss
+        inbox = client.inbox
+        if "prototypes" in inbox:
+            prototypes = torch.where(inbox["known"][:, None] > 0, inbox["prototypes"], inbox["own"])
+            known = torch.maximum(inbox["known"], inbox["held"])
+            client = client.having(inbox={**inbox, "prototypes": prototypes, "known": known})
+        return aligned_loss(net, client, batch, self.align)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Send the statistics of the received body and, for alignment, prototypes of the trained one."""
         statistics = {name: client.inbox[name] for name in ("weighted", "variance")}
         if not self.align:
             return client, statistics
-        means, counts = class_means(net.features(client.params, data.x), data, net.classes)
-        return client, {"means": means, "label_counts": counts, **statistics}
+        return client, {**own_prototypes(net, client, data), **statistics}
 
     def server(self, net: Net, clients: int) -> State:
         """Remember the prototypes, for classes whose holders are absent for a while."""
@@ -113,8 +116,7 @@ class FedPAC(Method):
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Average bodies and prototypes, combine heads."""
-        bodies = {name: value for name, value in uploads.params.items() if not net.in_head(name)}
-        heads = {name: value for name, value in uploads.params.items() if net.in_head(name)}
+        bodies, heads = net.parts(uploads.params)
         prototypes = global_prototypes(state, uploads, self.weigh) if self.align else {}
         weights = combination_weights(uploads.extras["weighted"], uploads.extras["variance"]).to(uploads.counts)
         trace = {"own_weight": weights.diagonal().mean(), "set_sizes": (weights > 0).sum(dim=1), "weights": weights}

@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads, cross_entropy
+from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads
 from fedrema.errors import at_least
 from fedrema.net import Net, Tensors
-from fedrema.prototypes import Weighing, alignment, class_means, global_prototypes, no_prototypes
+from fedrema.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,11 @@ class FedProto(Method):
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """CE + λ · mean (1/d)‖h − c̄_y‖²."""
-        features = net.features(client.params, batch.x)
-        loss = cross_entropy(net.classify(client.params, features), batch)
-        if "prototypes" in client.inbox:
-            loss = loss + self.align * alignment(features, batch, client.inbox["prototypes"], client.inbox["known"])
-        return loss
+        return aligned_loss(net, client, batch, self.align)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Send the means of the trained features by class."""
-        means, counts = class_means(net.features(client.params, data.x), data, net.classes)
-        return client, {"means": means, "label_counts": counts}
+        return client, own_prototypes(net, client, data)
 
     def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
         """Return −‖h − c̄_c‖ for every class c that has a prototype; before any is known, the classifier's logits."""

@@ -1,7 +1,7 @@
 """FedReMa: a common body, and a head averaged with the most relevant peers."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,12 +19,11 @@ from fedrema.core import (
     State,
     Uploads,
     average,
-    cross_entropy,
     mix,
 )
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.net import Net, Tensors
-from fedrema.prototypes import alignment, class_means, global_prototypes, no_prototypes
+from fedrema.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
 from fedrema.similarity import draw_probes, similarity_rows
 
 NO_GAP = 1e-6
@@ -71,7 +70,7 @@ class FedReMa(Method):
     """Count the gap right below oneself; without it at least one peer is always chosen (released code)."""
     include_below_gap: bool = True
     """The client just below the largest gap still belongs to the set, as in Algorithm 1; not in the released code."""
-    weigh: Literal["samples", "uniform"] = "samples"
+    weigh: Weighing = "samples"
     """Average chosen heads (Eq. 7), and prototypes, by sample counts or equally (released code)."""
     end_at_delta: bool = True
     """A ratio of exactly δ ends the period (Eq. 9); in the released code it does not."""
@@ -109,18 +108,13 @@ class FedReMa(Method):
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Cross-entropy; with alignment (+F), + λ · mean (1/d)‖h − c̄_y‖²."""
-        features = net.features(client.params, batch.x)
-        loss = cross_entropy(net.classify(client.params, features), batch)
-        if "prototypes" in client.inbox:
-            loss = loss + self.align * alignment(features, batch, client.inbox["prototypes"], client.inbox["known"])
-        return loss
+        return aligned_loss(net, client, batch, self.align)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """With alignment, send the means of the trained features by class."""
         if not self.align:
             return client, {}
-        means, counts = class_means(net.features(client.params, data.x), data, net.classes)
-        return client, {"means": means, "label_counts": counts}
+        return client, own_prototypes(net, client, data)
 
     def server(self, net: Net, clients: int) -> State:
         """Remember who chose whom how often (the dependency map G), and how far the period has come."""
@@ -131,8 +125,7 @@ class FedReMa(Method):
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Lines 7 to 20 of Algorithm 2."""
-        bodies = {name: value for name, value in uploads.params.items() if not net.in_head(name)}
-        heads = {name: value for name, value in uploads.params.items() if net.in_head(name)}
+        bodies, heads = net.parts(uploads.params)
         body = average(bodies, uploads.counts)  # θ ← Σ |D_i| θ̂_i / |D|  (Eq. 6)
         weights, state, trace = self.match(net, state, heads, uploads, moment)
         prototypes = global_prototypes(state, uploads, self.weigh) if self.align else {}

@@ -18,7 +18,7 @@ from fedrema.runs.checkpoint import load_world
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
 from fedrema.runs.manifest import saved_settings
-from fedrema.score import share, tally
+from fedrema.score import share
 from fedrema.similarity import draw_probes, head_similarity
 from fedrema.simulate import Simulator
 from fedrema.world import World
@@ -138,6 +138,5 @@ def _match(
 
 
 def _accuracy(simulator: Simulator, crowd: Crowd) -> float | None:
-    predicted = simulator.engine.scores(simulator.method, crowd, simulator.test)
-    correct, asked = tally(predicted, simulator.test.y)
+    correct, asked = simulator.tally_as_is(simulator.method, crowd)
     return share(correct.sum(), asked.sum())
