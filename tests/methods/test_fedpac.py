@@ -5,79 +5,23 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
-from torch import nn
 from torch.nn import functional
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
+from fedrema.core import LocalTraining, Moment, Uploads
 from fedrema.methods.fedpac import FedPAC, combination_weights
 from fedrema.net import Net
-from fedrema.nets import Network, Split, build_net
-from fedrema.simulate import Simulation, Simulator
 
-from ..conftest import make_federation
+from ..test_quadratic import by_scipy
+from .aligned import BYTES, CLASSES, FEATURES, LOCAL, batch, client, doubles, make_net, simulator, training_data
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
-CLASSES, FEATURES, BYTES = 4, 7, 8
 BODY, HEAD = 6 * FEATURES + FEATURES, FEATURES * CLASSES + CLASSES
 
 
 @pytest.fixture
 def net() -> Net:
-    """Two inputs, two features, three classes."""
-    return Net(Split(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
-
-
-def doubles(value) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.float64)
-
-
-def client(count=3.0, **inbox) -> Client:
-    """Return a client whose features are its inputs, and whose classifier prefers nothing."""
-    params = {
-        "body.weight": torch.eye(2, dtype=torch.float64),
-        "body.bias": doubles([0.0, 0.0]),
-        "head.weight": torch.zeros(3, 2, dtype=torch.float64),
-        "head.bias": torch.zeros(3, dtype=torch.float64),
-    }
-    return Client(params, params, {}, {name: doubles(value) for name, value in inbox.items()}, doubles(count))
-
-
-def batch(x, labels, mask=None) -> Batch:
-    real = torch.ones(len(labels), dtype=torch.float64) if mask is None else doubles(mask)
-    return Batch(doubles(x), torch.tensor(labels), real, torch.arange(len(labels)))
-
-
-class Watched(Simulator):
-    """A simulator that keeps what arrived at the server and what the clients had when the round began."""
-
-    def play_round(self, world):
-        self.before = [{name: value.clone() for name, value in world.params.row(row).items()} for row in range(4)]
-        self.mail = dict(world.inbox.common)
-        original = type(self.method).aggregate
-
-        def aggregate(method, net, state, uploads, moment):
-            self.uploads = uploads
-            return original(method, net, state, uploads, moment)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(self.method), "aggregate", aggregate)
-            return super().play_round(world)
-
-
-def simulator(method, local=LOCAL, **settings) -> Watched:
-    federation = make_federation()
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
-    net = build_net(Network(net="mlp", hidden=FEATURES), federation.sample_shape, federation.classes, seed=3)
-    return Watched(method, net, federation, local, Simulation(seed=3, **chosen))
-
-
-def training_data(played, row):
-    data = played.federation.split("train")
-    real = slice(0, data.count[row])
-    return torch.from_numpy(data.x[row, real]).double(), torch.from_numpy(data.y[row, real])
+    return make_net()
 
 
 def statistics(features, labels, classes):
@@ -156,19 +100,10 @@ def problem(weighted, variance, i):
     return matrix
 
 
-def by_scipy(matrix):
-    size = len(matrix)
-    found = minimize(
-        lambda alpha: alpha @ matrix @ alpha,
-        np.full(size, 1 / size),
-        jac=lambda alpha: 2 * matrix @ alpha,
-        bounds=[(0, 1)] * size,
-        constraints={"type": "eq", "fun": lambda alpha: alpha.sum() - 1, "jac": lambda alpha: np.ones(size)},
-        method="SLSQP",
-        options={"ftol": 1e-15, "maxiter": 500},
-    )
-    assert found.success, found.message
-    kept = np.where(found.x < 1e-3, 0, found.x)
+def expected_weights(matrix):
+    """Return the weights by a general solver, small ones dropped as FedPAC drops them."""
+    found = by_scipy(matrix)
+    kept = np.where(found < 1e-3, 0, found)
     return kept / kept.sum()
 
 
@@ -179,7 +114,7 @@ def test_weights_are_those_of_another_solver(clients, classes, width):
     variance = torch.rand(clients, generator=generator, dtype=torch.float64) + 0.2
     found = combination_weights(weighted, variance)
     for i in range(clients):
-        assert found[i].numpy() == pytest.approx(by_scipy(problem(weighted, variance, i)), abs=1e-4)
+        assert found[i].numpy() == pytest.approx(expected_weights(problem(weighted, variance, i)), abs=1e-4)
 
 
 def test_without_bias_weights_go_by_the_inverse_of_the_variance():
@@ -411,7 +346,7 @@ def test_everyone_gets_the_common_body_and_a_head_of_its_own():
         assert torch.allclose(value, expected, atol=1e-12), name
     weighted, variance = played.uploads.extras["weighted"], played.uploads.extras["variance"]
     for i in range(4):
-        alpha = by_scipy(problem(weighted, variance, i))
+        alpha = expected_weights(problem(weighted, variance, i))
         for name, value in world.params.own.items():
             expected = sum(float(alpha[j]) * played.uploads.params[name][j] for j in range(4))
             assert torch.allclose(value[i], expected, atol=1e-4), name
