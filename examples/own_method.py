@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import fedrema
-from fedrema import Answer, Method, Moment, Net, Uploads, average
+from fedrema import Answer, Method, Moment, Net, Role, Uploads, average
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,10 @@ class FedMedian(Method):
 
     keep: float = 0.0
     """Share of the plain average in the result, from 0 (median only) to 1 (FedAvg)."""
+
+    def role(self, net: Net, name: str) -> Role:
+        """Let the server see what each client sent: a median cannot be had from a mean."""
+        return Role.COLLECTED
 
     def aggregate(self, net: Net, state: dict, uploads: Uploads, moment: Moment) -> Answer:
         """Replace FedAvg's server step; everything else is inherited."""

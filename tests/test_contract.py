@@ -153,7 +153,13 @@ def test_inputs_of_aggregate_are_not_changed(method, federation, monkeypatch):
     original = type(method).aggregate
 
     def watched(self, net, state, uploads, moment):
-        inputs = [*uploads.params.values(), *uploads.extras.values(), uploads.counts, uploads.clients]
+        inputs = [
+            *uploads.params.values(),
+            *uploads.mean.values(),
+            *uploads.extras.values(),
+            uploads.counts,
+            uploads.clients,
+        ]
         inputs += [value for value in state.values() if isinstance(value, torch.Tensor)]
         copies = [value.clone() for value in inputs]
         numbers = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}

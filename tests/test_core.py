@@ -10,6 +10,7 @@ from fedrema.core import (
     Batch,
     Client,
     LocalTraining,
+    Mean,
     Method,
     Moment,
     Role,
@@ -177,12 +178,26 @@ def test_every_hook_defaults_to_fedavg(net):
     }
 
 
-def test_by_default_everything_is_averaged_by_sample_counts(net):
-    uploads = Uploads(torch.tensor([0, 2]), {"w": tensor([[0], [10]])}, {}, tensor([1, 4]))
+def test_by_default_the_mean_is_handed_out(net):
+    uploads = Uploads(torch.tensor([0, 2]), {}, {}, tensor([1, 4]), mean={"w": tensor([8])})
     state = {"kept": 1}
     answer = Method().aggregate(net, state, uploads, MOMENT)
-    assert answer.shared["w"].tolist() == [8]
-    assert answer == Answer(shared=answer.shared, state=state)
+    assert answer == Answer(shared=uploads.mean, state=state)
+
+
+def test_a_mean_in_groups_of_whole_blocks_is_the_same_to_the_bit():
+    generator = torch.Generator().manual_seed(0)
+    params = {"w": torch.randn(150, 7, 3, generator=generator), "b": torch.randn(150, generator=generator)}
+    weights = torch.rand(150, generator=generator)
+    whole = average(params, weights)
+    for length in (32, 64, 96):
+        mean = Mean()
+        for first in range(0, 150, length):
+            rows = slice(first, first + length)
+            mean.add({name: value[rows] for name, value in params.items()}, (weights / weights.sum())[rows])
+        assert all(torch.equal(mean.total[name], whole[name]) for name in params)
+    by_hand = sum(float(weights[k]) * params["w"][k].double() for k in range(150)) / float(weights.sum())
+    assert torch.allclose(whole["w"].double(), by_hand, atol=1e-6)
 
 
 def test_a_method_overrides_what_it_brings_itself():

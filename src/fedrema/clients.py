@@ -77,8 +77,14 @@ class Clients:
     def gathered(self, clients: Tensor, params: Stacked, memory: Stacked, inbox: Stacked) -> Crowd:
         """Return some clients with what everyone has."""
         names = tuple(self.federation.names[row] for row in clients.tolist())
-        rows = places(clients, len(self.federation), self.device)
-        return Crowd(clients, names, params.rows(rows), memory.rows(rows), inbox.rows(rows), self.counts[rows])
+        params, memory, inbox = (self.rows(group, clients) for group in (params, memory, inbox))
+        counts = self.counts[places(clients, len(self.federation), self.device)]
+        return Crowd(clients, names, params, memory, inbox, counts)
+
+    def rows(self, everyone: Stacked, clients: Tensor) -> Stacked:
+        """Return what some clients have, on the device."""
+        where = next(iter(everyone.own.values())).device if everyone.own else self.device
+        return everyone.rows(places(clients, len(self.federation), where)).to(self.device)
 
     def begin(self, crowd: Crowd, moment: Moment) -> Crowd:
         """Let clients prepare a round."""
@@ -131,7 +137,8 @@ class Clients:
 
     def tally_as_is(self, method: Method, crowd: Crowd) -> tuple[np.ndarray, np.ndarray]:
         """Count right answers of clients with the parameters they have."""
-        return tally(self.engine.scores(method, crowd, self.test), self.test.y[crowd.clients.to(self.device)])
+        rows = places(crowd.clients, len(self.test.y), self.device)
+        return tally(self.engine.scores(method, crowd, self.test), self.test.y[rows])
 
 
 def _changes(before: Client, after: Client) -> dict[str, Tensors]:

@@ -28,7 +28,9 @@ class Role(StrEnum):
     """What becomes of a parameter after local training."""
 
     SHARED = "shared"
-    """Travels up; one copy comes back that everyone uses."""
+    """Travels up into one mean, weighted by sample counts; one copy comes back that everyone uses."""
+    COLLECTED = "collected"
+    """Travels up and reaches the server as each client sent it (for a median, say); one copy comes back."""
     PERSONAL = "personal"
     """Travels up; each client gets a copy of its own back."""
     PRIVATE = "private"
@@ -165,13 +167,15 @@ class Uploads:
     clients: Tensor
     """[k] which clients these are, as rows of the whole federation."""
     params: Tensors
-    """[k, ...] the parameters that travel."""
+    """[k, ...] the parameters that the server sees one by one: the personal and the collected ones."""
     extras: Tensors
     """[k, ...] what `Method.end` sent beside them."""
     counts: Tensor
     """[k] how many training samples each has."""
     names: tuple[str, ...] = ()
     """What the clients are called: randomness of one's own belongs to a name, never to a row."""
+    mean: Tensors = field(default_factory=dict)
+    """The shared parameters, averaged over these clients by sample counts."""
 
 
 @dataclass(frozen=True)
@@ -187,12 +191,30 @@ class Answer:
     """What a person would want to see: numbers and lists go to the record, [k, k] matrices to the relations."""
 
 
+class Mean:
+    """A mean over clients that arrive in groups: Σ w_k x_k, with weights that sum to 1 over all groups.
+
+    It is summed in blocks of fixed size, so that groups of whole blocks give the same bits as all clients at once.
+    """
+
+    BLOCK: ClassVar[int] = 32
+
+    def __init__(self) -> None:
+        self.total: Tensors = {}
+
+    def add(self, params: Tensors, weights: Tensor) -> None:
+        """Count some more clients [k, ...]; all groups but the last hold whole blocks."""
+        for name, value in params.items():
+            for block, rows in zip(*(torch.split(each, self.BLOCK) for each in (weights, value)), strict=True):
+                part = torch.tensordot(block.to(value.dtype), rows, dims=1)
+                self.total[name] = self.total[name] + part if name in self.total else part
+
+
 def average(params: Tensors, weights: Tensor) -> Tensors:
     """Return the weighted mean over the leading axis."""
-    return {
-        name: torch.tensordot((weights / weights.sum()).to(value.dtype), value, dims=1)
-        for name, value in params.items()
-    }
+    mean = Mean()
+    mean.add(params, weights / weights.sum())
+    return mean.total
 
 
 def mix(params: Tensors, weights: Tensor) -> Tensors:
@@ -305,7 +327,7 @@ class Method:
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Turn uploads into what the clients get; must not change its inputs."""
-        return Answer(shared=average(uploads.params, uploads.counts), state=state)
+        return Answer(shared=uploads.mean, state=state)
 
 
 def overrides(method: Method, hook: str) -> bool:

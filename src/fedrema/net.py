@@ -128,12 +128,6 @@ class Net:
         """Tell whether a parameter belongs to the feature extractor."""
         return name.startswith("body.")
 
-    @staticmethod
-    def parts(params: Tensors) -> tuple[Tensors, Tensors]:
-        """Return parameters apart: those outside the classifier, and the classifier's."""
-        heads = {name: value for name, value in params.items() if Net.in_head(name)}
-        return {name: value for name, value in params.items() if name not in heads}, heads
-
     def train(self, mode: bool = True) -> None:
         """Switch dropout and batch norm between training and use."""
         self._body.train(mode)

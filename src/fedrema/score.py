@@ -21,6 +21,12 @@ def tally(predicted: Tensor, truth: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return correct, asked
 
 
+def together(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Put the counts of several groups of clients into one."""
+    correct, asked = zip(*parts, strict=True)
+    return np.concatenate(correct), np.concatenate(asked)
+
+
 def share(correct: Any, asked: Any) -> float | None:
     """Return an accuracy; None where nothing was asked."""
     return float(correct / asked) if asked else None

@@ -3,22 +3,26 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedrema.capacity import GIGABYTE, clients_at_once, free_bytes, model_bytes, step_bytes
 from fedrema.clients import Clients
-from fedrema.core import Answer, LocalTraining, Method, Moment, Role, Uploads, overrides
+from fedrema.core import Answer, Client, LocalTraining, Mean, Method, Moment, overrides
 from fedrema.data.federation import Federation
 from fedrema.engine import Backend, Crowd, Precision, Stacked, places
-from fedrema.errors import BadInput, Diverged, at_least
+from fedrema.errors import BadInput, above_zero, at_least
+from fedrema.harvest import Harvest, check_finite, size
 from fedrema.keys import numpy_generator
 from fedrema.net import Net, Tensors
-from fedrema.score import accuracy_record, share
+from fedrema.score import accuracy_record, share, together
+from fedrema.shelf import Rows, Shelf
 from fedrema.similarity import draw_probes, head_similarity
-from fedrema.world import Clock, Round, World, size
+from fedrema.world import COMMON, Clock, Round, World, on_device
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,12 @@ class Simulation:
     """Arithmetic: float32, float64, on a GPU also tf32, bf16; auto is float32 on a CPU and tf32 on a GPU."""
     backend: Backend = "auto"
     """Train clients one after the other (loop) or as one tensor program (stacked); auto picks the faster."""
+    chunk: int = 0
+    """Train at most this many clients at once (rounded up to a multiple of 32); 0: as many as memory allows."""
+    memory: float | None = None
+    """GB that training may take; what clients keep beyond that lies on disk. Default: half of what is free."""
+    scratch: Path | None = None
+    """Folder for what does not fit into memory; default: the system's temporary folder."""
     record: Literal["none", "relations"] = "none"
     """relations: keep the similarities S between the heads (for any method), the chosen sets and the dependency map."""
     record_every: int = 1
@@ -53,6 +63,11 @@ class Simulation:
     def __post_init__(self) -> None:
         """Refuse what cannot be played."""
         at_least(1, self, "rounds", "evaluate_every", "record_every", "late_round")
+        at_least(0, self, "chunk")
+        if self.memory is not None:
+            above_zero(self, "memory")
+        if self.scratch is not None and not self.scratch.is_dir():
+            raise BadInput(f"--scratch {self.scratch} is not a folder.")
         if not 0 < self.participation <= 1:
             raise BadInput(f"--participation must lie in (0, 1], got {self.participation}.")
         for name in ("dropout", "late"):
@@ -63,7 +78,14 @@ class Simulation:
         """Return the same for whatever machine this is, with everybody there: for looking at what was trained."""
         precision: Precision = "float64" if self.precision == "float64" else "auto"
         return replace(
-            self, device="auto", precision=precision, backend="auto", participation=1.0, dropout=0.0, late=0.0
+            self,
+            device="auto",
+            precision=precision,
+            backend="auto",
+            participation=1.0,
+            dropout=0.0,
+            late=0.0,
+            scratch=None,
         )
 
 
@@ -77,41 +99,84 @@ class Simulator(Clients):
         super().__init__(method, net, federation, local, settings.rounds, settings.seed, *where)
         self.settings = settings
         self.joins = self._joining_rounds()
+        self.shelf = Shelf(self.device)
+        self.chunk = Mean.BLOCK * math.ceil(settings.chunk / Mean.BLOCK) or self._chunk()
 
     def _joining_rounds(self) -> list[int]:
         draws = [numpy_generator(self.settings.seed, name, "late").random() for name in self.federation.names]
         late = np.argsort(draws, kind="stable")[: math.floor(self.settings.late * len(draws))]
         return [self.settings.late_round if row in late else 1 for row in range(len(draws))]
 
+    def _budget(self) -> float:
+        return self.settings.memory * GIGABYTE if self.settings.memory else free_bytes(self.device) / 2
+
+    def _chunk(self) -> int:
+        if len(self.federation) <= Mean.BLOCK:
+            return Mean.BLOCK
+        # Trained parameters and momentum; stacked, also a gradient and what it is computed from.
+        each = 2 * model_bytes(self.net)
+        if self.engine.name == "stacked":
+            samples = min(self.local.batch, self.train.x.shape[1])
+            each = 2 * (each + step_bytes(self.net, self.train.x[0, :samples]))
+        return clients_at_once(self._budget() / 4, each)
+
+    def parts(self, clients: Tensor) -> Iterator[Tensor]:
+        """Cut clients into groups that are trained or scored at once."""
+        for part in torch.split(clients, self.chunk):
+            yield part
+            self.shelf.release()
+
     def start(self) -> World:
         """Return the world before the first round: everyone has the same initial network."""
         clients = len(self.federation)
         everyone = Stacked(common=dict(self.net.initial))
-        crowd = self.gathered(torch.arange(clients), everyone, Stacked(), Stacked())
-        memory: Tensors = {}
-        params = everyone
-        if overrides(self.method, "start"):
-            moment = self.moment(0)
-
-            def begun(client: Any, _: Any) -> dict[str, Tensors]:
-                new = self.method.start(self.net, client, moment)
-                added = {name: value for name, value in new.params.items() if name not in everyone.common}
-                return {"added": added, "memory": new.memory}
-
-            made = self.engine.each(begun, crowd, None)
-            memory = Stacked(made.get("memory", {})).copied(clients)
-            params = Stacked(made.get("added", {}), everyone.common)
-        shared = {name: role is Role.SHARED for name, role in self.roles(params).items()}
-        own = {name: value for name, value in params.copied(clients).items() if not shared[name]}
-        common = {name: params.row(0)[name].clone() for name in shared if shared[name]}
-        params = Stacked(own, common)
+        added, memory = self._added(everyone) if overrides(self.method, "start") else ({}, {})
+        example = {**everyone.common, **{name: value[0] for name, value in added.items()}}
+        shared = {name for name, role in self.roles(Stacked(common=example)).items() if role in COMMON}
         keep = self.local.keep_momentum and self.local.momentum > 0
-        velocity = params.zeros(clients, self.trains) if keep else {}
-        server = {
-            name: value.to(self.device) if isinstance(value, Tensor) else value
-            for name, value in self.method.server(self.net, clients).items()
-        }
-        return World(clients, 0, params, memory, Stacked(), velocity, server)
+        momentum = {name: value for name, value in example.items() if keep and self.trains(name)}
+        own = {name: value for name, value in example.items() if name not in shared}
+        self._make_shelf(clients * (size(own) + size(momentum)) + size(memory))
+        params = {name: self.shelf.zeros(clients, value) for name, value in own.items()}
+        for name, rows in params.items():
+            rows[:] = added.get(name, own[name]).to(rows.device)
+        return World(
+            clients,
+            0,
+            Stacked(params, {name: example[name].clone() for name in example if name in shared}),
+            {name: self.shelf.keep(value) for name, value in memory.items()},
+            Stacked(),
+            {name: self.shelf.zeros(clients, value) for name, value in momentum.items()},
+            on_device(self.method.server(self.net, clients), self.device),
+        )
+
+    def adopt(self, world: World) -> World:
+        """Return a saved world, ready to be played on."""
+        self._make_shelf(sum(map(size, (world.params.own, world.velocity, world.memory))))
+        return world.placed(self.shelf, self.device)
+
+    def _make_shelf(self, held: int) -> None:
+        # Twice, because a round is written beside what was before, until it has succeeded.
+        self.shelf = Shelf(self.device, on_disk=2 * held > self._budget(), folder=self.settings.scratch)
+
+    def _added(self, everyone: Stacked) -> tuple[Tensors, Tensors]:
+        """Return what the method adds to clients' parameters and memory [K, ...]."""
+        moment = self.moment(0)
+
+        def begun(client: Client, _: Any) -> dict[str, Tensors]:
+            new = self.method.start(self.net, client, moment)
+            added = {name: value for name, value in new.params.items() if name not in everyone.common}
+            return {"added": added, "memory": new.memory}
+
+        clients = len(self.federation)
+        groups = {group: Rows(clients, Shelf(self.device)) for group in ("added", "memory")}
+        for part in self.parts(torch.arange(clients)):
+            made = self.engine.each(begun, self.gathered(part, everyone, Stacked(), Stacked()), None)
+            for group, rows in groups.items():
+                rows.put(int(part[0]), made.get(group, {}))
+        # A hook may give all clients the very same tensor; from now on each changes its own.
+        added, memory = ({name: value.contiguous() for name, value in rows.tensors.items()} for rows in groups.values())
+        return added, memory
 
     def crowd(self, world: World, clients: Tensor) -> Crowd:
         """Return some clients as they now are."""
@@ -154,80 +219,77 @@ class Simulator(Clients):
     def score(self, world: World, moment: Moment) -> dict[str, Any]:
         """Score every client that has joined with what it would really use now."""
         there = [row for row, joins in enumerate(self.joins) if joins <= moment.round]
-        crowd = self.crowd(world, torch.tensor(there))
-        record = accuracy_record(*self.tally_of(self.method, crowd, moment), there, len(self.federation))
-        beside = {name: self.tally_of(other, crowd, moment) for name, other in self.method.beside().items()}
-        if beside:
-            record["beside"] = {name: share(correct.sum(), asked.sum()) for name, (correct, asked) in beside.items()}
+        methods = {"": self.method, **self.method.beside()}
+        counted: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in methods}
+        for part in self.parts(torch.tensor(there)):
+            crowd = self.crowd(world, part)
+            for name, method in methods.items():
+                counted[name].append(self.tally_of(method, crowd, moment))
+        tallies = {name: together(parts) for name, parts in counted.items()}
+        record = accuracy_record(*tallies.pop(""), there, len(self.federation))
+        if tallies:
+            record["beside"] = {name: share(correct.sum(), asked.sum()) for name, (correct, asked) in tallies.items()}
         return record
 
     def _learn(
         self, world: World, clients: Tensor, moment: Moment, record: dict[str, Any], clock: Clock
     ) -> dict[str, np.ndarray]:
         """Train the clients that answer, aggregate, and hand the answer out; returns the relations asked for."""
-        method = self.method
-        rows = clients.to(self.device)
-        crowd = self.crowd(world, clients)
-        crowd = self.begin(crowd, moment)
-        clock.lap("other")
-
-        chosen = places(clients, world.clients, self.device)
-        velocity = {name: value[chosen] for name, value in world.velocity.items()}
-        trained, velocity, losses = self.local_training(crowd, velocity, moment)
-        clock.lap("train")
-
-        ended, extras = self.end(replace(crowd, params=Stacked(trained), received=crowd.params), moment)
-        trained, memory = ended.params.own, ended.memory.own
-        roles = self.roles(Stacked(trained))
-        travelling = {name: value for name, value in trained.items() if roles[name] is not Role.PRIVATE}
-        self._check(crowd, losses, trained, extras, moment)
-        uploads = Uploads(rows, travelling, extras, crowd.counts, crowd.names)
-        clock.lap("other")
+        relations_due = self.settings.record == "relations" and self._due(moment, self.settings.record_every)
+        counts = self.counts[places(clients, world.clients, self.device)]
+        harvest = Harvest(clients, counts, self.shelf, keep_heads=relations_due)
+        for part in self.parts(clients):
+            self._train_part(world, part, moment, harvest, clock)
+        roles = self.roles(world.params)
+        uploads = harvest.uploads()
 
         answer = Answer(shared={}, state=world.server)
-        if travelling or extras:
-            answer = method.aggregate(self.net, world.server, uploads, moment)
-        world.check(answer, roles, memory, type(method).__name__)
+        if uploads.mean or uploads.params or uploads.extras:
+            answer = self.method.aggregate(self.net, world.server, uploads, moment)
+        world.check(answer, roles, harvest.memory.tensors, type(self.method).__name__)
         clock.lap("aggregate")
 
+        losses = harvest.client_losses()
         record["loss"] = float(losses.mean())
         record["client_loss"] = losses.tolist()
-        record["bytes_up"] = size(travelling) + size(extras)
-        fetching = torch.tensor([*record["participants"], *record["dropped"]], device=self.device)
-        record["bytes_down"] = world.download(roles, fetching)
-        if self._due(moment, self.settings.evaluate_every):
-            correct, asked = self.tally_as_is(method, ended)
+        record["bytes_up"] = harvest.bytes_up
+        record["bytes_down"] = world.download(roles, [*record["participants"], *record["dropped"]])
+        if harvest.tallies:
+            correct, asked = together(harvest.tallies)
             record["trained_accuracy"] = share(correct.sum(), asked.sum())
             record["trained_client_accuracy"] = [
                 share(*pair) for pair in zip(correct.sum(1), asked.sum(1), strict=True)
             ]
-            clock.lap("evaluate")
-
-        world.hand_out(rows, trained, memory, velocity, roles, answer)
-        relations = self._relations(clients, trained, answer.trace, moment)
+        world.hand_out(harvest, roles, answer)
+        self.shelf.release()
+        relations = self._relations(clients, harvest.heads, answer.trace, moment)
         record["trace"] = {name: _plain(value) for name, value in answer.trace.items() if np.ndim(value) < 2}
         clock.lap("other")
         return relations
 
-    def _check(self, crowd: Crowd, losses: Tensor, trained: Tensors, extras: Tensors, moment: Moment) -> None:
-        finite = torch.isfinite(losses)
-        for value in (*trained.values(), *extras.values()):
-            finite = finite & torch.isfinite(value.reshape(len(value), -1).sum(dim=1))
-        if not finite.all():
-            names = ", ".join(name for name, fine in zip(crowd.names, finite.tolist(), strict=True) if not fine)
-            raise Diverged(
-                f"Training diverged in round {moment.round}: the loss or weights of client {names} are not finite;"
-                " a smaller --lr, or a smaller --clip above 0, may help."
-            )
+    def _train_part(self, world: World, clients: Tensor, moment: Moment, harvest: Harvest, clock: Clock) -> None:
+        """Let some clients train, and take in what they leave behind."""
+        crowd = self.begin(self.crowd(world, clients), moment)
+        velocity = self.rows(Stacked(world.velocity), clients).own
+        clock.lap("other")
+        trained, velocity, losses = self.local_training(crowd, velocity, moment)
+        clock.lap("train")
+        ended, extras = self.end(replace(crowd, params=Stacked(trained), received=crowd.params), moment)
+        check_finite(ended, losses, extras, moment.round)
+        kept = velocity if world.velocity else {}
+        harvest.add(ended, extras, kept, losses, self.roles(ended.params))
+        clock.lap("other")
+        if self._due(moment, self.settings.evaluate_every):
+            harvest.tallies.append(self.tally_as_is(self.method, ended))
+            clock.lap("evaluate")
 
     def _relations(
-        self, clients: Tensor, trained: Tensors, trace: Mapping[str, Any], moment: Moment
+        self, clients: Tensor, heads: Rows | None, trace: Mapping[str, Any], moment: Moment
     ) -> dict[str, np.ndarray]:
-        if self.settings.record != "relations" or not self._due(moment, self.settings.record_every):
+        if heads is None:
             return {}
-        heads = {name: value for name, value in trained.items() if self.net.in_head(name)}
         matrices = {name: value for name, value in trace.items() if np.ndim(value) == 2}
-        matrices["S"] = head_similarity(self.net, heads, draw_probes(self.net, moment, 1, 1.0), temperature=0.5)
+        matrices["S"] = head_similarity(self.net, heads.tensors, draw_probes(self.net, moment, 1, 1.0), temperature=0.5)
         return {name: self._whole(value.cpu(), clients) for name, value in matrices.items()}
 
     def _whole(self, matrix: Tensor, clients: Tensor) -> np.ndarray:

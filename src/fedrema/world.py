@@ -10,9 +10,14 @@ import torch
 from torch import Tensor
 
 from fedrema.core import Answer, Role, State
-from fedrema.engine import Stacked
+from fedrema.engine import Stacked, places
 from fedrema.errors import Diverged
+from fedrema.harvest import Harvest, size
 from fedrema.net import Tensors
+from fedrema.shelf import Shelf, assign
+
+COMMON = (Role.SHARED, Role.COLLECTED)
+"""Roles of which one copy serves everybody."""
 
 
 @dataclass
@@ -35,54 +40,67 @@ class World:
     def check(self, answer: Answer, roles: Mapping[str, Role], memory: Tensors, method: str) -> None:
         """Refuse an answer that cannot be handed out, before anything changes: no half a round is left behind."""
         for name, role in roles.items():
-            if role is Role.SHARED and name not in answer.shared:
+            if role in COMMON and name not in answer.shared:
                 raise TypeError(f"{method}.aggregate must return {name!r} as shared.")
         for name in memory:
             if name not in self.memory:
                 raise TypeError(f"{method}.start must add {name!r} to the memory.")
-        for name, value in (*answer.shared.items(), *answer.personal.items()):
-            if not torch.isfinite(value).all():
-                raise Diverged(
-                    f"Training diverged in round {self.round + 1}: {method}.aggregate made {name} not finite."
-                )
+        made = [*answer.shared.items(), *answer.personal.items()]
+        # One question for all: on a GPU every answer is waited for.
+        if made and not torch.isfinite(torch.stack([value.sum().to(made[0][1]) for _, value in made])).all():
+            name = next(name for name, value in made if not torch.isfinite(value).all())
+            raise Diverged(f"Training diverged in round {self.round + 1}: {method}.aggregate made {name} not finite.")
 
-    def hand_out(
-        self,
-        rows: Tensor,
-        trained: Tensors,
-        memory: Tensors,
-        velocity: Tensors,
-        roles: Mapping[str, Role],
-        answer: Answer,
-    ) -> None:
-        """Put in place what came back from the server, and what the clients in `rows` keep for themselves."""
-        for name, value in trained.items():
-            if roles[name] is Role.SHARED:
+    def hand_out(self, harvest: Harvest, roles: Mapping[str, Role], answer: Answer) -> None:
+        """Put in place what came back from the server, and what the clients keep for themselves."""
+        clients = harvest.clients
+        trained = {**harvest.seen.tensors, **harvest.kept.tensors}
+        for name, role in roles.items():
+            if role in COMMON:
                 self.params.common[name] = answer.shared[name]
             else:
-                self.params.own[name][rows] = answer.personal.get(name, value).to(value.dtype)
-        for name, value in memory.items():
-            self.memory[name][rows] = value
+                self._put(self.params.own[name], clients, answer.personal.get(name, trained.get(name)))
+        for name, value in harvest.memory.tensors.items():
+            self._put(self.memory[name], clients, value)
         for name, value in self.velocity.items():
-            if len(rows) == self.clients:  # rows ascend; no method ever sees momentum, so nobody else holds it
-                self.velocity[name] = velocity[name]
+            if len(clients) == self.clients:  # rows ascend; no method ever sees momentum, so nobody else holds it
+                self.velocity[name] = harvest.velocity.tensors[name]
             else:
-                value[rows] = velocity[name]
+                self._put(value, clients, harvest.velocity.tensors[name])
         self.inbox.common.update({name: value for name, value in answer.shared.items() if name not in roles})
         for name, value in answer.personal.items():
             if name not in roles:
                 everyone = value.new_zeros(self.clients, *value.shape[1:])
-                self.inbox.own.setdefault(name, everyone)[rows] = value
+                self._put(self.inbox.own.setdefault(name, everyone), clients, value)
         self.server = answer.state
 
-    def download(self, roles: Mapping[str, Role], rows: Tensor) -> int:
+    def _put(self, everyone: Tensor, clients: Tensor, values: Tensor | None) -> None:
+        assert values is not None
+        assign(everyone, places(clients, self.clients, everyone.device), values)
+
+    def download(self, roles: Mapping[str, Role], clients: list[int]) -> int:
         """Return the bytes that clients fetch at the start of a round."""
-        common = {name: value for name, value in self.params.common.items() if roles[name] is Role.SHARED}
-        own = {name: value[rows] for name, value in self.params.own.items() if roles[name] is Role.PERSONAL}
+        common = {name: value for name, value in self.params.common.items() if roles[name] in COMMON}
+        own = {name: value[0] for name, value in self.params.own.items() if roles[name] is Role.PERSONAL}
         # Nothing but zeros: this client has not had mail of its own yet.
-        mail = {name: value[rows] for name, value in self.inbox.own.items()}
+        mail = {name: value[torch.tensor(clients)] for name, value in self.inbox.own.items()}
         came = {name: value[value.reshape(len(value), -1).any(dim=1)] for name, value in mail.items()}
-        return (size(common) + size(self.inbox.common)) * len(rows) + size(own) + size(came)
+        return (size(common) + size(self.inbox.common) + size(own)) * len(clients) + size(came)
+
+    def placed(self, shelf: Shelf, device: torch.device) -> "World":
+        """Return the same with what every client holds on a shelf, and all else on a device."""
+
+        def moved(tensors: Tensors) -> Tensors:
+            return {name: value.to(device) for name, value in tensors.items()}
+
+        def shelved(tensors: Tensors) -> Tensors:
+            return {name: shelf.keep(tensors.pop(name)) for name in list(tensors)}
+
+        self.params = Stacked(shelved(self.params.own), moved(self.params.common))
+        self.memory, self.velocity = shelved(self.memory), shelved(self.velocity)
+        self.inbox = Stacked(moved(self.inbox.own), moved(self.inbox.common))
+        self.server = on_device(self.server, device)
+        return self
 
 
 @dataclass(frozen=True)
@@ -110,6 +128,6 @@ class Clock:
         self.last = now
 
 
-def size(tensors: Tensors) -> int:
-    """Return the bytes that tensors take on the wire."""
-    return sum(value.numel() * value.element_size() for value in tensors.values())
+def on_device(state: State, device: torch.device) -> State:
+    """Return a server's state with its tensors on a device."""
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in state.items()}

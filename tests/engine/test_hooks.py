@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.core import Answer, LocalTraining, Method, Phase, Role, average, cross_entropy, mix
+from fedrema.core import Answer, LocalTraining, Method, Phase, Role, cross_entropy, mix
 from fedrema.methods.local import Local
 from fedrema.net import Net
 from fedrema.nets import Split
@@ -205,14 +205,12 @@ class Everything(Method):
         return {"answered": 0, "seen": torch.zeros(clients)}
 
     def aggregate(self, net, state, uploads, moment):
-        heads = {name: value for name, value in uploads.params.items() if net.in_head(name)}
-        bodies = {name: value for name, value in uploads.params.items() if name not in heads}
         neighbours = torch.eye(len(uploads.clients)) + 1
         seen = state["seen"].clone()
         seen[uploads.clients] += 1
         return Answer(
-            shared={**average(bodies, uploads.counts), "mean_labels": uploads.extras["labels"].mean(0)},
-            personal={**mix(heads, neighbours), "letter": uploads.extras["samples"] * 10 + moment.round},
+            shared={**uploads.mean, "mean_labels": uploads.extras["labels"].mean(0)},
+            personal={**mix(uploads.params, neighbours), "letter": uploads.extras["samples"] * 10 + moment.round},
             state={"answered": state["answered"] + len(uploads.clients), "seen": seen},
             trace={"answered": state["answered"]},
         )

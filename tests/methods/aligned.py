@@ -41,7 +41,12 @@ def batch(x, labels, mask=None) -> Batch:
 
 
 class Watched(Simulator):
-    """A simulator that keeps what arrived at the server and what the clients had when the round began."""
+    """A simulator that keeps what clients had when the round began, what they trained, and what the server saw."""
+
+    def end(self, crowd, moment):
+        ended, extras = super().end(crowd, moment)
+        self.trained = ended.params.own
+        return ended, extras
 
     def play_round(self, world):
         self.before = [{name: value.clone() for name, value in world.params.row(row).items()} for row in range(4)]

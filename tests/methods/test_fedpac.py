@@ -76,7 +76,7 @@ def test_statistics_come_from_the_received_body_and_prototypes_from_the_trained_
             weighted, variance = statistics(played.net.features(played.before[row], x), labels, CLASSES)
             assert torch.allclose(played.uploads.extras["weighted"][row], weighted, atol=1e-12)
             assert float(played.uploads.extras["variance"][row]) == pytest.approx(variance, rel=1e-10)
-            trained = {name: value[row] for name, value in played.uploads.params.items()}
+            trained = {name: value[row] for name, value in played.trained.items()}
             features = played.net.features(trained, x)
             counts = [int((labels == label).sum()) for label in range(CLASSES)]
             assert played.uploads.extras["label_counts"][row].tolist() == counts
@@ -191,16 +191,15 @@ def test_nothing_grows_with_the_square_of_the_features():
     assert torch.allclose(combination_weights(wide, variance), combination_weights(small, variance), atol=1e-6)
 
 
-def test_the_server_averages_bodies_by_samples_and_combines_heads(net):
+def test_the_server_hands_out_the_mean_body_and_combines_heads(net):
     # Clients 0 and 1 are alike, client 2 is far off: heads are shared by pairs, whatever the sample counts.
     counts = doubles([[1, 0, 0], [0, 3, 0], [2, 4, 0]])
     weighted = torch.zeros(3, 3, 2, dtype=torch.float64)
     weighted[2] = 30
     sent = Uploads(
         clients=torch.arange(3),
+        mean={"body.weight": doubles([[3.7, 3.7]] * 2), "body.bias": doubles([0.0, 0.0])},
         params={
-            "body.weight": doubles([1.0, 2.0, 5.0])[:, None, None].expand(3, 2, 2).clone(),
-            "body.bias": torch.zeros(3, 2, dtype=torch.float64),
             "head.weight": torch.zeros(3, 3, 2, dtype=torch.float64),
             "head.bias": doubles([[1, 0, 0], [3, 0, 6], [0, 9, 0]]),
         },
@@ -214,7 +213,7 @@ def test_the_server_averages_bodies_by_samples_and_combines_heads(net):
     )
     method = FedPAC()
     answer = method.aggregate(net, method.server(net, 3), sent, MOMENT)
-    assert answer.shared["body.weight"].flatten().tolist() == pytest.approx([(1 + 3 * 2 + 6 * 5) / 10] * 4)
+    assert answer.shared["body.weight"].flatten().tolist() == [3.7] * 4
     # Inverse variances 1 and ⅓: ¾ of the first head and ¼ of the second.
     expected = [[1.5, 0, 1.5], [1.5, 0, 1.5], [0, 9, 0]]
     assert answer.personal["head.bias"].tolist() == [pytest.approx(row, abs=1e-4) for row in expected]
@@ -268,7 +267,7 @@ def test_each_phase_leaves_the_other_part_bit_for_bit(backend, epochs, head_epoc
     for _ in range(2):
         played.play_round(world)
         for row in range(4):
-            for name, value in played.uploads.params.items():
+            for name, value in played.trained.items():
                 moved = head_epochs if name.startswith("head.") else epochs
                 assert torch.equal(value[row], played.before[row][name]) == (not moved), name
 
@@ -304,7 +303,7 @@ def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(b
             for name, slope in zip(bodies, slopes, strict=True):
                 params[name] = params[name] - 0.05 * slope
             for name, value in params.items():
-                assert torch.allclose(played.uploads.params[name][row], value, atol=1e-12), (number, name)
+                assert torch.allclose(played.trained[name][row], value, atol=1e-12), (number, name)
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
@@ -342,13 +341,13 @@ def test_everyone_gets_the_common_body_and_a_head_of_its_own():
     assert set(world.params.own) == {"head.weight", "head.bias"}
     sizes = [len(training_data(played, row)[1]) for row in range(4)]
     for name, value in world.params.common.items():
-        expected = sum(size * played.uploads.params[name][row] for row, size in enumerate(sizes)) / sum(sizes)
+        expected = sum(size * played.trained[name][row] for row, size in enumerate(sizes)) / sum(sizes)
         assert torch.allclose(value, expected, atol=1e-12), name
     weighted, variance = played.uploads.extras["weighted"], played.uploads.extras["variance"]
     for i in range(4):
         alpha = expected_weights(problem(weighted, variance, i))
         for name, value in world.params.own.items():
-            expected = sum(float(alpha[j]) * played.uploads.params[name][j] for j in range(4))
+            expected = sum(float(alpha[j]) * played.trained[name][j] for j in range(4))
             assert torch.allclose(value[i], expected, atol=1e-4), name
 
 
@@ -358,7 +357,7 @@ def test_a_round_with_one_client_returns_its_own_head():
     record = played.play_round(world).record
     (row,) = record["participants"]
     for name in ("head.weight", "head.bias"):
-        assert torch.equal(world.params.own[name][row], played.uploads.params[name][0])
+        assert torch.equal(world.params.own[name][row], played.trained[name][0])
     assert record["trace"]["own_weight"] == 1
     absent = next(other for other in range(4) if other != row)
     assert torch.equal(world.params.own["head.weight"][absent], played.net.initial["head.weight"])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedrema.core import Moment, Uploads
+from fedrema.core import Moment, Uploads, average
 from fedrema.errors import BadInput
 from fedrema.methods.fedrema import FedReMa, maximum_difference_segmentation
 from fedrema.net import Net
@@ -27,16 +27,13 @@ def uploads(biases, counts=None, clients=None, bodies=None) -> Uploads:
     heads = torch.tensor(biases, dtype=torch.float64)
     k = len(heads)
     body = torch.arange(k, dtype=torch.float64) if bodies is None else torch.tensor(bodies, dtype=torch.float64)
+    sizes = torch.ones(k, dtype=torch.float64) if counts is None else torch.tensor(counts, dtype=torch.float64)
     return Uploads(
         clients=torch.arange(k) if clients is None else torch.tensor(clients),
-        params={
-            "body.weight": body[:, None, None].expand(k, 2, 1).clone(),
-            "body.bias": torch.zeros(k, 2, dtype=torch.float64),
-            "head.weight": torch.zeros(k, 2, 2, dtype=torch.float64),
-            "head.bias": heads,
-        },
+        params={"head.weight": torch.zeros(k, 2, 2, dtype=torch.float64), "head.bias": heads},
         extras={},
-        counts=torch.ones(k, dtype=torch.float64) if counts is None else torch.tensor(counts, dtype=torch.float64),
+        counts=sizes,
+        mean=average({"body.weight": body[:, None, None].expand(k, 2, 1)}, sizes),
     )
 
 
@@ -169,7 +166,7 @@ def test_bodies_are_averaged_by_sample_counts_and_heads_over_the_relevant(net):
     expected = [[(1 * 1.0 + 3 * 0.9) / 4, 0.0], [(1 * 1.0 + 3 * 0.9) / 4, 0.0], [0.0, 1.0]]  # Eq. 7
     assert answer.personal["head.bias"].tolist() == [pytest.approx(row) for row in expected]
     assert answer.trace["set_sizes"].tolist() == [2, 2, 1]
-    assert set(answer.shared) == {"body.weight", "body.bias"}
+    assert set(answer.shared) == {"body.weight"}
 
 
 def test_the_literal_set_reaches_below_the_gap(net):

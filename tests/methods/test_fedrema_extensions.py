@@ -75,7 +75,7 @@ def test_a_round_at_once_can_be_retraced(backend, align):
                 loss = loss + align * functional.mse_loss(hidden, played.mail["prototypes"][labels])
             slopes = torch.autograd.grad(loss, list(params.values()))
             for (name, value), slope in zip(params.items(), slopes, strict=True):
-                assert torch.allclose(played.uploads.params[name][row], value - 0.05 * slope, atol=1e-12), name
+                assert torch.allclose(played.trained[name][row], value - 0.05 * slope, atol=1e-12), name
 
 
 def test_the_loss_draws_features_to_prototypes(net):
@@ -99,9 +99,8 @@ def sent_prototypes() -> Uploads:
     counts = doubles([[0, 3, 0], [5, 1, 0]])
     return Uploads(
         clients=torch.arange(2),
+        mean={"body.weight": doubles([[0, 0], [0, 0]]), "body.bias": doubles([0, 0])},
         params={
-            "body.weight": torch.zeros(2, 2, 2, dtype=torch.float64),
-            "body.bias": torch.zeros(2, 2, dtype=torch.float64),
             "head.weight": torch.zeros(2, 3, 2, dtype=torch.float64),
             "head.bias": doubles([[1, 0, 0], [0, 0, 1]]),
         },
@@ -190,7 +189,7 @@ def test_an_alternating_round_can_be_retraced(backend, align):
                 for name, slope in zip(moving, slopes, strict=True):
                     params[name] = params[name] - 0.05 * slope
             for name, value in params.items():
-                assert torch.allclose(played.uploads.params[name][row], value, atol=1e-12), (number, name)
+                assert torch.allclose(played.trained[name][row], value, atol=1e-12), (number, name)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -41,14 +41,19 @@ class Stacked:
 
     def zeros(self, k: int, wanted: Callable[[str], bool]) -> Tensors:
         """Return zeros in the shape of what k clients have of the wanted names."""
-        shapes = {**self.common, **{name: value[0] for name, value in self.own.items()}}
-        return {name: value.new_zeros(k, *value.shape) for name, value in shapes.items() if wanted(name)}
+        return {name: value.new_zeros(k, *value.shape) for name, value in self.row(0).items() if wanted(name)}
+
+    def to(self, device: torch.device) -> "Stacked":
+        """Return the same on a device."""
+        own, common = ({name: value.to(device) for name, value in group.items()} for group in (self.own, self.common))
+        return Stacked(own, common)
 
 
 def places(clients: Tensor, everyone: int, device: torch.device) -> Tensor | slice:
-    """Return what picks these clients' rows out of everyone's: without a copy where they are all there."""
-    if len(clients) == everyone and torch.equal(clients, torch.arange(everyone)):
-        return slice(None)
+    """Return what picks these clients' rows out of everyone's: without a copy where they are neighbours."""
+    if len(clients) and torch.equal(clients, torch.arange(int(clients[0]), int(clients[0]) + len(clients))):
+        first, last = int(clients[0]), int(clients[-1])
+        return slice(None) if len(clients) == everyone else slice(first, last + 1)
     return clients.to(device)
 
 

@@ -99,10 +99,23 @@ def _over_clients(
         return function(Client(**fields), Batch(x, y, mask, index))
 
     fields = {name: getattr(client, name) for name in axes}
+    if batch.x.device.type == "cpu":
+        # One product for all clients would round otherwise when they are trained in groups; a GPU promises no bits.
+        fields, axes = _spread_out(fields, axes, len(crowd))
     # vmap refuses an axis for a dict without tensors.
     axes = {name: None if isinstance(fields[name], dict) and not fields[name] else axis for name, axis in axes.items()}
     mapped = vmap(one, in_dims=(axes, 0, 0, 0, 0), randomness=randomness)
     return mapped(fields, batch.x, batch.y, batch.mask, batch.index)
+
+
+def _spread_out(fields: dict[str, Any], axes: dict[str, Any], k: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Give what is common a client axis too, without copying it."""
+    spread = dict(fields)
+    for group, named in axes.items():
+        if isinstance(named, dict):
+            common = {name: fields[group][name] for name, axis in named.items() if axis is None}
+            spread[group] = {**fields[group], **{name: value.expand(k, *value.shape) for name, value in common.items()}}
+    return spread, dict.fromkeys(axes, 0)
 
 
 def _feed(samples: Samples, clients: Tensor, order: Order) -> Iterator[tuple[tuple[Batch, ...], Tensor | None]]:

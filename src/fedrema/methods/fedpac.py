@@ -17,7 +17,6 @@ from fedrema.core import (
     Role,
     State,
     Uploads,
-    average,
     mix,
 )
 from fedrema.errors import at_least
@@ -115,14 +114,13 @@ class FedPAC(Method):
         return no_prototypes(net.classes, net.features_count) if self.align else {}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Average bodies and prototypes, combine heads."""
-        bodies, heads = net.parts(uploads.params)
+        """Hand out the mean body, average prototypes, combine heads."""
         prototypes = global_prototypes(state, uploads, self.weigh) if self.align else {}
         weights = combination_weights(uploads.extras["weighted"], uploads.extras["variance"]).to(uploads.counts)
         trace = {"own_weight": weights.diagonal().mean(), "set_sizes": (weights > 0).sum(dim=1), "weights": weights}
         return Answer(
-            shared={**average(bodies, uploads.counts), **prototypes},
-            personal=mix(heads, weights),
+            shared={**uploads.mean, **prototypes},
+            personal=mix(uploads.params, weights),
             state={**prototypes},
             trace=trace,
         )

@@ -18,7 +18,6 @@ from fedrema.core import (
     Role,
     State,
     Uploads,
-    average,
     mix,
 )
 from fedrema.errors import BadInput, above_zero, at_least
@@ -125,8 +124,7 @@ class FedReMa(Method):
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Lines 7 to 20 of Algorithm 2."""
-        bodies, heads = net.parts(uploads.params)
-        body = average(bodies, uploads.counts)  # θ ← Σ |D_i| θ̂_i / |D|  (Eq. 6)
+        body, heads = uploads.mean, uploads.params  # θ ← Σ |D_i| θ̂_i / |D|  (Eq. 6)
         weights, state, trace = self.match(net, state, heads, uploads, moment)
         prototypes = global_prototypes(state, uploads, self.weigh) if self.align else {}
         return Answer({**body, **prototypes}, mix(heads, weights), {**state, **prototypes}, trace)

@@ -1,19 +1,18 @@
 """A world on disk: one safetensors file, whole or not there, that knows which run it belongs to."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedrema.core import State
 from fedrema.data.atomic import written_whole
 from fedrema.engine import Stacked
 from fedrema.errors import BadInput
+from fedrema.runs.tensors import digest_of, write_tensors
 from fedrema.world import World
 
 FORMAT = 1
@@ -28,14 +27,9 @@ def save_world(world: World, file: Path, belongs_to: str) -> None:
         "inbox common": world.inbox.common,
         "inbox own": world.inbox.own,
         "velocity": world.velocity,
-        # Copies: a method may remember the very tensor that it sends, and safetensors writes none twice.
-        "server": {name: value.clone() for name, value in world.server.items() if isinstance(value, Tensor)},
+        "server": {name: value for name, value in world.server.items() if isinstance(value, Tensor)},
     }
-    tensors = {
-        f"{group}/{name}": value.detach().cpu().contiguous()
-        for group, members in groups.items()
-        for name, value in members.items()
-    }
+    tensors = {f"{group}/{name}": value for group, members in groups.items() for name, value in members.items()}
     numbers = {name: value for name, value in world.server.items() if not isinstance(value, Tensor)}
     facts = {
         "format": FORMAT,
@@ -44,12 +38,8 @@ def save_world(world: World, file: Path, belongs_to: str) -> None:
         "belongs_to": belongs_to,
         "server": numbers,
     }
-    metadata = {"fedrema": json.dumps(facts), "digest": _digest(tensors)}
     with written_whole(file) as temporary:
-        try:
-            save_file(tensors, temporary, metadata=metadata)
-        except SafetensorError as error:  # the library wraps a full disk in an error of its own
-            raise OSError(0, str(error)) from error
+        write_tensors(temporary, tensors, {"fedrema": json.dumps(facts)})
 
 
 def load_world(file: Path, belongs_to: str | None, device: torch.device | None = None) -> World:
@@ -88,14 +78,6 @@ def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise BadInput(f"The checkpoint {file} is incomplete or not one of fedrema's: {error}.") from error
     if facts.get("format") != FORMAT:
         raise BadInput(f"The checkpoint {file} has format {facts.get('format')}; this version reads {FORMAT}.")
-    if metadata.get("digest") != _digest(tensors):
+    if metadata.get("digest") != digest_of(tensors):
         raise BadInput(f"The checkpoint {file} was altered: its content does not match its digest.")
     return facts, tensors
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -70,7 +70,7 @@ def take_up(path: Path, arguments: tuple[str, ...] = (), module: nn.Module | Non
     if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
         raise BadInput(f"The settings or the data of {path} have changed since it began: it cannot go on.")
     if directory.checkpoint_file.is_file():
-        world = load_world(directory.checkpoint_file, config["identity"], simulator.device)
+        world = simulator.adopt(load_world(directory.checkpoint_file, config["identity"]))
     else:
         world = simulator.start()
     config["settings"]["rounds"] = settings.simulation.rounds

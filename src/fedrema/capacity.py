@@ -1,0 +1,49 @@
+"""How much memory there is, and how many clients it can train at once."""
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedrema.core import Mean
+from fedrema.net import Net
+
+GIGABYTE = 10**9
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return how much memory can still be taken on a device."""
+    if device.type == "cuda":
+        # What this process holds but does not use can be taken as well.
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    file = Path("/proc/meminfo")
+    if file.is_file():
+        lines = dict(line.split(":", 1) for line in file.read_text().splitlines())
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def model_bytes(net: Net) -> int:
+    """Return the size of one client's parameters."""
+    return sum(value.numel() * value.element_size() for value in net.initial.values())
+
+
+def step_bytes(net: Net, batch: Tensor) -> int:
+    """Return what one client's step keeps for its gradient, found by trying."""
+    seen: dict[int, int] = {}
+
+    def note(value: Tensor) -> Tensor:
+        seen[value.data_ptr()] = value.numel() * value.element_size()
+        return value
+
+    params = {name: value.clone().requires_grad_(name in net.trainable) for name, value in net.initial.items()}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+        net(params, batch)
+    return sum(seen.values())
+
+
+def clients_at_once(budget: float, each: int) -> int:
+    """Return how many clients of this size fit into a budget: whole blocks of `Mean`."""
+    return max(1, int(budget / max(each, 1)) // Mean.BLOCK) * Mean.BLOCK

@@ -1,0 +1,80 @@
+"""What the clients of a round leave behind, group by group, until the whole round has succeeded."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrema.core import Mean, Role, Uploads
+from fedrema.engine import Crowd
+from fedrema.errors import Diverged
+from fedrema.net import Tensors
+from fedrema.shelf import Rows, Shelf
+
+
+class Harvest:
+    """Collects groups of trained clients; shared parameters go into a running mean and need no room of their own."""
+
+    def __init__(self, clients: Tensor, counts: Tensor, shelf: Shelf, keep_heads: bool) -> None:
+        self.clients, self.counts = clients, counts
+        self.weights = counts / counts.sum()
+        memory = Shelf(counts.device)
+        self.mean = Mean()
+        self.seen = Rows(len(clients), memory)
+        """What the server sees of each client."""
+        self.extras = Rows(len(clients), memory)
+        self.heads = Rows(len(clients), memory) if keep_heads else None
+        self.kept = Rows(len(clients), shelf)
+        """Private parameters."""
+        self.memory = Rows(len(clients), shelf)
+        self.velocity = Rows(len(clients), shelf)
+        self.losses: list[Tensor] = []
+        self.names: list[str] = []
+        self.tallies: list[tuple[np.ndarray, np.ndarray]] = []
+        self.bytes_up = 0
+
+    def add(self, crowd: Crowd, extras: Tensors, velocity: Tensors, losses: Tensor, roles: Mapping[str, Role]) -> None:
+        """Take in the next group, after its training."""
+        first, trained = len(self.names), crowd.params.own
+        of = {role: {name: value for name, value in trained.items() if roles[name] is role} for role in Role}
+        self.mean.add(of[Role.SHARED], self.weights[first : first + len(crowd)])
+        self.seen.put(first, {**of[Role.COLLECTED], **of[Role.PERSONAL]})
+        self.kept.put(first, of[Role.PRIVATE])
+        self.extras.put(first, extras)
+        self.memory.put(first, crowd.memory.own)
+        self.velocity.put(first, velocity)
+        if self.heads is not None:
+            self.heads.put(first, {name: value for name, value in trained.items() if name.startswith("head.")})
+        self.losses.append(losses)
+        self.names += crowd.names
+        private = of[Role.PRIVATE]
+        self.bytes_up += size({name: value for name, value in trained.items() if name not in private}) + size(extras)
+
+    def uploads(self) -> Uploads:
+        """Return what arrives at the server."""
+        rows = self.clients.to(self.counts.device)
+        seen, extras = self.seen.tensors, self.extras.tensors
+        return Uploads(rows, seen, extras, self.counts, tuple(self.names), self.mean.total)
+
+    def client_losses(self) -> Tensor:
+        """Return the mean training loss of each client."""
+        return torch.cat(self.losses)
+
+
+def check_finite(crowd: Crowd, losses: Tensor, extras: Tensors, number: int) -> None:
+    """Refuse clients whose training has diverged, by name."""
+    finite = torch.isfinite(losses)
+    for value in (*crowd.params.own.values(), *extras.values()):
+        finite = finite & torch.isfinite(value.reshape(len(value), -1).sum(dim=1))
+    if not finite.all():
+        names = ", ".join(name for name, fine in zip(crowd.names, finite.tolist(), strict=True) if not fine)
+        raise Diverged(
+            f"Training diverged in round {number}: the loss or weights of client {names} are not finite;"
+            " a smaller --lr, or a smaller --clip above 0, may help."
+        )
+
+
+def size(tensors: Tensors) -> int:
+    """Return the bytes that tensors take on the wire."""
+    return sum(value.numel() * value.element_size() for value in tensors.values())
