@@ -49,11 +49,12 @@ class Clients:
     ) -> None:
         self.method, self.federation, self.local, self.rounds, self.seed = method, federation, local, rounds, seed
         self.device = choose_device(device)
-        self.dtype, autocast = choose_precision(precision, self.device)
+        arithmetic = choose_precision(precision, self.device)
+        self.dtype = arithmetic.dtype
         self.net = net.to(self.device, self.dtype)
         self.train = self._samples(federation.split("train"))
         self.test = self._samples(federation.split("test"))
-        self.engine = make_engine(backend, self.net, self.train.x[:1, 0], autocast)
+        self.engine = make_engine(backend, self.net, self.train.x[:1, 0], arithmetic, len(federation))
         self.counts = self.train.counts.to(self.device, self.dtype)
         if net.classes < federation.classes:
             raise BadInput(f"The network tells {net.classes} classes apart, but the data has {federation.classes}.")

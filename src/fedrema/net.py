@@ -154,7 +154,8 @@ class Net:
     def _call(self, part: str, module: nn.Module, params: Tensors, value: Tensor) -> Tensor:
         given: dict[str, Any] = {name: params[full] for name, full in self._names[part]}
         result: Tensor = functional_call(module, given, (value,))
-        return result
+        # Layers may compute in sixteen bits; methods see the precision that parameters have.
+        return result.to(next(iter(given.values())).dtype) if given else result
 
 
 def _head_name(module: nn.Module, head: str | None) -> str:

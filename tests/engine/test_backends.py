@@ -9,8 +9,8 @@ from torch import nn
 
 from fedrema.core import LocalTraining
 from fedrema.data import Federation
-from fedrema.engine import choose_device, choose_precision, make_engine
-from fedrema.engine.stacked import why_not_stackable
+from fedrema.engine import Arithmetic, choose_device, choose_precision, make_engine
+from fedrema.engine.stackable import why_not_stackable
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
@@ -32,6 +32,9 @@ class Recurrent(nn.Module):
     def forward(self, x):
         steps, _ = self.memory(x.reshape(len(x), 3, 2))
         return self.fc(steps[:, -1])
+
+
+ON_CPU = Arithmetic(torch.device("cpu"))
 
 
 def split(*body, width=8):
@@ -87,16 +90,17 @@ def test_arithmetic_of_a_gpu_is_refused_on_the_cpu(precision):
 def test_weights_stay_float32_unless_float64_is_asked_for():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     try:
-        assert choose_precision("auto", cuda)[0] is torch.float32
+        assert choose_precision("auto", cuda).dtype is torch.float32
         assert torch.backends.cuda.matmul.allow_tf32
         assert torch.backends.cudnn.allow_tf32
         with warnings.catch_warnings(action="ignore"):  # autocast complains where there is no GPU
-            dtype, context = choose_precision("bf16", cuda)
-        assert dtype is torch.float32
+            arithmetic = choose_precision("bf16", cuda)
+            context = arithmetic.torch_context()
+        assert arithmetic.dtype is torch.float32
         assert context.fast_dtype is torch.bfloat16
     finally:
-        assert choose_precision("auto", cpu)[0] is torch.float32
-    assert choose_precision("float64", cuda)[0] is torch.float64
+        assert choose_precision("auto", cpu).dtype is torch.float32
+    assert choose_precision("float64", cuda).dtype is torch.float64
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
 
@@ -108,9 +112,9 @@ def test_weights_stay_float32_unless_float64_is_asked_for():
 def test_on_a_cpu_convolutions_are_looped_and_the_rest_is_stacked(network, shape, backend):
     net = build_net(Network(net=network), shape, 4, seed=0)
     sample = torch.zeros(1, *shape)
-    assert make_engine("auto", net, sample).name == backend
-    assert make_engine("loop", net, sample).name == "loop"
-    assert make_engine("stacked", net, sample).name == "stacked"
+    assert make_engine("auto", net, sample, ON_CPU, 1).name == backend
+    assert make_engine("loop", net, sample, ON_CPU, 1).name == "loop"
+    assert make_engine("stacked", net, sample, ON_CPU, 1).name == "stacked"
 
 
 @pytest.mark.parametrize(
@@ -125,12 +129,12 @@ def test_what_cannot_be_stacked_is_named_and_looped(build, layer):
     net, sample = make_net(build), torch.zeros(1, 6)
     assert why_not_stackable(net, sample).startswith(layer)
     with pytest.raises(BadInput) as caught:
-        make_engine("stacked", net, sample)
+        make_engine("stacked", net, sample, ON_CPU, 1)
     sentence = str(caught.value)
     assert sentence.startswith(f"--backend stacked cannot train this network: {layer}")
     assert sentence.endswith("; use --backend loop.")
     assert "\n" not in sentence
-    assert make_engine("auto", net, sample).name == "loop"
+    assert make_engine("auto", net, sample, ON_CPU, 1).name == "loop"
 
 
 def test_an_obstacle_in_the_head_is_named_as_the_user_names_it():

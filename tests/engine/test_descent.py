@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fedrema.core import LocalTraining, Phase
-from fedrema.engine.descent import Losses, clipped, descend
+from fedrema.core import LocalTraining, Method, Phase
+from fedrema.engine.descent import Descent, Losses, descend, scaled
 
 SHAPES = {"weight": (3, 4), "filter": (2, 1, 3, 3), "bias": (4,), "scale": ()}
 CLIENTS = 3
@@ -23,7 +23,8 @@ def descended(params, directions, phase, local, active=None, axes=0, velocity=No
     params = {name: value.clone() for name, value in params.items()}
     velocity = {name: value.clone() for name, value in (velocity or zeros(params)).items()}
     for step, direction in enumerate(directions):
-        direction = clipped(direction, local.clip, axes)
+        prepared = Descent(Method(), phase, local, direction, lambda *_: None, axes)
+        direction = scaled(direction, prepared._clip_factor(direction))
         descend(params, velocity, direction, phase, local, active[step] if active else None)
     return params, velocity
 

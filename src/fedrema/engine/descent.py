@@ -3,17 +3,15 @@
 Tensors have a leading client axis where the losses have one; otherwise they are a single client's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Phase
-from fedrema.net import Net, Tensors
-
-Feed = Iterator[tuple[tuple[Batch, ...], Tensor | None]]
-"""Yields for each step its batches and, where some clients have finished, who is still active [k]."""
+from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Phase, gradient_step
+from fedrema.engine import kernels
+from fedrema.net import Tensors
 
 
 @dataclass
@@ -33,41 +31,105 @@ class Losses:
         return self.total / self.steps.clamp(min=1)
 
 
-def train_phase(
-    method: Method,
-    net: Net,
-    phase: Phase,
-    local: LocalTraining,
-    client: Client,
-    velocity: Tensors,
-    feed: Feed,
-    losses: Losses,
-    value_of: Callable[[Loss, Client, Batch], Tensor],
-) -> None:
-    """Descend through one phase; `client.params` and `velocity` are changed in place.
+class Descent:
+    """The steps of one phase: made once, then taken with one batch after the other."""
 
-    `value_of` returns the loss, one number or one per client; clients are independent, so the gradient of their
-    sum is each one's own.
-    """
-    loss: Loss = phase.loss or method.loss
-    names = [name for name in client.params if name in velocity and phase.trains(name)]
-    axes = losses.total.dim()
-    for batches, active in feed:
+    def __init__(
+        self,
+        method: Method,
+        phase: Phase,
+        local: LocalTraining,
+        names: Iterable[str],
+        value_of: Callable[[Loss, Client, Batch], Tensor],
+        axes: int,
+        fused: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Parameters
+        ----------
+        method, phase, local
+            What is to be done.
+        names
+            Of all parameters that are ever trained.
+        value_of
+            Returns the loss, one number or one per client; clients are independent, so the gradient of their sum is
+            each one's own.
+        axes
+            1 where tensors have a leading client axis, else 0.
+        fused
+            Norms and steps by the programs for stacked clients on a GPU.
+        """
+        self.phase, self.local, self.value_of, self.axes, self.fused = phase, local, value_of, axes, fused
+        self.loss: Loss = phase.loss or method.loss
+        self.names = tuple(name for name in names if phase.trains(name))
+
+    def step(
+        self,
+        client: Client,
+        velocity: Tensors,
+        losses: Losses,
+        batches: tuple[Batch, ...],
+        active: Tensor | None,
+        rate: Tensor | None = None,
+    ) -> None:
+        """Descend once; `client.params`, `velocity` and `losses` are changed in place.
+
+        `rate` is the phase's learning rate as a tensor, where the step is recorded and the rate may change later.
+        """
         recorded = False
 
-        def gradient(at: Client, batch: Batch, active: Tensor | None = active) -> Tensors:
+        def slope(at: Client, batch: Batch) -> Tensors:
             nonlocal recorded
-            leaves = {name: at.params[name].detach().requires_grad_() for name in names}
+            leaves = {name: at.params[name].detach().requires_grad_() for name in self.names}
             with torch.enable_grad():
-                value = value_of(loss, at.having(params={**at.params, **leaves}), batch)
+                value = self.value_of(self.loss, at.having(params={**at.params, **leaves}), batch)
                 found = torch.autograd.grad(value.sum(), list(leaves.values()), materialize_grads=True)
             if not recorded:  # where a step takes several gradients, the first is what other methods take
                 losses.add(value.detach(), active)
                 recorded = True
-            return clipped(dict(zip(names, found, strict=True)), local.clip, axes)
+            return dict(zip(self.names, found, strict=True))
 
-        direction = phase.step(gradient, client, batches)
-        descend(client.params, velocity, direction, phase, local, active)
+        def gradient(at: Client, batch: Batch) -> Tensors:
+            found = slope(at, batch)
+            return scaled(found, self._clip_factor(found))
+
+        if self.fused and rate is not None:
+            # Clipping, momentum and the step in one pass, unless the direction is more than a gradient.
+            plain = self.phase.step is gradient_step
+            direction = slope(client, batches[0]) if plain else self.phase.step(gradient, client, batches)
+            factor = self._clip_factor(direction) if plain else None
+            self._fused_descend(client.params, velocity, direction, factor, rate, active)
+        else:
+            direction = self.phase.step(gradient, client, batches)
+            descend(client.params, velocity, direction, self.phase, self.local, active)
+
+    def _clip_factor(self, gradient: Tensors) -> Tensor | None:
+        if not self.local.clip or not gradient:
+            return None
+        norm = kernels.client_norms(list(gradient.values())) if self.fused else norms(gradient, self.axes)
+        return (self.local.clip / (norm + 1e-6)).clamp(max=1)
+
+    def _fused_descend(
+        self,
+        params: Tensors,
+        velocity: Tensors,
+        direction: Tensors,
+        scale: Tensor | None,
+        rate: Tensor,
+        active: Tensor | None,
+    ) -> None:
+        for name, value in direction.items():
+            kernels.momentum_step(
+                params[name],
+                velocity[name],
+                value,
+                scale=scale,
+                rate=rate,
+                momentum=self.phase.momentum,
+                weight_decay=self.local.weight_decay,
+                active=active,
+            )
 
 
 def descend(
@@ -94,17 +156,21 @@ def descend(
             params[name].sub_(velocity[name] * _spread(phase.lr * active, value))
 
 
-def clipped(gradient: Tensors, limit: float, axes: int) -> Tensors:
-    """Scale down gradients whose norm over all tensors exceeds a limit, each client's by itself; 0 is no limit."""
-    if not limit:
-        return gradient
-    norms = [
+def norms(gradient: Tensors, axes: int) -> Tensor:
+    """Return the norm over all tensors: one number, or one per client."""
+    each = [
         torch.linalg.vector_norm(value, dim=tuple(range(axes, value.dim()))) if value.dim() > axes else value.abs()
         for value in gradient.values()
     ]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0)
-    scale = (limit / (norm + 1e-6)).clamp(max=1)
-    return {name: value * _spread(scale, value) for name, value in gradient.items()}
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(each), dim=0)
+    return norm
+
+
+def scaled(gradient: Tensors, factor: Tensor | None) -> Tensors:
+    """Return a gradient times a factor, each client's its own."""
+    if factor is None:
+        return gradient
+    return {name: value * _spread(factor, value) for name, value in gradient.items()}
 
 
 def _spread(factor: Tensor | float, like: Tensor) -> Tensor | float:

@@ -1,17 +1,25 @@
-"""One client after the other: the way of a CPU, whose cores a single convolution fills."""
+"""One client after the other, or one per core: the way of a CPU, whose cores a convolution hardly fills."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor, nn
 
 from fedrema.core import Batch, Client, Loss, Method
+from fedrema.engine.arithmetic import Arithmetic
 from fedrema.engine.batches import Order
 from fedrema.engine.crowd import Crowd, Hook, Job, Samples
-from fedrema.engine.descent import Losses, train_phase
+from fedrema.engine.descent import Descent, Losses
 from fedrema.keys import seed_of
 from fedrema.net import Net, Tensors
+
+MOST_LANES = 8
+"""More threads would wait for each other between the operations of a step."""
 
 
 class Loop:
@@ -19,14 +27,19 @@ class Loop:
 
     name = "loop"
 
-    def __init__(self, net: Net, autocast: AbstractContextManager[object]) -> None:
+    def __init__(self, net: Net, arithmetic: Arithmetic, clients: int) -> None:
         self.net = net
-        self.autocast = autocast
+        self.arithmetic = arithmetic
+        # Chosen once: how many threads share an operation changes how its sums are rounded.
+        self.threads = torch.get_num_threads()
+        self.lanes = lanes(self.threads, clients) if arithmetic.device.type == "cpu" else 1
+        self._nets = [net]
+        self._draws: dict[Loss, bool] = {}
 
     def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client and stack what comes out."""
         self.net.train(False)
-        with torch.no_grad(), self.autocast:
+        with torch.no_grad(), self.arithmetic.torch_context():
             results = [hook(_ready(crowd.one(k)), _data(samples, crowd, k)) for k in range(len(crowd))]
         return {
             group: {name: _stack([result[group][name] for result in results]) for name in results[0][group]}
@@ -35,45 +48,108 @@ class Loop:
 
     def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
         """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
-        self.net.train(False)
         predicted = torch.full((len(crowd), samples.x.shape[1]), -1, device=samples.x.device)
-        with torch.no_grad(), self.autocast:
-            for k, row in enumerate(crowd.clients.tolist()):
-                data = samples.of(row)
-                if len(data.y):
-                    answers = method.predict(self.net, _ready(crowd.one(k)), data.x)
-                    predicted[k, : len(data.y)] = answers.argmax(-1)
+        rows = crowd.clients.tolist()
+
+        def score(net: Net, k: int) -> None:
+            data = samples.of(rows[k])
+            if len(data.y):
+                with torch.no_grad(), self.arithmetic.torch_context():
+                    answers = method.predict(net, _ready(crowd.one(k)), data.x)
+                predicted[k, : len(data.y)] = answers.argmax(-1)
+
+        self._for_all(len(crowd), score, self.lanes, training=False)
         return predicted
 
     def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
         crowd, samples, velocity = job.crowd, job.samples, job.velocity
-        self.net.train(True)
         trained = {name: value.new_empty(len(crowd), *value.shape) for name, value in crowd.one(0).params.items()}
         moved = {name: torch.empty_like(value) for name, value in velocity.items()}
-        mean_losses = []
+        mean_losses = crowd.counts.new_zeros(len(crowd))
+
+        def train(net: Net, k: int) -> None:
+            client = crowd.one(k)
+            client = client.having(params={name: _own(value) for name, value in client.params.items()})
+            momentum = {name: _own(value[k]) for name, value in velocity.items()}
+            losses = Losses(client.count.new_zeros(()), client.count.new_zeros(()))
+            for phase, order in job.plan:
+                value_of = functools.partial(self._value, net)
+                descent = Descent(job.method, phase, job.local, momentum, value_of, axes=0)
+                for batches in _feed(samples, int(crowd.clients[k]), order, k):
+                    descent.step(client, momentum, losses, batches, active=None)
+            for name, value in client.params.items():
+                trained[name][k] = value
+            for name, value in momentum.items():
+                moved[name][k] = value
+            mean_losses[k] = losses.mean()
+
+        def train_keyed(net: Net, k: int) -> None:
+            # Layers that draw for themselves (dropout) follow the client's key too.
+            torch.manual_seed(seed_of(*job.key, crowd.names[k], "layers"))
+            train(net, k)
+
         devices = [samples.x.device] if samples.x.is_cuda else []
         with torch.random.fork_rng(devices=devices):
-            for k in range(len(crowd)):
-                # Layers that draw for themselves (dropout) follow the client's key too.
-                torch.manual_seed(seed_of(*job.key, crowd.names[k], "layers"))
-                client = crowd.one(k)
-                client = client.having(params={name: _own(value) for name, value in client.params.items()})
-                momentum = {name: _own(value[k]) for name, value in velocity.items()}
-                losses = Losses(client.count.new_zeros(()), client.count.new_zeros(()))
-                for phase, order in job.plan:
-                    feed = _feed(samples, int(crowd.clients[k]), order, k)
-                    train_phase(job.method, self.net, phase, job.local, client, momentum, feed, losses, self._value)
-                for name, value in client.params.items():
-                    trained[name][k] = value
-                for name, value in momentum.items():
-                    moved[name][k] = value
-                mean_losses.append(losses.mean())
-        return trained, moved, torch.stack(mean_losses)
+            if self.lanes > 1 and not self._draw(job):
+                self._for_all(len(crowd), train, self.lanes, training=True)
+            else:  # there is one source of random numbers for all threads
+                self._for_all(len(crowd), train_keyed, 1, training=True)
+        return trained, moved, mean_losses
 
-    def _value(self, loss: Loss, client: Client, batch: Batch) -> Tensor:
-        with self.autocast:
-            return loss(self.net, client, batch)
+    def _draw(self, job: Job) -> bool:
+        """Tell whether layers or losses draw random numbers; found by trying each loss once."""
+        for loss in {phase.loss or job.method.loss for phase, _ in job.plan} - self._draws.keys():
+            data = job.samples.of(int(job.crowd.clients[0]))
+            few = Batch(data.x[:2], data.y[:2], data.mask[:2], data.index[:2])
+            before = torch.get_rng_state()
+            self.net.train(True)
+            with torch.no_grad():
+                loss(self.net, _ready(job.crowd.one(0)), few)
+            self._draws[loss] = not torch.equal(before, torch.get_rng_state())
+        return any(self._draws[phase.loss or job.method.loss] for phase, _ in job.plan)
+
+    def _for_all(self, clients: int, work: Callable[[Net, int], None], lanes: int, training: bool) -> None:
+        """Do something for every client, several at a time; each thread has a network of its own."""
+        lanes = min(lanes, clients)
+        if lanes <= 1:
+            self.net.train(training)
+            for k in range(clients):
+                work(self.net, k)
+            return
+        self._nets += [copy.deepcopy(self.net) for _ in range(lanes - len(self._nets))]
+        free: SimpleQueue[Net] = SimpleQueue()
+        for net in self._nets[:lanes]:
+            net.train(training)
+            free.put(net)
+
+        def one(k: int) -> None:
+            net = free.get()
+            try:
+                work(net, k)
+            finally:
+                free.put(net)
+
+        inside = self.threads // self.lanes
+        try:
+            with ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(inside,)) as pool:
+                list(pool.map(one, range(clients)))
+        finally:
+            torch.set_num_threads(self.threads)
+
+    def _value(self, net: Net, loss: Loss, client: Client, batch: Batch) -> Tensor:
+        with self.arithmetic.torch_context():
+            return loss(net, client, batch)
+
+
+def lanes(threads: int, clients: int) -> int:
+    """Return how many clients to train side by side: two threads inside an operation do the work of 1.7."""
+
+    def time(side_by_side: int) -> float:
+        inside = threads // side_by_side
+        return math.ceil(clients / side_by_side) / math.pow(inside, math.log2(1.7))
+
+    return min(range(1, max(2, min(threads, clients, MOST_LANES) + 1)), key=time)
 
 
 def _ready(client: Client) -> Client:
@@ -111,11 +187,11 @@ def _data(samples: Samples | None, crowd: Crowd, k: int) -> Batch:
     return samples.of(int(crowd.clients[k]))
 
 
-def _feed(samples: Samples, row: int, order: Order, k: int) -> Iterator[tuple[tuple[Batch, ...], None]]:
+def _feed(samples: Samples, row: int, order: Order, k: int) -> Iterator[tuple[Batch, ...]]:
     x, y = samples.x[row], samples.y[row]
     for step in range(int(order.steps[k])):
         batches = []
         for place in range(order.index.shape[2]):
             index = torch.from_numpy(order.index[k, step, place, : order.sizes[k, step, place]]).to(x.device)
             batches.append(Batch(x[index], y[index], x.new_ones(len(index)), index))
-        yield tuple(batches), None
+        yield tuple(batches)

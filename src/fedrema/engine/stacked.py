@@ -1,35 +1,48 @@
 """All clients as one tensor program: the way of a GPU, and of networks too small to fill a CPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 
 from fedrema.core import Batch, Client, Loss, Method
-from fedrema.engine.batches import Order
+from fedrema.engine import kernels
+from fedrema.engine.arithmetic import Arithmetic
 from fedrema.engine.crowd import Crowd, Hook, Job, Samples
-from fedrema.engine.descent import Losses, train_phase
+from fedrema.engine.descent import Descent
+from fedrema.engine.feed import batches_of, packed
+from fedrema.engine.recorded import Recorder, Stage
 from fedrema.net import Net, Tensors
 
 
 class StackedEngine:
-    """Trains all clients step by step together; shorter clients are padded, masked, and held still at the end."""
+    """Trains all clients step by step together; shorter clients are padded, masked, and held still at the end.
+
+    On a GPU layers run as our own programs over all clients where those cover them; a step is recorded when it comes
+    for the second time, and from then on replayed.
+    """
 
     name = "stacked"
 
-    def __init__(self, net: Net, autocast: AbstractContextManager[object]) -> None:
+    def __init__(self, net: Net, arithmetic: Arithmetic) -> None:
         self.net = net
-        self.autocast = autocast
+        self.arithmetic = arithmetic
+        self.fused = kernels.usable(arithmetic.device, arithmetic.dtype, arithmetic.products)
+        self.recorder = Recorder() if arithmetic.device.type == "cuda" else None
+
+    def computing(self) -> AbstractContextManager[object]:
+        """Return the context that losses and predictions are computed in."""
+        return kernels.Operators(self.arithmetic.products) if self.fused else self.arithmetic.torch_context()
 
     def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client and stack what comes out."""
         self.net.train(False)
         nothing = crowd.counts.new_empty((len(crowd), 0))
         data = samples.stacked(crowd.clients) if samples else Batch(nothing, nothing, nothing, nothing)
-        with torch.no_grad(), self.autocast:
+        with torch.no_grad(), self.computing():
             # Hooks draw from the moment's generator: the same for each client, as in the loop.
             made: dict[str, Tensors] = _over_clients(hook, crowd, crowd.all(), data, randomness="same")
         # What a hook hands on as it was is copied, as in the loop: later changes in place must not reach it.
@@ -47,7 +60,7 @@ class StackedEngine:
         """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
         self.net.train(False)
         data = samples.stacked(crowd.clients)
-        with torch.no_grad(), self.autocast:
+        with torch.no_grad(), self.computing():
             logits: Tensor = _over_clients(
                 lambda client, batch: method.predict(self.net, client, batch.x), crowd, crowd.all(), data
             )
@@ -55,23 +68,37 @@ class StackedEngine:
 
     def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
-        crowd, samples, velocity = job.crowd, job.samples, job.velocity
         self.net.train(True)
-        client = crowd.all().having(params=crowd.params.copied(len(crowd)))
-        velocity = {name: value.clone() for name, value in velocity.items()}
-        losses = Losses(torch.zeros_like(crowd.counts), torch.zeros_like(crowd.counts))
+        crowd, samples = job.crowd, job.samples
+        stage = self.recorder.stage(job) if self.recorder else Stage(job)
 
         def value_of(loss: Loss, client: Client, batch: Batch) -> Tensor:
-            with self.autocast:
+            with self.computing():
                 value: Tensor = _over_clients(
                     lambda one, its: loss(self.net, one, its), crowd, client, batch, params_axis=0
                 )
             return value
 
         for phase, order in job.plan:
-            feed = _feed(samples, crowd.clients, order)
-            train_phase(job.method, self.net, phase, job.local, client, velocity, feed, losses, value_of)
-        return client.params, velocity, losses.mean()
+            descent = Descent(job.method, phase, job.local, stage.velocity, value_of, axes=1, fused=self.fused)
+            plan = packed(order, samples.x.device)
+            if not len(plan):
+                continue
+            together = bool((order.steps == len(plan)).all())
+
+            def step(now: Tensor, descent: Descent = descent, together: bool = together) -> None:
+                batches, active = batches_of(now, samples, stage.rows)
+                stage.take(descent, batches, None if together else active)
+
+            stage.set_rate(phase.lr)
+            if self.recorder:
+                what = (descent.loss, phase.step, descent.names, phase.momentum, together, job.local, id(samples.x))
+                # Our programs read the rate where it lies; torch's have it as a number.
+                self.recorder.run(stage, (*what, None if self.fused else phase.lr), plan, step)
+            else:
+                for now in plan:
+                    step(now)
+        return stage.result(copy=self.recorder is not None)
 
 
 def _storage(value: Tensor) -> int:
@@ -116,46 +143,3 @@ def _spread_out(fields: dict[str, Any], axes: dict[str, Any], k: int) -> tuple[d
             common = {name: fields[group][name] for name, axis in named.items() if axis is None}
             spread[group] = {**fields[group], **{name: value.expand(k, *value.shape) for name, value in common.items()}}
     return spread, dict.fromkeys(axes, 0)
-
-
-def _feed(samples: Samples, clients: Tensor, order: Order) -> Iterator[tuple[tuple[Batch, ...], Tensor | None]]:
-    device, dtype = samples.x.device, samples.x.dtype
-    index = torch.from_numpy(order.index).to(device)
-    sizes = torch.from_numpy(order.sizes).to(device)
-    steps = torch.from_numpy(order.steps).to(device)
-    rows = clients.to(device)[:, None]
-    mask = (torch.arange(index.shape[-1], device=device) < sizes[..., None]).to(dtype)
-    together = bool((order.steps == order.steps.max(initial=0)).all())
-    for step in range(index.shape[1]):
-        batches = []
-        for place in range(index.shape[2]):
-            chosen = index[:, step, place]
-            batches.append(Batch(samples.x[rows, chosen], samples.y[rows, chosen], mask[:, step, place], chosen))
-        yield tuple(batches), None if together else (step < steps).to(dtype)
-
-
-def why_not_stackable(net: Net, sample: Tensor) -> str | None:
-    """Return why a network cannot be trained stacked, naming the layer; None if it can.
-
-    Found by trying: one step of two clients, watching which layer was entered last when it fails.
-    """
-    for name, layer in net.layers():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            # Padded samples and clients that have finished would enter its statistics.
-            return f"layer {name!r} ({type(layer).__name__}) mixes the samples of a batch"
-    entered: list[str] = []
-    labels = [(layer, f"{name!r} ({type(layer).__name__})") for name, layer in net.layers()]
-    hooks = [layer.register_forward_pre_hook(lambda *_, label=label: entered.append(label)) for layer, label in labels]
-    params = {name: value.detach().expand(2, *value.shape).clone() for name, value in net.initial.items()}
-    leaves = {name: value.requires_grad_(name in net.trainable) for name, value in params.items()}
-    net.train(True)
-    try:
-        total = vmap(net, in_dims=(0, None))(leaves, sample.expand(2, *sample.shape[1:])).sum()
-        torch.autograd.grad(total, [leaves[name] for name in net.trainable], allow_unused=True)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0][:120]
-        return f"layer {entered[-1] if entered else 'unknown'} does not run under vmap ({reason})"
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return None

@@ -1,0 +1,84 @@
+# mypy: ignore-errors
+"""Max pooling with channels last, as Triton programs; a position inside a window has a number, row by row."""
+
+import triton
+import triton.language as tl
+
+UNSPECIALISED = ["rows", "height", "width", "out_height", "out_width"]
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def pooled(
+    x, y, winners, rows, channels, height, width, out_height, out_width,
+    kernel_height: tl.constexpr, kernel_width: tl.constexpr, stride_height: tl.constexpr, stride_width: tl.constexpr,
+    pad_height: tl.constexpr, pad_width: tl.constexpr, choosing: tl.constexpr,
+    block_rows: tl.constexpr, block_channels: tl.constexpr,
+):  # fmt: skip
+    """Take the largest of each window and note which it was; choosing, take the one that was noted.
+
+    As in torch, the first of equal ones wins, and what is no number wins over everything.
+    """
+    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
+    image = row // (out_height * out_width)
+    pixel = (row - image * (out_height * out_width)).to(tl.int32)
+    top = pixel // out_width
+    left = (pixel - top * out_width) * stride_width - pad_width
+    top = top * stride_height - pad_height
+    real = (row < rows)[:, None] & (channel < channels)[None, :]
+    out = row[:, None] * channels + channel[None, :]
+    best = tl.full((block_rows, block_channels), float("-inf"), tl.float32)
+    winner = tl.full((block_rows, block_channels), -1, tl.int32)
+    if choosing:
+        winner = tl.load(winners + out, mask=real, other=0).to(tl.int32)
+    for down in tl.static_range(kernel_height):
+        for right in tl.static_range(kernel_width):
+            number = down * kernel_width + right
+            vertical = top + down
+            horizontal = left + right
+            inside = (vertical >= 0) & (vertical < height) & (horizontal >= 0) & (horizontal < width)
+            place = ((image * height + vertical) * width + horizontal) * channels
+            covered = real & inside[:, None]
+            value = tl.load(x + place[:, None] + channel[None, :], mask=covered, other=0.0).to(tl.float32)
+            if choosing:
+                best = tl.where(winner == number, value, best)
+            else:
+                better = covered & ((winner < 0) | (value > best) | (value != value))
+                best = tl.where(better, value, best)
+                winner = tl.where(better, number, winner)
+    tl.store(y + out, best.to(y.dtype.element_ty), mask=real)
+    if not choosing:
+        tl.store(winners + out, winner.to(tl.uint8), mask=real)
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def pooled_gradient(
+    g, winners, y, rows, channels, height, width, out_height, out_width,
+    kernel_height: tl.constexpr, kernel_width: tl.constexpr, stride_height: tl.constexpr, stride_width: tl.constexpr,
+    pad_height: tl.constexpr, pad_width: tl.constexpr, block_rows: tl.constexpr, block_channels: tl.constexpr,
+):  # fmt: skip
+    """Sum for each input position what the windows that it won send back."""
+    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
+    image = row // (height * width)
+    pixel = (row - image * (height * width)).to(tl.int32)
+    vertical = pixel // width
+    horizontal = pixel - vertical * width + pad_width
+    vertical += pad_height
+    real = (row < rows)[:, None] & (channel < channels)[None, :]
+    total = tl.zeros((block_rows, block_channels), tl.float32)
+    # The windows that cover a position begin at most a kernel's length before it.
+    for back in tl.static_range((kernel_height + stride_height - 1) // stride_height):
+        for aside in tl.static_range((kernel_width + stride_width - 1) // stride_width):
+            top = vertical // stride_height - back
+            left = horizontal // stride_width - aside
+            down = vertical - top * stride_height
+            right = horizontal - left * stride_width
+            covered = (top >= 0) & (top < out_height) & (left >= 0) & (left < out_width)
+            covered &= (down < kernel_height) & (right < kernel_width)
+            place = (((image * out_height + top) * out_width + left) * channels)[:, None] + channel[None, :]
+            mask = real & covered[:, None]
+            winner = tl.load(winners + place, mask=mask, other=255).to(tl.int32)
+            value = tl.load(g + place, mask=mask, other=0.0).to(tl.float32)
+            total += tl.where(winner == (down * kernel_width + right)[:, None], value, 0.0)
+    tl.store(y + row[:, None] * channels + channel[None, :], total.to(y.dtype.element_ty), mask=real)

@@ -1,0 +1,206 @@
+"""Launches the programs of the three products; tensors are physical here, with the client axis first.
+
+x [k, n, channels, height, width], weight [k, outputs, channels, kernel height, kernel width] and the gradient of
+the output [k, n, outputs, rows, columns], each with its channels last in memory.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from fedrema.engine.kernels import descriptors, gradient_programs, programs, tiles
+from fedrema.engine.kernels.tiles import FEW_CHANNELS
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What a convolution does besides its weights; a linear layer is one with a single tap."""
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    precision: str = "float32"
+    linear: bool = False
+    """Results stay float32, and weights are read as they are: each is used by few rows."""
+
+    @property
+    def bf16(self) -> bool:
+        """Whether operands have 16 bits."""
+        return self.precision == "bf16"
+
+    @property
+    def result(self) -> torch.dtype:
+        """What the output is kept in."""
+        return torch.bfloat16 if self.bf16 and not self.linear else torch.float32
+
+    @property
+    def dot(self) -> str:
+        """What Triton calls the precision of a product."""
+        return "ieee" if self.precision == "float32" else "tf32"
+
+    def size(self, x: Tensor, weight: Tensor) -> tuple[int, int]:
+        """Return height and width of the output."""
+        height, width = (
+            (x.shape[3 + axis] + 2 * self.padding[axis] - weight.shape[3 + axis]) // self.stride[axis] + 1
+            for axis in (0, 1)
+        )
+        return height, width
+
+    def numbers(self, kernel: tuple[int, int]) -> tuple[int, int, int, int, int, int]:
+        """Return kernel, stride and padding as the programs take them."""
+        return (*kernel, *self.stride, *self.padding)
+
+
+def narrowed(weight: Tensor, geometry: Geometry) -> Tensor:
+    """Return the weights as the programs read them, [k, outputs, taps high, taps wide, channels] without gaps."""
+    last = weight.permute(0, 1, 3, 4, 2)
+    if geometry.bf16 and not geometry.linear:
+        last = last.to(torch.bfloat16)
+    return last.contiguous()
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """Return the output [k, n, outputs, rows, columns]; the weight is a narrowed one."""
+    clients, outputs, *kernel, channels = weight.shape
+    height, width = geometry.size(x, weight.permute(0, 1, 4, 2, 3))
+    rows = x.shape[1] * height * width
+    few = channels < FEW_CHANNELS
+    x = _last(x, geometry, few)
+    y = x.new_empty((clients, x.shape[1], height, width, outputs), dtype=geometry.result)
+    bias = None if bias is None else bias.contiguous()
+    sizes = (rows, channels, outputs, *x.shape[2:4], height, width, *geometry.numbers((kernel[0], kernel[1])))
+    common: dict[str, Any] = {"has_bias": bias is not None, "bf16": geometry.bf16, "precision": geometry.dot}
+    if not y.numel():
+        return y.permute(0, 1, 4, 2, 3)
+    if few:
+        folded = channels * kernel[0] * kernel[1]
+        tile = tiles.folded_tile(folded, outputs, geometry.precision)
+        programs.folded_product[_grid(rows, outputs, tile, clients)](
+            x, weight, weight if bias is None else bias, y, *sizes, folded, *x.stride(), weight.stride(0), **common,
+            block_rows=tile.rows, block_outputs=tile.columns, block_folded=tile.reduction,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    else:
+        strides = (weight.stride(0), kernel[0] * kernel[1] * channels, channels, 1)
+        _gathered(x, weight, bias, y, sizes, strides, geometry, transposed=False, common=common)
+    return y.permute(0, 1, 4, 2, 3)
+
+
+def input_gradient(
+    g: Tensor, weight: Tensor, size: tuple[int, int], dtype: torch.dtype, geometry: Geometry
+) -> Tensor:
+    """Return the gradient [k, n, channels, *size] of the input; the weight is a narrowed one."""
+    clients, outputs, *kernel, channels = weight.shape
+    g = _last(g, geometry, few=False)
+    rows = g.shape[1] * size[0] * size[1]
+    y = g.new_empty((clients, g.shape[1], *size, channels), dtype=dtype)
+    sizes = (rows, outputs, channels, *g.shape[2:4], *size, *geometry.numbers((kernel[0], kernel[1])))
+    strides = (weight.stride(0), 1, channels, kernel[0] * kernel[1] * channels)
+    common: dict[str, Any] = {"has_bias": False, "bf16": geometry.bf16, "precision": geometry.dot}
+    if y.numel():
+        _gathered(g, weight, None, y, sizes, strides, geometry, transposed=True, common=common)
+    return y.permute(0, 1, 4, 2, 3)
+
+
+def weight_gradient(x: Tensor, g: Tensor, kernel: tuple[int, int], geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the weight [k, outputs, channels, *kernel] and of the bias [k, outputs], float32."""
+    channels, outputs = x.shape[2], g.shape[2]
+    clients = max(len(x), len(g))
+    few = channels < FEW_CHANNELS
+    x = _last(x, geometry, few)
+    g = _last(g, geometry, few=False)
+    g = g.expand(clients, *g.shape[1:]).contiguous()
+    height, width = g.shape[2:4]
+    rows = g.shape[1] * height * width
+    shape = (clients, outputs, *kernel, channels)
+    sizes = (rows, channels, outputs, *x.shape[2:4], height, width)
+    common: dict[str, Any] = {"bf16": geometry.bf16, "precision": geometry.dot}
+    if few:
+        folded = channels * kernel[0] * kernel[1]
+        tile = tiles.folded_gradient_tile(folded + 1, outputs)
+        across = triton.cdiv(folded + 1, tile.rows) * triton.cdiv(outputs, tile.columns)
+        count, each = tiles.parts(rows, across, tile.reduction, wanted=64)
+        y, z = x.new_empty((count, *shape), dtype=torch.float32), x.new_empty((count, *shape[:2]), dtype=torch.float32)
+        gradient_programs.folded_weight_gradient[(across, count, clients)](
+            x, g, y, z, *sizes, *geometry.numbers(kernel)[1:], folded, each, *x.stride(), y.stride(0), z.stride(0),
+            **common, block_outputs=tile.columns, block_folded=tile.rows, block_rows=tile.reduction,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        total = _added(z)
+    else:
+        wide = geometry.bf16 and torch.float32 in (x.dtype, g.dtype)
+        described = None if wide or geometry.stride != (1, 1) else descriptors.gradient(x, g, kernel, geometry.padding)
+        if described is not None:
+            return _added(described).permute(0, 1, 4, 2, 3), totals(g)
+        tile = tiles.gradient_tile(rows, channels, outputs, geometry.precision, wide)
+        across = kernel[0] * kernel[1] * triton.cdiv(outputs, tile.rows) * triton.cdiv(channels, tile.columns)
+        count, each = tiles.parts(rows, across, tile.reduction)
+        y = x.new_empty((count, *shape), dtype=torch.float32)
+        gradient_programs.weight_gradient[(across, count, clients)](
+            x, g, y, *sizes, *geometry.numbers(kernel), each, *x.stride()[:4], y.stride(0), **common,
+            block_outputs=tile.rows, block_channels=tile.columns, block_rows=tile.reduction,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        total = totals(g)
+    return _added(y).permute(0, 1, 4, 2, 3), total
+
+
+def totals(g: Tensor) -> Tensor:
+    """Return the sum [k, outputs] over all rows of a gradient [k, n, rows, columns, outputs]."""
+    clients, outputs, rows = len(g), g.shape[-1], g.shape[1] * g.shape[2] * g.shape[3]
+    columns = min(tiles.power_above(outputs), 64)
+    across = triton.cdiv(outputs, columns)
+    count, each = tiles.parts(rows, across, 64, wanted=32, least=256)
+    z = g.new_empty((count, clients, outputs), dtype=torch.float32)
+    gradient_programs.column_totals[(across, count, clients)](
+        g, z, rows, outputs, each, z.stride(0), block_outputs=columns, block_rows=64, num_warps=4
+    )
+    return _added(z)
+
+
+def _gathered(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...],
+    geometry: Geometry, *, transposed: bool, common: dict[str, Any],
+) -> None:  # fmt: skip
+    rows, channels, outputs = sizes[:3]
+    wide = geometry.bf16 and torch.float32 in (x.dtype, weight.dtype)
+    if not wide and geometry.stride == (1, 1):
+        if descriptors.product(x, weight, bias, y, geometry.padding, transposed=transposed):
+            return
+    tile = tiles.forward_tile(rows, channels, outputs, geometry.precision, wide)
+    programs.gathered_product[_grid(rows, outputs, tile, len(y))](
+        x, weight, weight if bias is None else bias, y, *sizes, *x.stride()[:4], *strides, **common,
+        transposed=transposed, strided=geometry.stride != (1, 1),
+        block_rows=tile.rows, block_outputs=tile.columns, block_channels=tile.reduction,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _grid(rows: int, outputs: int, tile: tiles.Tile, clients: int) -> tuple[int, int]:
+    return triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.columns), clients
+
+
+def _last(value: Tensor, geometry: Geometry, few: bool) -> Tensor:
+    """Return activations with their channels last, [k, n, height, width, channels], copied only where needed."""
+    value = value.permute(0, 1, 3, 4, 2)
+    if few:  # read one by one, from wherever they are
+        return value
+    common = value.stride(0) == 0 and len(value) > 1
+    own = value[:1] if common else value
+    if geometry.bf16 and not geometry.linear:  # nine taps read it: not float32 each time
+        own = own.to(torch.bfloat16)
+    own = own.contiguous()
+    return own.expand(value.shape) if common else own
+
+
+def _added(parts: Tensor) -> Tensor:
+    """Return the sum over the first axis, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    total = torch.empty_like(parts[0])
+    gradient_programs.parts_sum[(triton.cdiv(total.numel(), 1024),)](
+        parts, total, total.numel(), parts.stride(0), len(parts), block=1024
+    )
+    return total

@@ -1,0 +1,108 @@
+"""How large the tiles of a product are: fixed rules, so that a run neither spends time trying nor ever varies.
+
+The rules look at one client's shape only. What comes out for a client is the same bit for bit whether it is stacked
+with twenty others or with a hundred.
+"""
+
+from typing import NamedTuple
+
+FEW_CHANNELS = 16
+"""Below this, taps and channels are one axis: a block of channels would be mostly padding."""
+
+
+class Tile(NamedTuple):
+    """Block sizes of one program and how it is run."""
+
+    rows: int
+    """Of the result."""
+    columns: int
+    reduction: int
+    """Entries of the summed axis per step."""
+    warps: int
+    stages: int
+    """Steps whose loads are in flight."""
+
+
+def power_above(size: int) -> int:
+    """Return the smallest power of two that is not below a size."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def forward_tile(rows: int, channels: int, outputs: int, precision: str, wide_operands: bool) -> Tile:
+    """Return the tile of a forward product or an input gradient; operands are wide where float32 is loaded."""
+    columns = min(max(power_above(outputs), 16), 256)
+    reduction = min(max(power_above(channels), 16), 64)
+    if precision == "float32":
+        return Tile(64, min(columns, 64), min(reduction, 32), 4, 2)
+    if precision == "tf32":
+        return Tile(128, min(columns, 128), min(reduction, 32), 8, 3)
+    if wide_operands:
+        return Tile(128, min(columns, 128), reduction, 8, 3) if columns >= 128 else Tile(128, columns, reduction, 4, 3)
+    return Tile(128, min(columns, 128), reduction, 4, 3)
+
+
+def folded_tile(entries: int, outputs: int, precision: str) -> Tile:
+    """Return the tile of a forward product with few channels."""
+    columns = min(max(power_above(outputs), 16), 64)
+    return Tile(64 if precision == "float32" else 128, columns, min(max(power_above(entries), 16), 32), 4, 1)
+
+
+def gradient_tile(rows: int, channels: int, outputs: int, precision: str, wide_operands: bool) -> Tile:
+    """Return the tile of a weight gradient: rows are outputs, columns are channels, the sum is over rows."""
+    tall = min(max(power_above(outputs), 16), 256)
+    columns = min(max(power_above(channels), 16), 128)
+    if precision == "float32":
+        return Tile(min(tall, 64), min(columns, 64), 32, 4, 2)
+    if precision == "tf32":
+        return Tile(min(tall, 128), columns, 32, 8 if tall * columns >= 128 * 128 else 4, 2)
+    if wide_operands:
+        return Tile(min(tall, 64), columns, min(max(power_above(rows), 16), 128), 4, 1)
+    return Tile(tall, columns, 64, 8 if tall * columns > 128 * 128 else 4, 3)
+
+
+def folded_gradient_tile(entries: int, outputs: int) -> Tile:
+    """Return the tile of a weight gradient with few channels: rows are entries, columns are outputs."""
+    return Tile(min(max(power_above(entries), 16), 64), min(max(power_above(outputs), 16), 64), 64, 4, 1)
+
+
+def parts(rows: int, tiles: int, step: int, wanted: int = 32, least: int = 512) -> tuple[int, int]:
+    """Return into how many parts the rows of a sum are split, and the rows of each.
+
+    Enough that one client makes about `wanted` programs, as long as each has a few steps to do.
+    """
+    count = max(1, min(-(-wanted // tiles), rows // least))
+    each = -(-rows // count)
+    each = -(-each // step) * step
+    return -(-rows // each), each
+
+
+class Box(NamedTuple):
+    """A tile of rows as a box of positions."""
+
+    images: int
+    high: int
+    wide: int
+
+
+def box(rows: int, height: int, width: int) -> Box | None:
+    """Return a tile of so many rows of images of this size as a box; None where it is none."""
+    if width != power_above(width) or width > rows:
+        return None
+    high = min(height, rows // width)
+    if high != power_above(high) or height % high:
+        return None
+    return Box(rows // (width * high), high, width)
+
+
+def descriptor_tile(rows: int, channels: int, outputs: int) -> Tile:
+    """Return the tile of a forward product or an input gradient whose operands are fetched as boxes."""
+    columns = 256 if outputs > 128 else 128 if outputs > 64 else 64
+    reduction = 64 if channels % 64 == 0 else 32 if channels % 32 == 0 else 16
+    return Tile(128 if columns < 256 else 128, columns, reduction, 8 if columns == 256 else 4, 4)
+
+
+def descriptor_gradient_tile(rows: int, channels: int, outputs: int) -> Tile:
+    """Return the tile of a weight gradient whose operands are fetched as boxes."""
+    tall = 256 if outputs > 128 else 128 if outputs > 64 else 64
+    columns = min(max(power_above(channels), 16), 128)
+    return Tile(tall, columns, 64, 8 if tall * columns > 128 * 128 else 4, 4)
