@@ -1,5 +1,6 @@
 """What clients do: prepare, train, close a round, adapt, answer. Simulated here, or one of them on a real node."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,22 @@ from fedrema.net import Net, Tensors
 from fedrema.score import tally
 
 
+_SAMPLES: weakref.WeakKeyDictionary[Federation, dict[object, tuple[Samples, Samples]]] = weakref.WeakKeyDictionary()
+
+
+def samples_of(federation: Federation, device: torch.device, dtype: torch.dtype) -> tuple[Samples, Samples]:
+    """Return the samples to train on and to test with; every simulation of a federation uses the same."""
+    known = _SAMPLES.setdefault(federation, {})
+    if (device, dtype) not in known:
+
+        def placed(split: Split) -> Samples:
+            x = to_float(torch.from_numpy(split.x).to(device), dtype)
+            return Samples(x, torch.from_numpy(split.y).to(device), torch.from_numpy(split.count))
+
+        known[device, dtype] = placed(federation.split("train")), placed(federation.split("test"))
+    return known[device, dtype]
+
+
 class Clients:
     """The clients of a federation with their samples, and the engine that trains some of them at once.
 
@@ -52,16 +69,11 @@ class Clients:
         arithmetic = choose_precision(precision, self.device)
         self.dtype = arithmetic.dtype
         self.net = net.to(self.device, self.dtype)
-        self.train = self._samples(federation.split("train"))
-        self.test = self._samples(federation.split("test"))
+        self.train, self.test = samples_of(federation, self.device, self.dtype)
         self.engine = make_engine(backend, self.net, self.train.x[:1, 0], arithmetic, len(federation))
         self.counts = self.train.counts.to(self.device, self.dtype)
         if net.classes < federation.classes:
             raise BadInput(f"The network tells {net.classes} classes apart, but the data has {federation.classes}.")
-
-    def _samples(self, split: Split) -> Samples:
-        x = to_float(torch.from_numpy(split.x).to(self.device), self.dtype)
-        return Samples(x, torch.from_numpy(split.y).to(self.device), torch.from_numpy(split.count))
 
     def roles(self, params: Stacked) -> dict[str, Role]:
         """Return what becomes of each parameter."""

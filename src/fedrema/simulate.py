@@ -100,6 +100,8 @@ class Simulator(Clients):
         self.settings = settings
         self.joins = self._joining_rounds()
         self.shelf = Shelf(self.device)
+        self.company = 1
+        """How many simulations train together; each is given its share of the time."""
         self.chunk = Mean.BLOCK * math.ceil(settings.chunk / Mean.BLOCK) or self._chunk()
 
     def _joining_rounds(self) -> list[int]:
@@ -111,8 +113,10 @@ class Simulator(Clients):
         return self.settings.memory * GIGABYTE if self.settings.memory else free_bytes(self.device) / 2
 
     def _chunk(self) -> int:
-        if len(self.federation) <= Mean.BLOCK:
-            return Mean.BLOCK
+        return Mean.BLOCK if len(self.federation) <= Mean.BLOCK else self.room_for()
+
+    def room_for(self) -> int:
+        """Return how many clients fit into memory while they train."""
         # Trained parameters and momentum; stacked, also a gradient and what it is computed from.
         each = 2 * model_bytes(self.net)
         if self.engine.name == "stacked":
@@ -199,7 +203,7 @@ class Simulator(Clients):
 
     def play_round(self, world: World) -> Round:
         """Train, aggregate, hand out, score. A round that fails leaves the world as it was."""
-        clock = Clock(self.device)
+        clock = Clock(self.device, self.company)
         moment = self.moment(world.round + 1)
         answering, failing = self.choose(moment.round)
         record: dict[str, Any] = {"round": moment.round, "participants": answering, "dropped": failing}

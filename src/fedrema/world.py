@@ -112,10 +112,11 @@ class Round:
 
 
 class Clock:
-    """Seconds by part of a round."""
+    """Seconds by part of a round; where several simulations train together, each counts its share."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, company: int = 1) -> None:
         self.device = device
+        self.company = company
         self.laps = dict.fromkeys(("train", "aggregate", "evaluate", "other"), 0.0)
         self.last = time.perf_counter()
 
@@ -124,7 +125,7 @@ class Clock:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
-        self.laps[part] += now - self.last
+        self.laps[part] += (now - self.last) / self.company
         self.last = now
 
 

@@ -9,15 +9,16 @@ import tyro
 from rich.console import Console
 
 from fedrema.cli.after import common_folder
-from fedrema.cli.progress import RunProgress
+from fedrema.cli.progress import RunProgress, Watch
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
 from fedrema.report.compare import comparison_table
 from fedrema.report.curves import draw_curves
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Interrupted, begin, take_up
+from fedrema.runs.execute import Interrupted, take_up
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
+from fedrema.runs.together import play_seeds, seeds_apart
 from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
@@ -98,14 +99,16 @@ def _run(wanted: list[Settings]) -> int:
     failed: list[str] = []
     try:
         with RunProgress(quiet) as progress:
-            for settings in wanted:
-                seed = f" seed {settings.simulation.seed}" if settings.output.seeds > 1 else ""
-                prepared = begin(settings)
-                watch = progress.watch(f"{settings.method.called()}{seed}", settings.simulation.rounds)
-                try:
-                    done.append(prepared.play(watch))
-                except Diverged as error:  # one method's bad luck is no reason to leave out the others
-                    failed.append(f"fedrema: {settings.method.called()}{seed}: {error}")
+
+            def watching(settings: Settings) -> Watch:
+                return progress.watch(_label(settings), settings.simulation.rounds)
+
+            for group in seeds_apart(wanted):
+                for settings, outcome in play_seeds(group, watching):
+                    if isinstance(outcome, Diverged):  # one method's bad luck is no reason to leave out the others
+                        failed.append(f"fedrema: {_label(settings)}: {outcome}")
+                    else:
+                        done.append(outcome)
     except Interrupted as stop:
         return _interrupted(stop)
     if done and not quiet:
@@ -113,6 +116,11 @@ def _run(wanted: list[Settings]) -> int:
     for sentence in failed:
         print(sentence, file=sys.stderr)
     return 2 if failed else 0
+
+
+def _label(settings: Settings) -> str:
+    seed = f" seed {settings.simulation.seed}" if settings.output.seeds > 1 else ""
+    return f"{settings.method.called()}{seed}"
 
 
 def _interrupted(stop: Interrupted) -> int:

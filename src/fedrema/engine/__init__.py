@@ -1,31 +1,20 @@
 """Trains k clients from a method: one after the other (`loop`) or as one tensor program (`stacked`)."""
 
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import Tensor, nn
 
-from fedrema.core import Method
 from fedrema.engine.arithmetic import Arithmetic, Precision, choose_device, choose_precision
 from fedrema.engine.batches import Order, draw_order
-from fedrema.engine.crowd import Crowd, Hook, Job, Samples, Stacked, places
+from fedrema.engine.crowd import Crowd, Engine, Job, Samples, Stacked, places
 from fedrema.engine.loop import Loop
 from fedrema.engine.stackable import why_not_stackable
 from fedrema.engine.stacked import StackedEngine
+from fedrema.engine.together import Party, Room
 from fedrema.errors import BadInput
-from fedrema.net import Net, Tensors
+from fedrema.net import Net
 
 Backend = Literal["auto", "loop", "stacked"]
-
-
-class Engine(Protocol):
-    """What both backends do; `fedrema.engine.loop` and `fedrema.engine.stacked` say how."""
-
-    name: str
-    net: Net
-
-    def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]: ...
-    def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor: ...
-    def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]: ...
 
 
 def make_engine(backend: Backend, net: Net, sample: Tensor, arithmetic: Arithmetic, clients: int) -> Engine:
@@ -51,7 +40,9 @@ __all__ = [
     "Job",
     "Loop",
     "Order",
+    "Party",
     "Precision",
+    "Room",
     "Samples",
     "Stacked",
     "StackedEngine",

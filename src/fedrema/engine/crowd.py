@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedrema.core import Batch, Client, LocalTraining, Method, Phase
 from fedrema.engine.batches import Order
-from fedrema.net import Tensors
+from fedrema.net import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -136,3 +137,14 @@ class Job:
 
 Hook = Callable[[Client, Batch], dict[str, Tensors]]
 """A method's hook for one client: groups of named tensors come out."""
+
+
+class Engine(Protocol):
+    """What both backends do; `fedrema.engine.loop` and `fedrema.engine.stacked` say how."""
+
+    name: str
+    net: Net
+
+    def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]: ...
+    def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor: ...
+    def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]: ...

@@ -52,7 +52,7 @@ class StackedEngine:
             for value in group.merged().values()
         }
         return {
-            group: {name: value.clone() if _storage(value) in held else value for name, value in named.items()}
+            group: {name: _kept(value, _storage(value) in held) for name, value in named.items()}
             for group, named in made.items()
         }
 
@@ -103,6 +103,11 @@ class StackedEngine:
 
 def _storage(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
+
+
+def _kept(value: Tensor, copy: bool) -> Tensor:
+    # In one memory order whoever is there: sums are rounded by it.
+    return value.clone(memory_format=torch.contiguous_format) if copy else value.contiguous()
 
 
 def _over_clients(

@@ -17,7 +17,7 @@ from fedrema.runs.checkpoint import load_world, save_world
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import FEDERATION_FILE, default_folder, describe, identity_of, saved_settings
 from fedrema.runs.run import Run
-from fedrema.runs.stopping import stopping_gently
+from fedrema.runs.stopping import StopRequest, stopping_gently
 from fedrema.score import summarise
 from fedrema.settings import Settings
 from fedrema.simulate import Simulator
@@ -50,14 +50,20 @@ def resume(
 
 
 def begin(settings: Settings, federation: Federation | None = None, module: nn.Module | None = None) -> "Prepared":
+    """Prepare a new run; a federation that came from Python is saved beside it."""
+    prepared = begin_on(settings, federation or build_federation(settings.data), module)
+    if federation is not None:
+        federation.save(prepared.directory.path / FEDERATION_FILE)
+    return prepared
+
+
+def begin_on(settings: Settings, federation: Federation, module: nn.Module | None = None) -> "Prepared":
     """Prepare a new run. Nothing is written before everything that can be refused has been checked."""
     directory = RunDirectory(settings.output.out or default_folder(settings))
     directory.check_free(settings.output.overwrite)
-    simulator = prepare(settings, federation or build_federation(settings.data), module)
+    simulator = prepare(settings, federation, module)
     world = simulator.start()
     directory.create(describe(settings, simulator, module is not None))
-    if federation is not None:
-        federation.save(directory.path / FEDERATION_FILE)
     return Prepared(directory, simulator, world, settings.output.checkpoint_every)
 
 
@@ -102,30 +108,34 @@ class Prepared:
 
     def play(self, watch: Watcher | None = None) -> Run:
         """Play to the last round, recording and saving; `watch` is called with every round as it ends."""
+        with stopping_gently() as request:
+            return self.play_until(request, watch)
+
+    def play_until(self, request: StopRequest, watch: Watcher | None = None) -> Run:
+        """Play to the last round, or until someone asks to stop."""
         directory, world = self.directory, self.world
         records = directory.keep_rounds(world.round)
         relations = directory.relations(world.round)
         directory.summary_file.unlink(missing_ok=True)
         saved = time.monotonic()
-        with stopping_gently() as request:
-            try:
-                for played in self.simulator.play(world):
-                    directory.append(played.record)
-                    records.append(played.record)
-                    if played.relations:
-                        relations[world.round] = played.relations
-                    if watch:
-                        watch(played)
-                    if request.asked:
-                        break
-                    if self._due(time.monotonic() - saved):
-                        self._save(relations)
-                        saved = time.monotonic()
-            except Diverged as error:
-                self._save(relations)  # the round that failed left the world as it was
-                kept = f"round {world.round} is kept in {directory.path}"
-                raise Diverged(f"{str(error).rstrip('.')}; {kept}.") from error
-            self._save(relations)
+        try:
+            for played in self.simulator.play(world):
+                directory.append(played.record)
+                records.append(played.record)
+                if played.relations:
+                    relations[world.round] = played.relations
+                if watch:
+                    watch(played)
+                if request.asked:
+                    break
+                if self._due(time.monotonic() - saved):
+                    self._save(relations)
+                    saved = time.monotonic()
+        except Diverged as error:
+            self._save(relations)  # the round that failed left the world as it was
+            kept = f"round {world.round} is kept in {directory.path}"
+            raise Diverged(f"{str(error).rstrip('.')}; {kept}.") from error
+        self._save(relations)
         if world.round < self.simulator.settings.rounds:
             raise Interrupted(f"Stopped after round {world.round}; go on with: fedrema resume {directory.path}")
         directory.write_json(directory.summary_file, summarise(records))

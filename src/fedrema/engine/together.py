@@ -1,0 +1,188 @@
+"""Several simulations of the same federation train as one program: seeds are nothing but more clients."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedrema.core import Method
+from fedrema.engine.batches import Order
+from fedrema.engine.crowd import Crowd, Engine, Hook, Job, Samples, Stacked
+from fedrema.net import Tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """Scores that are to be found."""
+
+    method: Method
+    crowd: Crowd
+    samples: Samples
+
+
+class Room:
+    """Where simulations meet: each runs in a thread of its own, but only while it holds the baton.
+
+    One that wants to train or score waits; when all wait, what they want is done at once for all. So threads never
+    compute side by side, and the order of things is always the same.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.baton = threading.Condition()
+        self.parties: list[Party] = []
+        self.waiting: dict[Party, Job | Scoring] = {}
+        self.results: dict[Party, Any] = {}
+
+    def join(self) -> "Party":
+        """Return an engine for one more simulation."""
+        self.parties.append(Party(self))
+        return self.parties[-1]
+
+    def leave(self, party: "Party") -> None:
+        """Go on without one; the baton must be held."""
+        self.parties.remove(party)
+        self._serve()
+
+    def meet(self, party: "Party", wish: Job | Scoring) -> Any:
+        """Wait until all others wait too; returns what was wished for."""
+        self.waiting[party] = wish
+        self._serve()
+        while party not in self.results:
+            self.baton.wait()
+        result = self.results.pop(party)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _serve(self) -> None:
+        if not self.parties or len(self.waiting) < len(self.parties):
+            return
+        parties = [party for party in self.parties if party in self.waiting]
+        wishes = [self.waiting.pop(party) for party in parties]
+        try:
+            results = self._grant(wishes)
+        except Exception as error:  # everyone waits for it, so everyone must hear of it
+            results = [error] * len(parties)
+        self.results.update(zip(parties, results, strict=True))
+        self.baton.notify_all()
+
+    def _grant(self, wishes: list[Job | Scoring]) -> list[Any]:
+        crowds = [wish.crowd for wish in wishes]
+        sizes = [len(crowd) for crowd in crowds]
+        first = wishes[0]
+        if len(wishes) > 1 and isinstance(first, Job):
+            job = joined_job([wish for wish in wishes if isinstance(wish, Job)], len(wishes))
+            if job is not None:
+                params, velocity, losses = self.engine.train(job)
+                apart = (_apart(params, sizes), _apart(velocity, sizes), torch.split(losses, sizes))
+                return list(zip(*apart, strict=True))
+        alike = all(
+            isinstance(wish, Scoring) and wish.method == first.method and wish.samples is first.samples
+            for wish in wishes
+            if isinstance(first, Scoring)
+        )
+        if len(wishes) > 1 and isinstance(first, Scoring) and alike and _same_names(crowds):
+            return list(torch.split(self.engine.scores(first.method, joined_crowd(crowds), first.samples), sizes))
+        return [self._alone(wish) for wish in wishes]
+
+    def _alone(self, wish: Job | Scoring) -> Any:
+        if isinstance(wish, Job):
+            return self.engine.train(wish)
+        return self.engine.scores(wish.method, wish.crowd, wish.samples)
+
+
+class Party:
+    """The engine of one simulation among several."""
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+        self.name = room.engine.name
+        self.net = room.engine.net
+
+    def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
+        """Apply a hook to every client; a hook belongs to one simulation, so this is not done together."""
+        return self.room.engine.each(hook, crowd, samples)
+
+    def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
+        """Return the class each client predicts for each of its samples."""
+        scores: Tensor = self.room.meet(self, Scoring(method, crowd, samples))
+        return scores
+
+    def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
+        """Return trained parameters, momentum and mean losses."""
+        trained: tuple[Tensors, Tensors, Tensor] = self.room.meet(self, job)
+        return trained
+
+
+def joined_job(jobs: Sequence[Job], wanted: int) -> Job | None:
+    """Return several jobs as one; None where they are not the same work for other clients."""
+    first = jobs[0]
+    phases = [[phase for phase, _ in job.plan] for job in jobs]
+    same = all(job.method == first.method and job.samples is first.samples for job in jobs)
+    if len(jobs) < wanted or not same or any(each != phases[0] for each in phases):
+        return None
+    if any(job.local != first.local or job.velocity.keys() != first.velocity.keys() for job in jobs):
+        return None
+    if not _same_names([job.crowd for job in jobs]):
+        return None
+    orders = zip(*([order for _, order in job.plan] for job in jobs), strict=True)
+    plan = [(phase, joined_order(order)) for phase, order in zip(phases[0], orders, strict=True)]
+    velocity = {name: torch.cat([job.velocity[name] for job in jobs]) for name in first.velocity}
+    return replace(first, crowd=joined_crowd([job.crowd for job in jobs]), plan=plan, velocity=velocity)
+
+
+def joined_crowd(crowds: Sequence[Crowd]) -> Crowd:
+    """Return several crowds as one; what was common to a crowd becomes each client's own."""
+
+    def joined(groups: Sequence[Stacked]) -> Stacked:
+        names = groups[0].merged()
+        spread = [
+            {name: value.expand(len(crowd), *value.shape) for name, value in group.common.items()} | group.own
+            for group, crowd in zip(groups, crowds, strict=True)
+        ]
+        return Stacked({name: torch.cat([each[name] for each in spread]) for name in names})
+
+    at_first = None if crowds[0].received is None else joined([crowd.at_first() for crowd in crowds])
+    return Crowd(
+        torch.cat([crowd.clients for crowd in crowds]),
+        tuple(name for crowd in crowds for name in crowd.names),
+        joined([crowd.params for crowd in crowds]),
+        joined([crowd.memory for crowd in crowds]),
+        joined([crowd.inbox for crowd in crowds]),
+        torch.cat([crowd.counts for crowd in crowds]),
+        at_first,
+    )
+
+
+def joined_order(orders: Sequence[Order]) -> Order:
+    """Return the batches of several crowds as those of one."""
+    steps, _, width = (max(order.index.shape[axis] for order in orders) for axis in (1, 2, 3))
+
+    def padded(numbers: np.ndarray) -> np.ndarray:
+        missing = [(0, 0), (0, steps - numbers.shape[1]), (0, 0), (0, width - numbers.shape[-1])]
+        return np.pad(numbers, missing[: numbers.ndim])
+
+    return Order(
+        np.concatenate([padded(order.index) for order in orders]),
+        np.concatenate([padded(order.sizes) for order in orders]),
+        np.concatenate([order.steps for order in orders]),
+    )
+
+
+def _same_names(crowds: Sequence[Crowd]) -> bool:
+    def names(crowd: Crowd) -> list[Any]:
+        groups = (crowd.params, crowd.memory, crowd.inbox)
+        return [crowd.received is None, *({name: value.shape[0 if name in group.common else 1 :]
+                for name, value in group.merged().items()} for group in groups)]  # fmt: skip
+
+    return all(names(crowd) == names(crowds[0]) for crowd in crowds)
+
+
+def _apart(tensors: Tensors, sizes: list[int]) -> list[Tensors]:
+    parts = {name: torch.split(value, sizes) for name, value in tensors.items()}
+    return [{name: part[number] for name, part in parts.items()} for number in range(len(sizes))]

@@ -1,0 +1,97 @@
+"""Runs that differ only in their training seed, played as one program."""
+
+import dataclasses
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from fedrema.data import build_federation
+from fedrema.engine import Party, Room
+from fedrema.errors import Diverged
+from fedrema.runs.execute import Interrupted, Prepared, Watcher, begin_on
+from fedrema.runs.run import Run
+from fedrema.runs.stopping import StopRequest, stopping_gently
+from fedrema.settings import Settings
+
+Outcome = Run | Diverged
+Watching = Callable[[Settings], Watcher]
+DEVICES = ("cuda",)
+"""Where seeds train together. On a CPU a run's bits would depend on its company: torch computes an exponential
+otherwise at the end of an array than inside it."""
+
+
+def seeds_apart(wanted: Sequence[Settings]) -> list[list[Settings]]:
+    """Put settings that differ only in their training seed (and folder) side by side, in the order given."""
+    return [list(group) for _, group in itertools.groupby(wanted, key=_without_seed)]
+
+
+def _without_seed(settings: Settings) -> Settings:
+    simulation = dataclasses.replace(settings.simulation, seed=0)
+    return dataclasses.replace(settings, simulation=simulation, output=dataclasses.replace(settings.output, out=None))
+
+
+def play_seeds(group: Sequence[Settings], watching: Watching) -> Iterator[tuple[Settings, Outcome]]:
+    """Play runs that differ in their seed: as many at once as memory allows, if they can be stacked at all.
+
+    Raises
+    ------
+    Interrupted
+        When someone asked to stop; every run that was going on has been saved.
+    """
+    federation = build_federation(group[0].data)
+    waiting = list(group)
+    while waiting:
+        first = begin_on(waiting[0], federation)
+        number = _at_once(first, len(waiting))
+        now, waiting = waiting[:number], waiting[number:]
+        prepared = [first, *(begin_on(settings, federation) for settings in now[1:])]
+        yield from zip(now, _play(prepared, [watching(settings) for settings in now]), strict=True)
+
+
+def _at_once(first: Prepared, wanted: int) -> int:
+    """Return how many seeds to train together; clients that are looped over gain nothing by company."""
+    simulator = first.simulator
+    if simulator.device.type not in DEVICES or simulator.engine.name != "stacked" or simulator.shelf.on_disk:
+        return 1
+    clients = max(1, round(simulator.settings.participation * len(simulator.federation)))
+    return max(1, min(wanted, simulator.room_for() // clients))
+
+
+def _play(prepared: Sequence[Prepared], watches: Sequence[Watcher]) -> list[Outcome]:
+    with stopping_gently() as request:
+        if len(prepared) == 1:
+            return [_outcome(prepared[0], request, watches[0])]
+        room = Room(prepared[0].simulator.engine)
+        found: list[Outcome | BaseException | None] = [None] * len(prepared)
+
+        def play(number: int, party: Party) -> None:
+            with room.baton:
+                try:
+                    found[number] = _outcome(prepared[number], request, watches[number])
+                except BaseException as error:  # handed to the main thread
+                    found[number] = error
+                finally:
+                    room.leave(party)
+
+        threads = []
+        for number, each in enumerate(prepared):
+            party = room.join()
+            each.simulator.engine = party
+            each.simulator.company = len(prepared)
+            threads.append(threading.Thread(target=play, args=(number, party), daemon=True))
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():  # waiting without end would keep Ctrl-C from being heard
+                thread.join(0.2)
+    errors = [each for each in found if isinstance(each, BaseException) and not isinstance(each, Diverged)]
+    if errors:
+        raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])
+    return [each for each in found if isinstance(each, Run | Diverged)]
+
+
+def _outcome(prepared: Prepared, request: StopRequest, watch: Watcher) -> Outcome:
+    try:
+        return prepared.play_until(request, watch)
+    except Diverged as error:  # one run's bad luck is no reason to stop the others
+        return error
