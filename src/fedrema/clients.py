@@ -67,7 +67,7 @@ class Clients:
         self.method, self.federation, self.local, self.rounds, self.seed = method, federation, local, rounds, seed
         self.device = choose_device(device)
         arithmetic = choose_precision(precision, self.device)
-        self.dtype = arithmetic.dtype
+        self.dtype, self.products = arithmetic.dtype, arithmetic.products
         self.net = net.to(self.device, self.dtype)
         self.train, self.test = samples_of(federation, self.device, self.dtype)
         self.engine = make_engine(backend, self.net, self.train.x[:1, 0], arithmetic, len(federation))

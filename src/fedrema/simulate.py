@@ -117,11 +117,12 @@ class Simulator(Clients):
 
     def room_for(self) -> int:
         """Return how many clients fit into memory while they train."""
-        # Trained parameters and momentum; stacked, also a gradient and what it is computed from.
-        each = 2 * model_bytes(self.net)
+        # Parameters and momentum, as they were and as they become, and once more on their way to disk; stacked also a
+        # gradient, and what it is computed from.
+        each = 6 * model_bytes(self.net)
         if self.engine.name == "stacked":
             samples = min(self.local.batch, self.train.x.shape[1])
-            each = 2 * (each + step_bytes(self.net, self.train.x[0, :samples]))
+            each += model_bytes(self.net) + 2 * step_bytes(self.net, self.train.x[0, :samples])
         return clients_at_once(self._budget() / 4, each)
 
     def parts(self, clients: Tensor) -> Iterator[Tensor]:

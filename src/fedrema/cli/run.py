@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedrema.cli.after import common_folder
 from fedrema.cli.progress import RunProgress, Watch
+from fedrema.cli.spread import devices_for, spread
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
 from fedrema.report.compare import comparison_table
@@ -95,6 +96,9 @@ def _run(wanted: list[Settings]) -> int:
         assert settings.output.out is not None
         RunDirectory(settings.output.out).check_free(settings.output.overwrite)
     quiet = wanted[0].output.quiet
+    groups, devices = seeds_apart(wanted), devices_for(wanted[0])
+    if len(devices) > 1 and len(wanted) > 1:
+        return _spread(groups, devices, quiet)
     done: list[Run] = []
     failed: list[str] = []
     try:
@@ -103,7 +107,7 @@ def _run(wanted: list[Settings]) -> int:
             def watching(settings: Settings) -> Watch:
                 return progress.watch(_label(settings), settings.simulation.rounds)
 
-            for group in seeds_apart(wanted):
+            for group in groups:
                 for settings, outcome in play_seeds(group, watching):
                     if isinstance(outcome, Diverged):  # one method's bad luck is no reason to leave out the others
                         failed.append(f"fedrema: {_label(settings)}: {outcome}")
@@ -116,6 +120,15 @@ def _run(wanted: list[Settings]) -> int:
     for sentence in failed:
         print(sentence, file=sys.stderr)
     return 2 if failed else 0
+
+
+def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool) -> int:
+    done, complaints, stopped = spread(groups, devices)
+    if done and not quiet:
+        _close(done)
+    if stopped:
+        print("fedrema: stopped; each run that was going on can be taken up with fedrema resume DIR.", file=sys.stderr)
+    return 130 if stopped else 2 if complaints else 0
 
 
 def _label(settings: Settings) -> str:

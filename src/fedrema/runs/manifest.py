@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import fedrema
+from fedrema.core import Method
 from fedrema.data import Federation
 from fedrema.errors import BadInput
 from fedrema.runs.directory import RunDirectory
@@ -26,17 +27,15 @@ FEDERATION_FILE = "federation.npz"
 # Where things lie, how long it goes on, and how fast it is computed are no part of what a run is.
 CIRCUMSTANCES = {
     *("out", "overwrite", "checkpoint-every", "seeds", "config", "paper", "quiet"),
-    *("data-dir", "federation", "partition-file", "device", "backend", "rounds"),
+    *("data-dir", "federation", "partition-file", "device", "backend", "rounds", "chunk", "memory", "scratch"),
 }
 
 
 def describe(settings: Settings, simulator: Simulator, own_module: bool) -> dict[str, Any]:
     """Return config.json: everything needed to run it again, and what it ran on."""
     federation = simulator.federation
-    kind = type(settings.method)
-    foreign = not kind.__module__.startswith("fedrema.methods.")
     return {
-        "method": f"{kind.__module__}:{kind.__qualname__}" if foreign else kind.name,
+        "method": method_name(settings.method),
         "settings": settings.flat() | ({"net": GIVEN} if own_module else {}),
         "identity": identity_of(settings, federation, own_module),
         "federation": {
@@ -52,6 +51,7 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool) -> dict
             "device": torch.cuda.get_device_name(simulator.device) if simulator.device.type == "cuda" else "cpu",
             "backend": simulator.engine.name,
             "dtype": str(simulator.dtype).removeprefix("torch."),
+            "products": simulator.products,
             "threads": torch.get_num_threads(),
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
@@ -59,6 +59,13 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool) -> dict
             "commit": _commit(),
         },
     }
+
+
+def method_name(method: Method) -> str:
+    """Return how a method is called on the command line."""
+    kind = type(method)
+    foreign = not kind.__module__.startswith("fedrema.methods.")
+    return f"{kind.__module__}:{kind.__qualname__}" if foreign else kind.name
 
 
 def identity_of(settings: Settings, federation: Federation, own_module: bool) -> str:

@@ -1,0 +1,110 @@
+"""Runs spread over devices; here they are processes on one CPU."""
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from fedrema.cli import main
+from fedrema.cli import run as run_command
+from fedrema.cli.spread import command, devices_for, shares, spread
+from fedrema.runs.run import Run
+from fedrema.runs.together import seeds_apart
+from fedrema.settings import parse_settings
+
+SMALL = ["--rounds", "2", "--clients", "4", "--samples", "40", "--hidden", "4", "--epochs", "1"]
+
+
+def group(tmp_path, method="fedavg", seeds=2, *arguments):
+    base = parse_settings(method, [*SMALL, "--seeds", str(seeds), *arguments])
+    return [
+        dataclasses.replace(
+            base,
+            simulation=dataclasses.replace(base.simulation, seed=seed),
+            output=dataclasses.replace(base.output, out=tmp_path / method / f"seed-{seed}"),
+        )
+        for seed in range(seeds)
+    ]
+
+
+def test_every_device_gets_something_to_do(tmp_path):
+    groups = [group(tmp_path, "fedavg", 5), group(tmp_path, "fedper", 2)]
+    assert [len(part) for part in shares(groups, 2)] == [5, 2]
+    assert [len(part) for part in shares(groups, 4)] == [2, 1, 2, 2]
+    assert [len(part) for part in shares(groups, 20)] == [1] * 7
+    seeds = [settings.simulation.seed for part in shares(groups, 4) for settings in part]
+    assert seeds == [0, 1, 2, 3, 4, 0, 1]
+
+
+def test_runs_on_two_devices_are_those_of_one(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run_command, "devices_for", lambda settings: ["", ""])
+    together = tmp_path / "spread"
+    assert main(["run", "fedavg,fedper", *SMALL, "--seeds", "2", "--out", str(together)]) == 0
+    assert "FedPer" in capsys.readouterr().out
+    assert (together / "curves.png").is_file()
+    monkeypatch.setattr(run_command, "devices_for", lambda settings: [])
+    assert main(["run", "fedavg,fedper", *SMALL, "--seeds", "2", "--quiet", "--out", str(tmp_path / "one")]) == 0
+    for method in ("fedavg", "fedper"):
+        for seed in (0, 1):
+            one, other = (Run(folder / method / f"seed-{seed}") for folder in (together, tmp_path / "one"))
+            assert one.curve()[1].tolist() == other.curve()[1].tolist()
+            assert one.config["identity"] == other.config["identity"]
+
+
+def test_what_goes_wrong_is_passed_on(tmp_path, capfd):
+    fine, wrong = group(tmp_path, "fedavg", 1), group(tmp_path, "fedper", 1, "--lr", "1e30", "--clip", "0")
+    done, complaints, stopped = spread([fine, wrong], ["", ""])
+    assert [run.method for run in done] == ["fedavg"]
+    assert len(complaints) == 1
+    assert "diverged" in complaints[0]
+    assert not stopped
+    assert "diverged" in capfd.readouterr().err
+
+
+def test_asked_to_stop_the_runs_are_saved(tmp_path):
+    groups = [group(tmp_path, method, 1, "--rounds", "100000") for method in ("fedavg", "fedper")]
+
+    def stop():
+        while not all((tmp_path / method / "seed-0" / "rounds.jsonl").is_file() for method in ("fedavg", "fedper")):
+            time.sleep(0.1)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    done, complaints, stopped = spread(groups, ["", ""])
+    assert (done, complaints, stopped) == ([], [], True)
+    for method in ("fedavg", "fedper"):
+        run = Run(tmp_path / method / "seed-0")
+        assert run.world().round == len(run.rounds) > 0
+
+
+def test_the_command_names_everything(tmp_path):
+    settings = group(tmp_path, "fedrema", 3, "--delta", "0.25")
+    words = command(settings)
+    assert words[2:5] == ["fedrema", "run", "fedrema"]
+    again = parse_settings("fedrema", words[5:])
+    assert again.method == settings[0].method
+    assert again.output.seeds == 3
+    assert seeds_apart([again, settings[0]])[0][0].simulation == settings[0].simulation
+
+
+def test_a_cpu_is_one_device(monkeypatch, tmp_path):
+    assert devices_for(group(tmp_path)[0]) == []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert devices_for(group(tmp_path)[0]) == ["0", "1", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert devices_for(group(tmp_path)[0]) == ["2", "5"]
+    assert devices_for(group(tmp_path, "fedavg", 1, "--device", "cpu")[0]) == []
+
+
+@pytest.mark.parametrize("arguments", [["run", "fedavg", *SMALL]])
+def test_a_single_run_is_not_spread(arguments, monkeypatch, tmp_path):
+    monkeypatch.setattr(run_command, "devices_for", lambda settings: ["", ""])
+    monkeypatch.setattr(run_command, "spread", lambda *_: pytest.fail("one run needs one device"))
+    assert main([*arguments, "--quiet", "--out", str(tmp_path / "run")]) == 0
