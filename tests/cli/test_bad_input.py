@@ -58,7 +58,7 @@ def own_data(**changes) -> None:
         (["methods", "fedmagic"], "Method 'fedmagic' is unknown"),
         (["partition", "--partition", "magic"], "invalid choice 'magic'"),
         (["partition", "--plot", "fed.gif"], "fed.gif"),
-        (["bench", "fedmagic"], "Method 'fedmagic' is unknown"),
+        (["bench", "--method", "fedrema,fedmagic"], "Method 'fedmagic' is unknown"),
         (["dance"], "Command 'dance' is unknown"),
     ],
 )

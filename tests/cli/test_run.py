@@ -1,4 +1,4 @@
-"""fedrema run, resume, methods, data, partition, personalize, bench: as a user types them."""
+"""fedrema run, resume, methods, data, partition, personalize: as a user types them."""
 
 import subprocess
 import sys
@@ -253,23 +253,3 @@ def test_a_newcomer_that_does_not_fit(newcomer, capsys, in_an_empty_folder):
     ]:
         assert main(["personalize", "run", "--data", file]) == 2
         assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("method", fedrema.registry())
-def test_bench_measures_any_method(method, capsys, monkeypatch):
-    monkeypatch.setattr("fedrema.bench.MATRIX", 64)
-    assert main(["bench", method, *QUICK, "--dataset", "digits", "--rounds", "2"]) == 0
-    assert "Around training" in capsys.readouterr().out
-
-
-def test_bench_measures_and_says_where_time_goes(capsys, in_an_empty_folder, monkeypatch):
-    monkeypatch.setenv("FEDREMA_DATA", str(in_an_empty_folder))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(in_an_empty_folder))
-    assert main(["bench", "--dataset", "digits", "--samples", "40", "--net", "mlp", "--rounds", "3"]) == 0
-    shown = capsys.readouterr().out
-    for words in ("train", "evaluate", "logging", "Around training", "GFLOP/s", "matrix product"):
-        assert words in shown
-    assert main(["bench", "--clients", "2", "--samples", "20", "--rounds", "2", "--epochs", "1"]) == 0
-    assert "generated in the shape of mnist" in capsys.readouterr().out
-    assert main(["bench", "--rounds", "1"]) == 2
-    assert "--rounds must be at least 2 to measure" in capsys.readouterr().err

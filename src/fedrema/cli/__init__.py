@@ -17,7 +17,7 @@ COMMANDS = {
     "partition": ("fedrema.cli.look", "deal a dataset to clients: show, save, draw"),
     "export": ("fedrema.cli.after", "write each client's model as safetensors, for plain PyTorch"),
     "personalize": ("fedrema.cli.more", "make a model for a client that was not there"),
-    "bench": ("fedrema.cli.more", "measure speed on this machine"),
+    "bench": ("fedrema.cli.bench", "measure speed on this machine, beside a textbook loop and its ceilings"),
 }
 
 

@@ -1,4 +1,4 @@
-"""fedrema personalize, fedrema bench."""
+"""fedrema personalize."""
 
 import dataclasses
 from pathlib import Path
@@ -8,7 +8,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from fedrema.settings import parse_arguments, parse_settings
+from fedrema.settings import parse_arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,41 +52,3 @@ def personalize(arguments: list[str]) -> int:
         console.print(f"It learns from the shared part alone: with this method a head {reason}.")
     console.print(f"Model: {out}", highlight=False, soft_wrap=True)
     return 0
-
-
-def bench(arguments: list[str]) -> int:
-    """Print the speed of a few rounds; any option of `fedrema run` may be given."""
-    method = arguments[0] if arguments and not arguments[0].startswith("-") else "fedrema"
-    rest = arguments[1:] if arguments and arguments[0] == method else arguments
-    if {"-h", "--help"} & set(rest):
-        print(
-            "usage: fedrema bench [METHOD] [OPTIONS]\n\n"
-            "Measures a few rounds (default: fedrema --paper table1-mnist --rounds 4) as `fedrema run` plays them:\n"
-            "seconds by part, the share around training, and the speed of training as a share of this machine's\n"
-            "own matrix product. Takes every option of `fedrema run METHOD`."
-        )
-        return 0
-    from fedrema.bench import measure
-
-    speed = measure(parse_settings(method, ["--paper", "table1-mnist", "--rounds", "4", *rest], "fedrema bench"))
-    table = Table("part of a round", "seconds", "share", box=None, padding=(0, 2, 0, 0))
-    for part, seconds in speed.parts.items():
-        table.add_row(part, f"{seconds:.3f}", f"{seconds / speed.round:.1%}")
-    table.add_row("whole round", f"{speed.round:.3f}", "100.0%")
-    console = Console()
-    console.print(table)
-    for line in (
-        f"Data:            {speed.data}; read, verified and dealt once in {speed.loading:.2f} s",
-        f"Around training: {speed.around:.1%} of a round",
-        f"Training:        {speed.training_rate / 1e9:,.0f} GFLOP/s, {speed.share:.0%} of this machine's matrix product"
-        f" ({speed.matrix_rate / 1e9:,.0f} GFLOP/s, {torch_threads()})",
-    ):
-        console.print(line, highlight=False, soft_wrap=True)
-    return 0
-
-
-def torch_threads() -> str:
-    """Say on what the reference was measured."""
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} threads"

@@ -1,0 +1,118 @@
+"""What a machine can do at most: matrix products in each precision, and copying."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+MATRIX = {"cpu": 2048, "cuda": 8192}
+"""Rows and columns of the matrices."""
+COPIED = {"cpu": 2**28, "cuda": 2**30}
+"""Bytes of the block that is copied."""
+REPEATS = 3
+"""Of each measurement; there is one after every row."""
+
+CEILING_OF = {"float32": "sgemm", "float64": "dgemm", "tf32": "tf32", "bf16": "bf16"}
+"""Which ceiling training in a precision is compared with."""
+MEANING = {
+    "sgemm": "float32 matrix product",
+    "dgemm": "float64 matrix product",
+    "tf32": "TF32 matrix product",
+    "bf16": "bf16 matrix product",
+    "copy": "copy, read + write",
+}
+
+# In a process of its own: on some CPUs a bf16 product ends the process with an illegal instruction.
+_BF16_ON_A_CPU = (
+    "import torch; from fedrema.bench.ceilings import product_rate; torch.set_num_threads({threads});"
+    "print(product_rate(torch.device('cpu'), torch.bfloat16, {size}))"
+)
+
+
+class Ceilings:
+    """The ceilings of one device, as medians of what was measured in the course of a run."""
+
+    def __init__(self, device: torch.device, precision: str) -> None:
+        self.device = device
+        self.load: float | None = None
+        """The highest load of the machine, over a minute, at any of the measurements."""
+        self._samples: dict[str, list[float]] = {"sgemm": [], "bf16": [], "copy": []}
+        if device.type == "cuda":
+            self._samples["tf32"] = []
+        self._samples.setdefault(CEILING_OF[precision], [])
+        if device.type == "cpu" and (rate := bf16_rate_on_a_cpu()) is not None:
+            self._samples["bf16"].append(rate)
+
+    def sample(self) -> None:
+        """Measure once more; a shared machine is not equally fast all the time."""
+        if hasattr(os, "getloadavg"):  # not on Windows
+            self.load = max(self.load or 0.0, os.getloadavg()[0])
+        size = MATRIX[self.device.type]
+        for name, samples in self._samples.items():
+            if name == "copy":
+                samples.append(copy_rate(self.device, COPIED[self.device.type]))
+            elif name != "bf16" or self.device.type == "cuda":
+                dtype = {"bf16": torch.bfloat16, "dgemm": torch.float64}.get(name, torch.float32)
+                with torch_flags(products_in_tf32=name == "tf32"):
+                    samples.append(product_rate(self.device, dtype, size))
+
+    def values(self) -> dict[str, float | None]:
+        """Return operations (`copy`: bytes) per second; None is what this machine cannot do."""
+        return {name: statistics.median(samples) if samples else None for name, samples in self._samples.items()}
+
+
+def product_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """Return the operations per second of a square matrix product."""
+    left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
+    return 2 * size**3 / seconds_of(lambda: left @ right, device)
+
+
+def copy_rate(device: torch.device, size: int) -> float:
+    """Return the bytes per second, read and written, of a copy within the device's memory."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    return 2 * size / seconds_of(lambda: target.copy_(source), device)
+
+
+def bf16_rate_on_a_cpu() -> float | None:
+    """Return the operations per second of a bf16 product, or None where the processor does not survive it."""
+    code = _BF16_ON_A_CPU.format(threads=torch.get_num_threads(), size=MATRIX["cpu"])
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return float(ended.stdout) if ended.returncode == 0 else None
+
+
+def seconds_of(action: Callable[[], object], device: torch.device) -> float:
+    """Return the median seconds of an action that has been warmed up."""
+    calls = 4 if device.type == "cuda" else 1  # waiting for the GPU takes time too: shared by several calls
+    seconds = []
+    for _ in range(REPEATS + 1):
+        synchronise(device)
+        begun = time.perf_counter()
+        for _ in range(calls):
+            action()
+        synchronise(device)
+        seconds.append((time.perf_counter() - begun) / calls)
+    return statistics.median(seconds[1:])
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until a GPU has done what it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def torch_flags(products_in_tf32: bool = False) -> Iterator[None]:
+    """Set what torch starts with (float32 products in float32 or TF32) for a while; a run sets it as it needs."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark
+    products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark = products_in_tf32, True, False
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark = before

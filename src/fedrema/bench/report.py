@@ -1,0 +1,175 @@
+"""What was measured: as a table, as sentences, as JSON."""
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+import fedrema
+from fedrema.bench.ceilings import MEANING
+from fedrema.bench.timing import Measured, Row
+from fedrema.data.atomic import written_whole
+
+MISSING = "–"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """All that a run of the bench has found."""
+
+    rows: list[Row]
+    ceilings: Mapping[str, float | None]
+    machine: Mapping[str, Any]
+    peak_memory: Mapping[str, int | None]
+    """Bytes: of the process, and of a GPU."""
+    command: str
+
+    @classmethod
+    def of(cls, found: Measured, command: str) -> "Report":
+        """Put together what was measured with where it was."""
+        device = found.rows[0].device
+        machine = {**_machine(device), "highest_load": found.load}
+        return cls(found.rows, found.ceilings, machine, _peak_memory(device), command)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as plain numbers and texts."""
+        ceilings = {
+            name: {
+                "meaning": MEANING[name],
+                "unit": _unit(name),
+                "value": None if rate is None else rate / 1e9,
+            }
+            for name, rate in self.ceilings.items()
+        }
+        return {
+            "machine": dict(self.machine),
+            "ceilings": ceilings,
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "peak_memory_bytes": dict(self.peak_memory),
+            "command": self.command,
+        }
+
+    def write(self, file: Path) -> None:
+        """Write the JSON, whole or not at all."""
+        with written_whole(file) as temporary:
+            temporary.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+
+    def show(self) -> RenderableType:
+        """Return tables, notes and what to conclude."""
+        machine = self.machine
+        where = (
+            machine["device"] if self.rows[0].device == "cuda" else f"{machine['cpu']}, {machine['threads']} threads"
+        )
+        memory = [f"{size / 2**30:.2f} GB {what}" for what, size in self.peak_memory.items() if size is not None]
+        above = f"Machine: {where}; torch {machine['torch']}, Python {machine['python']}\n"
+        below = [f"Note: {row.network}, {row.method}, {row.backend}: {row.note}" for row in self.rows if row.note]
+        load, cores = machine["highest_load"], machine["cores"]
+        if load is not None and load > cores + 1:
+            below.append(
+                f"Warning: other programs were running (load {load:.1f} on {cores} cores). That slows down some rows"
+                " far more than others: measure again when it is quiet."
+            )
+        below += [*self.conclusions(), f"Peak memory: {', '.join(memory) or 'unknown'}"]
+        return Group(
+            Text(above), self._ceilings_table(), Text(), self._rows_table(), Text(), *(Text(line) for line in below)
+        )
+
+    def conclusions(self) -> list[str]:
+        """Return a sentence per network."""
+        sentences = []
+        for network in dict.fromkeys(row.network for row in self.rows):
+            ours = [
+                row for row in self.rows if row.network == network and row.backend != "textbook" and row.ms_per_step
+            ]
+            if not ours:
+                sentences.append(f"{network}: none of our backends could be measured.")
+                continue
+            # Of one method only: others may train less in a step.
+            fastest = min((row for row in ours if row.method == ours[0].method), key=lambda row: row.ms_per_step or 0)
+            ratio, part = fastest.ratio_to_textbook, fastest.share_of_ceiling
+            beside = "" if ratio is None else f", {ratio:.2f} × the speed of the textbook loop"
+            share = "" if part is None else f", {_percent(part)} of {fastest.ceiling}"
+            sentences.append(
+                f"{network}: {fastest.backend} ({fastest.method}) is fastest, "
+                f"{fastest.ms_per_step:,.4g} ms per step{beside}{share}."
+            )
+        return sentences
+
+    def _ceilings_table(self) -> Table:
+        table = Table("ceiling", "what", box=None, padding=(0, 2, 0, 0))
+        table.add_column("rate", justify="right")
+        for name, rate in self.ceilings.items():
+            value = "not available" if rate is None else f"{rate / 1e9:,.0f} {_unit(name)}"
+            table.add_row(name, MEANING[name], value)
+        return table
+
+    def _rows_table(self) -> Table:
+        table = Table(box=None, padding=(0, 1, 0, 0))
+        for heading in ("network", "method", "backend"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("ms/step", "GFLOP/s", "of ceiling", "×textbook", "s/round", "around"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row in self.rows:
+            table.add_row(
+                *(row.network, row.method, row.backend),
+                MISSING if row.ms_per_step is None else f"{row.ms_per_step:,.1f}",
+                MISSING if row.gflops_per_second is None else _digits(row.gflops_per_second),
+                MISSING if row.share_of_ceiling is None else f"{_percent(row.share_of_ceiling)} {row.ceiling}",
+                MISSING if row.ratio_to_textbook is None else f"{row.ratio_to_textbook:.2f}",
+                MISSING if row.seconds_per_round is None else f"{row.seconds_per_round:,.3f}",
+                MISSING if row.share_around_training is None else _percent(row.share_around_training),
+            )
+        return table
+
+
+def _digits(value: float) -> str:
+    """Write a number without decimals unless nothing would be left of it."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _percent(share: float) -> str:
+    return f"{_digits(share * 100)}%"
+
+
+def _unit(ceiling: str) -> str:
+    return "GB/s" if ceiling == "copy" else "GFLOP/s"
+
+
+def _machine(device: str) -> dict[str, Any]:
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count() or 1,
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "fedrema": fedrema.__version__,
+        "platform": platform.platform(),
+    }
+
+
+def _cpu() -> str:
+    listing = Path("/proc/cpuinfo")
+    lines = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _peak_memory(device: str) -> dict[str, int | None]:
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        process = None
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return {"process": process, "gpu": torch.cuda.max_memory_allocated() if device == "cuda" else None}

@@ -1,0 +1,91 @@
+"""Federated training as textbooks and most libraries write it: a model, a loader and an optimiser per client."""
+
+import copy
+import time
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedrema.bench.ceilings import synchronise, torch_flags
+from fedrema.data import Federation
+from fedrema.data.federation import to_float
+from fedrema.nets import NETWORKS, Network, Shape, own_module
+from fedrema.settings import Settings
+
+MOMENTUM = 0.9
+CLIP = 10.0
+MOST_SAMPLES = 3
+"""How often the loop is timed at most."""
+
+
+def plain_module(network: Network, shape: Shape, classes: int) -> nn.Module:
+    """Return the network as an ordinary module."""
+    if network.net not in NETWORKS:
+        return own_module(network.net, shape, classes)[0]
+    options = {"hidden": network.hidden} if network.net == "mlp" else {}
+    return NETWORKS[network.net](shape, classes, projection=network.projection, **options)
+
+
+def train_client(
+    model: nn.Module, dataset: TensorDataset, epochs: int, batch: int, lr: float, device: torch.device
+) -> tuple[nn.Module, list[float]]:
+    """Return a trained copy of the model and the loss of every step."""
+    model = copy.deepcopy(model).train()
+    loader = DataLoader(dataset, batch_size=min(batch, len(dataset)), shuffle=True, drop_last=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
+    losses = []
+    for _ in range(epochs):
+        for x, y in loader:
+            x, y = x.to(device), y.to(device)
+            loss = functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            losses.append(loss.item())
+    return model, losses
+
+
+class Textbook:
+    """Trains all clients of a federation one after the other, in float32, and takes the time."""
+
+    def __init__(self, settings: Settings, federation: Federation, device: torch.device) -> None:
+        self.local, self.device = settings.local, device
+        self.model = plain_module(settings.network, federation.sample_shape, federation.classes).to(device)
+        self.datasets = [TensorDataset(x, y) for x, y in _samples(federation)]
+        self.steps = 0
+        """How many steps of all clients were timed."""
+        self.seconds: list[float] = []
+        """Of one step of all clients, once per sample."""
+        self.error: RuntimeError | None = None
+        """Why it cannot be timed."""
+
+    def sample(self) -> None:
+        """Time the epochs of a round once more, unless that has been done often enough."""
+        if self.error or len(self.seconds) >= MOST_SAMPLES:
+            return
+        try:
+            with torch_flags():
+                if not self.seconds:
+                    self._train(self.datasets[:1], epochs=1)  # torch chooses and loads what it needs
+                synchronise(self.device)
+                begun = time.perf_counter()
+                steps = self._train(self.datasets, self.local.epochs)
+                synchronise(self.device)
+            self.seconds.append((time.perf_counter() - begun) / steps)
+            self.steps += steps
+        except RuntimeError as error:  # not enough memory, say: no reason to lose what is measured beside it
+            self.error = error
+
+    def _train(self, datasets: list[TensorDataset], epochs: int) -> int:
+        """Return how many steps the client that took most took."""
+        batch, lr = self.local.batch, self.local.lr
+        return max(len(train_client(self.model, dataset, epochs, batch, lr, self.device)[1]) for dataset in datasets)
+
+
+def _samples(federation: Federation) -> list[tuple[Tensor, Tensor]]:
+    split = federation.split("train")
+    x, y = to_float(torch.from_numpy(split.x)), torch.from_numpy(split.y)
+    return [(x[row, :count], y[row, :count]) for row, count in enumerate(split.count)]

@@ -1,0 +1,201 @@
+"""Times our backends and the textbook loop on the same clients, in turns."""
+
+import dataclasses
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedrema.bench.ceilings import CEILING_OF, Ceilings
+from fedrema.bench.textbook import Textbook, plain_module
+from fedrema.bench.work import Work, trimmed
+from fedrema.data import Federation
+from fedrema.engine import Backend, choose_device, choose_precision
+from fedrema.errors import FedremaError
+from fedrema.methods import find_method
+from fedrema.runs.execute import Interrupted, execute
+from fedrema.settings import Settings
+
+WARM_UP = {"cpu": 1, "cuda": 2}
+"""Rounds that are played before those that are measured."""
+ORDER: dict[str, tuple[Backend, ...]] = {"cpu": ("loop", "stacked"), "cuda": ("stacked", "loop")}
+"""The backend that `auto` would mostly take comes first: the textbook loop is timed in turns with it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of the table. A step is one optimiser step of all clients; None is what was not measured."""
+
+    network: str
+    method: str
+    backend: str
+    device: str
+    precision: str
+    clients: int
+    batch: int
+    steps: int = 0
+    """How many were timed."""
+    ms_per_step: float | None = None
+    gflop_per_step: float | None = None
+    gflops_per_second: float | None = None
+    ceiling: str | None = None
+    """The ceiling of this precision."""
+    share_of_ceiling: float | None = None
+    ratio_to_textbook: float | None = None
+    """How many times as fast as the textbook loop."""
+    seconds_per_round: float | None = None
+    share_around_training: float | None = None
+    seconds_by_part: dict[str, float] | None = None
+    """Of a round; `logging` is what lies between rounds."""
+    note: str = ""
+    """Why something was not measured, or measured differently."""
+
+    def timed(self, seconds: float, work: Work, steps: int) -> "Row":
+        """Return the row with the seconds of one step."""
+        flop = work.operations / work.steps
+        return dataclasses.replace(
+            self,
+            steps=steps,
+            ms_per_step=seconds * 1e3,
+            gflop_per_step=flop / 1e9,
+            gflops_per_second=flop / seconds / 1e9,
+        )
+
+    def compared(self, ceilings: Mapping[str, float | None], textbook: "Row") -> "Row":
+        """Return the row with its share of the ceiling and its ratio to the textbook loop."""
+        name = CEILING_OF[self.precision]
+        rate, ceiling = self.gflops_per_second, ceilings.get(name)
+        base = textbook.ms_per_step
+        return dataclasses.replace(
+            self,
+            ceiling=name,
+            share_of_ceiling=rate * 1e9 / ceiling if rate is not None and ceiling is not None else None,
+            ratio_to_textbook=base / self.ms_per_step if base is not None and self.ms_per_step is not None else None,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """A network, the methods to train it with, and the clients."""
+
+    network: str
+    methods: Mapping[str, Settings]
+    federation: Federation
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a bench has found."""
+
+    rows: list[Row]
+    ceilings: Mapping[str, float | None]
+    """Operations (`copy`: bytes) per second; None is what the machine cannot do."""
+    load: float | None = None
+    """The highest load of the machine, our own included; None where the system does not tell."""
+
+
+def measure(workloads: list[Workload], say: Callable[[str], None]) -> Measured:
+    """Measure all networks, and the ceilings; what fails is a row that says why, and the rest goes on."""
+    simulation = next(iter(workloads[0].methods.values())).simulation
+    device = choose_device(simulation.device)
+    say("the machine's ceilings")
+    ceilings = Ceilings(device, choose_precision(simulation.precision, device).products)
+    ceilings.sample()
+    rows = [_rows(workload, device, ceilings, say) for workload in workloads]  # the last of each is the textbook's
+    values = ceilings.values()
+    compared = [row.compared(values, network[-1]) for network in rows for row in network]
+    return Measured(compared, values, ceilings.load)
+
+
+def _rows(workload: Workload, device: torch.device, ceilings: Ceilings, say: Callable[[str], None]) -> list[Row]:
+    rows: list[Row] = []
+    textbook = Textbook(next(iter(workload.methods.values())), workload.federation, device)
+    for method, settings in workload.methods.items():
+        wanted = settings.simulation.backend
+        for backend in ORDER[device.type] if wanted == "auto" else (wanted,):
+            say(f"{workload.network}, {method}, {backend}")
+            rows.append(_row(workload, method, backend, device, textbook))
+            gc.collect()  # what a row held on the device is not the next one's burden
+            ceilings.sample()
+    if not textbook.steps:  # nothing of ours could be measured
+        say(f"{workload.network}, textbook loop")
+        textbook.sample()
+    return [*rows, _textbook_row(workload, textbook)]
+
+
+def _row(workload: Workload, method: str, backend: Backend, device: torch.device, textbook: Textbook) -> Row:
+    settings = workload.methods[method]
+    federation, local = workload.federation, settings.local
+    precision = choose_precision(settings.simulation.precision, device).products
+    row = Row(workload.network, method, backend, device.type, precision, len(federation), local.batch)
+    brief = device.type == "cpu" and backend == "stacked" and _has_convolutions(settings, federation)
+    if brief:
+        federation = trimmed(federation, len(federation), local.batch)
+        settings = dataclasses.replace(settings, local=dataclasses.replace(local, epochs=1))
+    try:
+        work = Work.of(settings, federation)
+        records, walls = _play(settings, federation, backend, device, textbook)
+    except (FedremaError, RuntimeError) as error:
+        return dataclasses.replace(row, note=reason(error))
+    parts = {part: statistics.median(record[part] for record in records) for part in records[0]}
+    row = row.timed(parts["train"] / work.steps, work, work.steps * len(records))
+    if brief:
+        return dataclasses.replace(
+            row, note=f"slow with convolutions on a CPU: only a few steps were timed, {row.steps}"
+        )
+    wall = statistics.median(walls)
+    parts["logging"] = max(wall - sum(parts.values()), 0.0)
+    return dataclasses.replace(
+        row, seconds_per_round=wall, share_around_training=1 - parts["train"] / wall, seconds_by_part=parts
+    )
+
+
+def _play(
+    settings: Settings, federation: Federation, backend: Backend, device: torch.device, textbook: Textbook
+) -> tuple[list[dict[str, float]], list[float]]:
+    """Play rounds as `fedrema run` does; returns the seconds of each measured one by part, and as a whole."""
+    warm_up = WARM_UP[device.type]
+    simulation = dataclasses.replace(settings.simulation, rounds=warm_up + settings.simulation.rounds, backend=backend)
+    walls: list[float] = []
+    last = time.perf_counter()
+
+    def watch(_: object) -> None:
+        nonlocal last
+        walls.append(time.perf_counter() - last)
+        if len(walls) > warm_up:
+            textbook.sample()
+        last = time.perf_counter()
+
+    with tempfile.TemporaryDirectory() as folder:
+        output = dataclasses.replace(settings.output, out=Path(folder) / "run")
+        try:
+            run = execute(dataclasses.replace(settings, simulation=simulation, output=output), federation, watch=watch)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+        return [record["seconds"] for record in run.rounds[warm_up:]], walls[warm_up:]
+
+
+def _textbook_row(workload: Workload, textbook: Textbook) -> Row:
+    settings = dataclasses.replace(next(iter(workload.methods.values())), method=find_method("fedavg")())
+    clients, device = len(workload.federation), textbook.device.type
+    row = Row(workload.network, "plain", "textbook", device, "float32", clients, settings.local.batch)
+    if textbook.error:
+        return dataclasses.replace(row, note=reason(textbook.error))
+    row = row.timed(statistics.median(textbook.seconds), Work.of(settings, workload.federation), textbook.steps)
+    usual = "torch's defaults: convolutions in TF32, matrix products in float32" if device == "cuda" else ""
+    return dataclasses.replace(row, note=usual)
+
+
+def reason(error: Exception) -> str:
+    """Return the first line of what went wrong."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _has_convolutions(settings: Settings, federation: Federation) -> bool:
+    module = plain_module(settings.network, federation.sample_shape, federation.classes)
+    return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
