@@ -8,16 +8,30 @@ descriptors, which older GPUs do without.
 
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+UNSPECIALISED = [
+    "rows", "row_height", "kernel_height", "kernel_width", "pad_height", "pad_width", "rows_per_part", "samples",
+    "w_rows",
+]  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "row_height", "kernel_height", "kernel_width", "pad_height", "pad_width"])
+def described(tensor, block):
+    """Return what tells the copy engine how a tensor lies and which boxes of it are fetched."""
+    return TensorDescriptor.from_tensor(tensor, block)
+
+
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def descriptor_product(
     x, weight, bias, y,
     rows, channels, outputs, row_height, kernel_height, kernel_width, pad_height, pad_width, samples, w_rows,
     transposed: tl.constexpr, has_bias: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     block_outputs: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
-    """See `gathered_product`; x is [clients · samples, height, width, channels], weight [clients · outputs, taps · channels]."""
+    """Compute what `gathered_product` does.
+
+    x is [clients · samples, height, width, channels], weight [clients · outputs, taps · channels].
+    """
     block_rows: tl.constexpr = images * high * wide
     client = tl.program_id(1)
     output_tiles = tl.cdiv(outputs, block_outputs)
@@ -52,14 +66,17 @@ def descriptor_product(
     tl.store(y + row[:, None] * outputs + output[None, :], accumulator.T.to(y.dtype.element_ty), mask=real)
 
 
-@triton.jit(do_not_specialize=["rows", "row_height", "kernel_height", "kernel_width", "pad_height", "pad_width"])
+@triton.jit(do_not_specialize=UNSPECIALISED)
 def descriptor_gradient(
     x, g, y,
     rows, channels, outputs, row_height, kernel_height, kernel_width, pad_height, pad_width, rows_per_part, samples,
     y_part, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     block_outputs: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
-    """See `weight_gradient`; g is [clients · rows, outputs], and a client's rows are a multiple of a step's."""
+    """Compute what `weight_gradient` does.
+
+    g is [clients · rows, outputs], and a client's rows are a multiple of a step's.
+    """
     block_rows: tl.constexpr = images * high * wide
     client = tl.program_id(2)
     output_tiles = tl.cdiv(outputs, block_outputs)

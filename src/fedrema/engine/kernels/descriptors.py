@@ -1,13 +1,16 @@
 """Launches the products whose operands the GPU's copy engine can fetch as boxes (Hopper and later), in bf16."""
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
-import triton
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fedrema.engine.kernels import descriptor_programs, tiles
+from fedrema.engine.kernels.tiles import pieces
+
+_described: Callable[[Tensor, list[int]], Any] = descriptor_programs.described
 
 
 def product(
@@ -17,17 +20,17 @@ def product(
     clients, samples, height, width, outputs = y.shape
     channels = x.shape[4]
     rows = samples * height * width
-    tile = tiles.descriptor_tile(rows, channels, outputs)
-    box = tiles.box(tile.rows, height, width)
-    if box is None or channels % tile.reduction or not _fetchable(x, weight):
+    tile = tiles.descriptor_tile(channels, outputs)
+    box = tile and tiles.box(tile.rows, height, width)
+    if tile is None or box is None or channels % tile.reduction or not _fetchable(x, weight):
         return False
     flat = weight.view(clients * weight.shape[1], -1)
     shape = [tile.reduction, tile.columns] if transposed else [tile.columns, tile.reduction]
     descriptor_programs.descriptor_product[
-        (triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.columns), clients)
+        (pieces(rows, tile.rows) * pieces(outputs, tile.columns), clients)
     ](
-        TensorDescriptor.from_tensor(x.flatten(0, 1), [*box, tile.reduction]),
-        TensorDescriptor.from_tensor(flat, shape), weight if bias is None else bias, y,
+        _described(x.flatten(0, 1), [*box, tile.reduction]),
+        _described(flat, shape), weight if bias is None else bias, y,
         rows, channels, outputs, height, weight.shape[2], weight.shape[3], *padding, samples, weight.shape[1],
         transposed=transposed, has_bias=bias is not None, images=box.images, high=box.high, wide=box.wide,
         block_outputs=tile.columns, block_channels=tile.reduction, num_warps=tile.warps, num_stages=tile.stages,
@@ -40,17 +43,17 @@ def gradient(x: Tensor, g: Tensor, kernel: tuple[int, int], padding: tuple[int, 
     clients, samples, height, width, outputs = g.shape
     channels = x.shape[4]
     rows = samples * height * width
-    tile = tiles.descriptor_gradient_tile(rows, channels, outputs)
+    tile = tiles.descriptor_gradient_tile(channels, outputs)
     box = tiles.box(tile.reduction, height, width)
     # A step must not reach into the next client's rows: they would be added.
     if box is None or rows % tile.reduction or not _fetchable(x, g):
         return None
-    across = kernel[0] * kernel[1] * triton.cdiv(outputs, tile.rows) * triton.cdiv(channels, tile.columns)
-    count, each = tiles.parts(rows, across, tile.reduction, wanted=16)
+    across = kernel[0] * kernel[1] * pieces(outputs, tile.rows) * pieces(channels, tile.columns)
+    count, each = tiles.parts(rows, across, tile.reduction, wanted=18)
     y = x.new_empty((count, clients, outputs, *kernel, channels), dtype=torch.float32)
     descriptor_programs.descriptor_gradient[(across, count, clients)](
-        TensorDescriptor.from_tensor(x.flatten(0, 1), [*box, tile.columns]),
-        TensorDescriptor.from_tensor(g.view(clients * rows, outputs), [tile.reduction, tile.rows]), y,
+        _described(x.flatten(0, 1), [*box, tile.columns]),
+        _described(g.view(clients * rows, outputs), [tile.reduction, tile.rows]), y,
         rows, channels, outputs, height, *kernel, *padding, each, samples, y.stride(0),
         images=box.images, high=box.high, wide=box.wide, block_outputs=tile.rows, block_channels=tile.columns,
         num_warps=tile.warps, num_stages=tile.stages,

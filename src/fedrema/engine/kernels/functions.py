@@ -1,4 +1,4 @@
-"""The three products and max pooling as differentiable functions that vmap turns into one launch.
+"""The three products as differentiable functions that vmap turns into one launch.
 
 Each takes a leading client axis; vmap's axis becomes part of it. The derivatives of each product are the other two,
 so that gradients can be differentiated again.
@@ -10,22 +10,14 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fedrema.engine.kernels import pooling, products
-from fedrema.engine.kernels.pooling import Window
+from fedrema.engine.kernels import products
+from fedrema.engine.kernels.mapping import Axis, apart, call, folded, merged, unfolded
 from fedrema.engine.kernels.products import Geometry
-
-Axis = int | None
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """Return the convolution of x [k, n, channels, height, width] with weight [k, outputs, channels, ...]."""
-    y: Tensor = Convolve.apply(x, weight, bias, geometry)[0]
-    return y
-
-
-def max_pool(x: Tensor, window: Window) -> Tensor:
-    """Return the largest values of each window of x [k, n, channels, height, width]."""
-    y: Tensor = MaxPool.apply(x, window)[0]
+    y: Tensor = call(Convolve, x, weight, bias, geometry)[0]
     return y
 
 
@@ -51,8 +43,8 @@ class Convolve(Function):
         if g is None:
             return None, None, None, None
         geometry, kernel = ctx.geometry, (weight.shape[3], weight.shape[4])
-        dx = InputGradient.apply(g, weight, narrow, tuple(x.shape[3:]), x.dtype, geometry) if to_x else None
-        dw, db = WeightGradient.apply(x, g, kernel, geometry) if to_weight or to_bias else (None, None)
+        dx = call(InputGradient, g, weight, narrow, tuple(x.shape[3:]), x.dtype, geometry) if to_x else None
+        dw, db = call(WeightGradient, x, g, kernel, geometry) if to_weight or to_bias else (None, None)
         return dx, dw if to_weight else None, db if to_bias else None, None
 
     @staticmethod
@@ -61,13 +53,13 @@ class Convolve(Function):
     ) -> Any:
         size = info.batch_size
         if axes[1] is None and axes[2] is None and len(weight) == 1:  # common weights: all samples are one client's
-            y, narrow = Convolve.apply(_folded(x, axes[0]), weight, bias, geometry)
-            return (_unfolded(y, size), narrow), (1, None)
-        x, weight = _merged(x, axes[0], size), _merged(weight, axes[1], size)
-        bias = None if bias is None else _merged(bias, axes[2], size)
-        y, narrow = Convolve.apply(x, weight, bias, geometry)
-        kept = _apart(narrow, size) if narrow.numel() else narrow
-        return (_apart(y, size), kept), (0, 0 if narrow.numel() else None)
+            y, narrow = call(Convolve, folded(x, axes[0]), weight, bias, geometry)
+            return (unfolded(y, size), narrow), (1, None)
+        x, weight = merged(x, axes[0], size), merged(weight, axes[1], size)
+        bias = None if bias is None else merged(bias, axes[2], size)
+        y, narrow = call(Convolve, x, weight, bias, geometry)
+        kept = apart(narrow, size) if narrow.numel() else narrow
+        return (apart(y, size), kept), (0, 0 if narrow.numel() else None)
 
 
 class InputGradient(Function):
@@ -91,7 +83,7 @@ class InputGradient(Function):
         to_g, to_weight = ctx.needs_input_grad[:2]
         geometry, kernel = ctx.geometry, (weight.shape[3], weight.shape[4])
         dg = convolve(second, weight, None, geometry).to(g.dtype) if to_g else None
-        dw = WeightGradient.apply(second, g, kernel, geometry)[0] if to_weight else None
+        dw = call(WeightGradient, second, g, kernel, geometry)[0] if to_weight else None
         return dg, dw, None, None, None, None
 
     @staticmethod
@@ -100,10 +92,10 @@ class InputGradient(Function):
     ) -> tuple[Tensor, int]:
         size = info.batch_size
         if axes[1] is None and len(weight) == 1:
-            return _unfolded(InputGradient.apply(_folded(g, axes[0]), weight, narrow, *rest), size), 1
-        narrow = _merged(narrow, axes[2], size) if axes[2] is not None else narrow.new_empty(0)
-        merged = _merged(g, axes[0], size), _merged(weight, axes[1], size)
-        return _apart(InputGradient.apply(*merged, narrow, *rest), size), 0
+            return unfolded(call(InputGradient, folded(g, axes[0]), weight, narrow, *rest), size), 1
+        narrow = merged(narrow, axes[2], size) if axes[2] is not None else narrow.new_empty(0)
+        g, weight = merged(g, axes[0], size), merged(weight, axes[1], size)
+        return apart(call(InputGradient, g, weight, narrow, *rest), size), 0
 
 
 class WeightGradient(Function):
@@ -129,9 +121,7 @@ class WeightGradient(Function):
                 dg = to_bias[:, None, :, None, None].expand(g.shape).to(g.dtype)
             return None, dg, None, None
         if ctx.needs_input_grad[0]:
-            dx = InputGradient.apply(
-                g, to_weight, to_weight.new_empty(0), tuple(x.shape[3:]), x.dtype, geometry
-            )
+            dx = call(InputGradient, g, to_weight, to_weight.new_empty(0), tuple(x.shape[3:]), x.dtype, geometry)
         if ctx.needs_input_grad[1]:
             dg = convolve(x, to_weight, to_bias, geometry).to(g.dtype)
         return dx, dg, None, None
@@ -139,101 +129,10 @@ class WeightGradient(Function):
     @staticmethod
     def vmap(info: Any, axes: tuple[Axis, ...], x: Tensor, g: Tensor, *rest: Any) -> Any:
         size = info.batch_size
-        dw, db = WeightGradient.apply(_merged(x, axes[0], size), _merged(g, axes[1], size), *rest)
-        return (_apart(dw, size), _apart(db, size)), (0, 0)
-
-
-class MaxPool(Function):
-    """The largest value of each window, and which of its places it had."""
-
-    @staticmethod
-    def forward(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        return pooling.forward(x, window)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, ctx.window = inputs
-        ctx.size = tuple(x.shape[3:])
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, None]:
-        (winners,) = ctx.saved_tensors
-        return None if g is None else MaxPoolGradient.apply(g, winners, ctx.size, ctx.window), None
-
-    @staticmethod
-    def vmap(info: Any, axes: tuple[Axis, ...], x: Tensor, window: Window) -> Any:
-        y, winners = MaxPool.apply(_merged(x, axes[0], info.batch_size), window)
-        return (_apart(y, info.batch_size), _apart(winners, info.batch_size)), (0, 0)
-
-
-class MaxPoolGradient(Function):
-    """Hands each gradient to the place that won."""
-
-    @staticmethod
-    def forward(g: Tensor, winners: Tensor, size: tuple[int, int], window: Window) -> Tensor:
-        return pooling.backward(g, winners, size, window)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, winners, ctx.size, ctx.window = inputs
-        ctx.save_for_backward(winners)
-
-    @staticmethod
-    def backward(ctx: Any, second: Tensor) -> tuple[Tensor, None, None, None]:
-        (winners,) = ctx.saved_tensors
-        return MaxPoolChoice.apply(second, winners, ctx.size, ctx.window), None, None, None
-
-    @staticmethod
-    def vmap(info: Any, axes: tuple[Axis, ...], g: Tensor, winners: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        size = info.batch_size
-        return _apart(MaxPoolGradient.apply(_merged(g, axes[0], size), _merged(winners, axes[1], size), *rest), size), 0
-
-
-class MaxPoolChoice(Function):
-    """Takes from each window what stands in the place that won: the transpose of `MaxPoolGradient`."""
-
-    @staticmethod
-    def forward(x: Tensor, winners: Tensor, size: tuple[int, int], window: Window) -> Tensor:
-        return pooling.chosen(x, winners, window)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, winners, ctx.size, ctx.window = inputs
-        ctx.save_for_backward(winners)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        (winners,) = ctx.saved_tensors
-        return MaxPoolGradient.apply(g, winners, ctx.size, ctx.window), None, None, None
-
-    @staticmethod
-    def vmap(info: Any, axes: tuple[Axis, ...], x: Tensor, winners: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        size = info.batch_size
-        return _apart(MaxPoolChoice.apply(_merged(x, axes[0], size), _merged(winners, axes[1], size), *rest), size), 0
+        dw, db = call(WeightGradient, merged(x, axes[0], size), merged(g, axes[1], size), *rest)
+        return (apart(dw, size), apart(db, size)), (0, 0)
 
 
 def _kept(narrow: Tensor, weight: Tensor) -> Tensor:
     """Return narrowed weights worth keeping; nothing where they are the weights themselves."""
     return narrow.new_empty(0) if narrow.data_ptr() == weight.data_ptr() else narrow
-
-
-def _merged(value: Tensor, axis: Axis, size: int) -> Tensor:
-    """Make vmap's axis part of the client axis; what is common is not copied."""
-    value = value.expand(size, *value.shape) if axis is None else value.movedim(axis, 0)
-    return value.squeeze(1) if value.shape[1] == 1 else value.flatten(0, 1)
-
-
-def _apart(value: Tensor, size: int) -> Tensor:
-    return value.unflatten(0, (size, -1))
-
-
-def _folded(value: Tensor, axis: Axis) -> Tensor:
-    """Make vmap's axis part of the sample axis, the second."""
-    return value if axis is None else value.movedim(axis, 1).flatten(1, 2)
-
-
-def _unfolded(value: Tensor, size: int) -> Tensor:
-    return value.unflatten(1, (size, -1))

@@ -7,7 +7,7 @@ No atomic additions: the same numbers come out every time, however many clients 
 import triton
 import triton.language as tl
 
-from fedrema.engine.kernels.programs import UNSPECIALISED
+from fedrema.engine.kernels.programs import UNSPECIALISED, UNSPECIALISED_FOLDED
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -68,16 +68,20 @@ def weight_gradient(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=UNSPECIALISED)
+@triton.jit(do_not_specialize=UNSPECIALISED_FOLDED)
 def folded_weight_gradient(
     x, g, y, z,
-    rows, channels, outputs, height, width, row_height, row_width,
-    kernel_width, stride_height, stride_width, pad_height, pad_width, folded, rows_per_part,
+    rows, outputs, height, width, row_height, row_width,
+    stride_height, stride_width, pad_height, pad_width, rows_per_part,
     x_client, x_image, x_row, x_column, x_channel, y_part, z_part,
+    channels: tl.constexpr, kernel_width: tl.constexpr, folded: tl.constexpr,
     bf16: tl.constexpr, precision: tl.constexpr,
     block_outputs: tl.constexpr, block_folded: tl.constexpr, block_rows: tl.constexpr,
 ):  # fmt: skip
-    """The same for few channels, taps and channels on one axis; one more entry, of ones, gives the bias's gradient z."""
+    """Compute the same for few channels, taps and channels on one axis.
+
+    One more entry, of ones, gives the bias's gradient z.
+    """
     client = tl.program_id(2).to(tl.int64)
     output_tiles = tl.cdiv(outputs, block_outputs)
     output = tl.program_id(0) % output_tiles * block_outputs + tl.arange(0, block_outputs)
@@ -103,15 +107,13 @@ def folded_weight_gradient(
         left = (pixel - top * row_width) * stride_width - pad_width
         top = top * stride_height - pad_height
         start = image * x_image + top * x_row + left * x_column
-        vertical = top[None, :] + down[:, None]
-        horizontal = left[None, :] + right[:, None]
+        vertical = top[:, None] + down[None, :]
+        horizontal = left[:, None] + right[None, :]
         real = first_row + row < end
-        inside = real[None, :] & (entry < folded)[:, None]
+        inside = real[:, None] & (entry < folded)[None, :]
         inside &= (vertical.to(tl.uint32) < height) & (horizontal.to(tl.uint32) < width)  # below 0 is huge
-        a = tl.load(
-            x + first_image.to(tl.int64) * x_image + (start[None, :] + beside[:, None]), mask=inside, other=0.0
-        )
-        a = tl.where((entry == folded)[:, None], 1.0, a.to(tl.float32))
+        a = tl.load(x + first_image.to(tl.int64) * x_image + (start[:, None] + beside[None, :]), mask=inside, other=0.0)
+        a = tl.where((entry == folded)[None, :], 1.0, a.to(tl.float32))
         b = tl.load(
             g + first_row.to(tl.int64) * outputs + row[:, None] * outputs + output[None, :],
             mask=real[:, None] & (output < outputs)[None, :], other=0.0,
@@ -119,7 +121,7 @@ def folded_weight_gradient(
         if bf16:
             a = a.to(tl.bfloat16)
             b = b.to(tl.bfloat16)
-        accumulator = tl.dot(a, b, accumulator, input_precision=precision)
+        accumulator = tl.dot(tl.trans(a), b, accumulator, input_precision=precision)
     part = tl.program_id(1).to(tl.int64)
     y += part * y_part + client * outputs * folded
     z += part * z_part + client * outputs
@@ -128,7 +130,7 @@ def folded_weight_gradient(
     tl.store(z + output[None, :] + entry[:, None] * 0, accumulator, mask=known & (entry == folded)[:, None])
 
 
-@triton.jit(do_not_specialize=UNSPECIALISED)
+@triton.jit(do_not_specialize=[*UNSPECIALISED, "z_part"])
 def column_totals(g, z, rows, outputs, rows_per_part, z_part, block_outputs: tl.constexpr, block_rows: tl.constexpr):
     """Compute z[part, output] = Σ over the part's rows of g[row, output]."""
     client = tl.program_id(2).to(tl.int64)
@@ -148,11 +150,15 @@ def column_totals(g, z, rows, outputs, rows_per_part, z_part, block_outputs: tl.
     tl.store(z + output, tl.sum(total, 0), mask=output < outputs)
 
 
-@triton.jit
-def parts_sum(parts, y, size, part, count, block: tl.constexpr):
-    """Compute y[i] = Σ over parts, first to last."""
+@triton.jit(do_not_specialize=["count"])
+def parts_sum(parts, y, size, part, count, block_parts: tl.constexpr, block: tl.constexpr):
+    """Compute y[i] = Σ over parts, always in the same order."""
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    total = tl.load(parts + place, mask=place < size, other=0.0)
-    for number in range(1, count):
-        total += tl.load(parts + number * part + place, mask=place < size, other=0.0)
-    tl.store(y + place, total, mask=place < size)
+    total = tl.zeros((block_parts, block), tl.float32)
+    for first in range(0, count, block_parts):
+        number = first + tl.arange(0, block_parts)
+        total += tl.load(
+            parts + number[:, None].to(tl.int64) * part + place[None, :],
+            mask=(number < count)[:, None] & (place < size)[None, :], other=0.0,
+        )  # fmt: skip
+    tl.store(y + place, tl.sum(total, 0), mask=place < size)

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 import torch
-import triton
 from torch import Tensor
 
 from fedrema.engine.kernels import optimiser_programs
+from fedrema.engine.kernels.tiles import pieces
 
 BLOCK, STEPS = 1024, 8
 
@@ -16,7 +16,7 @@ def client_norms(gradients: Sequence[Tensor]) -> Tensor:
     # A norm does not care for the order, so whatever lies dense is read as it lies.
     dense = [value if _is_dense(value) else value.contiguous() for value in gradients]
     sizes = [value[0].numel() for value in dense]
-    stretches = [triton.cdiv(size, BLOCK * STEPS) for size in sizes]
+    stretches = [pieces(size, BLOCK * STEPS) for size in sizes]
     clients, count = len(dense[0]), sum(stretches)
     sums = dense[0].new_empty((clients, count), dtype=torch.float32)
     norms = dense[0].new_empty(clients, dtype=torch.float32)
@@ -64,7 +64,7 @@ def momentum_step(
     size = parameter[0].numel()
     if not size:
         return
-    optimiser_programs.momentum[(triton.cdiv(size, BLOCK), len(parameter))](
+    optimiser_programs.momentum[(pieces(size, BLOCK), len(parameter))](
         parameter, velocity, gradient, parameter if scale is None else scale, rate,
         parameter if active is None else active, size, float(momentum), float(weight_decay),
         has_scale=scale is not None, has_active=active is not None, block=BLOCK, num_warps=4,

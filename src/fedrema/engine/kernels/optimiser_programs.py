@@ -5,21 +5,21 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["y_client", "y_first"])
 def squares(g, y, size, y_client, y_first, steps: tl.constexpr, block: tl.constexpr):
     """Sum the squares of one stretch of one client's tensor into y[client, y_first + stretch]."""
     client = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * (steps * block)
     g += client * size
     total = tl.zeros((block,), tl.float32)
-    for step in range(steps):
+    for step in tl.static_range(steps):
         place = first + step * block + tl.arange(0, block)
         value = tl.load(g + place, mask=place < size, other=0.0).to(tl.float32)
         total += value * value
     tl.store(y + client * y_client + y_first + tl.program_id(0), tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def roots(y, norms, count, block: tl.constexpr):
     """Add up each client's sums, always in the same order, and take the root."""
     client = tl.program_id(0).to(tl.int64)
@@ -40,7 +40,7 @@ def momentum(
     place = tl.program_id(0) * block + tl.arange(0, block)
     mask = place < size
     if has_active:  # not times 0: a client that has finished keeps its values whatever its gradient is
-        mask &= tl.load(active + client) != 0
+        mask &= tl.load(active + client + tl.zeros_like(place)) != 0
     place = client * size + place
     value = tl.load(gradient + place, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(parameter + place, mask=mask, other=0.0)

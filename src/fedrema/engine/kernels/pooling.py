@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from fedrema.engine.kernels import pooling_programs
-from fedrema.engine.kernels.tiles import power_above
+from fedrema.engine.kernels.tiles import pieces, power_above
 
 MOST_PLACES = 255
 """The winner's place in its window is kept in one byte."""
@@ -61,9 +60,9 @@ def backward(g: Tensor, winners: Tensor, size: tuple[int, int], window: Window) 
     channels = g.shape[4]
     y = g.new_empty((*g.shape[:2], *size, channels))
     rows = y.numel() // channels
-    block_rows, block_channels = _blocks(channels)
+    block_rows, block_channels = _blocks(channels, 2048)
     if rows:
-        pooling_programs.pooled_gradient[(triton.cdiv(rows, block_rows), triton.cdiv(channels, block_channels))](
+        pooling_programs.pooled_gradient[(pieces(rows, block_rows), pieces(channels, block_channels))](
             g, winners, y, rows, channels, *size, *g.shape[2:4], **window.numbers(),
             block_rows=block_rows, block_channels=block_channels, num_warps=4,
         )  # fmt: skip
@@ -73,18 +72,18 @@ def backward(g: Tensor, winners: Tensor, size: tuple[int, int], window: Window) 
 def _pool(x: Tensor, y: Tensor, winners: Tensor, window: Window, choosing: bool) -> None:
     channels = x.shape[4]
     rows = y.numel() // channels
-    block_rows, block_channels = _blocks(channels)
+    block_rows, block_channels = _blocks(channels, 1024)
     if rows:
-        pooling_programs.pooled[(triton.cdiv(rows, block_rows), triton.cdiv(channels, block_channels))](
+        pooling_programs.pooled[(pieces(rows, block_rows), pieces(channels, block_channels))](
             x, y, winners, rows, channels, *x.shape[2:4], *y.shape[2:4], **window.numbers(), choosing=choosing,
             block_rows=block_rows, block_channels=block_channels, num_warps=4,
         )  # fmt: skip
 
 
-def _blocks(channels: int) -> tuple[int, int]:
-    """Return rows and channels of one program: eight values a thread, a row's channels together."""
+def _blocks(channels: int, values: int) -> tuple[int, int]:
+    """Return rows and channels of one program of so many values, a row's channels together."""
     across = min(power_above(channels), 128)
-    return 1024 // across, across
+    return values // across, across
 
 
 def _last(value: Tensor) -> Tensor:

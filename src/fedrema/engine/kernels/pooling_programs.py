@@ -1,5 +1,8 @@
 # mypy: ignore-errors
-"""Max pooling with channels last, as Triton programs; a position inside a window has a number, row by row."""
+"""Max pooling with channels last, as Triton programs; a position inside a window has a number, row by row.
+
+Offsets are relative to the first image of a tile: 32 bits suffice, which divide faster.
+"""
 
 import triton
 import triton.language as tl
@@ -18,14 +21,20 @@ def pooled(
 
     As in torch, the first of equal ones wins, and what is no number wins over everything.
     """
-    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    first_row = tl.program_id(0) * block_rows
+    first_image = first_row // (out_height * out_width)
+    row = tl.arange(0, block_rows)
     channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
-    image = row // (out_height * out_width)
-    pixel = (row - image * (out_height * out_width)).to(tl.int32)
+    position = first_row - first_image * (out_height * out_width) + row
+    image = position // (out_height * out_width)
+    pixel = position - image * (out_height * out_width)
     top = pixel // out_width
     left = (pixel - top * out_width) * stride_width - pad_width
     top = top * stride_height - pad_height
-    real = (row < rows)[:, None] & (channel < channels)[None, :]
+    real = (first_row + row < rows)[:, None] & (channel < channels)[None, :]
+    x += first_image.to(tl.int64) * height * width * channels
+    y += first_row.to(tl.int64) * channels
+    winners += first_row.to(tl.int64) * channels
     out = row[:, None] * channels + channel[None, :]
     best = tl.full((block_rows, block_channels), float("-inf"), tl.float32)
     winner = tl.full((block_rows, block_channels), -1, tl.int32)
@@ -58,14 +67,20 @@ def pooled_gradient(
     pad_height: tl.constexpr, pad_width: tl.constexpr, block_rows: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
     """Sum for each input position what the windows that it won send back."""
-    row = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
+    first_row = tl.program_id(0) * block_rows
+    first_image = first_row // (height * width)
+    row = tl.arange(0, block_rows)
     channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
-    image = row // (height * width)
-    pixel = (row - image * (height * width)).to(tl.int32)
+    position = first_row - first_image * (height * width) + row
+    image = position // (height * width)
+    pixel = position - image * (height * width)
     vertical = pixel // width
     horizontal = pixel - vertical * width + pad_width
     vertical += pad_height
-    real = (row < rows)[:, None] & (channel < channels)[None, :]
+    real = (first_row + row < rows)[:, None] & (channel < channels)[None, :]
+    g += first_image.to(tl.int64) * out_height * out_width * channels
+    winners += first_image.to(tl.int64) * out_height * out_width * channels
+    y += first_row.to(tl.int64) * channels
     total = tl.zeros((block_rows, block_channels), tl.float32)
     # The windows that cover a position begin at most a kernel's length before it.
     for back in tl.static_range((kernel_height + stride_height - 1) // stride_height):

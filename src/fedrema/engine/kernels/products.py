@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from fedrema.engine.kernels import descriptors, gradient_programs, programs, tiles
-from fedrema.engine.kernels.tiles import FEW_CHANNELS
+from fedrema.engine.kernels.tiles import FEW_CHANNELS, pieces
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) 
     x = _last(x, geometry, few)
     y = x.new_empty((clients, x.shape[1], height, width, outputs), dtype=geometry.result)
     bias = None if bias is None else bias.contiguous()
-    sizes = (rows, channels, outputs, *x.shape[2:4], height, width, *geometry.numbers((kernel[0], kernel[1])))
+    positions = (*x.shape[2:4], height, width)
     common: dict[str, Any] = {"has_bias": bias is not None, "bf16": geometry.bf16, "precision": geometry.dot}
     if not y.numel():
         return y.permute(0, 1, 4, 2, 3)
@@ -78,19 +77,20 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) 
         folded = channels * kernel[0] * kernel[1]
         tile = tiles.folded_tile(folded, outputs, geometry.precision)
         programs.folded_product[_grid(rows, outputs, tile, clients)](
-            x, weight, weight if bias is None else bias, y, *sizes, folded, *x.stride(), weight.stride(0), **common,
+            x, weight, weight if bias is None else bias, y, rows, outputs, *positions, *geometry.stride,
+            *geometry.padding, *_strides(x), weight.stride(0), channels=channels, kernel_width=kernel[1],
+            folded=folded, **common,
             block_rows=tile.rows, block_outputs=tile.columns, block_folded=tile.reduction,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     else:
+        sizes = (rows, channels, outputs, *positions, *geometry.numbers((kernel[0], kernel[1])))
         strides = (weight.stride(0), kernel[0] * kernel[1] * channels, channels, 1)
         _gathered(x, weight, bias, y, sizes, strides, geometry, transposed=False, common=common)
     return y.permute(0, 1, 4, 2, 3)
 
 
-def input_gradient(
-    g: Tensor, weight: Tensor, size: tuple[int, int], dtype: torch.dtype, geometry: Geometry
-) -> Tensor:
+def input_gradient(g: Tensor, weight: Tensor, size: tuple[int, int], dtype: torch.dtype, geometry: Geometry) -> Tensor:
     """Return the gradient [k, n, channels, *size] of the input; the weight is a narrowed one."""
     clients, outputs, *kernel, channels = weight.shape
     g = _last(g, geometry, few=False)
@@ -115,17 +115,18 @@ def weight_gradient(x: Tensor, g: Tensor, kernel: tuple[int, int], geometry: Geo
     height, width = g.shape[2:4]
     rows = g.shape[1] * height * width
     shape = (clients, outputs, *kernel, channels)
-    sizes = (rows, channels, outputs, *x.shape[2:4], height, width)
+    positions = (*x.shape[2:4], height, width)
     common: dict[str, Any] = {"bf16": geometry.bf16, "precision": geometry.dot}
     if few:
         folded = channels * kernel[0] * kernel[1]
         tile = tiles.folded_gradient_tile(folded + 1, outputs)
-        across = triton.cdiv(folded + 1, tile.rows) * triton.cdiv(outputs, tile.columns)
+        across = pieces(folded + 1, tile.rows) * pieces(outputs, tile.columns)
         count, each = tiles.parts(rows, across, tile.reduction, wanted=64)
         y, z = x.new_empty((count, *shape), dtype=torch.float32), x.new_empty((count, *shape[:2]), dtype=torch.float32)
         gradient_programs.folded_weight_gradient[(across, count, clients)](
-            x, g, y, z, *sizes, *geometry.numbers(kernel)[1:], folded, each, *x.stride(), y.stride(0), z.stride(0),
-            **common, block_outputs=tile.columns, block_folded=tile.rows, block_rows=tile.reduction,
+            x, g, y, z, rows, outputs, *positions, *geometry.stride, *geometry.padding, each,
+            *_strides(x), y.stride(0), z.stride(0), channels=channels, kernel_width=kernel[1], folded=folded, **common,
+            block_outputs=tile.columns, block_folded=tile.rows, block_rows=tile.reduction,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
         total = _added(z)
@@ -135,11 +136,12 @@ def weight_gradient(x: Tensor, g: Tensor, kernel: tuple[int, int], geometry: Geo
         if described is not None:
             return _added(described).permute(0, 1, 4, 2, 3), totals(g)
         tile = tiles.gradient_tile(rows, channels, outputs, geometry.precision, wide)
-        across = kernel[0] * kernel[1] * triton.cdiv(outputs, tile.rows) * triton.cdiv(channels, tile.columns)
+        across = kernel[0] * kernel[1] * pieces(outputs, tile.rows) * pieces(channels, tile.columns)
         count, each = tiles.parts(rows, across, tile.reduction)
         y = x.new_empty((count, *shape), dtype=torch.float32)
         gradient_programs.weight_gradient[(across, count, clients)](
-            x, g, y, *sizes, *geometry.numbers(kernel), each, *x.stride()[:4], y.stride(0), **common,
+            x, g, y, rows, channels, outputs, *positions, *geometry.numbers(kernel), each,
+            *_strides(x)[:4], y.stride(0), **common,
             block_outputs=tile.rows, block_channels=tile.columns, block_rows=tile.reduction,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
@@ -151,11 +153,11 @@ def totals(g: Tensor) -> Tensor:
     """Return the sum [k, outputs] over all rows of a gradient [k, n, rows, columns, outputs]."""
     clients, outputs, rows = len(g), g.shape[-1], g.shape[1] * g.shape[2] * g.shape[3]
     columns = min(tiles.power_above(outputs), 64)
-    across = triton.cdiv(outputs, columns)
-    count, each = tiles.parts(rows, across, 64, wanted=32, least=256)
+    across = pieces(outputs, columns)
+    count, each = tiles.parts(rows, across, 128, wanted=32, least=256)
     z = g.new_empty((count, clients, outputs), dtype=torch.float32)
     gradient_programs.column_totals[(across, count, clients)](
-        g, z, rows, outputs, each, z.stride(0), block_outputs=columns, block_rows=64, num_warps=4
+        g, z, rows, outputs, each, z.stride(0), block_outputs=columns, block_rows=128, num_warps=4
     )
     return _added(z)
 
@@ -166,12 +168,12 @@ def _gathered(
 ) -> None:  # fmt: skip
     rows, channels, outputs = sizes[:3]
     wide = geometry.bf16 and torch.float32 in (x.dtype, weight.dtype)
-    if not wide and geometry.stride == (1, 1):
-        if descriptors.product(x, weight, bias, y, geometry.padding, transposed=transposed):
-            return
+    plain = not wide and geometry.stride == (1, 1)
+    if plain and descriptors.product(x, weight, bias, y, geometry.padding, transposed=transposed):
+        return
     tile = tiles.forward_tile(rows, channels, outputs, geometry.precision, wide)
     programs.gathered_product[_grid(rows, outputs, tile, len(y))](
-        x, weight, weight if bias is None else bias, y, *sizes, *x.stride()[:4], *strides, **common,
+        x, weight, weight if bias is None else bias, y, *sizes, *_strides(x)[:4], *strides, **common,
         transposed=transposed, strided=geometry.stride != (1, 1),
         block_rows=tile.rows, block_outputs=tile.columns, block_channels=tile.reduction,
         num_warps=tile.warps, num_stages=tile.stages,
@@ -179,7 +181,7 @@ def _gathered(
 
 
 def _grid(rows: int, outputs: int, tile: tiles.Tile, clients: int) -> tuple[int, int]:
-    return triton.cdiv(rows, tile.rows) * triton.cdiv(outputs, tile.columns), clients
+    return pieces(rows, tile.rows) * pieces(outputs, tile.columns), clients
 
 
 def _last(value: Tensor, geometry: Geometry, few: bool) -> Tensor:
@@ -195,12 +197,19 @@ def _last(value: Tensor, geometry: Geometry, few: bool) -> Tensor:
     return own.expand(value.shape) if common else own
 
 
+def _strides(value: Tensor) -> tuple[int, ...]:
+    """Return memory strides, 0 where an axis has one entry: what torch has there would forbid wide loads."""
+    return tuple(0 if size == 1 else stride for size, stride in zip(value.shape, value.stride(), strict=True))
+
+
 def _added(parts: Tensor) -> Tensor:
     """Return the sum over the first axis, in order."""
     if len(parts) == 1:
         return parts[0]
     total = torch.empty_like(parts[0])
-    gradient_programs.parts_sum[(triton.cdiv(total.numel(), 1024),)](
-        parts, total, total.numel(), parts.stride(0), len(parts), block=1024
+    together = min(tiles.power_above(len(parts)), 16)  # in flight at once
+    block = 2048 // together
+    gradient_programs.parts_sum[(pieces(total.numel(), block),)](
+        parts, total, total.numel(), parts.stride(0), len(parts), block_parts=together, block=block
     )
     return total

@@ -15,8 +15,11 @@ import triton.language as tl
 # that they are multiples of 16 is what makes wide loads possible.
 UNSPECIALISED = [
     "rows", "height", "width", "row_height", "row_width", "kernel_height", "kernel_width",
-    "stride_height", "stride_width", "pad_height", "pad_width", "rows_per_part", "folded",
+    "stride_height", "stride_width", "pad_height", "pad_width", "rows_per_part",
 ]  # fmt: skip
+
+
+UNSPECIALISED_FOLDED = [name for name in UNSPECIALISED if name != "kernel_width"]
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -54,10 +57,9 @@ def gathered_product(
     real = first_row + row < rows
     x += client * x_client + first_image.to(tl.int64) * x_image
     weight += client * w_client
-    if transposed and strided:
-        start = image * x_image
-    else:
-        start = image * x_image + top * x_row + left * x_column
+    start = image * x_image
+    if not (transposed and strided):
+        start += top * x_row + left * x_column
     accumulator = tl.zeros((block_rows, block_outputs), tl.float32)
     blocks = tl.cdiv(channels, block_channels)
     for step in range(kernel_height * kernel_width * blocks):
@@ -99,18 +101,20 @@ def gathered_product(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=UNSPECIALISED)
+@triton.jit(do_not_specialize=UNSPECIALISED_FOLDED)
 def folded_product(
     x, weight, bias, y,
-    rows, channels, outputs, height, width, row_height, row_width,
-    kernel_height, kernel_width, stride_height, stride_width, pad_height, pad_width, folded,
+    rows, outputs, height, width, row_height, row_width,
+    stride_height, stride_width, pad_height, pad_width,
     x_client, x_image, x_row, x_column, x_channel, w_client,
+    channels: tl.constexpr, kernel_width: tl.constexpr, folded: tl.constexpr,
     has_bias: tl.constexpr, bf16: tl.constexpr, precision: tl.constexpr,
     block_rows: tl.constexpr, block_outputs: tl.constexpr, block_folded: tl.constexpr,
 ):  # fmt: skip
-    """The same forward where there are few channels: taps and channels are one axis of `folded` entries.
+    """Compute the same forward for few channels: taps and channels are one axis of `folded` entries.
 
-    The tile of x is loaded with its rows along the warp: neighbours in the image lie next to each other.
+    Rows come first in the tile of x: Triton then lays them along a warp, whose loads are neighbours in the image.
+    A thread's entries are known when it is compiled, if the channels are: nothing is left to divide.
     """
     client = tl.program_id(1).to(tl.int64)
     output_tiles = tl.cdiv(outputs, block_outputs)
@@ -134,12 +138,12 @@ def folded_product(
         entry = begin + tl.arange(0, block_folded)
         tap = entry // channels
         down = tap // kernel_width
-        vertical = top[None, :] + down[:, None]
-        horizontal = left[None, :] + (tap - down * kernel_width)[:, None]
-        inside = real[None, :] & (entry < folded)[:, None]
+        vertical = top[:, None] + down[None, :]
+        horizontal = left[:, None] + (tap - down * kernel_width)[None, :]
+        inside = real[:, None] & (entry < folded)[None, :]
         inside &= (vertical.to(tl.uint32) < height) & (horizontal.to(tl.uint32) < width)  # below 0 is huge
         beside = (entry - tap * channels) * x_channel + down * x_row + (tap - down * kernel_width) * x_column
-        a = tl.load(x + (start[None, :] + beside[:, None]), mask=inside, other=0.0)
+        a = tl.load(x + (start[:, None] + beside[None, :]), mask=inside, other=0.0)
         b = tl.load(
             weight + output[None, :] * folded + entry[:, None],
             mask=(entry < folded)[:, None] & (output < outputs)[None, :], other=0.0,
@@ -147,7 +151,7 @@ def folded_product(
         if bf16:
             a = a.to(tl.bfloat16)
             b = b.to(tl.bfloat16)
-        accumulator = tl.dot(tl.trans(a), b, accumulator, input_precision=precision)
+        accumulator = tl.dot(a, b, accumulator, input_precision=precision)
     if has_bias:
         accumulator += tl.load(bias + client * outputs + output, mask=output < outputs, other=0.0)[None, :]
     y += (client * rows + first_row) * outputs

@@ -15,15 +15,21 @@ if TYPE_CHECKING:
     from fedrema.engine.kernels.products import Geometry
 
 # By name: many of these are both a function and a method, and attributes of tensors arrive as `__get__`.
-HARMLESS_IN_BF16 = frozenset(
-    "relu relu_ leaky_relu leaky_relu_ threshold relu6 hardtanh gelu silu elu dropout dropout1d dropout2d "
-    "feature_dropout alpha_dropout max_pool1d max_pool2d max_pool3d adaptive_max_pool2d flatten reshape view view_as "
-    "reshape_as permute transpose movedim moveaxis squeeze unsqueeze unflatten expand expand_as chunk split unbind "
-    "narrow select index_select cat concat stack __getitem__ contiguous clone detach detach_ pad t "
-    "__get__ __set__ dim ndimension size numel nelement stride storage_offset is_contiguous is_floating_point "
-    "is_complex element_size data_ptr get_device __len__ __hash__ __repr__ __format__ "
-    "to type type_as float double half bfloat16 cpu cuda requires_grad_ retain_grad register_hook grad backward".split()
-)
+HARMLESS_IN_BF16 = frozenset({
+    "relu", "relu_", "leaky_relu", "leaky_relu_", "threshold", "relu6", "hardtanh", "gelu", "silu", "elu",
+    "dropout", "dropout1d", "dropout2d", "feature_dropout", "alpha_dropout", "max_pool1d", "max_pool2d",
+    "max_pool3d", "adaptive_max_pool2d", "flatten", "reshape", "view", "view_as", "reshape_as", "permute",
+    "transpose", "movedim", "moveaxis", "squeeze", "unsqueeze", "unflatten", "expand", "expand_as", "chunk",
+    "split", "unbind", "narrow", "select", "index_select", "cat", "concat", "stack", "__getitem__",
+    "contiguous", "clone", "detach", "detach_", "pad", "t", "__get__", "__set__", "dim", "ndimension", "size",
+    "numel", "nelement", "stride", "storage_offset", "is_contiguous", "is_floating_point", "is_complex",
+    "element_size", "data_ptr", "get_device", "__len__", "__hash__", "__repr__", "__format__", "to", "type",
+    "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda", "requires_grad_", "retain_grad",
+    "register_hook", "grad", "backward",
+})  # fmt: skip
+
+# Under vmap these ask for a memory order that torch cannot name there: they get the plain one.
+PLAIN_ORDER = frozenset({"group_norm", "instance_norm"})
 
 
 def usable(device: torch.device, dtype: torch.dtype, precision: str) -> bool:
@@ -71,7 +77,8 @@ class Operators(TorchFunctionMode):
                 return taken
         elif getattr(func, "__name__", "") in HARMLESS_IN_BF16:
             return func(*args, **kwargs)
-        return func(*tree_map(_widened, args), **tree_map(_widened, kwargs))
+        change = _plain if getattr(func, "__name__", "") in PLAIN_ORDER else _widened
+        return func(*tree_map(change, args), **tree_map(change, kwargs))
 
     def _conv2d(
         self,
@@ -116,7 +123,7 @@ class Operators(TorchFunctionMode):
         fits = all(2 * pad <= length for pad, length in zip(window.padding, kernel, strict=True))
         if kernel[0] * kernel[1] > MOST_PLACES or not fits or min(window.size(*input.shape[2:])) < 1:
             return None  # torch says what is wrong with it
-        from fedrema.engine.kernels.functions import max_pool
+        from fedrema.engine.kernels.pooling_functions import max_pool
 
         return max_pool(input.unsqueeze(0), window).squeeze(0)
 
@@ -157,3 +164,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 def _widened(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
+
+
+def _plain(value: Any) -> Any:
+    return _widened(value).contiguous() if isinstance(value, Tensor) else value

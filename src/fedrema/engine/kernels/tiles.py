@@ -28,17 +28,22 @@ def power_above(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
+def pieces(size: int, piece: int) -> int:
+    """Return how many pieces cover a size."""
+    return -(-size // piece)
+
+
 def forward_tile(rows: int, channels: int, outputs: int, precision: str, wide_operands: bool) -> Tile:
     """Return the tile of a forward product or an input gradient; operands are wide where float32 is loaded."""
-    columns = min(max(power_above(outputs), 16), 256)
+    columns = min(max(power_above(outputs), 16), 128)
     reduction = min(max(power_above(channels), 16), 64)
     if precision == "float32":
         return Tile(64, min(columns, 64), min(reduction, 32), 4, 2)
     if precision == "tf32":
-        return Tile(128, min(columns, 128), min(reduction, 32), 8, 3)
-    if wide_operands:
-        return Tile(128, min(columns, 128), reduction, 8, 3) if columns >= 128 else Tile(128, columns, reduction, 4, 3)
-    return Tile(128, min(columns, 128), reduction, 4, 3)
+        return Tile(128, columns, min(reduction, 32), 8, 3)
+    if wide_operands:  # a linear layer: short steps, many in flight, for weights that are read once
+        return Tile(128, columns, min(reduction, 32), 8 if columns == 128 else 4, 4)
+    return Tile(256, columns, reduction, 8, 3) if columns <= 32 else Tile(128, columns, reduction, 4, 3)
 
 
 def folded_tile(entries: int, outputs: int, precision: str) -> Tile:
@@ -56,7 +61,8 @@ def gradient_tile(rows: int, channels: int, outputs: int, precision: str, wide_o
     if precision == "tf32":
         return Tile(min(tall, 128), columns, 32, 8 if tall * columns >= 128 * 128 else 4, 2)
     if wide_operands:
-        return Tile(min(tall, 64), columns, min(max(power_above(rows), 16), 128), 4, 1)
+        steps = min(max(power_above(rows), 16), 128)
+        return Tile(min(tall, 128), columns, steps, 8 if tall * columns >= 128 * 128 else 4, 1)
     return Tile(tall, columns, 64, 8 if tall * columns > 128 * 128 else 4, 3)
 
 
@@ -70,10 +76,9 @@ def parts(rows: int, tiles: int, step: int, wanted: int = 32, least: int = 512) 
 
     Enough that one client makes about `wanted` programs, as long as each has a few steps to do.
     """
-    count = max(1, min(-(-wanted // tiles), rows // least))
-    each = -(-rows // count)
-    each = -(-each // step) * step
-    return -(-rows // each), each
+    count = max(1, min(pieces(wanted, tiles), rows // least))
+    each = pieces(pieces(rows, count), step) * step
+    return pieces(rows, each), each
 
 
 class Box(NamedTuple):
@@ -94,15 +99,18 @@ def box(rows: int, height: int, width: int) -> Box | None:
     return Box(rows // (width * high), high, width)
 
 
-def descriptor_tile(rows: int, channels: int, outputs: int) -> Tile:
-    """Return the tile of a forward product or an input gradient whose operands are fetched as boxes."""
-    columns = 256 if outputs > 128 else 128 if outputs > 64 else 64
+def descriptor_tile(channels: int, outputs: int) -> Tile | None:
+    """Return the tile of a forward product or an input gradient whose operands are fetched as boxes, if it pays."""
     reduction = 64 if channels % 64 == 0 else 32 if channels % 32 == 0 else 16
-    return Tile(128 if columns < 256 else 128, columns, reduction, 8 if columns == 256 else 4, 4)
+    if outputs <= 32:  # the matrix units take no fewer than 64: half of them would work for nothing
+        return None
+    if outputs <= 64:
+        return Tile(256, 64, reduction, 4, 4)
+    return Tile(256, 128, reduction, 8, 4) if channels > 64 else Tile(128, 128, reduction, 4, 3)
 
 
-def descriptor_gradient_tile(rows: int, channels: int, outputs: int) -> Tile:
+def descriptor_gradient_tile(channels: int, outputs: int) -> Tile:
     """Return the tile of a weight gradient whose operands are fetched as boxes."""
-    tall = 256 if outputs > 128 else 128 if outputs > 64 else 64
-    columns = min(max(power_above(channels), 16), 128)
-    return Tile(tall, columns, 64, 8 if tall * columns > 128 * 128 else 4, 4)
+    tall = 128 if outputs > 64 else 64
+    columns = min(max(power_above(channels), 16), 256 if tall == 128 else 128)
+    return Tile(tall, columns, 64, 8 if columns == 256 else 4, 3 if columns == 64 else 4)
