@@ -15,6 +15,7 @@ from fedrema.engine import (
     Backend,
     Crowd,
     Job,
+    Order,
     Precision,
     Samples,
     Stacked,
@@ -27,7 +28,6 @@ from fedrema.engine import (
 from fedrema.errors import BadInput
 from fedrema.net import Net, Tensors
 from fedrema.score import tally
-
 
 _SAMPLES: weakref.WeakKeyDictionary[Federation, dict[object, tuple[Samples, Samples]]] = weakref.WeakKeyDictionary()
 
@@ -71,6 +71,7 @@ class Clients:
         self.net = net.to(self.device, self.dtype)
         self.train, self.test = samples_of(federation, self.device, self.dtype)
         self.engine = make_engine(backend, self.net, self.train.x[:1, 0], arithmetic, len(federation))
+        self._orders: dict[object, list[Order]] = {}
         self.counts = self.train.counts.to(self.device, self.dtype)
         if net.classes < federation.classes:
             raise BadInput(f"The network tells {net.classes} classes apart, but the data has {federation.classes}.")
@@ -136,13 +137,23 @@ class Clients:
         self, method: Method, phases: Sequence[Phase], purpose: str, crowd: Crowd, velocity: Tensors, moment: Moment
     ) -> tuple[Tensors, Tensors, Tensor]:
         key = (self.seed, moment.round, purpose)
-        counts = self.train.counts[crowd.clients].tolist()
-        plan = [
-            (phase, draw_order(crowd.names, counts, phase, self.local, (*key, number)))
-            for number, phase in enumerate(phases)
-        ]
+        orders = self._orders.pop((key, crowd.names), None) or self._draw(crowd.names, crowd.clients, phases, key)
+        plan = list(zip(phases, orders, strict=True))
         velocity = velocity or crowd.params.zeros(len(crowd), self.trains)
         return self.engine.train(Job(method, crowd, self.train, plan, self.local, velocity, key))
+
+    def draw_ahead(self, clients: Tensor, moment: Moment) -> None:
+        """Draw the batches of a round to come, while a GPU is busy with the present one."""
+        names = tuple(self.federation.names[row] for row in clients.tolist())
+        key = (self.seed, moment.round, "train")
+        phases = self.method.phases(self.local, moment)
+        self._orders = {(key, names): self._draw(names, clients, phases, key)}
+
+    def _draw(
+        self, names: tuple[str, ...], clients: Tensor, phases: Sequence[Phase], key: tuple[int | str, ...]
+    ) -> list[Order]:
+        counts = self.train.counts[clients].tolist()
+        return [draw_order(names, counts, phase, self.local, (*key, number)) for number, phase in enumerate(phases)]
 
     def tally_of(self, method: Method, crowd: Crowd, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
         """Count right answers of clients as one method would use them: after adapting, where it adapts."""

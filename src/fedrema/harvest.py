@@ -64,11 +64,11 @@ class Harvest:
 
 def check_finite(crowd: Crowd, losses: Tensor, extras: Tensors, number: int) -> None:
     """Refuse clients whose training has diverged, by name."""
-    finite = torch.isfinite(losses)
-    for value in (*crowd.params.own.values(), *extras.values()):
-        finite = finite & torch.isfinite(value.reshape(len(value), -1).sum(dim=1))
-    if not finite.all():
-        names = ", ".join(name for name, fine in zip(crowd.names, finite.tolist(), strict=True) if not fine)
+    values = (*crowd.params.own.values(), *extras.values())
+    sums = [value.sum(dim=tuple(range(1, value.dim()))) if value.dim() > 1 else value for value in values]
+    finite = torch.isfinite(torch.stack([losses, *(total.to(losses) for total in sums)])).all(dim=0).tolist()
+    if not all(finite):
+        names = ", ".join(name for name, fine in zip(crowd.names, finite, strict=True) if not fine)
         raise Diverged(
             f"Training diverged in round {number}: the loss or weights of client {names} are not finite;"
             " a smaller --lr, or a smaller --clip above 0, may help."

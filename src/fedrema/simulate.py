@@ -118,11 +118,13 @@ class Simulator(Clients):
     def room_for(self) -> int:
         """Return how many clients fit into memory while they train."""
         # Parameters and momentum, as they were and as they become, and once more on their way to disk; stacked also a
-        # gradient, and what it is computed from.
+        # gradient, what it is computed from, and on a GPU what recorded steps keep in place.
         each = 6 * model_bytes(self.net)
         if self.engine.name == "stacked":
             samples = min(self.local.batch, self.train.x.shape[1])
-            each += model_bytes(self.net) + 2 * step_bytes(self.net, self.train.x[0, :samples])
+            each += (6 if self.device.type == "cuda" else 1) * model_bytes(self.net) + 2 * step_bytes(
+                self.net, self.train.x[0, :samples]
+            )
         return clients_at_once(self._budget() / 4, each)
 
     def parts(self, clients: Tensor) -> Iterator[Tensor]:
@@ -278,6 +280,8 @@ class Simulator(Clients):
         velocity = self.rows(Stacked(world.velocity), clients).own
         clock.lap("other")
         trained, velocity, losses = self.local_training(crowd, velocity, moment)
+        if self.device.type == "cuda" and moment.round < self.settings.rounds:
+            self._draw_ahead(self.moment(moment.round + 1))
         clock.lap("train")
         ended, extras = self.end(replace(crowd, params=Stacked(trained), received=crowd.params), moment)
         check_finite(ended, losses, extras, moment.round)
@@ -287,6 +291,12 @@ class Simulator(Clients):
         if self._due(moment, self.settings.evaluate_every):
             harvest.tallies.append(self.tally_as_is(self.method, ended))
             clock.lap("evaluate")
+
+    def _draw_ahead(self, moment: Moment) -> None:
+        """Draw the next round's batches of the clients that come first, while the GPU trains these."""
+        answering, _ = self.choose(moment.round)
+        if answering:
+            self.draw_ahead(next(self.parts(torch.tensor(answering))), moment)
 
     def _relations(
         self, clients: Tensor, heads: Rows | None, trace: Mapping[str, Any], moment: Moment

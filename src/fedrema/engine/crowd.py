@@ -77,11 +77,14 @@ class Samples:
 
     def stacked(self, clients: Tensor) -> Batch:
         """Return all samples of some clients, padding masked."""
-        rows = places(clients, len(self.x), self.x.device)
+        return self.gathered(places(clients, len(self.x), self.x.device), self.counts[clients].to(self.x.device))
+
+    def gathered(self, rows: Tensor | slice, counts: Tensor) -> Batch:
+        """Return all samples of some rows that have so many each; nothing waits for the device."""
         x = self.x[rows]
         order = torch.arange(x.shape[1], device=x.device)
-        mask = order < self.counts[clients].to(x.device)[:, None]
-        return Batch(x, self.y[rows], mask.to(x.dtype), order.expand(len(clients), -1))
+        mask = order < counts[:, None]
+        return Batch(x, self.y[rows], mask.to(x.dtype), order.expand(len(counts), -1))
 
 
 @dataclass(frozen=True)

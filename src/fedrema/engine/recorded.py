@@ -8,47 +8,52 @@ import torch
 from torch import Tensor
 
 from fedrema.core import Batch
-from fedrema.engine.crowd import Job, Stacked
+from fedrema.engine.crowd import Crowd, Job, Stacked
 from fedrema.engine.descent import Descent, Losses
 from fedrema.net import Tensors
 
-MOST_STAGES = 4
-"""Sizes of crowds that are remembered; each keeps a copy of what the crowd trains."""
+MOST_STAGES = 8
+"""Shapes of crowds that are remembered; each keeps a copy of what the crowd has."""
 MOST_SEEN = 256
+GROUPS = ("received", "memory", "inbox")
 
 
 class Stage:
-    """What a crowd trains with, in tensors that keep their place in memory from round to round."""
+    """What a crowd has, in tensors that keep their place in memory from round to round."""
 
-    def __init__(self, job: Job) -> None:
-        crowd = job.crowd
-        params = {name: laid_out(value) for name, value in crowd.params.copied(len(crowd)).items()}
-        velocity = {name: laid_out(value.clone()) for name, value in job.velocity.items()}
+    def __init__(self, crowd: Crowd, params: Tensors, velocity: Tensors) -> None:
         self.client = crowd.all().having(params=params)
         self.velocity = velocity
         self.losses = Losses(torch.zeros_like(crowd.counts), torch.zeros_like(crowd.counts))
         self.rows = crowd.clients.to(crowd.counts.device)
         self.rate = torch.zeros((), device=crowd.counts.device)
 
-    def own(self) -> "Stage":
+    @classmethod
+    def training(cls, job: Job) -> "Stage":
+        """Return a stage on which every client trains parameters and momentum of its own."""
+        params = {name: laid_out(value) for name, value in job.crowd.params.copied(len(job.crowd)).items()}
+        return cls(job.crowd, params, {name: laid_out(value.clone()) for name, value in job.velocity.items()})
+
+    @classmethod
+    def scoring(cls, crowd: Crowd) -> "Stage":
+        """Return a stage on which nothing changes."""
+        return cls(crowd, {name: value.clone() for name, value in crowd.params.merged().items()}, {})
+
+    def kept(self) -> "Stage":
         """Make everything this stage's own, so that later rounds can be copied into it."""
         client = self.client
-        groups = {
-            group: {name: value.clone() for name, value in getattr(client, group).items()}
-            for group in ("received", "memory", "inbox")
-        }
+        groups = {group: {name: value.clone() for name, value in getattr(client, group).items()} for group in GROUPS}
         self.client = client.having(**groups, count=client.count.clone())
         return self
 
-    def load(self, job: Job) -> None:
+    def load(self, crowd: Crowd, velocity: Tensors) -> None:
         """Take over another round of a crowd of the same shape."""
-        crowd, client = job.crowd, self.client
+        client, new = self.client, crowd.all()
         for name, value in crowd.params.merged().items():
-            client.params[name].copy_(value)  # what is common is spread over the clients
-        for name, value in job.velocity.items():
+            client.params[name].copy_(value)  # where each trains its own, what is common is spread over them
+        for name, value in velocity.items():
             self.velocity[name].copy_(value)
-        new = crowd.all()
-        for group in ("received", "memory", "inbox"):
+        for group in GROUPS:
             held = getattr(client, group)
             for name, value in getattr(new, group).items():
                 held[name].copy_(value)
@@ -67,73 +72,78 @@ class Stage:
 
     def result(self, copy: bool) -> tuple[Tensors, Tensors, Tensor]:
         """Return parameters, momentum and mean losses."""
-        groups = (self.client.params, self.velocity)
-        params, velocity = ({name: value.clone() if copy else value for name, value in each.items()} for each in groups)
+        if not copy:
+            return self.client.params, self.velocity, self.losses.mean()
+        params, velocity = (
+            {name: value.clone(memory_format=torch.contiguous_format) for name, value in group.items()}
+            for group in (self.client.params, self.velocity)
+        )
         return params, velocity, self.losses.mean()
 
 
 class Recorder:
-    """Runs steps; whatever comes a second time is recorded as a CUDA graph."""
+    """Runs work on stages; whatever comes a second time is recorded as a CUDA graph."""
 
     def __init__(self) -> None:
         self.stages: OrderedDict[Hashable, Stage] = OrderedDict()
-        self.graphs: dict[tuple[Hashable, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.graphs: dict[tuple[Hashable, ...], tuple[torch.cuda.CUDAGraph, Tensor, Any]] = {}
         self.seen: OrderedDict[Hashable, bool] = OrderedDict()
         """What has been run, and whether it may be recorded."""
         self.pool: Any = None
 
-    def stage(self, job: Job) -> Stage:
+    def training(self, job: Job) -> Stage:
         """Return a stage with this job's tensors: the same as last time where the shapes are the same."""
-        key = _shapes(job)
+        return self._stage(("train", _shapes(job.crowd, job.velocity)), job, job.crowd, job.velocity)
+
+    def scoring(self, crowd: Crowd) -> Stage:
+        """Return a stage with this crowd's tensors."""
+        return self._stage(("score", _shapes(crowd, {})), None, crowd, {})
+
+    def _stage(self, key: Hashable, job: Job | None, crowd: Crowd, velocity: Tensors) -> Stage:
         if key in self.stages:
             self.stages.move_to_end(key)
-            self.stages[key].load(job)
+            self.stages[key].load(crowd, velocity)
         else:
-            self.stages[key] = Stage(job).own()
+            self.stages[key] = (Stage.training(job) if job else Stage.scoring(crowd)).kept()
             if len(self.stages) > MOST_STAGES:
                 _, old = self.stages.popitem(last=False)
                 self.graphs = {what: graph for what, graph in self.graphs.items() if what[0] != id(old)}
         return self.stages[key]
 
-    def run(self, stage: Stage, what: Hashable, plan: Tensor, step: Callable[[Tensor], None]) -> None:
-        """Take a step for each row of a plan."""
-        key = (id(stage), what, plan.shape[1:])
-        for now in plan:
-            if key in self.graphs:
-                graph, given = self.graphs[key]
-                given.copy_(now)
-                graph.replay()
-            elif self.seen.get(key) and self._record(key, now, step):
-                self.graphs[key][0].replay()
-            else:
-                step(now)
-                self.seen.setdefault(key, True)
-                if len(self.seen) > MOST_SEEN:
-                    self.seen.popitem(last=False)
+    def run(self, stage: Stage, what: Hashable, given: Tensor, work: Callable[[Tensor], Any]) -> Any:
+        """Do some work on a stage with the numbers given; what it returns holds until the next time."""
+        key = (id(stage), what, given.shape)
+        if key in self.graphs or (self.seen.get(key) and self._record(key, given, work)):
+            graph, told, result = self.graphs[key]
+            told.copy_(given)
+            graph.replay()
+            return result
+        self.seen.setdefault(key, True)
+        if len(self.seen) > MOST_SEEN:
+            self.seen.popitem(last=False)
+        return work(given)
 
-    def _record(self, key: tuple[Hashable, ...], now: Tensor, step: Callable[[Tensor], None]) -> bool:
-        """Record a step; False where a method does what cannot be recorded, such as looking at a number."""
-        given = now.clone()
+    def _record(self, key: tuple[Hashable, ...], given: Tensor, work: Callable[[Tensor], Any]) -> bool:
+        """Record some work; False where a method does what cannot be recorded, such as looking at a number."""
+        told = given.clone()
         graph = torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         try:
             # Other threads may go on with their own work meanwhile.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                step(given)
+                result = work(told)
         except RuntimeError:
             self.seen[key] = False
             return False
-        self.graphs[key] = (graph, given)
+        self.graphs[key] = (graph, told, result)
         return True
 
 
-def _shapes(job: Job) -> Hashable:
-    crowd = job.crowd
-
+def _shapes(crowd: Crowd, velocity: Tensors) -> Hashable:
     def shapes(stacked: Stacked) -> Hashable:
         return tuple((name, axis, stacked.merged()[name].shape) for name, axis in stacked.axes().items())
 
-    groups = (crowd.params, crowd.at_first(), crowd.memory, crowd.inbox, Stacked(job.velocity))
+    groups = (crowd.params, crowd.at_first(), crowd.memory, crowd.inbox, Stacked(velocity))
     return len(crowd), tuple(map(shapes, groups))
 
 

@@ -59,18 +59,31 @@ class StackedEngine:
     def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
         """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
         self.net.train(False)
-        data = samples.stacked(crowd.clients)
-        with torch.no_grad(), self.computing():
-            logits: Tensor = _over_clients(
-                lambda client, batch: method.predict(self.net, client, batch.x), crowd, crowd.all(), data
-            )
-        return torch.where(data.mask > 0, logits.argmax(-1), -1)
+
+        def predicted(client: Client, data: Batch) -> Tensor:
+            with torch.no_grad(), self.computing():
+                logits: Tensor = _over_clients(
+                    lambda one, batch: method.predict(self.net, one, batch.x), crowd, client, data
+                )
+            return torch.where(data.mask > 0, logits.argmax(-1), -1)
+
+        if self.recorder is None:
+            return predicted(crowd.all(), samples.stacked(crowd.clients))
+        stage = self.recorder.scoring(crowd)
+        counts = samples.counts[crowd.clients].to(stage.rows.device, non_blocking=True)
+        found: Tensor = self.recorder.run(
+            stage,
+            (method, type(method).predict, id(samples.x)),
+            counts,
+            lambda told: predicted(stage.client, samples.gathered(stage.rows, told)),
+        )
+        return found.clone()
 
     def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
         self.net.train(True)
         crowd, samples = job.crowd, job.samples
-        stage = self.recorder.stage(job) if self.recorder else Stage(job)
+        stage = self.recorder.training(job) if self.recorder else Stage.training(job)
 
         def value_of(loss: Loss, client: Client, batch: Batch) -> Tensor:
             with self.computing():
@@ -91,13 +104,12 @@ class StackedEngine:
                 stage.take(descent, batches, None if together else active)
 
             stage.set_rate(phase.lr)
-            if self.recorder:
-                what = (descent.loss, phase.step, descent.names, phase.momentum, together, job.local, id(samples.x))
-                # Our programs read the rate where it lies; torch's have it as a number.
-                self.recorder.run(stage, (*what, None if self.fused else phase.lr), plan, step)
-            else:
-                for now in plan:
+            what = (descent.loss, phase.step, descent.names, phase.momentum, together, job.local, id(samples.x))
+            for now in plan:
+                if self.recorder is None:
                     step(now)
+                else:  # our programs read the rate where it lies; torch's have it as a number
+                    self.recorder.run(stage, (*what, None if self.fused else phase.lr), now, step)
         return stage.result(copy=self.recorder is not None)
 
 
