@@ -130,8 +130,9 @@ class Net:
 
     def train(self, mode: bool = True) -> None:
         """Switch dropout and batch norm between training and use."""
-        self._body.train(mode)
-        self._head.train(mode)
+        if mode != self._body.training or mode != self._head.training:
+            self._body.train(mode)
+            self._head.train(mode)
 
     def layers(self) -> list[tuple[str, nn.Module]]:
         """Return every innermost layer with its name in the user's module."""

@@ -17,10 +17,7 @@ def packed(order: Order, device: torch.device) -> Tensor:
     k, steps, per_step, _ = order.index.shape
     active = np.broadcast_to(np.arange(steps) < order.steps[:, None], (k, steps))
     columns = [order.index, order.sizes[..., None], np.broadcast_to(active[..., None, None], (k, steps, per_step, 1))]
-    numbers = torch.from_numpy(np.concatenate(columns, axis=-1).swapaxes(0, 1).copy())
-    if device.type == "cuda":
-        numbers = numbers.pin_memory()  # then the host does not wait for the device to take it
-    return numbers.to(device, non_blocking=True)
+    return torch.from_numpy(np.concatenate(columns, axis=-1).swapaxes(0, 1).copy()).to(device)
 
 
 def batches_of(now: Tensor, samples: Samples, rows: Tensor) -> tuple[tuple[Batch, ...], Tensor]:

@@ -35,16 +35,24 @@ class StackedEngine:
 
     def computing(self) -> AbstractContextManager[object]:
         """Return the context that losses and predictions are computed in."""
-        return kernels.Operators(self.arithmetic.products) if self.fused else self.arithmetic.torch_context()
+        if self.fused and self.arithmetic.products == "bf16":
+            return kernels.Operators("bf16")
+        # Measured on an H200: in TF32 and float32 torch's own layers are as fast as ours, or faster.
+        return self.arithmetic.torch_context()
 
     def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client and stack what comes out."""
         self.net.train(False)
         nothing = crowd.counts.new_empty((len(crowd), 0))
         data = samples.stacked(crowd.clients) if samples else Batch(nothing, nothing, nothing, nothing)
-        with torch.no_grad(), self.computing():
+
+        def computed(client: Client, batch: Batch) -> dict[str, Tensors]:
+            with self.computing():
+                return hook(client, batch)
+
+        with torch.no_grad():
             # Hooks draw from the moment's generator: the same for each client, as in the loop.
-            made: dict[str, Tensors] = _over_clients(hook, crowd, crowd.all(), data, randomness="same")
+            made: dict[str, Tensors] = _over_clients(computed, crowd, crowd.all(), data, randomness="same")
         # What a hook hands on as it was is copied, as in the loop: later changes in place must not reach it.
         held = {
             _storage(value)
