@@ -59,9 +59,8 @@ def main(arguments: list[str]) -> int:
         ended = subprocess.run([sys.executable, __file__, "one", asked], check=True, capture_output=True, text=True)
         found = json.loads(ended.stdout.splitlines()[-1])
         worst = max(worst, found["gigabytes"])
-        print(
-            f"{method:8} {network:4} {clients:6,} clients: {found['seconds']:7.1f} s a round, {found['gigabytes']:.2f} GB"
-        )
+        what = f"{method:8} {network:4} {clients:6,} clients"
+        print(f"{what}: {found['seconds']:7.1f} s a round, {found['gigabytes']:.2f} GB", flush=True)
     print(f"largest: {worst:.2f} GB of {LIMIT:g}")
     return 1 if worst > LIMIT else 0
 
