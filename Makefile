@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types tests test-datasets figures clean
+.PHONY: demo test lint types tests test-datasets test-gpu test-scale figures clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedrema run
@@ -23,6 +23,15 @@ tests: $(VENV)/.developing
 # Needs MNIST, Fashion-MNIST and CIFAR-10 in the folder that FEDREMA_DATA names.
 test-datasets: $(VENV)/.developing
 	$(BIN)/pytest -n 2 -m datasets
+
+# Needs a CUDA device.
+test-gpu: $(VENV)/.developing
+	$(BIN)/pytest -m gpu
+	$(BIN)/python docs/check_kernels.py
+
+# Peak memory with many clients, ten minutes.
+test-scale: $(VENV)/.developing
+	$(BIN)/python docs/check_scale.py
 
 # Every picture and table in README and docs.
 figures: $(VENV)/.installed

@@ -360,11 +360,11 @@ def test_the_cpus_name_where_the_system_does_not_list_it(monkeypatch):
     assert report._cpu()
 
 
-def test_ones_own_method_is_measured(small_and_here, capsys):
+def test_ones_bench_method_is_measured(small_and_here, capsys):
     assert issubclass(fedrema.registry()["fedavg"], Method)
-    (small_and_here / "own_method.py").write_text(
+    (small_and_here / "bench_method.py").write_text(
         "from dataclasses import dataclass\nfrom fedrema.core import Method\n"
         "@dataclass(frozen=True)\nclass Mine(Method):\n    name = 'mine'\n    title = 'Mine'\n    paper = 'none'\n"
     )
-    assert main(["bench", "--network", "mlp", "--method", "own_method:Mine", *TINY]) == 0
-    assert "own_method:Mine" in capsys.readouterr().out
+    assert main(["bench", "--network", "mlp", "--method", "bench_method:Mine", *TINY]) == 0
+    assert "bench_method:Mine" in capsys.readouterr().out

@@ -46,7 +46,7 @@ class Simulation:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes a GPU where there is one."""
     precision: Precision = "auto"
-    """Arithmetic: float32, float64, on a GPU also tf32, bf16; auto is float32 on a CPU and tf32 on a GPU."""
+    """Arithmetic: float32, float64, on a GPU also tf32, bf16 (products only); auto: float32 on a CPU, bf16 on a GPU."""
     backend: Backend = "auto"
     """Train clients one after the other (loop) or as one tensor program (stacked); auto picks the faster."""
     chunk: int = 0

@@ -11,7 +11,7 @@ from torch.nn import functional
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which is when it is read
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from fedrema.engine.kernels import Operators, descriptors, products, tiles, usable
+from fedrema.engine.kernels import Operators, descriptors, products, sums, tiles, usable
 from fedrema.engine.kernels.functions import convolve
 from fedrema.engine.kernels.products import Geometry
 
@@ -112,6 +112,31 @@ def test_boxes_give_weight_gradients_too(monkeypatch):
     assert_products(1, 5, 16, 24, (16, 16), (3, 1), (1, 0))
 
 
+# Small tiles, so that several tiles and steps are needed, and edges that no tile ends at.
+@pytest.mark.parametrize(("rows", "channels", "outputs"), [(5, 64, 40), (16, 96, 8), (7, 160, 24)])
+def test_linear_layers_whose_operands_are_boxes(rows, channels, outputs, monkeypatch):
+    monkeypatch.setattr(tiles, "linear_tile", lambda transposed: tiles.Tile(16, 16, 32 if not transposed else 8, 4, 2))
+    monkeypatch.setattr(tiles, "linear_gradient_tile", lambda rows: tiles.Tile(16, 32, 16, 4, 2))
+    monkeypatch.setattr(tiles, "LINEAR_STEPS", 2)
+    for name in ("forward_tile", "gradient_tile"):
+        monkeypatch.setattr(tiles, name, None)  # the other way is not gone
+    torch.manual_seed(rows)
+    geometry = Geometry(linear=True)
+    x, weight, bias = last(3, rows, channels, 1, 1), last(3, outputs, channels, 1, 1), torch.randn(3, outputs)
+    g = last(3, rows, outputs, 1, 1)
+    narrow = products.narrowed(weight, geometry)
+    y = products.forward(x, narrow, bias, geometry).flatten(2)
+    dx = products.input_gradient(g, narrow, (1, 1), torch.float32, geometry).flatten(2)
+    dw, db = products.weight_gradient(x, g, (1, 1), geometry)
+    x, weight, g = (value.flatten(2).double() for value in (x, weight, g))
+    assert distance(y, x @ weight.mT + bias[:, None]) < TOLERANCE
+    assert distance(dx, g @ weight) < TOLERANCE
+    assert distance(dw.flatten(2), g.mT @ x) < TOLERANCE
+    assert distance(db, g.sum(1)) < TOLERANCE
+    one = products.weight_gradient(last(1, 1, 8, 1, 1), last(1, 1, 8, 1, 1), (1, 1), geometry)
+    assert not any(value.isnan().any() for value in one)
+
+
 def test_many_rows_are_split_into_parts():
     counts = [tiles.parts(rows, across, 64)[0] for rows, across in ((5000, 9), (5000, 64), (100, 1))]
     assert counts[0] > 1
@@ -122,7 +147,7 @@ def test_many_rows_are_split_into_parts():
 
 def test_all_parts_are_added():
     parts = torch.randn(37, 3, 50)  # more than are added at a time
-    assert torch.allclose(products._added(parts), parts.sum(0), atol=1e-5)
+    assert torch.allclose(sums.added(parts), parts.sum(0), atol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [3, 16])

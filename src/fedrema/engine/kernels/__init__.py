@@ -31,8 +31,8 @@ def momentum_step(
     """Take one step of SGD with momentum in place; `fedrema.engine.kernels.optimiser` says what is what."""
     from fedrema.engine.kernels import optimiser
 
-    optimiser.momentum_step(
-        parameter, velocity, gradient, scale=scale, rate=rate, momentum=momentum, weight_decay=weight_decay,
+    optimiser.momentum_steps(
+        [parameter], [velocity], [gradient], scale=scale, rate=rate, momentum=momentum, weight_decay=weight_decay,
         active=active,
     )  # fmt: skip
 

@@ -11,8 +11,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 UNSPECIALISED = [
-    "rows", "row_height", "kernel_height", "kernel_width", "pad_height", "pad_width", "rows_per_part", "samples",
-    "w_rows",
+    "rows", "row_height", "kernel_height", "pad_height", "pad_width", "rows_per_part", "samples", "w_rows",
 ]  # fmt: skip
 
 
@@ -21,7 +20,7 @@ def described(tensor, block):
     return TensorDescriptor.from_tensor(tensor, block)
 
 
-@triton.jit(do_not_specialize=UNSPECIALISED)
+@triton.jit(do_not_specialize=[*UNSPECIALISED, "kernel_width"])
 def descriptor_product(
     x, weight, bias, y,
     rows, channels, outputs, row_height, kernel_height, kernel_width, pad_height, pad_width, samples, w_rows,
@@ -41,8 +40,12 @@ def descriptor_product(
     top = first_row // wide - image * row_height
     image += client * samples
     # Outputs × rows, not rows × outputs: the second factor is read where the copy engine put it, while a first one that
-    # is a box would take the way through registers.
-    accumulator = tl.zeros((block_outputs, block_rows), tl.float32)
+    # is a box takes the way through registers. The matrix units want 64 of the first, though.
+    rows_first: tl.constexpr = block_outputs < 64
+    if rows_first:
+        accumulator = tl.zeros((block_rows, block_outputs), tl.float32)
+    else:
+        accumulator = tl.zeros((block_outputs, block_rows), tl.float32)
     blocks = channels // block_channels
     for step in range(kernel_height * kernel_width * blocks):
         tap = step // blocks
@@ -55,53 +58,93 @@ def descriptor_product(
         else:
             box = x.load([image, top - pad_height + down, right - pad_width, channel])
             a = weight.load([client * w_rows + first_output, tap * channels + channel])
-        accumulator = tl.dot(a, box.reshape(block_rows, block_channels).T, accumulator)
+        box = box.reshape(block_rows, block_channels)
+        a = a.to(x.dtype)  # a linear layer's weights come as float32: each is read once, and narrowed on the way
+        if rows_first:
+            accumulator = tl.dot(box, a.T, accumulator)
+        else:
+            accumulator = tl.dot(a, box.T, accumulator)
+    if not rows_first:
+        accumulator = accumulator.T
     output = first_output + tl.arange(0, block_outputs)
     if has_bias:
-        accumulator += tl.load(bias + client * outputs + output, mask=output < outputs, other=0.0)[:, None]
+        accumulator += tl.load(bias + client * outputs + output, mask=output < outputs, other=0.0)[None, :]
     row = tl.arange(0, block_rows)
     y += (client.to(tl.int64) * rows + first_row) * outputs
     # What a tile read beyond this client's rows or outputs belongs to another: it is not stored.
     real = (first_row + row < rows)[:, None] & (output < outputs)[None, :]
-    tl.store(y + row[:, None] * outputs + output[None, :], accumulator.T.to(y.dtype.element_ty), mask=real)
+    tl.store(y + row[:, None] * outputs + output[None, :], accumulator.to(y.dtype.element_ty), mask=real)
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def descriptor_gradient(
-    x, g, y,
-    rows, channels, outputs, row_height, kernel_height, kernel_width, pad_height, pad_width, rows_per_part, samples,
-    y_part, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
+    x, g, y, z,
+    rows, channels, outputs, row_height, kernel_height, pad_height, pad_width, rows_per_part, samples, y_part,
+    kernel_width: tl.constexpr, together: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     block_outputs: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
-    """Compute what `weight_gradient` does.
+    """Compute what `weight_gradient` does for as many taps of one kernel row as are taken `together`, and z of the bias.
 
-    g is [clients · rows, outputs], and a client's rows are a multiple of a step's.
+    g is [clients · rows, outputs], and a client's rows are a multiple of a step's. The first programs of a client sum
+    g alone, while others fetch the same of it.
     """
     block_rows: tl.constexpr = images * high * wide
     client = tl.program_id(2)
     output_tiles = tl.cdiv(outputs, block_outputs)
     channel_tiles = tl.cdiv(channels, block_channels)
-    tap = tl.program_id(0) // (output_tiles * channel_tiles)
-    tile = tl.program_id(0) - tap * (output_tiles * channel_tiles)
-    first_output = tile % output_tiles * block_outputs
-    first_channel = tile // output_tiles * block_channels
-    down = tap // kernel_width
-    right = tap - down * kernel_width
     begin = tl.program_id(1) * rows_per_part
     end = tl.minimum(begin + rows_per_part, rows)
-    accumulator = tl.zeros((block_outputs, block_channels), tl.float32)
-    for step in range(tl.cdiv(end - begin, block_rows)):
-        first_row = begin + step * block_rows
-        image = first_row // (row_height * wide)
-        top = first_row // wide - image * row_height
-        a = g.load([client * rows + first_row, first_output])
-        box = x.load([client * samples + image, top - pad_height + down, right - pad_width, first_channel])
-        accumulator = tl.dot(a.T, box.reshape(block_rows, block_channels), accumulator)
-    taps = kernel_height * kernel_width
+    part = tl.program_id(1).to(tl.int64) * y_part
+    first_output = tl.program_id(0) % output_tiles * block_outputs
     output = first_output + tl.arange(0, block_outputs)
-    channel = first_channel + tl.arange(0, block_channels)
-    y += tl.program_id(1).to(tl.int64) * y_part + client.to(tl.int64) * outputs * taps * channels
-    tl.store(
-        y + (output[:, None] * taps + tap) * channels + channel[None, :], accumulator,
-        mask=(output < outputs)[:, None] & (channel < channels)[None, :],
-    )  # fmt: skip
+    if tl.program_id(0) < output_tiles:
+        total = tl.zeros((block_rows, block_outputs), tl.float32)
+        for first_row in range(begin, end, block_rows):
+            total += g.load([client * rows + first_row, first_output]).to(tl.float32)
+        tl.store(z + part + client * outputs + output, tl.sum(total, 0), mask=output < outputs)
+    else:
+        tile = tl.program_id(0) // output_tiles - 1
+        first_channel = tile % channel_tiles * block_channels
+        first_tap = tile // channel_tiles * together
+        down = first_tap // kernel_width
+        right = first_tap - down * kernel_width
+        accumulators = (tl.zeros((block_outputs, block_channels), tl.float32),) * together
+        for first_row in range(begin, end, block_rows):
+            image = first_row // (row_height * wide)
+            top = first_row // wide - image * row_height - pad_height + down
+            a = g.load([client * rows + first_row, first_output]).T
+            added = ()
+            for tap in tl.static_range(together):
+                box = x.load([client * samples + image, top, right + tap - pad_width, first_channel])
+                added += (tl.dot(a, box.reshape(block_rows, block_channels), accumulators[tap]),)
+            accumulators = added
+        channel = first_channel + tl.arange(0, block_channels)
+        taps = kernel_height * kernel_width
+        y += part + client.to(tl.int64) * outputs * taps * channels
+        place = (output[:, None] * taps + first_tap) * channels + channel[None, :]
+        real = (output < outputs)[:, None] & (channel < channels)[None, :]
+        for tap in tl.static_range(together):
+            tl.store(y + place + tap * channels, accumulators[tap], mask=real)
+
+
+@triton.jit(do_not_specialize=["steps"])
+def linear_gradient(
+    x, g, y, z, outputs, steps,
+    block_rows: tl.constexpr, block_outputs: tl.constexpr, block_channels: tl.constexpr,
+):  # fmt: skip
+    """Compute y[output, channel] = Σ over rows of g[row, output] · x[row, channel], and z[output] = Σ g[row, output].
+
+    All rows of x [clients, rows, channels] and g [clients, rows, outputs] are in one step; g is fetched once for all
+    `steps` of channels.
+    """
+    client = tl.program_id(2)
+    first_output = tl.program_id(0) * block_outputs
+    a = g.load([client, 0, first_output]).reshape(block_rows, block_outputs)
+    if tl.program_id(1) == 0:
+        output = first_output + tl.arange(0, block_outputs)
+        tl.store(z + client * outputs + output, tl.sum(a.to(tl.float32), 0), mask=output < outputs)
+    a = a.to(x.dtype).T
+    for step in range(steps):
+        channel = (tl.program_id(1) * steps + step) * block_channels
+        box = x.load([client, 0, channel]).reshape(block_rows, block_channels)
+        y.store([client, first_output, channel], tl.dot(a, box).reshape(1, block_outputs, block_channels))

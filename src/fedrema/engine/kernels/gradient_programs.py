@@ -73,7 +73,7 @@ def folded_weight_gradient(
     x, g, y, z,
     rows, outputs, height, width, row_height, row_width,
     stride_height, stride_width, pad_height, pad_width, rows_per_part,
-    x_client, x_image, x_row, x_column, x_channel, y_part, z_part,
+    x_client, x_image, x_row, x_column, x_channel, y_part,
     channels: tl.constexpr, kernel_width: tl.constexpr, folded: tl.constexpr,
     bf16: tl.constexpr, precision: tl.constexpr,
     block_outputs: tl.constexpr, block_folded: tl.constexpr, block_rows: tl.constexpr,
@@ -124,7 +124,7 @@ def folded_weight_gradient(
         accumulator = tl.dot(tl.trans(a), b, accumulator, input_precision=precision)
     part = tl.program_id(1).to(tl.int64)
     y += part * y_part + client * outputs * folded
-    z += part * z_part + client * outputs
+    z += part * y_part + client * outputs
     known = (output < outputs)[None, :]
     tl.store(y + output[None, :] * folded + entry[:, None], accumulator, mask=known & (entry < folded)[:, None])
     tl.store(z + output[None, :] + entry[:, None] * 0, accumulator, mask=known & (entry == folded)[:, None])

@@ -8,33 +8,36 @@ from torch import Tensor
 from fedrema.engine.kernels import optimiser_programs
 from fedrema.engine.kernels.tiles import pieces
 
-BLOCK, STEPS = 1024, 8
+BLOCK, STRETCH = 1024, 8192
+TOGETHER = 16
+"""Tensors of one launch: programs are compiled for each number of them."""
 
 
 def client_norms(gradients: Sequence[Tensor]) -> Tensor:
     """Return each client's norm [k] over all its tensors [k, ...]; stacking more clients changes no bit of it."""
     # A norm does not care for the order, so whatever lies dense is read as it lies.
     dense = [value if _is_dense(value) else value.contiguous() for value in gradients]
-    sizes = [value[0].numel() for value in dense]
-    stretches = [pieces(size, BLOCK * STEPS) for size in sizes]
+    stretches = [pieces(value[0].numel(), STRETCH) for value in dense]
     clients, count = len(dense[0]), sum(stretches)
     sums = dense[0].new_empty((clients, count), dtype=torch.float32)
     norms = dense[0].new_empty(clients, dtype=torch.float32)
     first = 0
-    for value, size, number in zip(dense, sizes, stretches, strict=True):
-        if size:
+    for begin in range(0, len(dense), TOGETHER):
+        group = tuple(dense[begin : begin + TOGETHER])
+        number = sum(stretches[begin : begin + TOGETHER])
+        if number:
             optimiser_programs.squares[(number, clients)](
-                value, sums, size, count, first, steps=STEPS, block=BLOCK, num_warps=4
+                group, _sizes(group), sums, count, first, block=STRETCH, num_warps=4
             )
         first += number
     optimiser_programs.roots[(clients,)](sums, norms, count, block=BLOCK, num_warps=4)
     return norms
 
 
-def momentum_step(
-    parameter: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
+def momentum_steps(
+    parameters: Sequence[Tensor],
+    velocities: Sequence[Tensor],
+    gradients: Sequence[Tensor],
     *,
     scale: Tensor | None,
     rate: Tensor,
@@ -42,14 +45,14 @@ def momentum_step(
     weight_decay: float,
     active: Tensor | None,
 ) -> None:
-    """Take one step of SGD with momentum in place, for all clients.
+    """Take one step of SGD with momentum in place, for all clients and tensors.
 
     Parameters
     ----------
-    parameter, velocity
-        Tensors [k, ...] of one memory order, without gaps, the client axis first.
-    gradient
-        The gradient [k, ...]; copied where its memory order is another.
+    parameters, velocities
+        Tensors [k, ...]; the two of one name have one memory order, without gaps, the client axis first.
+    gradients
+        The gradients [k, ...]; copied where their memory order is another.
     scale
         Factors [k] of the gradient (clipping), before weight decay.
     rate
@@ -57,18 +60,28 @@ def momentum_step(
     active
         Numbers [k]; a client with 0 stays bit for bit as it was, even where its gradient is no number.
     """
-    if not _is_dense(parameter) or velocity.stride() != parameter.stride():
-        raise ValueError("parameter and velocity must have one dense memory order with the client axis first")
-    if gradient.stride() != parameter.stride():
-        gradient = torch.empty_like(parameter).copy_(gradient)
-    size = parameter[0].numel()
-    if not size:
-        return
-    optimiser_programs.momentum[(pieces(size, BLOCK), len(parameter))](
-        parameter, velocity, gradient, parameter if scale is None else scale, rate,
-        parameter if active is None else active, size, float(momentum), float(weight_decay),
-        has_scale=scale is not None, has_active=active is not None, block=BLOCK, num_warps=4,
-    )  # fmt: skip
+    slopes = []
+    for parameter, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
+        if not _is_dense(parameter) or velocity.stride() != parameter.stride():
+            raise ValueError("parameter and velocity must have one dense memory order with the client axis first")
+        same = gradient.stride() == parameter.stride()
+        slopes.append(gradient if same else torch.empty_like(parameter).copy_(gradient))
+    for begin in range(0, len(slopes), TOGETHER):
+        group = tuple(parameters[begin : begin + TOGETHER])
+        sizes = _sizes(group)
+        number = sum(pieces(size, BLOCK) for size in sizes)
+        if number:
+            optimiser_programs.momentum[(number, len(group[0]))](
+                group, tuple(velocities[begin : begin + TOGETHER]), tuple(slopes[begin : begin + TOGETHER]), sizes,
+                rate if scale is None else scale, rate, rate if active is None else active,
+                float(momentum), float(weight_decay),
+                has_scale=scale is not None, has_active=active is not None, block=BLOCK, num_warps=4,
+            )  # fmt: skip
+
+
+def _sizes(group: tuple[Tensor, ...]) -> tuple[int, ...]:
+    """Return how many values each client has of each."""
+    return tuple(value[0].numel() for value in group)
 
 
 def _is_dense(value: Tensor) -> bool:

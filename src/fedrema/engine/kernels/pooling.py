@@ -1,6 +1,7 @@
 """Launches max pooling over stacked clients; tensors [k, n, channels, height, width] with channels last in memory."""
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from fedrema.engine.kernels.tiles import pieces, power_above
 
 MOST_PLACES = 255
 """The winner's place in its window is kept in one byte."""
+
+BACKWARD_VALUES = 1024
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,11 @@ def backward(g: Tensor, winners: Tensor, size: tuple[int, int], window: Window) 
     g, winners = _last(g), _last(winners)
     channels = g.shape[4]
     y = g.new_empty((*g.shape[:2], *size, channels))
-    rows = y.numel() // channels
-    block_rows, block_channels = _blocks(channels, 2048)
-    if rows:
+    rows = g.shape[0] * g.shape[1] * prod(
+        pieces(size[axis] + window.padding[axis], window.stride[axis]) for axis in (0, 1)
+    )
+    block_rows, block_channels = _blocks(channels, BACKWARD_VALUES)
+    if y.numel():
         pooling_programs.pooled_gradient[(pieces(rows, block_rows), pieces(channels, block_channels))](
             g, winners, y, rows, channels, *size, *g.shape[2:4], **window.numbers(),
             block_rows=block_rows, block_channels=block_channels, num_warps=4,

@@ -66,34 +66,46 @@ def pooled_gradient(
     kernel_height: tl.constexpr, kernel_width: tl.constexpr, stride_height: tl.constexpr, stride_width: tl.constexpr,
     pad_height: tl.constexpr, pad_width: tl.constexpr, block_rows: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
-    """Sum for each input position what the windows that it won send back."""
+    """Sum for each input position what the windows that it won send back.
+
+    A row is a cell of as many positions as windows are apart: the same windows cover it, and each is loaded once.
+    """
+    cells_high = tl.cdiv(height + pad_height, stride_height)
+    cells_wide = tl.cdiv(width + pad_width, stride_width)
     first_row = tl.program_id(0) * block_rows
-    first_image = first_row // (height * width)
+    first_image = first_row // (cells_high * cells_wide)
     row = tl.arange(0, block_rows)
     channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)
-    position = first_row - first_image * (height * width) + row
-    image = position // (height * width)
-    pixel = position - image * (height * width)
-    vertical = pixel // width
-    horizontal = pixel - vertical * width + pad_width
-    vertical += pad_height
+    position = first_row - first_image * (cells_high * cells_wide) + row
+    image = position // (cells_high * cells_wide)
+    cell = position - image * (cells_high * cells_wide)
+    cell_top = cell // cells_wide
+    cell_left = cell - cell_top * cells_wide
     real = (first_row + row < rows)[:, None] & (channel < channels)[None, :]
     g += first_image.to(tl.int64) * out_height * out_width * channels
     winners += first_image.to(tl.int64) * out_height * out_width * channels
-    y += first_row.to(tl.int64) * channels
-    total = tl.zeros((block_rows, block_channels), tl.float32)
-    # The windows that cover a position begin at most a kernel's length before it.
-    for back in tl.static_range((kernel_height + stride_height - 1) // stride_height):
-        for aside in tl.static_range((kernel_width + stride_width - 1) // stride_width):
-            top = vertical // stride_height - back
-            left = horizontal // stride_width - aside
-            down = vertical - top * stride_height
-            right = horizontal - left * stride_width
-            covered = (top >= 0) & (top < out_height) & (left >= 0) & (left < out_width)
-            covered &= (down < kernel_height) & (right < kernel_width)
-            place = (((image * out_height + top) * out_width + left) * channels)[:, None] + channel[None, :]
-            mask = real & covered[:, None]
-            winner = tl.load(winners + place, mask=mask, other=255).to(tl.int32)
-            value = tl.load(g + place, mask=mask, other=0.0).to(tl.float32)
-            total += tl.where(winner == (down * kernel_width + right)[:, None], value, 0.0)
-    tl.store(y + row[:, None] * channels + channel[None, :], total.to(y.dtype.element_ty), mask=real)
+    y += first_image.to(tl.int64) * height * width * channels
+    # The windows that cover a cell begin in it or at most a kernel's length before it.
+    backs: tl.constexpr = (kernel_height + stride_height - 1) // stride_height
+    asides: tl.constexpr = (kernel_width + stride_width - 1) // stride_width
+    values = ()
+    numbers = ()
+    for window in tl.static_range(backs * asides):
+        top = cell_top - window // asides
+        left = cell_left - window % asides
+        covered = (top >= 0) & (top < out_height) & (left >= 0) & (left < out_width)
+        place = (((image * out_height + top) * out_width + left) * channels)[:, None] + channel[None, :]
+        values += (tl.load(g + place, mask=real & covered[:, None], other=0.0).to(tl.float32),)
+        numbers += (tl.load(winners + place, mask=real & covered[:, None], other=255).to(tl.int32),)
+    for inner in tl.static_range(stride_height * stride_width):
+        total = tl.zeros((block_rows, block_channels), tl.float32)
+        for window in tl.static_range(backs * asides):
+            down = inner // stride_width + window // asides * stride_height
+            right = inner % stride_width + window % asides * stride_width
+            if down < kernel_height and right < kernel_width:
+                total += tl.where(numbers[window] == down * kernel_width + right, values[window], 0.0)
+        vertical = cell_top * stride_height + inner // stride_width - pad_height
+        horizontal = cell_left * stride_width + inner % stride_width - pad_width
+        inside = (vertical >= 0) & (vertical < height) & (horizontal >= 0) & (horizontal < width)
+        place = (((image * height + vertical) * width + horizontal) * channels)[:, None] + channel[None, :]
+        tl.store(y + place, total.to(y.dtype.element_ty), mask=real & inside[:, None])

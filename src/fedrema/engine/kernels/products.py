@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedrema.engine.kernels import descriptors, gradient_programs, programs, tiles
+from fedrema.engine.kernels.sums import Parts, added, totals
 from fedrema.engine.kernels.tiles import FEW_CHANNELS, pieces
 
 
@@ -122,44 +123,33 @@ def weight_gradient(x: Tensor, g: Tensor, kernel: tuple[int, int], geometry: Geo
         tile = tiles.folded_gradient_tile(folded + 1, outputs)
         across = pieces(folded + 1, tile.rows) * pieces(outputs, tile.columns)
         count, each = tiles.parts(rows, across, tile.reduction, wanted=64)
-        y, z = x.new_empty((count, *shape), dtype=torch.float32), x.new_empty((count, *shape[:2]), dtype=torch.float32)
+        parts = Parts.empty(x, count, shape)
         gradient_programs.folded_weight_gradient[(across, count, clients)](
-            x, g, y, z, rows, outputs, *positions, *geometry.stride, *geometry.padding, each,
-            *_strides(x), y.stride(0), z.stride(0), channels=channels, kernel_width=kernel[1], folded=folded, **common,
+            x, g, parts.weight, parts.bias, rows, outputs, *positions, *geometry.stride, *geometry.padding, each,
+            *_strides(x), parts.stride, channels=channels, kernel_width=kernel[1], folded=folded, **common,
             block_outputs=tile.columns, block_folded=tile.rows, block_rows=tile.reduction,
             num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
-        total = _added(z)
+        found: tuple[Tensor, Tensor] | None = parts.added()
+    elif geometry.linear:
+        found = descriptors.linear_gradient(x, g, bf16=geometry.bf16)
+    elif geometry.stride == (1, 1):
+        found = descriptors.gradient(x, g, kernel, geometry.padding, bf16=geometry.bf16)
     else:
-        wide = geometry.bf16 and torch.float32 in (x.dtype, g.dtype)
-        described = None if wide or geometry.stride != (1, 1) else descriptors.gradient(x, g, kernel, geometry.padding)
-        if described is not None:
-            return _added(described).permute(0, 1, 4, 2, 3), totals(g)
-        tile = tiles.gradient_tile(rows, channels, outputs, geometry.precision, wide)
-        across = kernel[0] * kernel[1] * pieces(outputs, tile.rows) * pieces(channels, tile.columns)
-        count, each = tiles.parts(rows, across, tile.reduction)
-        y = x.new_empty((count, *shape), dtype=torch.float32)
-        gradient_programs.weight_gradient[(across, count, clients)](
-            x, g, y, rows, channels, outputs, *positions, *geometry.numbers(kernel), each,
-            *_strides(x)[:4], y.stride(0), **common,
-            block_outputs=tile.rows, block_channels=tile.columns, block_rows=tile.reduction,
-            num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
-        total = totals(g)
-    return _added(y).permute(0, 1, 4, 2, 3), total
-
-
-def totals(g: Tensor) -> Tensor:
-    """Return the sum [k, outputs] over all rows of a gradient [k, n, rows, columns, outputs]."""
-    clients, outputs, rows = len(g), g.shape[-1], g.shape[1] * g.shape[2] * g.shape[3]
-    columns = min(tiles.power_above(outputs), 64)
-    across = pieces(outputs, columns)
-    count, each = tiles.parts(rows, across, 128, wanted=32, least=256)
-    z = g.new_empty((count, clients, outputs), dtype=torch.float32)
-    gradient_programs.column_totals[(across, count, clients)](
-        g, z, rows, outputs, each, z.stride(0), block_outputs=columns, block_rows=128, num_warps=4
-    )
-    return _added(z)
+        found = None
+    if found is not None:
+        return found[0].permute(0, 1, 4, 2, 3), found[1]
+    tile = tiles.gradient_tile(rows, channels, outputs, geometry.precision, geometry.bf16 and geometry.linear)
+    across = kernel[0] * kernel[1] * pieces(outputs, tile.rows) * pieces(channels, tile.columns)
+    count, each = tiles.parts(rows, across, tile.reduction)
+    y = x.new_empty((count, *shape), dtype=torch.float32)
+    gradient_programs.weight_gradient[(across, count, clients)](
+        x, g, y, rows, channels, outputs, *positions, *geometry.numbers(kernel), each,
+        *_strides(x)[:4], y.stride(0), **common,
+        block_outputs=tile.rows, block_channels=tile.columns, block_rows=tile.reduction,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return added(y).permute(0, 1, 4, 2, 3), totals(g)
 
 
 def _gathered(
@@ -168,8 +158,9 @@ def _gathered(
 ) -> None:  # fmt: skip
     rows, channels, outputs = sizes[:3]
     wide = geometry.bf16 and torch.float32 in (x.dtype, weight.dtype)
-    plain = not wide and geometry.stride == (1, 1)
-    if plain and descriptors.product(x, weight, bias, y, geometry.padding, transposed=transposed):
+    if geometry.stride == (1, 1) and descriptors.product(
+        x, weight, bias, y, geometry.padding, transposed=transposed, bf16=geometry.bf16, linear=geometry.linear
+    ):
         return
     tile = tiles.forward_tile(rows, channels, outputs, geometry.precision, wide)
     programs.gathered_product[_grid(rows, outputs, tile, len(y))](
@@ -200,16 +191,3 @@ def _last(value: Tensor, geometry: Geometry, few: bool) -> Tensor:
 def _strides(value: Tensor) -> tuple[int, ...]:
     """Return memory strides, 0 where an axis has one entry: what torch has there would forbid wide loads."""
     return tuple(0 if size == 1 else stride for size, stride in zip(value.shape, value.stride(), strict=True))
-
-
-def _added(parts: Tensor) -> Tensor:
-    """Return the sum over the first axis, in order."""
-    if len(parts) == 1:
-        return parts[0]
-    total = torch.empty_like(parts[0])
-    together = min(tiles.power_above(len(parts)), 16)  # in flight at once
-    block = 2048 // together
-    gradient_programs.parts_sum[(pieces(total.numel(), block),)](
-        parts, total, total.numel(), parts.stride(0), len(parts), block_parts=together, block=block
-    )
-    return total

@@ -1,0 +1,171 @@
+"""On a real GPU: recorded steps, our programs, seeds together. `make test-gpu`; skipped where there is none."""
+
+import dataclasses
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedrema.core import LocalTraining, cross_entropy
+from fedrema.data import Federation
+from fedrema.engine import Room, kernels
+from fedrema.methods.fedavg import FedAvg
+from fedrema.methods.fedrema import FedReMa
+from fedrema.net import Net
+from fedrema.nets import Network, build_net
+from fedrema.simulate import Simulation, Simulator
+
+from .conftest import make_federation
+from .test_contract import METHODS, label, snapshot
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+
+
+def play(method, federation, local=LOCAL, network=None, **settings):
+    chosen = {"rounds": 3, "device": "cuda", "precision": "float32", "backend": "stacked", **settings}
+    net = network() if network else build_net(
+        Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=3
+    )  # fmt: skip
+    simulator = Simulator(method, net, federation, local, Simulation(**{"seed": 3, **chosen}))
+    world = simulator.start()
+    return simulator, world, [played.record for played in simulator.play(world)]
+
+
+def apart(first, second):
+    """Return the largest difference between two worlds' tensors."""
+    one, other = snapshot(first), snapshot(second)
+    assert one.keys() == other.keys()
+    return max(float((one[name].cpu().double() - other[name].cpu().double()).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=label)
+def test_every_method_trains_as_on_a_cpu(method):
+    federation = make_federation()
+    for settings in ({}, {"participation": 0.75, "rounds": 4}):
+        simulator, world, records = play(method, federation, **settings)
+        assert simulator.engine.recorder.graphs, "nothing was recorded"
+        _, expected, expected_records = play(method, federation, device="cpu", **settings)
+        assert apart(world, expected) < 2e-3
+        for record, other in zip(records, expected_records, strict=True):
+            assert record["loss"] == pytest.approx(other["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["exponential", "cosine"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_recorded_step_follows_the_learning_rate(schedule, fused, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(kernels, "usable", lambda *_: False)
+    local = dataclasses.replace(LOCAL, schedule=schedule, lr_decay=0.5, weight_decay=0.01, clip=0.5)
+    _, world, _ = play(FedAvg(), make_federation(), local, rounds=5)
+    _, expected, _ = play(FedAvg(), make_federation(), local, rounds=5, device="cpu")
+    assert apart(world, expected) < 1e-4
+
+
+def test_what_cannot_be_recorded_is_run_as_it_is():
+    class Looks(FedAvg):
+        def loss(self, net, client, batch):
+            value = cross_entropy(net(client.params, batch.x), batch)
+            torch.cuda.synchronize()  # not allowed while a graph is recorded
+            return value
+
+    simulator, world, _ = play(Looks(), make_federation())
+    assert not any(result is None for _, _, result in simulator.engine.recorder.graphs.values())
+    _, expected, _ = play(FedAvg(), make_federation(), device="cpu")
+    assert apart(world, expected) < 1e-4
+
+
+def images(clients=5, samples=40, size=16, channels=3):
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 4, clients * samples)
+    x = generator.integers(0, 90, (len(y), channels, size, size)) + 40 * y[:, None, None, None]
+    return Federation.from_arrays(
+        x.astype(np.uint8), y, np.repeat(np.arange(clients), samples), classes=4, test_share=0.25
+    )
+
+
+class Mixed(nn.Module):
+    """Layers that our programs cover beside some that they do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, stride=2), nn.GroupNorm(4, 32), nn.Tanh(),
+            nn.Conv2d(32, 32, 3, padding=1, groups=4), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        )  # fmt: skip
+        self.head = nn.Linear(128, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def mixed():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Net(Mixed(), torch.zeros(1, 3, 16, 16))
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedReMa(align=1.0)], ids=["fedavg", "fedrema"])
+def test_sixteen_bits_learn_what_thirty_two_learn(method):
+    federation = images()
+    local = LocalTraining(epochs=3, batch=10, lr=0.02)
+    _, _, exact = play(method, federation, local, mixed, rounds=6)
+    simulator, world, records = play(method, federation, local, mixed, rounds=6, precision="bf16")
+    assert simulator.engine.fused
+    assert records[0]["loss"] == pytest.approx(exact[0]["loss"], rel=0.02)
+    assert records[-1]["accuracy"] == pytest.approx(exact[-1]["accuracy"], abs=0.1)
+    assert all(value.dtype == torch.float32 for value in world.params.row(0).values())
+
+
+def test_a_networks_layers_give_the_same_in_both_backends():
+    federation = images()
+    local = LocalTraining(epochs=1, batch=10, lr=0.02)
+    _, stacked, _ = play(FedReMa(), federation, local, mixed)
+    _, looped, _ = play(FedReMa(), federation, local, mixed, backend="loop", device="cpu")
+    assert apart(stacked, looped) < 5e-3
+
+
+def test_in_groups_and_on_disk_it_is_the_same():
+    federation = make_federation(counts=np.random.default_rng(0).integers(4, 12, 75).tolist())
+    for method in (FedAvg(), FedReMa()):
+        _, whole, _ = play(method, federation)
+        cut, chunked, _ = play(method, federation, chunk=32, memory=1e-6)
+        assert cut.shelf.on_disk
+        assert apart(whole, chunked) < 1e-4
+
+
+def test_seeds_in_company_end_as_they_do_alone():
+    federation = images()
+    local = LocalTraining(epochs=2, batch=10, lr=0.02)
+    alone, simulators = [], []
+    for seed in range(3):
+        simulator, world, _ = play(FedReMa(), federation, local, mixed, precision="bf16", seed=seed)
+        alone.append(snapshot(world))
+        simulators.append(simulator)
+    room = Room(simulators[0].engine)
+    found = [None] * 3
+
+    def together(number, party):
+        with room.baton:
+            world = simulators[number].start()
+            list(simulators[number].play(world))
+            found[number] = snapshot(world)
+            room.leave(party)
+
+    threads = []
+    for number, simulator in enumerate(simulators):
+        simulator.engine = room.join()
+        threads.append(threading.Thread(target=together, args=(number, simulator.engine)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for expected, other in zip(alone, found, strict=True):
+        worst = max(float((expected[name].double() - other[name].double()).abs().max()) for name in expected)
+        assert worst < 1e-4
