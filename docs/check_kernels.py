@@ -22,7 +22,7 @@ if importlib.util.find_spec("clarabel") is None:  # a bare machine: the programs
         package.__path__ = [str(Path(__file__).parents[1] / "src" / name.replace(".", "/"))]
         sys.modules[name] = package
 
-from fedrema.engine.kernels import Operators, client_norms, momentum_step, pooling, products
+from fedrema.engine.kernels import Operators, client_norms, momentum_steps, pooling, products
 from fedrema.engine.kernels.pooling import Window
 from fedrema.engine.kernels.products import Geometry
 
@@ -213,10 +213,10 @@ def step(label: str, net: nn.Module, shape: tuple[int, ...], precision: str) -> 
     def update(found: tuple[Tensor, ...]) -> None:
         scale = (10.0 / (client_norms(found) + 1e-6)).clamp(max=1)
         with torch.no_grad():
-            for (name, value), g in zip(params.items(), found, strict=True):
-                momentum_step(
-                    value, velocity[name], g, scale=scale, rate=rate, momentum=0.9, weight_decay=1e-4, active=None
-                )
+            momentum_steps(
+                list(params.values()), list(velocity.values()), found,
+                scale=scale, rate=rate, momentum=0.9, weight_decay=1e-4, active=None,
+            )  # fmt: skip
 
     begin = time.perf_counter()
     update(gradient())

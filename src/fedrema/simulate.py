@@ -194,6 +194,8 @@ class Simulator(Clients):
         seed, names = self.settings.seed, self.federation.names
         there = [row for row, joins in enumerate(self.joins) if joins <= number]
         wanted = max(1, round(self.settings.participation * len(there)))
+        if wanted == len(there) and not self.settings.dropout:
+            return there, []
         draws = {row: numpy_generator(seed, number, names[row], "participation").random(2) for row in there}
         chosen = sorted(sorted(there, key=lambda row: (draws[row][0], names[row]))[:wanted])
         fails = [row for row in chosen if draws[row][1] < self.settings.dropout]

@@ -4,6 +4,7 @@ Triton is imported when they are first used: without it the package still loads,
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -17,10 +18,10 @@ def client_norms(gradients: Sequence[Tensor]) -> Tensor:
     return optimiser.client_norms(gradients)
 
 
-def momentum_step(
-    parameter: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
+def momentum_steps(
+    parameters: Sequence[Tensor],
+    velocities: Sequence[Tensor],
+    gradients: Sequence[Tensor],
     *,
     scale: Tensor | None,
     rate: Tensor,
@@ -32,9 +33,14 @@ def momentum_step(
     from fedrema.engine.kernels import optimiser
 
     optimiser.momentum_steps(
-        [parameter], [velocity], [gradient], scale=scale, rate=rate, momentum=momentum, weight_decay=weight_decay,
+        parameters, velocities, gradients, scale=scale, rate=rate, momentum=momentum, weight_decay=weight_decay,
         active=active,
     )  # fmt: skip
 
 
-__all__ = ["Operators", "client_norms", "momentum_step", "usable"]
+def momentum_step(parameter: Tensor, velocity: Tensor, gradient: Tensor, **settings: Any) -> None:
+    """Take that step for one tensor."""
+    momentum_steps([parameter], [velocity], [gradient], **settings)
+
+
+__all__ = ["Operators", "client_norms", "momentum_step", "momentum_steps", "usable"]
