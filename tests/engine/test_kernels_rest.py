@@ -10,7 +10,7 @@ from torch.nn import functional
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which is when it is read
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from fedrema.engine.kernels import client_norms, momentum_step
+from fedrema.engine.kernels import client_norms, momentum_steps, optimiser
 from fedrema.engine.kernels.pooling import Window
 from fedrema.engine.kernels.pooling_functions import max_pool
 
@@ -60,10 +60,17 @@ SHAPES = {"weight": (5, 3, 2, 4), "long": (9000,), "bias": (7,), "scale": ()}
 CLIENTS = 3
 
 
+@pytest.fixture(params=[optimiser.TOGETHER, 3])
+def together(request, monkeypatch):
+    """All tensors in one launch, or in two."""
+    monkeypatch.setattr(optimiser, "TOGETHER", request.param)
+
+
 def draw(generator):
     return {name: torch.randn(CLIENTS, *shape, generator=generator) for name, shape in SHAPES.items()}
 
 
+@pytest.mark.usefixtures("together")
 def test_norms_are_each_clients_own():
     gradients = draw(torch.Generator().manual_seed(0))
     gradients["weight"] = gradients["weight"].permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
@@ -76,26 +83,26 @@ def test_norms_are_each_clients_own():
     assert torch.allclose(client_norms([gradients["long"][:, ::2]]), gradients["long"][:, ::2].norm(dim=1))
 
 
+@pytest.mark.usefixtures("together")
 @pytest.mark.parametrize(("momentum", "weight_decay", "clip"), [(0.9, 0.05, 2.0), (0.0, 0.0, None), (0.5, 0.0, 1e6)])
 def test_steps_are_those_of_torchs_sgd(momentum, weight_decay, clip):
     generator = torch.Generator().manual_seed(1)
     params, directions = draw(generator), [draw(generator) for _ in range(4)]
     velocity = {name: torch.zeros_like(value) for name, value in params.items()}
     leaves = [{name: v[c].double().requires_grad_() for name, v in params.items()} for c in range(CLIENTS)]
-    optimisers = [torch.optim.SGD(one.values(), lr=0.1, momentum=momentum, weight_decay=weight_decay) for one in leaves]
+    references = [torch.optim.SGD(one.values(), lr=0.1, momentum=momentum, weight_decay=weight_decay) for one in leaves]
     for direction in directions:
         scale = None if clip is None else (clip / (client_norms(list(direction.values())) + 1e-6)).clamp(max=1)
-        for name, value in params.items():
-            momentum_step(
-                value, velocity[name], direction[name], scale=scale, rate=torch.tensor(0.1), momentum=momentum,
-                weight_decay=weight_decay, active=None,
-            )  # fmt: skip
-        for c, optimiser in enumerate(optimisers):
+        momentum_steps(
+            list(params.values()), list(velocity.values()), list(direction.values()), scale=scale,
+            rate=torch.tensor(0.1), momentum=momentum, weight_decay=weight_decay, active=None,
+        )  # fmt: skip
+        for c, reference in enumerate(references):
             for name, leaf in leaves[c].items():
                 leaf.grad = direction[name][c].double()
             if clip is not None:
                 torch.nn.utils.clip_grad_norm_(leaves[c].values(), clip)
-            optimiser.step()
+            reference.step()
     for c in range(CLIENTS):
         for name, leaf in leaves[c].items():
             assert torch.allclose(params[name][c].double(), leaf.detach(), atol=1e-5)
@@ -108,9 +115,9 @@ def test_a_client_that_has_finished_stays_bit_for_bit():
     for name, value in params.items():
         before, speed = value.clone(), velocity[name].clone()
         gradient[name][1] = math.nan
-        momentum_step(
-            value, velocity[name], gradient[name], scale=torch.tensor([1.0, math.nan, 0.5]), rate=torch.tensor(0.1),
-            momentum=0.9, weight_decay=0.1, active=active,
+        momentum_steps(
+            [value], [velocity[name]], [gradient[name]], scale=torch.tensor([1.0, math.nan, 0.5]),
+            rate=torch.tensor(0.1), momentum=0.9, weight_decay=0.1, active=active,
         )  # fmt: skip
         assert torch.equal(value[1], before[1])
         assert torch.equal(velocity[name][1], speed[1])
@@ -122,15 +129,13 @@ def test_a_client_that_has_finished_stays_bit_for_bit():
 def test_memory_orders():
     weight = torch.randn(2, 5, 3, 2, 4)
     channels_last = weight.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-    gradient, rate = torch.randn(weight.shape), torch.tensor(0.1)
+    gradient = torch.randn(weight.shape)
+    settings = {"scale": None, "rate": torch.tensor(0.1), "momentum": 0.9, "weight_decay": 0.0, "active": None}
     results = []
     for value in (weight.clone(), channels_last.clone()):
         velocity = torch.zeros_like(value)
-        momentum_step(value, velocity, gradient, scale=None, rate=rate, momentum=0.9, weight_decay=0.0, active=None)
+        momentum_steps([value], [velocity], [gradient], **settings)
         results.append(value)
     assert torch.equal(*results)
     with pytest.raises(ValueError, match="dense memory order"):
-        momentum_step(
-            channels_last, torch.zeros(weight.shape), gradient, scale=None, rate=rate, momentum=0.9, weight_decay=0.0,
-            active=None,
-        )  # fmt: skip
+        momentum_steps([channels_last], [torch.zeros(weight.shape)], [gradient], **settings)

@@ -119,17 +119,16 @@ class Descent:
         rate: Tensor,
         active: Tensor | None,
     ) -> None:
-        for name, value in direction.items():
-            kernels.momentum_step(
-                params[name],
-                velocity[name],
-                value,
-                scale=scale,
-                rate=rate,
-                momentum=self.phase.momentum,
-                weight_decay=self.local.weight_decay,
-                active=active,
-            )
+        kernels.momentum_steps(
+            [params[name] for name in direction],
+            [velocity[name] for name in direction],
+            list(direction.values()),
+            scale=scale,
+            rate=rate,
+            momentum=self.phase.momentum,
+            weight_decay=self.local.weight_decay,
+            active=active,
+        )
 
 
 def descend(

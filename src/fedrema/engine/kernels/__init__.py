@@ -4,7 +4,6 @@ Triton is imported when they are first used: without it the package still loads,
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -38,9 +37,4 @@ def momentum_steps(
     )  # fmt: skip
 
 
-def momentum_step(parameter: Tensor, velocity: Tensor, gradient: Tensor, **settings: Any) -> None:
-    """Take that step for one tensor."""
-    momentum_steps([parameter], [velocity], [gradient], **settings)
-
-
-__all__ = ["Operators", "client_norms", "momentum_step", "momentum_steps", "usable"]
+__all__ = ["Operators", "client_norms", "momentum_steps", "usable"]

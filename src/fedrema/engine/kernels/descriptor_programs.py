@@ -60,10 +60,7 @@ def descriptor_product(
             a = weight.load([client * w_rows + first_output, tap * channels + channel])
         box = box.reshape(block_rows, block_channels)
         a = a.to(x.dtype)  # a linear layer's weights come as float32: each is read once, and narrowed on the way
-        if rows_first:
-            accumulator = tl.dot(box, a.T, accumulator)
-        else:
-            accumulator = tl.dot(a, box.T, accumulator)
+        accumulator = tl.dot(box, a.T, accumulator) if rows_first else tl.dot(a, box.T, accumulator)
     if not rows_first:
         accumulator = accumulator.T
     output = first_output + tl.arange(0, block_outputs)
@@ -83,7 +80,7 @@ def descriptor_gradient(
     kernel_width: tl.constexpr, together: tl.constexpr, images: tl.constexpr, high: tl.constexpr, wide: tl.constexpr,
     block_outputs: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
-    """Compute what `weight_gradient` does for as many taps of one kernel row as are taken `together`, and z of the bias.
+    """Compute what `weight_gradient` does, taps of a kernel row `together`, and the bias's gradient z.
 
     g is [clients · rows, outputs], and a client's rows are a multiple of a step's. The first programs of a client sum
     g alone, while others fetch the same of it.
@@ -99,7 +96,7 @@ def descriptor_gradient(
     output = first_output + tl.arange(0, block_outputs)
     if tl.program_id(0) < output_tiles:
         total = tl.zeros((block_rows, block_outputs), tl.float32)
-        for first_row in range(begin, end, block_rows):
+        for first_row in tl.range(begin, end, block_rows, num_stages=4):  # said here: no product asks for it
             total += g.load([client * rows + first_row, first_output]).to(tl.float32)
         tl.store(z + part + client * outputs + output, tl.sum(total, 0), mask=output < outputs)
     else:

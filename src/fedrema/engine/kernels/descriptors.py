@@ -22,7 +22,7 @@ def product(
     clients, samples, height, width, outputs = y.shape
     channels = x.shape[4]
     rows = samples * height * width
-    tile = tiles.linear_tile(transposed) if linear else tiles.descriptor_tile(channels, outputs)
+    tile = tiles.linear_tile() if linear else tiles.descriptor_tile(channels, outputs)
     box = tiles.box(tile.rows, height, width)
     if box is None or channels % tile.reduction or not _fetchable(bf16, x, weight):
         return False

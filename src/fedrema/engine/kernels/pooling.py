@@ -12,8 +12,6 @@ from fedrema.engine.kernels.tiles import pieces, power_above
 MOST_PLACES = 255
 """The winner's place in its window is kept in one byte."""
 
-BACKWARD_VALUES = 1024
-
 
 @dataclass(frozen=True)
 class Window:
@@ -62,10 +60,9 @@ def backward(g: Tensor, winners: Tensor, size: tuple[int, int], window: Window) 
     g, winners = _last(g), _last(winners)
     channels = g.shape[4]
     y = g.new_empty((*g.shape[:2], *size, channels))
-    rows = g.shape[0] * g.shape[1] * prod(
-        pieces(size[axis] + window.padding[axis], window.stride[axis]) for axis in (0, 1)
-    )
-    block_rows, block_channels = _blocks(channels, BACKWARD_VALUES)
+    cells = (pieces(size[axis] + window.padding[axis], window.stride[axis]) for axis in (0, 1))
+    rows = len(g) * g.shape[1] * prod(cells)
+    block_rows, block_channels = _blocks(channels, 1024)
     if y.numel():
         pooling_programs.pooled_gradient[(pieces(rows, block_rows), pieces(channels, block_channels))](
             g, winners, y, rows, channels, *size, *g.shape[2:4], **window.numbers(),

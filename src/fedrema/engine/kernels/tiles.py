@@ -105,7 +105,7 @@ def descriptor_tile(channels: int, outputs: int) -> Tile:
     """Return the tile of a forward product or an input gradient whose operands are fetched as boxes."""
     reduction = 64 if channels % 64 == 0 else 32 if channels % 32 == 0 else 16
     if outputs <= 32:
-        return Tile(128, max(power_above(outputs), 16), reduction, 4, 4)
+        return Tile(128, max(power_above(outputs), 16), reduction, 4, 3)
     if outputs <= 64:
         return Tile(256, 64, reduction, 4, 4)
     return Tile(256, 128, reduction, 8, 4) if channels > 64 else Tile(128, 128, reduction, 4, 3)
@@ -115,23 +115,22 @@ def descriptor_gradient_tile(channels: int, outputs: int, kernel_width: int) -> 
     """Return the tile of a weight gradient whose operands are fetched as boxes."""
     tall = 128 if outputs > 64 else 64
     columns = min(max(power_above(channels), 16), 256 if tall == 128 else 128)
-    taps = kernel_width if tall * columns * kernel_width <= 3 * 128 * 64 else 1
-    warps = 8 if columns == 256 or tall * columns * taps > 128 * 128 else 4
-    return Tile(tall, columns, 64, warps, 3 if columns == 64 else 4, taps)
+    taps = kernel_width if tall * columns * kernel_width <= 64 * 128 else 1
+    return Tile(tall, columns, 64, 8 if columns == 256 else 4, 3 if columns == 64 else 4, taps)
 
 
-def linear_tile(transposed: bool) -> Tile:
-    """Return the tile of a linear layer's output or, transposed, of its input's gradient, fetched as boxes.
+def linear_tile() -> Tile:
+    """Return the tile of a linear layer's output or of its input's gradient, fetched as boxes.
 
     Small ones: enough programs for weights of which each is read once.
     """
     return Tile(128, 64, 32, 4, 4)
 
 
-LINEAR_STEPS = 6
+LINEAR_STEPS = 3
 """Blocks of channels that one program of a linear layer's weight gradient makes, with one block of outputs."""
 
 
 def linear_gradient_tile(rows: int) -> Tile:
     """Return the tile of a linear layer's weight gradient: all rows in one step, up to 128."""
-    return Tile(64, 128, min(max(power_above(rows), 16), 128), 4, 2)
+    return Tile(64, 128, min(max(power_above(rows), 16), 128), 4, 1)
