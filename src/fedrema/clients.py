@@ -1,7 +1,7 @@
 """What clients do: prepare, train, close a round, adapt, answer. Simulated here, or one of them on a real node."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +102,9 @@ class Clients:
 
     def begin(self, crowd: Crowd, moment: Moment) -> Crowd:
         """Let clients prepare a round."""
-        if not overrides(self.method, "begin"):
+        if not overrides(self.method, "begin") or _idle(
+            lambda client, data: self.method.begin(self.net, client, data, moment)
+        ):
             return crowd
         made = self.engine.each(
             lambda client, data: _changes(client, self.method.begin(self.net, client, data, moment)), crowd, self.train
@@ -111,7 +113,9 @@ class Clients:
 
     def end(self, crowd: Crowd, moment: Moment) -> tuple[Crowd, Tensors]:
         """Let clients close a round; returns what they send beside their parameters."""
-        if not overrides(self.method, "end"):
+        if not overrides(self.method, "end") or _idle(
+            lambda client, data: self.method.end(self.net, client, data, moment)
+        ):
             return crowd, {}
 
         def ended(client: Client, data: Batch) -> dict[str, Tensors]:
@@ -163,6 +167,23 @@ class Clients:
         """Count right answers of clients with the parameters they have."""
         rows = places(crowd.clients, len(self.test.y), self.device)
         return tally(self.engine.scores(method, crowd, self.test), self.test.y[rows])
+
+
+class _Unseen:
+    """Stands for a client or its samples; whoever looks at it gives away that it has something to do."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise LookupError(name)
+
+
+def _idle(hook: Callable[[Any, Any], Any]) -> bool:
+    """Tell whether a hook hands on any client as it is, without a look: calling it for all can be saved."""
+    client = _Unseen()
+    try:
+        found = hook(client, _Unseen())
+    except Exception:  # it did look, and with a real client it may well succeed
+        return False
+    return found is client or (isinstance(found, tuple) and found[0] is client and found[1] == {})
 
 
 def _changes(before: Client, after: Client) -> dict[str, Tensors]:

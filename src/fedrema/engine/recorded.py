@@ -49,14 +49,15 @@ class Stage:
     def load(self, crowd: Crowd, velocity: Tensors) -> None:
         """Take over another round of a crowd of the same shape."""
         client, new = self.client, crowd.all()
-        for name, value in crowd.params.merged().items():
-            client.params[name].copy_(value)  # where each trains its own, what is common is spread over them
-        for name, value in velocity.items():
-            self.velocity[name].copy_(value)
+        pairs = [(self.velocity[name], value) for name, value in velocity.items()]
         for group in GROUPS:
             held = getattr(client, group)
-            for name, value in getattr(new, group).items():
-                held[name].copy_(value)
+            pairs += [(held[name], value) for name, value in getattr(new, group).items()]
+        for name, value in crowd.params.merged().items():
+            # Where each trains its own, what is common is spread over them.
+            pairs.append((client.params[name], value.expand(client.params[name].shape)))
+        if pairs:
+            torch._foreach_copy_([place for place, _ in pairs], [value for _, value in pairs])
         client.count.copy_(new.count)
         self.rows.copy_(crowd.clients, non_blocking=True)
         self.losses.total.zero_()

@@ -1,5 +1,7 @@
 """Whether a network can be trained with all clients at once."""
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
@@ -16,6 +18,8 @@ def why_not_stackable(net: Net, sample: Tensor) -> str | None:
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             # Padded samples and clients that have finished would enter its statistics.
             return f"layer {name!r} ({type(layer).__name__}) mixes the samples of a batch"
+    net = copy.deepcopy(net).to(torch.device("cpu"), torch.float32)  # a GPU would load whole libraries for this
+    sample = sample.to("cpu", torch.float32)
     entered: list[str] = []
     labels = [(layer, f"{name!r} ({type(layer).__name__})") for name, layer in net.layers()]
     hooks = [layer.register_forward_pre_hook(lambda *_, label=label: entered.append(label)) for layer, label in labels]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -29,13 +30,14 @@ AT_ONCE = 2**26
 def write_tensors(file: Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
     """Write tensors with their digest, which is found on the way and then put into the header."""
     digest = hashlib.blake2b(digest_size=16)
-    with file.open("wb") as out:
+    with file.open("wb") as out, ThreadPoolExecutor(1) as beside:
         out.write(_header(tensors, {**metadata, "digest": digest.hexdigest()}))
         for name in sorted(tensors):
             digest.update(name.encode())
             for piece in _pieces(tensors[name]):
-                digest.update(piece)
+                hashed = beside.submit(digest.update, piece)
                 out.write(piece)
+                hashed.result()
         out.seek(0)
         out.write(_header(tensors, {**metadata, "digest": digest.hexdigest()}))
 
