@@ -237,6 +237,9 @@ def step(label: str, net: nn.Module, shape: tuple[int, ...], precision: str) -> 
 
 
 def main() -> None:
+    if not torch.cuda.is_available():
+        print("There is no CUDA device: nothing to check.")
+        return
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     step("alexnet step", alexnet(), (3, 32, 32), "bf16")

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-CUT_DOWN = "--rounds 1 --net mlp --seeds 2 --quiet"
+CUT_DOWN = "--rounds 1 --net mlp --seeds 2 --quiet --precision auto"
 FENCE = re.compile(r"^```(bash|python)(?: (\w+))?\n(.*?)^```$", re.S | re.M)
 
 
