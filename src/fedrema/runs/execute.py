@@ -67,11 +67,16 @@ def begin_on(settings: Settings, federation: Federation, module: nn.Module | Non
     return Prepared(directory, simulator, world, settings.output.checkpoint_every)
 
 
-def take_up(path: Path, arguments: tuple[str, ...] = (), module: nn.Module | None = None) -> "Prepared":
+def take_up(
+    path: Path,
+    arguments: tuple[str, ...] = (),
+    module: nn.Module | None = None,
+    federation: Federation | None = None,
+) -> "Prepared":
     """Prepare to go on; on a CPU the end is bit-identical to that of a run that was never stopped."""
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, arguments, module is not None)
-    simulator = prepare(settings, build_federation(settings.data), module)
+    simulator = prepare(settings, federation or build_federation(settings.data), module)
     config = directory.config()
     if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
         raise BadInput(f"The settings or the data of {path} have changed since it began: it cannot go on.")

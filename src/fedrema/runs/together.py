@@ -5,7 +5,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from fedrema.data import build_federation
+from fedrema.data import Federation, build_federation
 from fedrema.engine import Party, Room
 from fedrema.errors import Diverged
 from fedrema.runs.execute import Interrupted, Prepared, Watcher, begin_on
@@ -15,6 +15,7 @@ from fedrema.settings import Settings
 
 Outcome = Run | Diverged
 Watching = Callable[[Settings], Watcher]
+Preparing = Callable[[Settings, Federation], Prepared]
 DEVICES = ("cuda",)
 """Where seeds train together. On a CPU a run's bits would depend on its company: torch computes an exponential
 otherwise at the end of an array than inside it."""
@@ -30,8 +31,12 @@ def _without_seed(settings: Settings) -> Settings:
     return dataclasses.replace(settings, simulation=simulation, output=dataclasses.replace(settings.output, out=None))
 
 
-def play_seeds(group: Sequence[Settings], watching: Watching) -> Iterator[tuple[Settings, Outcome]]:
+def play_seeds(
+    group: Sequence[Settings], watching: Watching, prepare: Preparing = begin_on
+) -> Iterator[tuple[Settings, Outcome]]:
     """Play runs that differ in their seed: as many at once as memory allows, if they can be stacked at all.
+
+    `prepare` begins a run, or takes up one that was stopped.
 
     Raises
     ------
@@ -41,10 +46,10 @@ def play_seeds(group: Sequence[Settings], watching: Watching) -> Iterator[tuple[
     federation = build_federation(group[0].data)
     waiting = list(group)
     while waiting:
-        first = begin_on(waiting[0], federation)
+        first = prepare(waiting[0], federation)
         number = _at_once(first, len(waiting))
         now, waiting = waiting[:number], waiting[number:]
-        prepared = [first, *(begin_on(settings, federation) for settings in now[1:])]
+        prepared = [first, *(prepare(settings, federation) for settings in now[1:])]
         yield from zip(now, _play(prepared, [watching(settings) for settings in now]), strict=True)
 
 

@@ -1,0 +1,122 @@
+"""Finished runs as small files: a summary, a curve, what it ran on. Folders of several machines can be merged."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrema.data.atomic import written_whole
+from fedrema.errors import BadInput
+from fedrema.runs.manifest import CIRCUMSTANCES, method_name
+from fedrema.runs.run import Run
+from fedrema.settings import Settings
+
+FORMAT = 1
+CURVES = ("accuracy", "mean_gap", "set_sizes")
+"""What is kept of every round."""
+
+
+def key_of(settings: Settings) -> str:
+    """Return a name for everything that decides a run's result, its seed included."""
+    flat = settings.flat()
+    what = {name: value for name, value in flat.items() if name not in CIRCUMSTANCES - {"rounds", "federation"}}
+    content = json.dumps([method_name(settings.method), sorted(what.items())])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What is kept of a run."""
+
+    method: str
+    settings: dict[str, Any]
+    summary: dict[str, Any]
+    curves: dict[str, list[Any]]
+    ran_on: dict[str, Any]
+    failed: str = ""
+    """Why it did not come to its end, where it did not; the rest is empty then."""
+
+    @property
+    def seed(self) -> int:
+        """The training seed."""
+        return int(self.settings["seed"])
+
+
+class Store:
+    """A folder of finished runs, one file each, named by what decides the result."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def check(self) -> None:
+        """Refuse a folder that another version has written, before any work."""
+        for file in sorted(self.folder.glob("*.json")):
+            found = _read(file).get("format")
+            if found != FORMAT:
+                raise BadInput(
+                    f"{file} has format {found!r}, and this version of fedrema reads {FORMAT}: choose another folder."
+                )
+
+    def find(self, settings: Settings) -> Finished | None:
+        """Return a finished run, if it is here."""
+        file = self._file(settings)
+        return _finished(_read(file)) if file.is_file() else None
+
+    def put(self, settings: Settings, run: Run) -> Finished:
+        """Keep a finished run."""
+        curves = {"round": [record["round"] for record in run.rounds]}
+        for name in CURVES:
+            values = [record.get(name, record.get("trace", {}).get(name)) for record in run.rounds]
+            if any(value is not None for value in values):
+                curves[name] = [_brief(value) for value in values]
+        content = {
+            "format": FORMAT,
+            "method": run.method,
+            "settings": {name: value for name, value in run.settings.items() if name not in ("out", "data-dir")},
+            "summary": run.summary,
+            "curves": curves,
+            "ran_on": run.config["ran_on"],
+        }
+        return self._write(settings, content)
+
+    def put_failed(self, settings: Settings, reason: str) -> Finished:
+        """Remember that a run cannot be finished, so that it is not tried again; remove its file to try."""
+        kept = {name: value for name, value in settings.flat().items() if name not in ("out", "data-dir")}
+        content = {"method": method_name(settings.method), "settings": kept, "summary": {}, "curves": {}, "ran_on": {}}
+        return self._write(settings, {"format": FORMAT, **content, "failed": reason})
+
+    def _write(self, settings: Settings, content: dict[str, Any]) -> Finished:
+        with written_whole(self._file(settings)) as temporary:
+            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        return _finished(content)
+
+    def __iter__(self) -> Iterator[Finished]:
+        for file in sorted(self.folder.glob("*.json")):
+            yield _finished(_read(file))
+
+    def _file(self, settings: Settings) -> Path:
+        return self.folder / f"{key_of(settings)}.json"
+
+
+def _brief(value: Any) -> Any:
+    """Return a number with five digits; of a list its mean: curves are for looking at."""
+    if isinstance(value, list):
+        value = sum(value) / len(value) if value else None
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file} is not a finished run of fedrema: {error}.") from error
+    if not isinstance(content, dict):
+        raise BadInput(f"{file} is not a finished run of fedrema.")
+    return content
+
+
+def _finished(content: dict[str, Any]) -> Finished:
+    fields = {name: content[name] for name in ("method", "settings", "summary", "curves", "ran_on")}
+    return Finished(**fields, failed=content.get("failed", ""))
