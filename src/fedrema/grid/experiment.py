@@ -3,7 +3,8 @@
 import itertools
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,14 @@ class Cell:
         """How it is called where it stands alone."""
         return f"{self.row.title}, {self.column.title}" if self.column.title else self.row.title
 
-    def settings(self, seed: int, *more: str) -> Settings:
+    @cached_property
+    def parsed(self) -> Settings:
+        """The settings of all its runs but for their seed."""
+        return parse_settings(self.method, self.arguments, "fedrema grid")
+
+    def settings(self, seed: int) -> Settings:
         """Return the settings of one run."""
-        return parse_settings(self.method, [*self.arguments, *more, "--seed", str(seed)], "fedrema grid")
+        return replace(self.parsed, simulation=replace(self.parsed.simulation, seed=seed))
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ def _cell(
     method = str(merged.pop("method", row.name))
     try:
         cell = Cell(row, column, method, (*as_arguments(merged), *changes), published)
-        cell.settings(0)
+        _ = cell.parsed  # refused now, not after hours
     except BadInput as error:
         raise BadInput(f"{where}, cell {row.name} × {column.name or 'all'}: {error}") from error
     return cell
