@@ -1,7 +1,7 @@
 """On a real GPU: recorded steps, our programs, seeds together. `make test-gpu`; skipped where there is none."""
 
 import dataclasses
-import threading
+import functools
 
 import numpy as np
 import pytest
@@ -156,23 +156,13 @@ def test_seeds_in_company_end_as_they_do_alone():
         simulator, world, _ = play(FedReMa(), federation, local, covered, precision="bf16", seed=seed)
         alone.append(snapshot(world))
         simulators.append(simulator)
-    room = Room(simulators[0].engine)
-    found = [None] * 3
 
-    def together(number, party):
-        with room.baton:
-            world = simulators[number].start()
-            list(simulators[number].play(world))
-            found[number] = snapshot(world)
-            room.leave(party)
+    def again(simulator, party):
+        simulator.engine = party
+        world = simulator.start()
+        list(simulator.play(world))
+        return snapshot(world)
 
-    threads = []
-    for number, simulator in enumerate(simulators):
-        simulator.engine = room.join()
-        threads.append(threading.Thread(target=together, args=(number, simulator.engine)))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    found = Room(simulators[0].engine).play([functools.partial(again, simulator) for simulator in simulators])
     for expected, other in zip(alone, found, strict=True):
         assert all(torch.equal(value, other[name]) for name, value in expected.items())

@@ -25,11 +25,6 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def model_bytes(net: Net) -> int:
-    """Return the size of one client's parameters."""
-    return sum(value.numel() * value.element_size() for value in net.initial.values())
-
-
 def step_bytes(net: Net, batch: Tensor) -> int:
     """Return what one client's step keeps for its gradient, found by trying."""
     seen: dict[int, int] = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedrema.core import Mean, Role, Uploads
 from fedrema.engine import Crowd
 from fedrema.errors import Diverged
-from fedrema.net import Tensors
+from fedrema.net import Net, Tensors, size
 from fedrema.shelf import Rows, Shelf
 
 
@@ -45,11 +45,10 @@ class Harvest:
         self.memory.put(first, crowd.memory.own)
         self.velocity.put(first, velocity)
         if self.heads is not None:
-            self.heads.put(first, {name: value for name, value in trained.items() if name.startswith("head.")})
+            self.heads.put(first, {name: value for name, value in trained.items() if Net.in_head(name)})
         self.losses.append(losses)
         self.names += crowd.names
-        private = of[Role.PRIVATE]
-        self.bytes_up += size({name: value for name, value in trained.items() if name not in private}) + size(extras)
+        self.bytes_up += size(trained) - size(of[Role.PRIVATE]) + size(extras)
 
     def uploads(self) -> Uploads:
         """Return what arrives at the server."""
@@ -73,8 +72,3 @@ def check_finite(crowd: Crowd, losses: Tensor, extras: Tensors, number: int) -> 
             f"Training diverged in round {number}: the loss or weights of client {names} are not finite;"
             " a smaller --lr, or a smaller --clip above 0, may help."
         )
-
-
-def size(tensors: Tensors) -> int:
-    """Return the bytes that tensors take on the wire."""
-    return sum(value.numel() * value.element_size() for value in tensors.values())

@@ -12,6 +12,12 @@ from fedrema.errors import BadInput
 Tensors = dict[str, Tensor]
 """A named set of tensors: one client's, or all clients' with a leading axis."""
 
+
+def size(tensors: Tensors) -> int:
+    """Return the bytes that tensors take, in memory or on the wire."""
+    return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
 HEAD_NAMES = ("head", "classifier", "fc")
 
 

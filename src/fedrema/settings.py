@@ -49,6 +49,12 @@ class Output:
         at_least(0, self, "checkpoint_every")
         at_least(1, self, "seeds")
 
+    @property
+    def folder(self) -> Path:
+        """Folder of a run whose place has been decided."""
+        assert self.out is not None
+        return self.out
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -60,6 +66,14 @@ class Settings:
     local: LocalTraining
     simulation: Simulation
     output: Output
+
+    def placed(self, folder: Path) -> "Settings":
+        """Return the same for a run in this folder."""
+        return dataclasses.replace(self, output=dataclasses.replace(self.output, out=folder))
+
+    def seeded(self, seed: int) -> "Settings":
+        """Return the same with another training seed."""
+        return dataclasses.replace(self, simulation=dataclasses.replace(self.simulation, seed=seed))
 
     def flat(self) -> dict[str, Any]:
         """Return all settings under their names on the command line; paths as text."""
@@ -130,12 +144,17 @@ def parse_data(kind: type[Any], arguments: Sequence[str], prog: str) -> Any:
 
 def read_config(file: Path) -> dict[str, Any]:
     """Read a TOML file of settings; `method` may be among them."""
+    return read_toml(file, "--config")
+
+
+def read_toml(file: Path, what: str) -> dict[str, Any]:
+    """Read a TOML file; where that fails, the sentence begins with what it was to be."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadInput(f"--config {file} cannot be read: {error.strerror}.") from error
+        raise BadInput(f"{what} {file} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"--config {file} is not valid TOML: {error}.") from error
+        raise BadInput(f"{what} {file} is not valid TOML: {error}.") from error
 
 
 def as_arguments(settings: Mapping[str, Any]) -> list[str]:

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.capacity import GIGABYTE, clients_at_once, free_bytes, model_bytes, step_bytes
+from fedrema.capacity import GIGABYTE, clients_at_once, free_bytes, step_bytes
 from fedrema.clients import Clients
 from fedrema.core import Answer, Client, LocalTraining, Mean, Method, Moment, overrides
 from fedrema.data.federation import Federation
 from fedrema.engine import Backend, Crowd, Precision, Stacked, places
 from fedrema.errors import BadInput, above_zero, at_least
-from fedrema.harvest import Harvest, check_finite, size
+from fedrema.harvest import Harvest, check_finite
 from fedrema.keys import numpy_generator
-from fedrema.net import Net, Tensors
+from fedrema.net import Net, Tensors, size
 from fedrema.score import accuracy_record, share, together
 from fedrema.shelf import Rows, Shelf
 from fedrema.similarity import draw_probes, head_similarity
@@ -119,10 +119,10 @@ class Simulator(Clients):
         """Return how many clients fit into memory while they train."""
         # Parameters and momentum, as they were and as they become, and once more on their way to disk; stacked also a
         # gradient, what it is computed from, and on a GPU what recorded steps keep in place.
-        each = 6 * model_bytes(self.net)
+        each = 6 * size(self.net.initial)
         if self.engine.name == "stacked":
             samples = min(self.local.batch, self.train.x.shape[1])
-            each += (6 if self.device.type == "cuda" else 1) * model_bytes(self.net) + 2 * step_bytes(
+            each += (6 if self.device.type == "cuda" else 1) * size(self.net.initial) + 2 * step_bytes(
                 self.net, self.train.x[0, :samples]
             )
         return clients_at_once(self._budget() / 4, each)
@@ -282,7 +282,8 @@ class Simulator(Clients):
         velocity = self.rows(Stacked(world.velocity), clients).own
         clock.lap("other")
         trained, velocity, losses = self.local_training(crowd, velocity, moment)
-        if self.device.type == "cuda" and moment.round < self.settings.rounds:
+        is_last = len(harvest.names) + len(clients) == len(harvest.clients)
+        if is_last and self.device.type == "cuda" and moment.round < self.settings.rounds:
             self._draw_ahead(self.moment(moment.round + 1))
         clock.lap("train")
         ended, extras = self.end(replace(crowd, params=Stacked(trained), received=crowd.params), moment)
@@ -298,7 +299,7 @@ class Simulator(Clients):
         """Draw the next round's batches of the clients that come first, while the GPU trains these."""
         answering, _ = self.choose(moment.round)
         if answering:
-            self.draw_ahead(next(self.parts(torch.tensor(answering))), moment)
+            self.draw_ahead(torch.tensor(answering[: self.chunk]), moment)
 
     def _relations(
         self, clients: Tensor, heads: Rows | None, trace: Mapping[str, Any], moment: Moment

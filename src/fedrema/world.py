@@ -12,8 +12,8 @@ from torch import Tensor
 from fedrema.core import Answer, Role, State
 from fedrema.engine import Stacked, places
 from fedrema.errors import Diverged
-from fedrema.harvest import Harvest, size
-from fedrema.net import Tensors
+from fedrema.harvest import Harvest
+from fedrema.net import Tensors, size
 from fedrema.shelf import Shelf, assign
 
 COMMON = (Role.SHARED, Role.COLLECTED)

@@ -416,29 +416,3 @@ def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
     played.play_round(world)
     for name, value in first.items():
         assert torch.equal(world.server[name], value), name
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_hook_that_has_nothing_to_do_is_not_called_for_everyone(backend, monkeypatch):
-    @dataclass(frozen=True)
-    class Sometimes(Method):
-        name: ClassVar[str] = "sometimes"
-        title: ClassVar[str] = "Sometimes"
-
-        def begin(self, net, client, data, moment):
-            return client if moment.round != 2 else client.having(inbox={"seen": data.mask.sum()})
-
-        def end(self, net, client, data, moment):
-            return client, ({"seen": client.inbox["seen"]} if moment.round == 2 else {})
-
-    played = simulator(Sometimes(), backend)
-    calls = []
-    original = played.engine.each
-    monkeypatch.setattr(played.engine, "each", lambda *given: calls.append(1) or original(*given))
-    world = played.start()
-    played.play_round(world)
-    assert calls == []
-    up = played.play_round(world).record["bytes_up"]
-    assert len(calls) == 2
-    assert up == played.play_round(world).record["bytes_up"] + 4 * 8
-    assert len(calls) == 2

@@ -310,3 +310,19 @@ def test_a_table_shows_what_is_missing(file, tmp_path):
     assert sheet.lines[0][4:7] == ["–", "–", "–"]
     assert sheet.markdown().splitlines()[3] == "|---|---|---:|---:|---:|---:|---:|---:|---:|"
     assert json.dumps(sheet.headings)
+
+
+def test_published_numbers_are_compared_with_the_quantity_that_the_file_names(tmp_path):
+    path = tmp_path / "q.toml"
+    text = "[settings]\nrounds = 7\nclients = 3\nsamples = 40\nhidden = 4\n[rows.fedavg]\n[published]\nfedavg = 50.0\n"
+    differences = {}
+    for quantity in ("best", "final"):
+        path.write_text(f"quantity = '{quantity}_accuracy'\n{text}")
+        assert main(["grid", str(path), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+        experiment, store = read_experiment(path), Store(tmp_path / "out" / "cells")
+        sheet = Sheet(experiment, 1, store)
+        assert f"compared with {quantity} accuracy" in sheet.explanation
+        differences[quantity] = float(sheet.lines[0][4])
+        (run,) = finished(experiment.cells[0], 1, store)
+        assert differences[quantity] == pytest.approx(100 * run.summary[f"{quantity}_accuracy"] - 50, abs=0.051)
+    assert differences["best"] > differences["final"]

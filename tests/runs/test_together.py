@@ -1,6 +1,7 @@
 """Seeds that train as one program end as they would alone."""
 
 import dataclasses
+import functools
 import os
 import signal
 
@@ -51,8 +52,6 @@ def nobody(settings):
 
 def play_in_company(method, federation, seeds, **settings):
     """Play several seeds in threads that meet; returns their worlds and how many jobs were done at once."""
-    import threading
-
     simulators = []
     for seed in seeds:
         net = build_net(Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=seed)
@@ -67,23 +66,13 @@ def play_in_company(method, federation, seeds, **settings):
     sizes = []
     original = room.engine.train
     room.engine.train = lambda job: sizes.append(len(job.crowd)) or original(job)
-    found = [None] * len(seeds)
 
-    def play(number, party):
-        with room.baton:
-            world = simulators[number].start()
-            found[number] = (world, [played.record for played in simulators[number].play(world)])
-            room.leave(party)
+    def play(simulator, party):
+        simulator.engine = party
+        world = simulator.start()
+        return world, [played.record for played in simulator.play(world)]
 
-    threads = []
-    for number, simulator in enumerate(simulators):
-        simulator.engine = room.join()
-        threads.append(threading.Thread(target=play, args=(number, simulator.engine)))
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    found = room.play([functools.partial(play, simulator) for simulator in simulators])
     return alone, found, sizes
 
 

@@ -41,7 +41,7 @@ def train_client(
             x, y = x.to(device), y.to(device)
             loss = functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()  # type: ignore[no-untyped-call]  # torch does not say its types
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
             losses.append(loss.item())

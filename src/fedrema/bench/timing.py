@@ -177,9 +177,9 @@ def _play(
         last = time.perf_counter()
 
     with tempfile.TemporaryDirectory() as folder:
-        output = dataclasses.replace(settings.output, out=Path(folder) / "run")
+        placed = dataclasses.replace(settings, simulation=simulation).placed(Path(folder) / "run")
         try:
-            run = execute(dataclasses.replace(settings, simulation=simulation, output=output), federation, watch=watch)
+            run = execute(placed, federation, watch=watch)
         except Interrupted:
             raise KeyboardInterrupt from None
         return [record["seconds"] for record in run.rounds[warm_up:]], walls[warm_up:]

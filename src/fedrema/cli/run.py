@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> int:
     options = rest if named else ["--seeds", "3", *rest]
     several = [parse_settings(name, fitting(name, options, names)) for name in names]
     out = several[0].output.out or default_folder(several[0], "comparison" if named else "demo")
-    placed = [_placed(settings, out / name.replace(":", "-")) for name, settings in zip(names, several, strict=True)]
+    placed = [settings.placed(out / name.replace(":", "-")) for name, settings in zip(names, several, strict=True)]
     return _run([seeded for settings in placed for seeded in _seeded(settings)])
 
 
@@ -73,28 +73,18 @@ def _usage() -> str:
     )
 
 
-def _placed(settings: Settings, out: Path) -> Settings:
-    return dataclasses.replace(settings, output=dataclasses.replace(settings.output, out=out))
-
-
 def _seeded(settings: Settings) -> list[Settings]:
     """Return one set of settings per training seed, each with a folder of its own."""
     out = settings.output.out or default_folder(settings)
     if settings.output.seeds == 1:
-        return [_placed(settings, out)]
+        return [settings.placed(out)]
     first = settings.simulation.seed
-    return [
-        dataclasses.replace(
-            _placed(settings, out / f"seed-{seed}"), simulation=dataclasses.replace(settings.simulation, seed=seed)
-        )
-        for seed in range(first, first + settings.output.seeds)
-    ]
+    return [settings.seeded(seed).placed(out / f"seed-{seed}") for seed in range(first, first + settings.output.seeds)]
 
 
 def _run(wanted: list[Settings]) -> int:
     for settings in wanted:  # a taken folder is refused before the first run begins, not after
-        assert settings.output.out is not None
-        RunDirectory(settings.output.out).check_free(settings.output.overwrite)
+        RunDirectory(settings.output.folder).check_free(settings.output.overwrite)
     quiet = wanted[0].output.quiet
     groups, devices = seeds_apart(wanted), devices_for(wanted[0])
     if len(devices) > 1 and len(wanted) > 1:

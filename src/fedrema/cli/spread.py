@@ -9,12 +9,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from fedrema.runs.manifest import method_name
-from fedrema.runs.run import Run
+from fedrema.runs.run import Run, is_finished
 from fedrema.runs.stopping import stopping_gently
 from fedrema.settings import Settings, as_arguments
 
@@ -78,25 +77,17 @@ def spread(groups: Sequence[Group], devices: Sequence[str]) -> tuple[list[Run], 
                         if process.poll() is None:
                             process.send_signal(signal.SIGTERM)
         stopped = request.asked
-    done = [Run(folder) for group in groups for folder in [_folder(each) for each in group] if _finished(folder)]
+    folders = [settings.output.folder for group in groups for settings in group]
+    done = [Run(folder) for folder in folders if is_finished(folder)]
     return done, [] if stopped else complaints, stopped
 
 
 def command(group: Group) -> list[str]:
     """Return the command that plays a group."""
     first = group[0]
-    folder = _folder(first)
+    folder = first.output.folder
     several = first.output.seeds > 1
     output = dataclasses.replace(first.output, seeds=len(group) if several else 1, config=None, paper=None, quiet=False)
     settings = dataclasses.replace(first, output=output).flat()
     settings["out"] = str(folder.parent if several and len(group) > 1 else folder)
     return [sys.executable, "-m", "fedrema", "run", method_name(first.method), *as_arguments(settings)]
-
-
-def _folder(settings: Settings) -> Path:
-    assert settings.output.out is not None
-    return settings.output.out
-
-
-def _finished(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and Run(folder).finished

@@ -1,7 +1,7 @@
 """Several simulations of the same federation train as one program: seeds are nothing but more clients."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,15 +38,29 @@ class Room:
         self.waiting: dict[Party, Job | Scoring] = {}
         self.results: dict[Party, Any] = {}
 
-    def join(self) -> "Party":
-        """Return an engine for one more simulation."""
-        self.parties.append(Party(self))
-        return self.parties[-1]
+    def play(self, works: Sequence[Callable[["Party"], Any]]) -> list[Any]:
+        """Do several pieces of work, each with an engine of its own; where one fails, its error is its result."""
+        results: list[Any] = [None] * len(works)
+        self.parties = [Party(self) for _ in works]
 
-    def leave(self, party: "Party") -> None:
-        """Go on without one; the baton must be held."""
-        self.parties.remove(party)
-        self._serve()
+        def do(number: int, party: Party) -> None:
+            with self.baton:
+                try:
+                    results[number] = works[number](party)
+                except BaseException as error:  # handed to the caller's thread
+                    results[number] = error
+                finally:
+                    self.parties.remove(party)
+                    self._serve()  # the others may have waited for this one
+
+        numbered = enumerate(list(self.parties))
+        threads = [threading.Thread(target=do, args=each, daemon=True) for each in numbered]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():  # waiting without end would keep Ctrl-C from being heard
+                thread.join(0.2)
+        return results
 
     def meet(self, party: "Party", wish: Job | Scoring) -> Any:
         """Wait until all others wait too; returns what was wished for."""
@@ -72,23 +86,14 @@ class Room:
         self.baton.notify_all()
 
     def _grant(self, wishes: list[Job | Scoring]) -> list[Any]:
-        crowds = [wish.crowd for wish in wishes]
-        sizes = [len(crowd) for crowd in crowds]
-        first = wishes[0]
-        if len(wishes) > 1 and isinstance(first, Job):
-            job = joined_job([wish for wish in wishes if isinstance(wish, Job)], len(wishes))
-            if job is not None:
-                params, velocity, losses = self.engine.train(job)
-                apart = (_apart(params, sizes), _apart(velocity, sizes), torch.split(losses, sizes))
-                return list(zip(*apart, strict=True))
-        alike = all(
-            isinstance(wish, Scoring) and wish.method == first.method and wish.samples is first.samples
-            for wish in wishes
-            if isinstance(first, Scoring)
-        )
-        if len(wishes) > 1 and isinstance(first, Scoring) and alike and _same_names(crowds):
-            return list(torch.split(self.engine.scores(first.method, joined_crowd(crowds), first.samples), sizes))
-        return [self._alone(wish) for wish in wishes]
+        whole = joined(wishes)
+        if whole is None:
+            return [self._alone(wish) for wish in wishes]
+        sizes, found = [len(wish.crowd) for wish in wishes], self._alone(whole)
+        if isinstance(whole, Scoring):
+            return list(torch.split(found, sizes))
+        params, velocity, losses = found
+        return list(zip(_apart(params, sizes), _apart(velocity, sizes), torch.split(losses, sizes), strict=True))
 
     def _alone(self, wish: Job | Scoring) -> Any:
         if isinstance(wish, Job):
@@ -119,16 +124,25 @@ class Party:
         return trained
 
 
-def joined_job(jobs: Sequence[Job], wanted: int) -> Job | None:
-    """Return several jobs as one; None where they are not the same work for other clients."""
+def joined(wishes: Sequence[Job | Scoring]) -> Job | Scoring | None:
+    """Return several wishes as one; None where they are not the same work for other clients, or there is only one."""
+    first, crowds = wishes[0], [wish.crowd for wish in wishes]
+    alike = all(wish.method == first.method and wish.samples is first.samples for wish in wishes)
+    if len(wishes) < 2 or not alike or not _same_names(crowds):
+        return None
+    jobs = [wish for wish in wishes if isinstance(wish, Job)]
+    if len(jobs) == len(wishes):
+        return joined_job(jobs)
+    return None if jobs else replace(first, crowd=joined_crowd(crowds))
+
+
+def joined_job(jobs: Sequence[Job]) -> Job | None:
+    """Return jobs of one method on one federation as one; None where they train differently."""
     first = jobs[0]
     phases = [[phase for phase, _ in job.plan] for job in jobs]
-    same = all(job.method == first.method and job.samples is first.samples for job in jobs)
-    if len(jobs) < wanted or not same or any(each != phases[0] for each in phases):
+    if any(each != phases[0] for each in phases):
         return None
     if any(job.local != first.local or job.velocity.keys() != first.velocity.keys() for job in jobs):
-        return None
-    if not _same_names([job.crowd for job in jobs]):
         return None
     orders = zip(*([order for _, order in job.plan] for job in jobs), strict=True)
     plan = [(phase, joined_order(order)) for phase, order in zip(phases[0], orders, strict=True)]

@@ -1,15 +1,14 @@
 """What an experiment is: rows × columns of settings, seeds, and what others published for them; read from TOML."""
 
 import itertools
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedrema.errors import BadInput
-from fedrema.settings import Settings, as_arguments, parse_settings
+from fedrema.settings import Settings, as_arguments, parse_settings, read_toml
 
 FIELDS = {"title", "about", "seeds", "quantity", "settings", "rows", "columns", "published"}
 QUANTITIES = ("best_accuracy", "honest_accuracy", "final_accuracy", "worst_tenth")
@@ -54,7 +53,7 @@ class Cell:
 
     def settings(self, seed: int) -> Settings:
         """Return the settings of one run."""
-        return replace(self.parsed, simulation=replace(self.parsed.simulation, seed=seed))
+        return self.parsed.seeded(seed)
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Experiment:
     about: str
     seeds: int
     quantity: str
-    """What its table shows first; best_accuracy counts as papers do."""
+    """What published numbers are compared with; best_accuracy counts as papers do."""
     rows: tuple[Line, ...]
     columns: tuple[Line, ...]
     cells: tuple[Cell, ...] = field(repr=False)
@@ -86,7 +85,7 @@ def read_experiment(file: Path, changes: tuple[str, ...] = ()) -> Experiment:
     changes
         Arguments that override what the file says, in every cell.
     """
-    content = _content(file)
+    content = read_toml(file, "The grid file")
     where = f"The grid file {file}"
     if unknown := sorted(content.keys() - FIELDS):
         raise BadInput(f"{where} has the unknown field {unknown[0]!r}; valid are {', '.join(sorted(FIELDS))}.")
@@ -107,15 +106,6 @@ def read_experiment(file: Path, changes: tuple[str, ...] = ()) -> Experiment:
     )
     title, about = str(content.get("title", file.stem)), str(content.get("about", ""))
     return Experiment(file.stem, title, about, seeds, quantity, rows, columns, cells)
-
-
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"The grid file {file} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"The grid file {file} is not valid TOML: {error}.") from error
 
 
 def _table(value: Any, name: str, where: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedrema.data import Federation
@@ -11,7 +11,7 @@ from fedrema.errors import Diverged
 from fedrema.grid.experiment import Cell
 from fedrema.grid.store import Finished, Store, key_of
 from fedrema.runs.execute import Prepared, Watcher, begin_on, take_up
-from fedrema.runs.run import Run
+from fedrema.runs.run import Run, is_finished
 from fedrema.runs.together import play_seeds
 from fedrema.settings import Settings
 
@@ -82,8 +82,8 @@ class Runner:
 
     def _play(self, task: Task) -> list[str]:
         placed = [self._placed(settings) for settings in task.runs]
-        for settings in [each for each in placed if _is_finished(each)]:  # stopped before it was kept
-            self.store.put(settings, Run(_folder(settings)))
+        for settings in [each for each in placed if is_finished(each.output.folder)]:  # stopped before it was kept
+            self.store.put(settings, Run(settings.output.folder))
             placed.remove(settings)
         failed = []
         for settings, outcome in play_seeds(placed, self.watching, self._prepare) if placed else ():
@@ -93,23 +93,14 @@ class Runner:
             else:
                 self.store.put(settings, outcome)
         for settings in task.runs:
-            shutil.rmtree(_folder(self._placed(settings)), ignore_errors=True)
+            shutil.rmtree(self._placed(settings).output.folder, ignore_errors=True)
         return failed
 
     def _placed(self, settings: Settings) -> Settings:
-        output = replace(settings.output, out=self.work / key_of(settings), quiet=True)
-        return replace(settings, output=output)
+        return settings.placed(self.work / key_of(settings))
 
     def _prepare(self, settings: Settings, federation: Federation) -> Prepared:
-        if (_folder(settings) / "config.json").is_file():
-            return take_up(_folder(settings), federation=federation)
+        folder = settings.output.folder
+        if (folder / "config.json").is_file():
+            return take_up(folder, federation=federation)
         return begin_on(settings, federation)
-
-
-def _folder(settings: Settings) -> Path:
-    assert settings.output.out is not None
-    return settings.output.out
-
-
-def _is_finished(settings: Settings) -> bool:
-    return (_folder(settings) / "config.json").is_file() and Run(_folder(settings)).finished

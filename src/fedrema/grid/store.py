@@ -9,11 +9,13 @@ from typing import Any
 
 from fedrema.data.atomic import written_whole
 from fedrema.errors import BadInput
+from fedrema.runs.directory import read_object
 from fedrema.runs.manifest import CIRCUMSTANCES, method_name
 from fedrema.runs.run import Run
 from fedrema.settings import Settings
 
 FORMAT = 1
+NOT_OURS = "is not a finished run of fedrema"
 CURVES = ("accuracy", "mean_gap", "set_sizes")
 """What is kept of every round."""
 
@@ -49,11 +51,13 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._known: dict[Path, Finished] = {}
+        """What has been read: after every cell all of it is asked for again."""
 
     def check(self) -> None:
         """Refuse a folder that another version has written, before any work."""
         for file in sorted(self.folder.glob("*.json")):
-            found = _read(file).get("format")
+            found = read_object(file, NOT_OURS).get("format")
             if found != FORMAT:
                 raise BadInput(
                     f"{file} has format {found!r}, and this version of fedrema reads {FORMAT}: choose another folder."
@@ -62,7 +66,7 @@ class Store:
     def find(self, settings: Settings) -> Finished | None:
         """Return a finished run, if it is here."""
         file = self._file(settings)
-        return _finished(_read(file)) if file.is_file() else None
+        return self._at(file) if file in self._known or file.is_file() else None
 
     def put(self, settings: Settings, run: Run) -> Finished:
         """Keep a finished run."""
@@ -88,13 +92,20 @@ class Store:
         return self._write(settings, {"format": FORMAT, **content, "failed": reason})
 
     def _write(self, settings: Settings, content: dict[str, Any]) -> Finished:
-        with written_whole(self._file(settings)) as temporary:
+        file = self._file(settings)
+        with written_whole(file) as temporary:
             temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        return _finished(content)
+        self._known[file] = _finished(content)
+        return self._known[file]
 
     def __iter__(self) -> Iterator[Finished]:
         for file in sorted(self.folder.glob("*.json")):
-            yield _finished(_read(file))
+            yield self._at(file)
+
+    def _at(self, file: Path) -> Finished:
+        if file not in self._known:
+            self._known[file] = _finished(read_object(file, NOT_OURS))
+        return self._known[file]
 
     def _file(self, settings: Settings) -> Path:
         return self.folder / f"{key_of(settings)}.json"
@@ -105,16 +116,6 @@ def _brief(value: Any) -> Any:
     if isinstance(value, list):
         value = sum(value) / len(value) if value else None
     return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{file} is not a finished run of fedrema: {error}.") from error
-    if not isinstance(content, dict):
-        raise BadInput(f"{file} is not a finished run of fedrema.")
-    return content
 
 
 def _finished(content: dict[str, Any]) -> Finished:

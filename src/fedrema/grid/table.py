@@ -64,7 +64,8 @@ class Sheet:
     @property
     def explanation(self) -> str:
         """What the columns mean."""
-        return EXPLANATION + (ABOUT_PUBLISHED if self.compares else "")
+        with_what = f" Published numbers are compared with {self.experiment.quantity.replace('_', ' ')}."
+        return EXPLANATION + (with_what + ABOUT_PUBLISHED if self.compares else "")
 
     def _line(self, cell: Cell, runs: list[Finished]) -> list[str]:
         best, honest, final = (figure(runs, f"{name}_accuracy") for name in ("best", "honest", "final"))
@@ -75,7 +76,7 @@ class Sheet:
             *([cell.column.title] if self.columned else []),
             count,
             _text(best),
-            *(self._beside(best, cell.published) if self.compares else []),
+            *(self._beside(figure(runs, self.experiment.quantity), cell.published) if self.compares else []),
             _text(honest),
             _text(final),
         ]

@@ -66,20 +66,11 @@ class RunDirectory:
 
     def config(self) -> dict[str, Any]:
         """Return config.json."""
-        return self._json(self.config_file)
+        return read_object(self.config_file, "cannot be read")
 
     def summary(self) -> dict[str, Any] | None:
         """Return summary.json; None while the run has not ended."""
-        return self._json(self.summary_file) if self.summary_file.is_file() else None
-
-    def _json(self, file: Path) -> dict[str, Any]:
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{file} cannot be read: {error}.") from error
-        if not isinstance(content, dict):
-            raise BadInput(f"{file} cannot be read: it should hold a JSON object.")
-        return content
+        return read_object(self.summary_file, "cannot be read") if self.summary_file.is_file() else None
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a round's record; if the disk is full, the file is as it was."""
@@ -140,6 +131,17 @@ class RunDirectory:
             for place, number in enumerate(rounds)
             if last is None or number <= last
         }
+
+
+def read_object(file: Path, complaint: str) -> dict[str, Any]:
+    """Read a JSON file that holds an object; where it does not, the sentence says `complaint` of it, and why."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file} {complaint}: {error}.") from error
+    if not isinstance(content, dict):
+        raise BadInput(f"{file} {complaint}: it should hold a JSON object.")
+    return content
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

@@ -14,6 +14,11 @@ from fedrema.score import summarise
 from fedrema.world import World
 
 
+def is_finished(folder: Path) -> bool:
+    """Tell whether a folder holds a run that has come to its end."""
+    return (folder / "config.json").is_file() and Run(folder).finished
+
+
 class Run:
     """What a run's folder holds.
 

@@ -1,9 +1,9 @@
 """Runs that differ only in their training seed, played as one program."""
 
-import dataclasses
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
 from fedrema.data import Federation, build_federation
 from fedrema.engine import Party, Room
@@ -27,8 +27,7 @@ def seeds_apart(wanted: Sequence[Settings]) -> list[list[Settings]]:
 
 
 def _without_seed(settings: Settings) -> Settings:
-    simulation = dataclasses.replace(settings.simulation, seed=0)
-    return dataclasses.replace(settings, simulation=simulation, output=dataclasses.replace(settings.output, out=None))
+    return settings.seeded(0).placed(Path())
 
 
 def play_seeds(
@@ -66,33 +65,18 @@ def _play(prepared: Sequence[Prepared], watches: Sequence[Watcher]) -> list[Outc
     with stopping_gently() as request:
         if len(prepared) == 1:
             return [_outcome(prepared[0], request, watches[0])]
-        room = Room(prepared[0].simulator.engine)
-        found: list[Outcome | BaseException | None] = [None] * len(prepared)
 
-        def play(number: int, party: Party) -> None:
-            with room.baton:
-                try:
-                    found[number] = _outcome(prepared[number], request, watches[number])
-                except BaseException as error:  # handed to the main thread
-                    found[number] = error
-                finally:
-                    room.leave(party)
-
-        threads = []
-        for number, each in enumerate(prepared):
-            party = room.join()
+        def play(party: Party, each: Prepared, watch: Watcher) -> Outcome:
             each.simulator.engine = party
             each.simulator.company = len(prepared)
-            threads.append(threading.Thread(target=play, args=(number, party), daemon=True))
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():  # waiting without end would keep Ctrl-C from being heard
-                thread.join(0.2)
+            return _outcome(each, request, watch)
+
+        works = [partial(play, each=each, watch=watch) for each, watch in zip(prepared, watches, strict=True)]
+        found = Room(prepared[0].simulator.engine).play(works)
     errors = [each for each in found if isinstance(each, BaseException) and not isinstance(each, Diverged)]
     if errors:
         raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])
-    return [each for each in found if isinstance(each, Run | Diverged)]
+    return found
 
 
 def _outcome(prepared: Prepared, request: StopRequest, watch: Watcher) -> Outcome:

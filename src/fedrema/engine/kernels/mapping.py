@@ -10,7 +10,7 @@ Axis = int | None
 
 def call(function: type[Function], *arguments: Any) -> Any:
     """Apply a function; torch leaves `apply` without types."""
-    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]  # torch does not say its types
 
 
 def merged(value: Tensor, axis: Axis, size: int) -> Tensor:

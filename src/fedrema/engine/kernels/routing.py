@@ -97,6 +97,7 @@ class Operators(TorchFunctionMode):
         geometry = self._geometry(_pair(stride), _pair(padding))
         return self._product(input, weight, bias, geometry) if _covered(input, weight, bias) else None
 
+    # torch's names again.
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:  # noqa: A002
         if not _covered(input, weight, bias) or weight.dim() != 2 or input.dim() < 1:
             return None
@@ -106,7 +107,7 @@ class Operators(TorchFunctionMode):
 
     def _max_pool2d(
         self,
-        input: Tensor,  # noqa: A002
+        input: Tensor,  # noqa: A002 (as above)
         kernel_size: Any,
         stride: Any = None,
         padding: Any = 0,

@@ -1,0 +1,36 @@
+"""Hooks that have nothing to do cost nothing."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from fedrema.core import Method
+
+from .test_hooks import BACKENDS, simulator
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_hook_that_has_nothing_to_do_is_not_called_for_everyone(backend, monkeypatch):
+    @dataclass(frozen=True)
+    class Sometimes(Method):
+        name: ClassVar[str] = "sometimes"
+        title: ClassVar[str] = "Sometimes"
+
+        def begin(self, net, client, data, moment):
+            return client if moment.round != 2 else client.having(inbox={"seen": data.mask.sum()})
+
+        def end(self, net, client, data, moment):
+            return client, ({"seen": client.inbox["seen"]} if moment.round == 2 else {})
+
+    played = simulator(Sometimes(), backend)
+    calls = []
+    original = played.engine.each
+    monkeypatch.setattr(played.engine, "each", lambda *given: calls.append(1) or original(*given))
+    world = played.start()
+    played.play_round(world)
+    assert calls == []
+    up = played.play_round(world).record["bytes_up"]
+    assert len(calls) == 2
+    assert up == played.play_round(world).record["bytes_up"] + 4 * 8
+    assert len(calls) == 2
