@@ -7,7 +7,6 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.data.atomic import written_whole
@@ -16,8 +15,13 @@ from fedrema.grid.experiment import Cell, Experiment, read_experiment
 from fedrema.grid.runner import Runner, Task, missing
 from fedrema.grid.store import Store
 from fedrema.grid.table import Sheet
+from fedrema.report.compare import plain_table
 from fedrema.runs.execute import Interrupted
 from fedrema.settings import Settings, parse_arguments
+
+
+NARROW = {"published": "publi-\nshed", "difference": "differ-\nence", "within noise": "within\nnoise"}
+"""Headings for a terminal of 80 columns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +125,9 @@ def _write(sheet: Sheet, out: Path) -> None:
 
 def _show(sheet: Sheet, out: Path) -> None:
     console = Console()
-    shown = Table(*sheet.headings, box=None, padding=(0, 2, 0, 0), title=sheet.experiment.title, title_justify="left")
+    console.print(sheet.experiment.title, highlight=False)
+    headings = [NARROW.get(heading, heading) for heading in sheet.headings]
+    shown = plain_table(headings, texts=2 if sheet.columned else 1)
     for line in sheet.lines:
         shown.add_row(*(text.replace(" ± ", "±") for text in line))  # close together: 80 columns are few
     console.print(shown)

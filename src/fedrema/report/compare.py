@@ -15,7 +15,14 @@ from fedrema.report.differences import Difference, paired_differences
 from fedrema.report.groups import Group, Statistic, group_runs
 from fedrema.runs.run import Run
 
-__all__ = ["comparison_csv", "comparison_markdown", "comparison_table", "differences_table", "paired_differences"]
+__all__ = [
+    "comparison_csv",
+    "comparison_markdown",
+    "comparison_table",
+    "differences_table",
+    "paired_differences",
+    "plain_table",
+]
 
 ACCURACIES = {
     "best_accuracy": "best (peeks)",
@@ -51,7 +58,7 @@ class _Comparison:
 def comparison_table(runs: Sequence[Run]) -> RenderableType:
     """Return one row per group of runs that differ only in the training seed, with what the columns mean below."""
     compared = _compare(runs)
-    table = _plain_table(compared.headings)
+    table = plain_table(compared.headings)
     for row in compared.rows:
         # Close together, so that everything fits into 80 columns.
         table.add_row(*(Text(cell.text.replace(" ± ", "±"), "bold" if cell.best else "") for cell in row))
@@ -60,16 +67,17 @@ def comparison_table(runs: Sequence[Run]) -> RenderableType:
 
 def differences_table(found: Sequence[Difference], quantity: str = "honest_accuracy") -> RenderableType:
     """Return the paired differences as a table."""
-    table = _plain_table(DIFFERENCE_HEADINGS)
+    table = plain_table(DIFFERENCE_HEADINGS)
     for one in found:
         table.add_row(*(Text(cell) for cell in _difference_cells(one)))
     return Lines(Text(_difference_title(found, quantity)), table, Text(DIFFERENCES, "dim"))
 
 
-def _plain_table(headings: Sequence[str]) -> Table:
+def plain_table(headings: Sequence[str], texts: int = 1) -> Table:
+    """Return an empty table for a terminal: the first columns hold words, the others numbers."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
-        if place == 0:
+        if place < texts:
             table.add_column(heading, overflow="fold")
         else:
             table.add_column(_two_lines(heading), justify="right", no_wrap=True)
