@@ -19,7 +19,6 @@ from fedrema.report.compare import plain_table
 from fedrema.runs.execute import Interrupted
 from fedrema.settings import Settings, parse_arguments
 
-
 NARROW = {"published": "publi-\nshed", "difference": "differ-\nence", "within noise": "within\nnoise"}
 """Headings for a terminal of 80 columns."""
 
