@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 _PAPER = ["--clients", "20", "--partition", "grouped", "--groups", "5", "--test-share", "0.2", "--participation", "1.0"]
 _PAPER += ["--rounds", "500", "--epochs", "5", "--batch", "100", "--lr", "0.01", "--momentum", "0.9", "--clip", "10"]
 _PAPER += ["--keep-momentum", "--weight-decay", "0", "--schedule", "constant", "--data-seed", "0", "--net", "auto"]
-_COMPARED = {"fedprox": ["--mu", "1"], "fedproto": ["--align", "1"], "fedpac": ["--align", "1"]}
+_RECORDED = ["--record", "relations", "--record-every", "10"]
+_COMPARED = {"fedavg": _RECORDED, "fedprox": ["--mu", "1"], "fedproto": ["--align", "1"], "fedpac": ["--align", "1"]}
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Preset:
 
 def _paper(dataset: str, samples: int, s: float, *fedrema: str) -> Preset:
     moon = ["--mu", "5" if dataset == "cifar10" else "1"]
-    own = {**_COMPARED, "moon": moon, **({"fedrema": list(fedrema)} if fedrema else {})}
+    own = {**_COMPARED, "moon": moon, "fedrema": [*_RECORDED, *fedrema]}
     return Preset([*_PAPER, "--dataset", dataset, "--samples", str(samples), "--s", str(s)], own)
 
 

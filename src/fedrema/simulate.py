@@ -58,7 +58,7 @@ class Simulation:
     record: Literal["none", "relations"] = "none"
     """relations: keep the similarities S between the heads (for any method), the chosen sets and the dependency map."""
     record_every: int = 1
-    """Keep relations every this many rounds, and of the last."""
+    """Keep relations every this many rounds, and of the first and the last."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be played."""
@@ -244,7 +244,9 @@ class Simulator(Clients):
         self, world: World, clients: Tensor, moment: Moment, record: dict[str, Any], clock: Clock
     ) -> dict[str, np.ndarray]:
         """Train the clients that answer, aggregate, and hand the answer out; returns the relations asked for."""
-        relations_due = self.settings.record == "relations" and self._due(moment, self.settings.record_every)
+        relations_due = self.settings.record == "relations" and (
+            moment.round == 1 or self._due(moment, self.settings.record_every)
+        )
         counts = self.counts[places(clients, world.clients, self.device)]
         harvest = Harvest(clients, counts, self.shelf, keep_heads=relations_due)
         for part in self.parts(clients):

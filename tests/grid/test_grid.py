@@ -10,7 +10,8 @@ import pytest
 
 from fedrema.cli import main
 from fedrema.errors import BadInput
-from fedrema.grid.experiment import Published, read_experiment
+from fedrema.grid.experiment import Published
+from fedrema.grid.reading import read_experiment
 from fedrema.grid.runner import Runner, finished, missing
 from fedrema.grid.store import Finished, Store, key_of
 from fedrema.grid.table import Figure, Sheet, figure, within_noise
@@ -98,7 +99,7 @@ def test_without_columns_there_is_a_cell_per_row(tmp_path):
     [
         ("rows = 3", r"\[rows\] must hold settings, got 3"),
         ("", "has no rows"),
-        ("[rows.fedavg]\n[more]\n", "unknown field 'more'; valid are about, columns"),
+        ("[rows.fedavg]\n[more]\n", "unknown field 'more'; valid are about, claims"),
         ("seeds = 0\n[rows.fedavg]", "seeds must be a whole number of at least 1, got 0"),
         ("seeds = true\n[rows.fedavg]", "seeds must be a whole number of at least 1, got True"),
         ("quantity = 'luck'\n[rows.fedavg]", "quantity 'luck' is unknown"),
@@ -268,7 +269,7 @@ def test_folders_of_two_machines_can_be_merged(file, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [('{"format": 99}', "has format 99, and this version of fedrema reads 1"), ("[]", "is not"), ("{", "is not a fin")],
+    [('{"format": 99}', "has format 99, and this version of fedrema reads 2"), ("[]", "is not"), ("{", "is not a fin")],
 )
 def test_results_of_another_version_are_refused(content, sentence, file, tmp_path, capsys):
     folder = tmp_path / "out" / "cells"
@@ -281,7 +282,8 @@ def test_results_of_another_version_are_refused(content, sentence, file, tmp_pat
 
 def made(*accuracies) -> list[Finished]:
     return [
-        Finished("fedavg", {"seed": seed}, {"best_accuracy": value}, {}, {}) for seed, value in enumerate(accuracies)
+        Finished("fedavg", {"seed": seed}, {"best_accuracy": value}, {}, {}, {}, {})
+        for seed, value in enumerate(accuracies)
     ]
 
 

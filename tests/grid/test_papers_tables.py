@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 import fedrema
-from fedrema.grid.experiment import Published, read_experiment
+from fedrema.grid.experiment import Published
+from fedrema.grid.reading import read_experiment
 from fedrema.grid.store import key_of
 
 FOLDER = Path(fedrema.__file__).parent / "experiments"

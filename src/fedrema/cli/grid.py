@@ -11,7 +11,8 @@ from rich.console import Console
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.data.atomic import written_whole
 from fedrema.errors import BadInput
-from fedrema.grid.experiment import Cell, Experiment, read_experiment
+from fedrema.grid.experiment import Cell, Experiment
+from fedrema.grid.reading import read_experiment
 from fedrema.grid.runner import Runner, Task, missing
 from fedrema.grid.store import Store
 from fedrema.grid.table import Sheet

@@ -36,11 +36,16 @@ def grouped_counts(classes: int, clients: int, samples: int, s: float, groups: i
     width = min(classes, classes // groups + 1)
     counts = np.zeros((clients, classes), np.int64)
     for client in range(clients):
-        group = groups * client // clients
+        group = group_of(client, clients, groups)
         dominant = (group * classes // groups + np.arange(width)) % classes
         counts[client] += _evenly(spread, classes, first=client)
         counts[client, dominant] += _evenly(samples - spread, width, first=client)
     return counts
+
+
+def group_of(client: int, clients: int, groups: int) -> int:
+    """Return the group that a client belongs to under `grouped`."""
+    return groups * client // clients
 
 
 def dirichlet(labels: NDArray[np.int64], classes: int, clients: int, samples: int, alpha: float, seed: int) -> Indices:

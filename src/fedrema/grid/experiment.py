@@ -1,17 +1,15 @@
-"""What an experiment is: rows × columns of settings, seeds, and what others published for them; read from TOML."""
+"""What an experiment is: rows × columns of settings, seeds, what others published, claimed and drew."""
 
-import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from fedrema.errors import BadInput
-from fedrema.settings import Settings, as_arguments, parse_settings, read_toml
+from fedrema.settings import Settings, parse_settings
 
-FIELDS = {"title", "about", "seeds", "quantity", "settings", "rows", "columns", "published"}
-QUANTITIES = ("best_accuracy", "honest_accuracy", "final_accuracy", "worst_tenth")
+Vary = Literal["training", "both"]
+ClaimKind = Literal["first", "above", "collapse", "faster", "falls"]
+PictureKind = Literal["curves", "samples", "similarity", "matching", "gap", "dependencies", "clients", "ranks"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,34 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """Something that is said of the results, and can be judged by them."""
+
+    says: str
+    kind: ClaimKind
+    rows: tuple[str, ...]
+    """Of which rows it is said."""
+    over: tuple[str, ...]
+    """Which rows they are compared with (first, above, faster)."""
+    columns: tuple[str, ...]
+    """In which columns; the name is "" where the table has none."""
+    share: float
+    """collapse: which share of its best accuracy is lost by the end; faster: at most this share of the seconds."""
+    curve: str
+    """falls: precision or recall."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that is drawn from the results."""
+
+    kind: PictureKind
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    title: str
+
+
+@dataclass(frozen=True)
 class Cell:
     """One combination of settings, run with several seeds."""
 
@@ -40,6 +66,7 @@ class Cell:
     method: str
     arguments: tuple[str, ...]
     published: Published | None = None
+    vary: Vary = "training"
 
     @property
     def title(self) -> str:
@@ -53,7 +80,10 @@ class Cell:
 
     def settings(self, seed: int) -> Settings:
         """Return the settings of one run."""
-        return self.parsed.seeded(seed)
+        settings = self.parsed.seeded(seed)
+        if self.vary == "both":
+            settings = replace(settings, data=replace(settings.data, data_seed=settings.data.data_seed + seed))
+        return settings
 
 
 @dataclass(frozen=True)
@@ -69,104 +99,13 @@ class Experiment:
     rows: tuple[Line, ...]
     columns: tuple[Line, ...]
     cells: tuple[Cell, ...] = field(repr=False)
+    claims: tuple[Claim, ...] = ()
+    figures: tuple[Picture, ...] = ()
 
     def cell(self, row: str, column: str) -> Cell:
         """Return a cell by the names of its row and column."""
         return next(cell for cell in self.cells if (cell.row.name, cell.column.name) == (row, column))
 
-
-def read_experiment(file: Path, changes: tuple[str, ...] = ()) -> Experiment:
-    """Read a file and check every cell of it, so that nothing is refused after hours.
-
-    Parameters
-    ----------
-    file
-        TOML; docs/grids.md says what may stand in it.
-    changes
-        Arguments that override what the file says, in every cell.
-    """
-    content = read_toml(file, "The grid file")
-    where = f"The grid file {file}"
-    if unknown := sorted(content.keys() - FIELDS):
-        raise BadInput(f"{where} has the unknown field {unknown[0]!r}; valid are {', '.join(sorted(FIELDS))}.")
-    rows, columns = (_lines(content, part, where) for part in ("rows", "columns"))
-    if not rows:
-        raise BadInput(f"{where} has no rows: at least one [rows.NAME] must stand in it.")
-    seeds, quantity = content.get("seeds", 1), content.get("quantity", "best_accuracy")
-    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
-        raise BadInput(f"{where}: seeds must be a whole number of at least 1, got {seeds!r}.")
-    if quantity not in QUANTITIES:
-        raise BadInput(f"{where}: quantity {quantity!r} is unknown; valid are {', '.join(QUANTITIES)}.")
-    published = _published(content.get("published", {}), rows, columns, where)
-    common = _table(content.get("settings", {}), "settings", where)
-    columns = columns or (Line("", "", {}),)
-    cells = tuple(
-        _cell(row, column, common, published.get((row.name, column.name)), changes, where)
-        for row, column in itertools.product(rows, columns)
-    )
-    title, about = str(content.get("title", file.stem)), str(content.get("about", ""))
-    return Experiment(file.stem, title, about, seeds, quantity, rows, columns, cells)
-
-
-def _table(value: Any, name: str, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadInput(f"{where}: [{name}] must hold settings, got {value!r}.")
-    return value
-
-
-def _lines(content: Mapping[str, Any], part: str, where: str) -> tuple[Line, ...]:
-    return tuple(_line(name, part, value, where) for name, value in _table(content.get(part, {}), part, where).items())
-
-
-def _line(name: str, part: str, value: Any, where: str) -> Line:
-    settings = dict(_table(value, f"{part}.{name}", where))
-    return Line(name, str(settings.pop("title", name)), settings)
-
-
-def _published(
-    value: Any, rows: tuple[Line, ...], columns: tuple[Line, ...], where: str
-) -> dict[tuple[str, str], Published]:
-    """Read `[published.COLUMN]` with `ROW = [mean, deviation]` or `ROW = mean`; `[published]` where there are none."""
-    table = _table(value, "published", where)
-    by_column = {"": table}
-    if columns:
-        by_column = {name: _table(cells, f"published.{name}", where) for name, cells in table.items()}
-    found: dict[tuple[str, str], Published] = {}
-    for column, row, cell in _entries(by_column):
-        if column not in {line.name for line in columns} | ({""} if not columns else set()):
-            raise BadInput(f"{where}: [published.{column}] is no column; columns are {_names(columns)}.")
-        if row not in {line.name for line in rows}:
-            raise BadInput(f"{where}: {row!r} in [published] is no row; rows are {_names(rows)}.")
-        numbers = cell if isinstance(cell, list) else [cell]
-        if not 1 <= len(numbers) <= 2 or not all(isinstance(number, int | float) for number in numbers):
-            raise BadInput(f"{where}: published {row!r} must be a number or [mean, deviation], got {cell!r}.")
-        found[row, column] = Published(*(float(number) for number in numbers))
-    return found
-
-
-def _entries(by_column: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
-    for column, cells in by_column.items():
-        for row, cell in cells.items():
-            yield column, row, cell
-
-
-def _names(lines: tuple[Line, ...]) -> str:
-    return ", ".join(line.name for line in lines) or "none"
-
-
-def _cell(
-    row: Line,
-    column: Line,
-    common: Mapping[str, Any],
-    published: Published | None,
-    changes: tuple[str, ...],
-    where: str,
-) -> Cell:
-    merged = {**common, **column.settings, **row.settings}
-    method = str(merged.pop("method", row.name))
-    try:
-        cell = Cell(row, column, method, (*as_arguments(merged), *changes), published)
-        _ = cell.parsed  # refused now, not after hours
-    except BadInput as error:
-        raise BadInput(f"{where}, cell {row.name} × {column.name or 'all'}: {error}") from error
-    return cell
+    def title_of(self, name: str) -> str:
+        """Return how a row or a column is called."""
+        return next(line.title for line in (*self.rows, *self.columns) if line.name == name)

@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedrema.data.atomic import written_whole
 from fedrema.errors import BadInput
+from fedrema.grid.matching import precision_and_recall, true_groups
 from fedrema.runs.directory import read_object
 from fedrema.runs.manifest import CIRCUMSTANCES, method_name
 from fedrema.runs.run import Run
 from fedrema.settings import Settings
 
-FORMAT = 1
+FORMAT = 2
 NOT_OURS = "is not a finished run of fedrema"
-CURVES = ("accuracy", "mean_gap", "set_sizes")
+CURVES = ("accuracy", "worst_tenth", "loss", "mean_gap", "gap_ratio", "set_sizes")
 """What is kept of every round."""
+SHOWN = (0.0, 0.1, 0.2, 0.3, 1.0)
+"""How far a run has come when its similarities are kept: of 500 rounds the 1st, 50th, 100th, 150th and last."""
+PARTS = ("method", "settings", "summary", "curves", "clients", "relations", "ran_on")
 
 
 def key_of(settings: Settings) -> str:
@@ -36,6 +42,12 @@ class Finished:
     settings: dict[str, Any]
     summary: dict[str, Any]
     curves: dict[str, list[Any]]
+    """By name, one value per round; `round` itself is among them."""
+    clients: dict[str, list[Any]]
+    """`names`, `accuracy` (mean of the last five scored rounds; None: never scored), `groups` where dealt in groups."""
+    relations: dict[str, Any]
+    """Where they were recorded: `S` {round: [K][K]} of some rounds, `G` [K][K] as it ended, and `matching` {round,
+    precision, recall}, lists over all recorded rounds."""
     ran_on: dict[str, Any]
     failed: str = ""
     """Why it did not come to its end, where it did not; the rest is empty then."""
@@ -81,6 +93,8 @@ class Store:
             "settings": {name: value for name, value in run.settings.items() if name not in ("out", "data-dir")},
             "summary": run.summary,
             "curves": curves,
+            "clients": _clients(run),
+            "relations": _relations(run),
             "ran_on": run.config["ran_on"],
         }
         return self._write(settings, content)
@@ -88,8 +102,9 @@ class Store:
     def put_failed(self, settings: Settings, reason: str) -> Finished:
         """Remember that a run cannot be finished, so that it is not tried again; remove its file to try."""
         kept = {name: value for name, value in settings.flat().items() if name not in ("out", "data-dir")}
-        content = {"method": method_name(settings.method), "settings": kept, "summary": {}, "curves": {}, "ran_on": {}}
-        return self._write(settings, {"format": FORMAT, **content, "failed": reason})
+        empty: dict[str, Any] = {part: {} for part in PARTS}
+        known = {"method": method_name(settings.method), "settings": kept, "failed": reason}
+        return self._write(settings, {"format": FORMAT, **empty, **known})
 
     def _write(self, settings: Settings, content: dict[str, Any]) -> Finished:
         file = self._file(settings)
@@ -111,13 +126,48 @@ class Store:
         return self.folder / f"{key_of(settings)}.json"
 
 
-def _brief(value: Any) -> Any:
-    """Return a number with five digits; of a list its mean: curves are for looking at."""
+def _brief(value: Any, digits: int = 5) -> Any:
+    """Return a number with few digits; of a list its mean: curves are for looking at."""
     if isinstance(value, list):
         value = sum(value) / len(value) if value else None
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def _clients(run: Run) -> dict[str, list[Any]]:
+    last = [record["client_accuracy"] for record in run.rounds if record.get("client_accuracy")][-5:]
+    columns = [[value for value in column if value is not None] for column in zip(*last, strict=True)]
+    groups = true_groups(run.settings, len(run.names))
+    return {
+        "names": run.names,
+        "accuracy": [_brief(column) for column in columns],
+        **({"groups": groups} if groups else {}),
+    }
+
+
+def _relations(run: Run) -> dict[str, Any]:
+    found = run.relations()
+    if not found:
+        return {}
+    last = max(found)
+    wanted = {min(found, key=lambda number: abs(number - share * last)) for share in SHOWN}
+    kept: dict[str, Any] = {"S": {str(number): _matrix(found[number]["S"]) for number in sorted(wanted)}}
+    if "G" in found[last]:
+        kept["G"] = _matrix(found[last]["G"])
+    groups = true_groups(run.settings, len(run.names))
+    if groups:
+        pairs = [precision_and_recall(found[number]["S"], groups) for number in sorted(found)]
+        columns = zip(("precision", "recall"), zip(*pairs, strict=True), strict=True)
+        kept["matching"] = {
+            "round": sorted(found),
+            **{name: [_brief(value) for value in values] for name, values in columns},
+        }
+    return kept
+
+
+def _matrix(values: np.ndarray) -> list[list[float | None]]:
+    """Return rows with three digits; None where a client was absent."""
+    return [[None if np.isnan(value) else _brief(float(value), 3) for value in row] for row in values]
 
 
 def _finished(content: dict[str, Any]) -> Finished:
-    fields = {name: content[name] for name in ("method", "settings", "summary", "curves", "ran_on")}
-    return Finished(**fields, failed=content.get("failed", ""))
+    return Finished(**{part: content[part] for part in PARTS}, failed=content.get("failed", ""))
