@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedrema.core import Mean
-from fedrema.net import Net
+from fedrema.net import Net, size
 
 GIGABYTE = 10**9
 
@@ -37,6 +37,18 @@ def step_bytes(net: Net, batch: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
         net(params, batch)
     return sum(seen.values())
+
+
+def client_bytes(net: Net, batch: Tensor, stacked: bool, recorded: bool) -> int:
+    """Return what a client takes while it trains.
+
+    Parameters and momentum, as they were and as they become, and once more on their way to disk; stacked also a
+    gradient, what it is computed from, and on a GPU what recorded steps keep in place.
+    """
+    each = 6 * size(net.initial)
+    if stacked:
+        each += (6 if recorded else 1) * size(net.initial) + 2 * step_bytes(net, batch)
+    return each
 
 
 def clients_at_once(budget: float, each: int) -> int:

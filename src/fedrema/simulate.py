@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.capacity import GIGABYTE, clients_at_once, free_bytes, step_bytes
+from fedrema.capacity import GIGABYTE, client_bytes, clients_at_once, free_bytes
 from fedrema.clients import Clients
 from fedrema.core import Answer, Client, LocalTraining, Mean, Method, Moment, overrides
 from fedrema.data.federation import Federation
@@ -117,15 +117,9 @@ class Simulator(Clients):
 
     def room_for(self) -> int:
         """Return how many clients fit into memory while they train."""
-        # Parameters and momentum, as they were and as they become, and once more on their way to disk; stacked also a
-        # gradient, what it is computed from, and on a GPU what recorded steps keep in place.
-        each = 6 * size(self.net.initial)
-        if self.engine.name == "stacked":
-            samples = min(self.local.batch, self.train.x.shape[1])
-            each += (6 if self.device.type == "cuda" else 1) * size(self.net.initial) + 2 * step_bytes(
-                self.net, self.train.x[0, :samples]
-            )
-        return clients_at_once(self._budget() / 4, each)
+        samples = min(self.local.batch, self.train.x.shape[1])
+        stacked, recorded = self.engine.name == "stacked", self.device.type == "cuda"
+        return clients_at_once(self._budget() / 4, client_bytes(self.net, self.train.x[0, :samples], stacked, recorded))
 
     def parts(self, clients: Tensor) -> Iterator[Tensor]:
         """Cut clients into groups that are trained or scored at once."""

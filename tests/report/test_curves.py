@@ -3,10 +3,12 @@ import json
 
 import matplotlib.figure
 import pytest
+from matplotlib.text import Text
 
 from fedrema.errors import BadInput
-from fedrema.report import curves
+from fedrema.methods import registry
 from fedrema.report.curves import draw_curves
+from fedrema.report.lines import METHOD_LOOKS, apart, looks
 from fedrema.runs.run import Run
 from tests.report.folders import write_run, write_two_groups
 
@@ -94,19 +96,34 @@ def test_many_groups_have_names_apart_and_different_strokes(tmp_path, figures):
     runs = [write_run(tmp_path / str(number), lr=number / 10) for number in range(10)]
     draw_curves(runs, tmp_path / "curves.png")
     axes = figures[0].axes[0]
-    heights = sorted(text.xyann[1] for text in axes.texts)
+    figures[0].draw_without_rendering()  # sizes at its own resolution, not that of the file
+    boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: box.y0)  # without leaders
     assert [text.get_text() for text in axes.texts] == [f"FedAvg lr={number / 10:g}" for number in range(10)]
-    assert min(upper - lower for lower, upper in itertools.pairwise(heights)) > 0.05
-    assert 0 < heights[0] < heights[-1] < 1
-    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
-    assert len(looks) == 10
+    assert all(lower.y1 <= upper.y0 for lower, upper in itertools.pairwise(boxes))
+    frame = axes.get_window_extent()
+    assert frame.y0 < boxes[0].y0 < boxes[-1].y1 < frame.y1
+    assert all(frame.x1 < box.x0 and box.x1 <= figures[0].bbox.x1 for box in boxes)
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 10
 
 
 def test_labels_move_only_where_they_touch():
-    line = curves.LINE_OF_TEXT
-    assert curves._apart([0.2, 0.8]) == pytest.approx([0.2, 0.8])
-    assert curves._apart([0.5, 0.5]) == pytest.approx([0.5 - line / 2, 0.5 + line / 2])
-    assert curves._apart([1.0, 1.0]) == pytest.approx([1 - 1.5 * line, 1 - line / 2])
+    line = 0.05
+    assert apart([0.2, 0.8], line) == pytest.approx([0.2, 0.8])
+    assert apart([0.5, 0.5], line) == pytest.approx([0.5 - line / 2, 0.5 + line / 2])
+    assert apart([1.0, 1.0], line) == pytest.approx([1 - 1.5 * line, 1 - line / 2])
+
+
+def test_a_method_looks_the_same_whatever_stands_beside_it():
+    assert set(registry()) == set(METHOD_LOOKS)
+    assert len({(look.colour, look.stroke) for look in METHOD_LOOKS.values()}) == len(METHOD_LOOKS)
+    fedrema, fedavg = METHOD_LOOKS["fedrema"], METHOD_LOOKS["fedavg"]
+    assert looks(["fedavg", "fedrema"]) == [fedavg, fedrema]
+    first, mine, again, other = looks(["fedrema", "mine", "fedrema", "fedavg"])
+    assert (first, other) == (fedrema, fedavg)
+    assert len({(look.colour, look.stroke) for look in (first, mine, again, other)}) == 4
+    many = looks([""] * 24)
+    assert len(set(many)) == 24
+    assert looks([""] * 25)[24] == many[0]  # more than can be told apart: from the start again
 
 
 def test_other_quantities(tmp_path, figures):

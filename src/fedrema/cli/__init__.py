@@ -13,6 +13,7 @@ COMMANDS = {
     "resume": ("fedrema.cli.run", "go on with a run that was stopped"),
     "compare": ("fedrema.cli.after", "compare runs: table, differences with confidence, picture of the curves"),
     "grid": ("fedrema.cli.grid", "run an experiment from a file: methods × settings × seeds, resumable"),
+    "reproduce": ("fedrema.cli.reproduce", "the paper's tables and figures, ours beside the published"),
     "methods": ("fedrema.cli.look", "list every method, its settings and its paper"),
     "data": ("fedrema.cli.look", "list the datasets: what is there, what can be fetched"),
     "partition": ("fedrema.cli.look", "deal a dataset to clients: show, save, draw"),

@@ -23,7 +23,12 @@ Group = list[Settings]
 
 def devices_for(settings: Settings) -> list[str]:
     """Return the names of the GPUs that runs can be spread over; none where they are to stay on a CPU."""
-    if settings.simulation.device == "cpu" or not torch.cuda.is_available():
+    return devices_named(settings.simulation.device)
+
+
+def devices_named(device: str) -> list[str]:
+    """Return the names of the GPUs that there are, as CUDA_VISIBLE_DEVICES takes them; none for a CPU."""
+    if device == "cpu" or not torch.cuda.is_available():
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]

@@ -4,6 +4,7 @@ from fedrema.data.datasets import DatasetStatus, Pool, dataset_names, dataset_st
 from fedrema.data.federation import Federation, Split, to_float
 from fedrema.data.own import load_own
 from fedrema.data.picture import describe, draw_federation
+from fedrema.data.prepared import keep_prepared
 from fedrema.data.settings import DataSettings, build_federation
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "dataset_status",
     "describe",
     "draw_federation",
+    "keep_prepared",
     "load_own",
     "load_pool",
     "to_float",

@@ -17,6 +17,7 @@ from fedrema.errors import BadInput
 
 DATA_VARIABLE = "FEDREMA_DATA"
 _DIGITS_SAMPLES = 1797
+_DIGITS_SHAPE = (1, 8, 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,11 @@ def pool_size(name: str) -> int:
     return _DIGITS_SAMPLES if name == "digits" else _source(name).samples
 
 
+def dataset_shape(name: str) -> tuple[int, ...]:
+    """Return the shape of a sample, known without loading anything."""
+    return _DIGITS_SHAPE if name == "digits" else _source(name).shape
+
+
 def load_pool(name: str, data_dir: Path | None = None, download: bool = True, mirror: str | None = None) -> Pool:
     """Load a dataset: from `data_dir`, else $FEDREMA_DATA, else the user's cache, else by downloading it.
 
@@ -73,9 +79,14 @@ def load_pool(name: str, data_dir: Path | None = None, download: bool = True, mi
     return Pool(name, x, y, source.classes)
 
 
+def is_here(name: str, data_dir: Path | None = None) -> bool:
+    """Tell whether a dataset can be loaded without downloading it."""
+    return name == "digits" or any(not missing for _, _, missing in _candidates(_source(name), data_dir))
+
+
 def dataset_status(data_dir: Path | None = None, mirror: str | None = None) -> list[DatasetStatus]:
     """Say for every dataset where it lies, or what is missing and where it would come from; quick."""
-    statuses = [DatasetStatus("digits", _digits_home(), (), None, None, _DIGITS_SAMPLES, (1, 8, 8), 10)]
+    statuses = [DatasetStatus("digits", _digits_home(), (), None, None, _DIGITS_SAMPLES, _DIGITS_SHAPE, 10)]
     for source in SOURCES.values():
         found: Path | None = None
         missing: tuple[str, ...] = ()
@@ -130,7 +141,8 @@ def _digits_home() -> Path:
     return Path(spec.origin).parent if spec and spec.origin else Path("sklearn")
 
 
-def _places(data_dir: Path | None) -> list[Path]:
+def places(data_dir: Path | None) -> list[Path]:
+    """Return the folders that datasets are looked for in."""
     if data_dir is not None and data_dir.exists() and not data_dir.is_dir():
         raise BadInput(f"--data-dir {data_dir} is a file; give the folder that holds the datasets.")
     places = [] if data_dir is None else [data_dir]
@@ -143,7 +155,7 @@ def _places(data_dir: Path | None) -> list[Path]:
 
 def _candidates(source: Source, data_dir: Path | None) -> Iterator[tuple[Path, dict[str, Path], tuple[str, ...]]]:
     """Each folder that may hold `source`, in order: the files found there and the names of those missing."""
-    for place in _places(data_dir):
+    for place in places(data_dir):
         for folder in (*(place / name for name in source.folders), place):
             files = _files_in(folder, source)
             if files and not (folder == place and _holds_another(files, source)):
@@ -179,7 +191,7 @@ def _fetch(source: Source, data_dir: Path | None, download: bool, mirror: str | 
     target = (data_dir or cache_folder()) / source.folders[0]
     if not download:
         partly = next(_candidates(source, data_dir), None)
-        where = ", ".join(str(place) for place in _places(data_dir))
+        where = ", ".join(str(place) for place in places(data_dir))
         lack = f"{partly[0]} lacks {partly[2][0]}" if partly else f"not found in {where}"
         raise BadInput(f"dataset {source.name}: {lack}; allow the download, or give --data-dir a folder that has it.")
     files = _files_in(target, source)

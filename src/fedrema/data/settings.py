@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from fedrema.data import partition as deal
 from fedrema.data.checks import are_numbers, check_draw
-from fedrema.data.datasets import Pool, dataset_names, load_pool, pool_size
+from fedrema.data.datasets import Pool, dataset_names, is_here, load_pool, pool_size
 from fedrema.data.federation import Federation, read_npz
 from fedrema.data.own import load_own
+from fedrema.data.prepared import find_prepared
 from fedrema.errors import BadInput
 
 PartitionName = Literal["grouped", "dirichlet", "shards", "iid", "quantity"]
@@ -84,16 +85,18 @@ def build_federation(settings: DataSettings, download: bool = True) -> Federatio
     """Make the federation that the settings describe; the same settings give the same one."""
     if settings.federation is not None:
         return load_own(settings.federation, settings.data_seed, settings.test_share)
-    info: dict[str, Any] = {"dataset": settings.dataset}
     if settings.partition_file is not None:
         return _from_file(settings, settings.partition_file, load_pool(settings.dataset, settings.data_dir, download))
     # Before the data is loaded: nobody should download 160 MB to learn that it is not enough.
     who = f"{settings.clients} clients of {settings.samples}"
     deal.check_total(pool_size(settings.dataset), settings.clients * settings.samples, who)
-    pool = load_pool(settings.dataset, settings.data_dir, download)
-    parts = _deal(settings, pool)
+    info: dict[str, Any] = {"dataset": settings.dataset}
     info |= {name: getattr(settings, name) for name in ("partition", "clients", "samples", *_OWN[settings.partition])}
     info |= {"test_share": settings.test_share, "data_seed": settings.data_seed}
+    if not is_here(settings.dataset, settings.data_dir) and (found := find_prepared(info, settings.data_dir)):
+        return found
+    pool = load_pool(settings.dataset, settings.data_dir, download)
+    parts = _deal(settings, pool)
     index = np.concatenate(parts)
     client = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return _gather(settings, pool, index, client, None, info)

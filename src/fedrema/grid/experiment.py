@@ -101,6 +101,8 @@ class Experiment:
     cells: tuple[Cell, ...] = field(repr=False)
     claims: tuple[Claim, ...] = ()
     figures: tuple[Picture, ...] = ()
+    also: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What else was published, by quantity and row, where there are no columns: final_accuracy, seconds, …"""
 
     def cell(self, row: str, column: str) -> Cell:
         """Return a cell by the names of its row and column."""

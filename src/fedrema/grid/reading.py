@@ -10,18 +10,10 @@ from fedrema.grid.experiment import Cell, Claim, ClaimKind, Experiment, Line, Pi
 from fedrema.settings import as_arguments, read_toml
 
 FIELDS = {
-    "title",
-    "about",
-    "seeds",
-    "quantity",
-    "vary",
-    "settings",
-    "rows",
-    "columns",
-    "published",
-    "claims",
-    "figures",
+    *("title", "about", "seeds", "quantity", "vary", "settings", "rows", "columns"),
+    *("published", "also", "claims", "figures"),
 }
+ALSO = ("final_accuracy", "critical_rounds", "seconds")
 QUANTITIES = ("best_accuracy", "honest_accuracy", "final_accuracy", "worst_tenth")
 CLAIM_FIELDS = {"says", "kind", "rows", "over", "columns", "share", "curve"}
 FIGURE_FIELDS = {"kind", "rows", "columns", "title"}
@@ -65,7 +57,8 @@ def read_experiment(file: Path, changes: tuple[str, ...] = ()) -> Experiment:
     title, about = str(content.get("title", file.stem)), str(content.get("about", ""))
     claims = tuple(_claim(each, rows, columns, where) for each in _several(content, "claims", where))
     figures = tuple(_figure(each, rows, columns, where) for each in _several(content, "figures", where))
-    return Experiment(file.stem, title, about, seeds, quantity, rows, columns, cells, claims, figures)
+    also = _also(content.get("also", {}), rows, columns, where)
+    return Experiment(file.stem, title, about, seeds, quantity, rows, columns, cells, claims, figures, also)
 
 
 def _table(value: Any, name: str, where: str) -> dict[str, Any]:
@@ -102,6 +95,21 @@ def _published(
             raise BadInput(f"{where}: published {row!r} must be a number or [mean, deviation], got {cell!r}.")
         found[row, column] = Published(*(float(number) for number in numbers))
     return found
+
+
+def _also(value: Any, rows: tuple[Line, ...], columns: tuple[Line, ...], where: str) -> dict[str, dict[str, float]]:
+    """Read `[also.QUANTITY]` with `ROW = number`: more that was published, where there are no columns."""
+    tables = {name: _table(found, f"also.{name}", where) for name, found in _table(value, "also", where).items()}
+    if tables and columns[0].name:
+        raise BadInput(f"{where}: [also] is for tables without columns.")
+    for quantity, row, number in _entries(tables):
+        if quantity not in ALSO:
+            raise BadInput(f"{where}: [also.{quantity}] is unknown; valid are {', '.join(ALSO)}.")
+        if row not in {line.name for line in rows}:
+            raise BadInput(f"{where}: {row!r} in [also.{quantity}] is no row; rows are {_names(rows)}.")
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise BadInput(f"{where}: {row!r} in [also.{quantity}] must be a number, got {number!r}.")
+    return tables
 
 
 def _entries(by_column: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:

@@ -77,11 +77,16 @@ class Store:
 
     def find(self, settings: Settings) -> Finished | None:
         """Return a finished run, if it is here."""
-        file = self._file(settings)
-        return self._at(file) if file in self._known or file.is_file() else None
+        key = key_of(settings)
+        return self.at(key) if self.has(key) else None
 
-    def put(self, settings: Settings, run: Run) -> Finished:
-        """Keep a finished run."""
+    def has(self, key: str) -> bool:
+        """Tell whether the run of this key is here."""
+        file = self.folder / f"{key}.json"
+        return file in self._known or file.is_file()
+
+    def put(self, settings: Settings, run: Run, beside: int = 0) -> Finished:
+        """Keep a finished run, and how many others were played on its device at the same time."""
         curves = {"round": [record["round"] for record in run.rounds]}
         for name in CURVES:
             values = [record.get(name, record.get("trace", {}).get(name)) for record in run.rounds]
@@ -95,7 +100,7 @@ class Store:
             "curves": curves,
             "clients": _clients(run),
             "relations": _relations(run),
-            "ran_on": run.config["ran_on"],
+            "ran_on": {**run.config["ran_on"], "beside": beside},
         }
         return self._write(settings, content)
 
@@ -107,23 +112,25 @@ class Store:
         return self._write(settings, {"format": FORMAT, **empty, **known})
 
     def _write(self, settings: Settings, content: dict[str, Any]) -> Finished:
-        file = self._file(settings)
+        file = self.folder / f"{key_of(settings)}.json"
         with written_whole(file) as temporary:
             temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
         self._known[file] = _finished(content)
         return self._known[file]
 
-    def __iter__(self) -> Iterator[Finished]:
-        for file in sorted(self.folder.glob("*.json")):
-            yield self._at(file)
+    def keys(self) -> list[str]:
+        """Return the keys of all runs that are here."""
+        return sorted(file.stem for file in self.folder.glob("*.json"))
 
-    def _at(self, file: Path) -> Finished:
+    def __iter__(self) -> Iterator[Finished]:
+        return map(self.at, self.keys())
+
+    def at(self, key: str) -> Finished:
+        """Return the run of a key."""
+        file = self.folder / f"{key}.json"
         if file not in self._known:
             self._known[file] = _finished(read_object(file, NOT_OURS))
         return self._known[file]
-
-    def _file(self, settings: Settings) -> Path:
-        return self.folder / f"{key_of(settings)}.json"
 
 
 def _brief(value: Any, digits: int = 5) -> Any:

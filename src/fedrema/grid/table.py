@@ -7,20 +7,23 @@ import statistics
 from dataclasses import dataclass
 
 from fedrema.grid.experiment import Cell, Experiment, Published
-from fedrema.grid.runner import finished
 from fedrema.grid.store import Finished, Store
+from fedrema.grid.tasks import finished
 
 EXPLANATION = (
-    "Accuracy in percent, mean ± standard deviation over training seeds. best: the round is chosen by the samples that"
+    "Accuracy in percent, mean ± standard deviation over {seeds}. best: the round is chosen by the samples that"
     " score it, as papers count; honest: by the other half of them; final: mean of the last 5 scored rounds."
 )
+SEEDS = {"training": "training seeds", "both": "seeds that vary both the partition and training"}
 ABOUT_PUBLISHED = " Within noise: the difference is less than twice its standard error, where both have a deviation."
+ABOUT_ALSO = " In brackets: what was published."
+ABOUT_SHARED = " Seconds marked * were taken while other runs shared the device."
 MISSING = "–"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Mean and standard deviation over seeds, in percent."""
+    """Mean and standard deviation over seeds; accuracies in percent."""
 
     mean: float
     deviation: float
@@ -30,9 +33,20 @@ class Figure:
         return f"{self.mean:.1f} ± {self.deviation:.1f}" if self.count > 1 else f"{self.mean:.1f}"
 
 
+def values_of(runs: list[Finished], quantity: str) -> dict[int, float]:
+    """Return a quantity by seed, as far as runs have it: accuracies in percent, `seconds` over all parts."""
+    scale = 1 if quantity in ("critical_rounds", "seconds") else 100
+    found = {run.seed: run.summary.get(quantity) for run in runs}
+    return {
+        seed: scale * float(sum(value.values()) if isinstance(value, dict) else value)
+        for seed, value in found.items()
+        if value is not None
+    }
+
+
 def figure(runs: list[Finished], quantity: str) -> Figure | None:
     """Return a quantity over a cell's runs; None where no run has it."""
-    values = [100 * run.summary[quantity] for run in runs if run.summary.get(quantity) is not None]
+    values = list(values_of(runs, quantity).values())
     if not values:
         return None
     return Figure(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
@@ -53,33 +67,48 @@ class Sheet:
         self.experiment = experiment
         self.compares = any(cell.published for cell in experiment.cells)
         self.columned = any(cell.column.title for cell in experiment.cells)
-        self.lines = [self._line(cell, finished(cell, seeds, store)) for cell in experiment.cells]
+        self.runs = {(cell.row.name, cell.column.name): finished(cell, seeds, store) for cell in experiment.cells}
+        every = [run for runs in self.runs.values() for run in runs]
+        self.critical = any("critical_rounds" in run.summary for run in every)
+        self.shared = any(run.ran_on.get("beside") for run in every)
+        self.lines = [self._line(cell) for cell in experiment.cells]
 
     @property
     def headings(self) -> list[str]:
         """What the columns are called."""
         published = ["published", "difference", "within noise"] if self.compares else []
-        return ["method", *(["data"] if self.columned else []), "seeds", "best (peeks)", *published, "honest", "final"]
+        first = ["method", *(["data"] if self.columned else []), "seeds", "best (peeks)", *published, "honest", "final"]
+        return [*first, *(["critical rounds"] if self.critical else []), "seconds"]
 
     @property
     def explanation(self) -> str:
         """What the columns mean."""
         with_what = f" Published numbers are compared with {self.experiment.quantity.replace('_', ' ')}."
-        return EXPLANATION + (with_what + ABOUT_PUBLISHED if self.compares else "")
+        sentences = [EXPLANATION.format(seeds=SEEDS[self.experiment.cells[0].vary])]
+        sentences += [with_what + ABOUT_PUBLISHED] if self.compares else []
+        sentences += [ABOUT_ALSO] if self.experiment.also else []
+        return "".join([*sentences, ABOUT_SHARED if self.shared else ""])
 
-    def _line(self, cell: Cell, runs: list[Finished]) -> list[str]:
-        best, honest, final = (figure(runs, f"{name}_accuracy") for name in ("best", "honest", "final"))
+    def _line(self, cell: Cell) -> list[str]:
+        runs = self.runs[cell.row.name, cell.column.name]
         diverged = sum(bool(run.failed) for run in runs)
         count = f"{len(runs) - diverged}" + (f", {diverged} diverged" if diverged else "")
         return [
             cell.row.title,
             *([cell.column.title] if self.columned else []),
             count,
-            _text(best),
+            self._text(cell, runs, "best_accuracy"),
             *(self._beside(figure(runs, self.experiment.quantity), cell.published) if self.compares else []),
-            _text(honest),
-            _text(final),
+            self._text(cell, runs, "honest_accuracy"),
+            self._text(cell, runs, "final_accuracy"),
+            *([self._text(cell, runs, "critical_rounds")] if self.critical else []),
+            self._text(cell, runs, "seconds") + ("*" if any(run.ran_on.get("beside") for run in runs) else ""),
         ]
+
+    def _text(self, cell: Cell, runs: list[Finished], quantity: str) -> str:
+        found, published = figure(runs, quantity), self.experiment.also.get(quantity, {}).get(cell.row.name)
+        shown = MISSING if found is None else f"{found.mean:.0f}" if quantity == "seconds" else str(found)
+        return shown if published is None else f"{shown} ({published:g})"
 
     def _beside(self, ours: Figure | None, published: Published | None) -> list[str]:
         if published is None:
@@ -107,6 +136,34 @@ class Sheet:
         csv.writer(out, lineterminator="\n").writerows([self.headings, *self.lines])
         return out.getvalue()
 
+    def latex(self) -> str:
+        """Return rows × columns of the compared quantity for a paper (booktabs), published numbers in brackets."""
+        experiment = self.experiment
+        titles = [column.title or "Accuracy" for column in experiment.columns]
+        lines = [r"\begin{tabular}{l" + "c" * len(titles) + "}", r"\toprule"]
+        lines += [" & ".join(["Method", *map(_escaped, titles)]) + r" \\", r"\midrule"]
+        best = {column.name: self._highest(column.name) for column in experiment.columns}
+        for row in experiment.rows:
+            cells = [self._latex_cell(experiment.cell(row.name, name), highest) for name, highest in best.items()]
+            lines.append(" & ".join([_escaped(row.title), *cells]) + r" \\")
+        about = f"% {experiment.title}: {experiment.quantity.replace('_', ' ')}, mean ± standard deviation, percent"
+        about += "; in brackets: published" if self.compares else ""
+        return "\n".join([about, *lines, r"\bottomrule", r"\end{tabular}", ""])
 
-def _text(value: Figure | None) -> str:
-    return MISSING if value is None else str(value)
+    def _highest(self, column: str) -> float | None:
+        found = [figure(runs, self.experiment.quantity) for (_, name), runs in self.runs.items() if name == column]
+        means = [one.mean for one in found if one]
+        return max(means) if len(means) > 1 else None
+
+    def _latex_cell(self, cell: Cell, highest: float | None) -> str:
+        found = figure(self.runs[cell.row.name, cell.column.name], self.experiment.quantity)
+        ours = "--" if found is None else f"{found}".replace(" ± ", r"{\,\pm\,}")
+        if found is not None:
+            ours = rf"$\mathbf{{{ours}}}$" if found.mean == highest else f"${ours}$"
+        return ours if cell.published is None else f"{ours} ({cell.published.mean:.1f})"
+
+
+def _escaped(text: str) -> str:
+    for character in "&%_#":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("δ", r"$\delta$")

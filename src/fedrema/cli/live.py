@@ -1,0 +1,144 @@
+"""A table that fills up while an experiment is played; without a terminal, a line now and then."""
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from fedrema.grid.experiment import Cell, Experiment
+from fedrema.grid.forecast import Forecaster, duration
+from fedrema.grid.launch import Event
+from fedrema.grid.store import Store, key_of
+from fedrema.grid.table import figure
+from fedrema.grid.tasks import Task, finished
+from fedrema.report.compare import plain_table
+
+SECONDS_BETWEEN_LINES = 30.0
+SHOWN_RUNNING = 6
+
+
+class LiveTable:
+    """Shows what is finished, what is being played, and how long the rest will take; on the error stream."""
+
+    def __init__(
+        self,
+        experiments: Sequence[tuple[Experiment, int]],
+        tasks: Sequence[Task],
+        store: Store,
+        forecaster: Forecaster,
+        quiet: bool,
+    ) -> None:
+        self.experiments, self.store, self.forecaster = experiments, store, forecaster
+        self.waiting = list(tasks)
+        self.running: list[Task] = []
+        self.rounds: dict[tuple[int, int], Event] = {}
+        """The last round heard of, by task and seed."""
+        self.wanted, self.done = sum(len(task.seeds) for task in tasks), 0
+        self.written = time.monotonic()
+        console = Console(stderr=True)
+        self.lines = not quiet and not console.is_terminal
+        self.live = Live(
+            get_renderable=self.render, console=console, refresh_per_second=2, transient=True, auto_refresh=True
+        )
+        self.shown = not quiet and console.is_terminal
+
+    def __enter__(self) -> "LiveTable":
+        if self.shown:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.shown:
+            self.live.stop()
+
+    def report(self, event: Event) -> None:
+        """Take in what happens."""
+        task = event.task or self.running[0]  # in this process there is one at a time
+        if event.kind == "began":
+            self.running.append(task)
+        elif event.kind == "round":
+            self.rounds[id(task), event.seed] = event
+        elif event.is_last:
+            self.running.remove(task)
+            self.done += len(task.seeds)
+            self._say(f"{task.cell.title}: {self._result(task.cell)}; {self._footer()}")
+        if time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
+            self._say(f"{'; '.join(map(self._state, self.running))}; {self._footer()}")
+        if task in self.waiting and event.kind == "began":
+            self.waiting.remove(task)
+
+    def _say(self, line: str) -> None:
+        self.written = time.monotonic()
+        if self.lines:
+            print(line, file=sys.stderr, flush=True)
+
+    def render(self) -> RenderableType:
+        """Return the table that is being worked on, with what is played now and the time left below it."""
+        running = [Text(self._state(task), "cyan") for task in self.running[:SHOWN_RUNNING]]
+        return Group(*self._table(), *running, Text(self._footer(), "dim"))
+
+    def _table(self) -> list[RenderableType]:
+        keys = {key_of(settings) for task in self.running for settings in task.runs}
+        for experiment, seeds in self.experiments:
+            mine = {key_of(cell.settings(seed)) for cell in experiment.cells for seed in range(seeds)}
+            if not keys & mine:
+                continue
+            columned = any(column.title for column in experiment.columns)
+            table = plain_table(["", *(column.title if columned else "accuracy" for column in experiment.columns)])
+            for row in experiment.rows:
+                cells = (experiment.cell(row.name, column.name) for column in experiment.columns)
+                table.add_row(row.title, *(self._cell(cell, seeds, experiment.quantity, keys) for cell in cells))
+            return [Text(experiment.title, "bold"), table]
+        return []
+
+    def _cell(self, cell: Cell, seeds: int, quantity: str, running: set[str]) -> Text:
+        runs = finished(cell, seeds, self.store)
+        found = figure(runs, quantity)
+        if found is not None:
+            return Text(f"{found}" + (f" ({found.count})" if found.count < seeds else ""))
+        if any(run.failed for run in runs):
+            return Text("diverged", "red")
+        now = any(key_of(cell.settings(seed)) in running for seed in range(seeds))
+        return Text("…", "cyan") if now else Text("·", "dim")
+
+    def _state(self, task: Task) -> str:
+        events = [event for seed in task.seeds if (event := self.rounds.get((id(task), seed)))]
+        if not events:
+            return f"{task.cell.title}: starting"
+        rounds = task.cell.parsed.simulation.rounds
+        scored = [event.accuracy for event in events if event.accuracy is not None]
+        accuracy = f", accuracy {100 * sum(scored) / len(scored):.1f} %" if scored else ""
+        several = f" of {len(task.seeds)} seeds" if len(task.seeds) > 1 else ""
+        return f"{task.cell.title}: round {max(event.round for event in events)}/{rounds}{several}{accuracy}"
+
+    def _result(self, cell: Cell) -> str:
+        experiment, seeds = next(
+            ((experiment, seeds) for experiment, seeds in self.experiments if cell in experiment.cells),
+            self.experiments[0],
+        )
+        found = figure(finished(cell, seeds, self.store), experiment.quantity)
+        return "no result" if found is None else f"{found} ({experiment.quantity.replace('_', ' ')})"
+
+    def _footer(self) -> str:
+        return f"{self.done} of {self.wanted} runs finished{self._left()}"
+
+    def _left(self) -> str:
+        if not self.waiting and not self.running:
+            return ""
+        expected = self.forecaster.of(self.waiting).seconds
+        begun = [self._seconds_left(task) for task in self.running]
+        if expected is None or None in begun:
+            return ""
+        left = expected + sum(seconds for seconds in begun if seconds is not None) / self.forecaster.workers
+        return f", about {duration(left)} left"
+
+    def _seconds_left(self, task: Task) -> float | None:
+        expected = self.forecaster.seconds(task)
+        played = sum(self.rounds[id(task), seed].round for seed in task.seeds if (id(task), seed) in self.rounds)
+        return None if expected is None else expected * (1 - played / task.rounds)

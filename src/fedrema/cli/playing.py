@@ -1,0 +1,141 @@
+"""What `fedrema grid` and `fedrema reproduce` have in common: play what is missing, show it filling up, report."""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from fedrema.cli.live import LiveTable
+from fedrema.cli.spread import devices_named
+from fedrema.data import build_federation, keep_prepared
+from fedrema.errors import BadInput, at_least
+from fedrema.grid.experiment import Cell, Experiment
+from fedrema.grid.forecast import Forecaster
+from fedrema.grid.launch import Here, Launcher, Workers
+from fedrema.grid.store import Store
+from fedrema.grid.tasks import Task, divided, missing
+
+
+@dataclasses.dataclass(frozen=True)
+class Playing:
+    """How much is played, where, and what becomes of it."""
+
+    out: Path | None = None
+    """Folder of the results; default: results/NAME, after the file."""
+    seeds: int | None = None
+    """Training seeds 0, 1, …; default: as many as the file says."""
+    rounds: int | None = None
+    """Communication rounds in every cell, instead of what the file says."""
+    only: str | None = None
+    """Run only cells whose row or column has one of these names (a comma between them)."""
+    minutes: float | None = None
+    """Start only what should be finished after this many minutes; the same command goes on another time."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes all GPUs that there are."""
+    workers: int = 1
+    """Cells to play at the same time on each device; small ones leave a GPU idle in between."""
+    launcher: Literal["local", "ray"] = "local"
+    """local: this machine; ray: the Ray cluster that RAY_ADDRESS names, or a local one (pip install 'fedrema[ray]')."""
+    prepare: Path | None = None
+    """Only deal the data, into this folder: as --data-dir or FEDREMA_DATA it then serves machines without datasets."""
+    quiet: bool = False
+    """No progress, no table."""
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        for name, least in (("seeds", 1), ("rounds", 1), ("minutes", 0), ("workers", 1)):
+            if getattr(self, name) is not None:
+                at_least(least, self, name)
+
+    def changes(self) -> tuple[str, ...]:
+        """Return what overrides the settings of every cell."""
+        return ("--device", self.device, *(("--rounds", str(self.rounds)) if self.rounds else ()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """An experiment, and which of its cells are to be played now."""
+
+    experiment: Experiment
+    cells: tuple[Cell, ...]
+    seeds: int
+
+
+def chosen(experiments: Iterable[Experiment], names: str | None, seeds: int | None) -> list[Part]:
+    """Return all cells, or those of some rows and columns only; experiments without any of those are left out."""
+    experiments = list(experiments)
+    wanted = None if names is None else {name.strip() for name in names.split(",")}
+    known = {line.name for each in experiments for line in (*each.rows, *each.columns) if line.name}
+    if wanted and (unknown := sorted(wanted - known)):
+        raise BadInput(f"--only {unknown[0]!r} is neither a row nor a column; valid are {', '.join(sorted(known))}.")
+    parts = [Part(each, _cells(each, wanted), seeds or each.seeds) for each in experiments]
+    return [part for part in parts if part.cells]
+
+
+def _cells(experiment: Experiment, wanted: set[str] | None) -> tuple[Cell, ...]:
+    if wanted is None:
+        return experiment.cells
+    rows, columns = ({line.name for line in lines} & wanted for lines in (experiment.rows, experiment.columns))
+    return tuple(
+        cell
+        for cell in experiment.cells
+        if (rows or columns) and (not rows or cell.row.name in rows) and (not columns or cell.column.name in columns)
+    )
+
+
+def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: Store, work: Path) -> list[str]:
+    """Play what is missing, in the order given; returns what went wrong.
+
+    Raises
+    ------
+    Interrupted
+        When someone asked to stop; finished cells are kept, and the same call goes on.
+    """
+    known: set[str] = set()
+    tasks = [task for part in order for task in missing(part.cells, part.seeds, store, known)]
+    devices = devices_named(asked.device) or [""]
+    workers = asked.workers * len(devices)
+    forecaster = Forecaster(store, asked.device, workers)
+    if not asked.quiet:
+        print(forecaster.of(tasks), file=sys.stderr)
+    tasks = divided(tasks, workers)
+    launcher = _launcher(asked, store, work, devices)
+    begun = time.monotonic()
+
+    def fits(task: Task) -> bool:
+        if asked.minutes is None:
+            return True
+        left = 60 * asked.minutes - (time.monotonic() - begun)
+        # Others play at the same time, so that each takes longer than its share.
+        return left > 0 and (forecaster.seconds(task) or 0.0) <= left
+
+    failed: list[str] = []
+    with LiveTable([(part.experiment, part.seeds) for part in parts], tasks, store, forecaster, asked.quiet) as table:
+        for event in launcher.play(tasks, fits, table.report):
+            table.report(event)
+            failed += event.failed
+    return failed
+
+
+def _launcher(asked: Playing, store: Store, work: Path, devices: Sequence[str]) -> Launcher:
+    if asked.launcher == "ray":
+        from fedrema.grid.on_ray import OnRay
+
+        return OnRay(store, asked.workers, asked.device)
+    if asked.workers * len(devices) > 1:
+        return Workers(store, work, devices, asked.workers)
+    return Here(store, work)
+
+
+def prepare(parts: Sequence[Part], folder: Path) -> None:
+    """Deal the data of all cells, for machines that have no datasets."""
+    made = set()
+    for part in parts:
+        for cell in part.cells:
+            for seed in range(part.seeds if cell.vary == "both" else 1):
+                data = dataclasses.replace(cell.settings(seed).data, data_dir=None)
+                if data not in made and data.dataset != "digits" and data.federation is None:
+                    made.add(data)
+                    print(keep_prepared(build_federation(data), folder))

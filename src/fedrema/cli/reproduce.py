@@ -1,0 +1,116 @@
+"""fedrema reproduce: the paper's tables and figures, ours beside the published."""
+
+import dataclasses
+import sys
+import time
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from fedrema.cli.grid import STOPPED, complain, show
+from fedrema.cli.playing import Part, Playing, chosen, play, prepare
+from fedrema.errors import BadInput
+from fedrema.grid.experiment import Experiment
+from fedrema.grid.overview import write_overview
+from fedrema.grid.reading import read_experiment
+from fedrema.grid.report import write_report
+from fedrema.grid.sitting import write_sitting
+from fedrema.grid.store import Store
+from fedrema.runs.execute import Interrupted
+from fedrema.settings import parse_arguments
+
+ORDER = (
+    ("table1", "cifar10"),
+    *((name, None) for name in ("table3", "table4", "table5", "heatmaps", "table2", "curves")),
+    ("table1", "mnist,fmnist"),
+    *((name, None) for name in ("motivation", "partitions")),
+)
+"""What is most telling comes first."""
+NAMES = tuple(dict.fromkeys(name for name, _ in ORDER))
+SMOKE = (
+    *("--dataset", "digits", "--clients", "10", "--samples", "60", "--test-share", "0.5", "--net", "mlp"),
+    *("--hidden", "8", "--rounds", "6", "--epochs", "1", "--batch", "10", "--lr", "0.05", "--record-every", "1"),
+)
+SMOKE_SEEDS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Reproduce:
+    """Run the paper's experiments on the real data and lay the results beside the published ones."""
+
+    what: Annotated[tuple[str, ...], tyro.conf.Positional] = ("all",)
+    """table1, table2, table3, table4, table5, heatmaps, curves, motivation, partitions; or all of them."""
+    smoke: bool = False
+    """Try everything out on digits, in a minute; shows that it works, and nothing about the methods."""
+    playing: Playing = dataclasses.field(default_factory=Playing)
+
+
+def reproduce(arguments: list[str]) -> int:
+    """Play what is missing, write tables, figures and verdicts, print the tables asked for."""
+    asked: Reproduce = parse_arguments(Reproduce, arguments, "fedrema reproduce")
+    playing = asked.playing
+    if asked.smoke:
+        playing = dataclasses.replace(playing, seeds=playing.seeds or SMOKE_SEEDS)
+    experiments = [_experiment(name, asked.smoke, playing) for name in _names(asked.what)]
+    parts = chosen(experiments, playing.only, playing.seeds)
+    if playing.prepare is not None:
+        prepare(parts, playing.prepare)
+        return 0
+    out = playing.out or Path("results") / ("smoke" if asked.smoke else "paper")
+    store = Store(out / "cells")
+    store.check()
+    begun, started = time.monotonic(), datetime.now(UTC)
+    before = set(store.keys())
+    code = 0
+    try:
+        failed = play(parts, _ordered(parts), playing, store, out / "unfinished")
+    except Interrupted:
+        failed, code = [], 130
+        print(STOPPED, file=sys.stderr)
+    new = set(store.keys()) - before
+    if new:
+        write_sitting(out, ["fedrema", "reproduce", *arguments], started, time.monotonic() - begun, store, new)
+    # Other tables may share runs with those just played: what can be told of all of them is told anew.
+    every = [_experiment(name, asked.smoke, playing) for name in NAMES]
+    judged = {each.name: write_report(each, playing.seeds or each.seeds, store, out) for each in every}
+    write_overview(every, judged, playing.seeds, store, out)
+    if not playing.quiet and not code:
+        for part in parts:
+            show(part, store, out)
+        Console().print(f"All tables, figures and verdicts: {out / 'README.md'}", highlight=False, soft_wrap=True)
+    return complain(failed) or code
+
+
+def _names(what: tuple[str, ...]) -> list[str]:
+    for name in what:
+        if name not in (*NAMES, "all"):
+            raise BadInput(f"There is no experiment {name!r}; valid are {', '.join(NAMES)} and all.")
+    return list(NAMES) if "all" in what else list(dict.fromkeys(what))
+
+
+def _experiment(name: str, smoke: bool, playing: Playing) -> Experiment:
+    changes = (*(SMOKE if smoke else ()), *playing.changes())
+    with resources.as_file(resources.files("fedrema") / "experiments" / f"{name}.toml") as file:
+        experiment = read_experiment(file, changes)
+    if not smoke:
+        return experiment
+    # What was published is about other data: it must not stand beside these numbers.
+    cells = tuple(dataclasses.replace(cell, published=None) for cell in experiment.cells)
+    title, about = f"Smoke test on digits: {experiment.title}", "Six rounds, to see that everything works."
+    return dataclasses.replace(experiment, title=title, about=about, cells=cells, also={})
+
+
+def _ordered(parts: list[Part]) -> list[Part]:
+    """Return parts in the order in which they are played; a part may come in several pieces."""
+    by_name = {part.experiment.name: part for part in parts}
+    pieces = []
+    for name, columns in ORDER:
+        if (part := by_name.get(name)) is not None:
+            wanted = set(columns.split(",")) if columns else {column.name for column in part.experiment.columns}
+            cells = tuple(cell for cell in part.cells if cell.column.name in wanted)
+            pieces.append(dataclasses.replace(part, cells=cells))
+    return pieces

@@ -1,0 +1,36 @@
+"""A command that has played something, remembered: where, how long, how many runs. One small file each."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedrema.data.atomic import written_whole
+from fedrema.grid.store import Store
+from fedrema.runs.directory import read_object
+
+FOLDER = "sittings"
+
+
+def write_sitting(
+    out: Path, command: Sequence[str], started: datetime, seconds: float, store: Store, new: set[str]
+) -> None:
+    """Keep what a command has done."""
+    runs = [run for run in map(store.at, sorted(new)) if not run.failed]
+    content = {
+        "command": shlex.join(command),
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        "runs": len(new),
+        "devices": sorted({str(run.ran_on["device"]) for run in runs}),
+        "versions": sorted({json.dumps(run.ran_on["versions"]) for run in runs}),
+    }
+    with written_whole(out / FOLDER / f"{started.strftime('%Y%m%d-%H%M%S')}.json") as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_sittings(out: Path) -> list[dict[str, Any]]:
+    """Return what commands have done, in the order of their time."""
+    return [read_object(file, "is not a sitting") for file in sorted((out / FOLDER).glob("*.json"))]

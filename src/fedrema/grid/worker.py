@@ -1,0 +1,38 @@
+"""A process that plays tasks: orders come in, a JSON line each; what happens goes out, a JSON line each."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from fedrema.grid.launch import Event, outcome, telling
+from fedrema.grid.runner import Runner
+from fedrema.grid.store import Store
+from fedrema.grid.tasks import Task
+from fedrema.runs.execute import Interrupted
+
+
+def main(cells: str, work: str, beside: str) -> int:
+    """Play what comes in, until nothing more does."""
+    runner = Runner(Store(Path(cells)), Path(work), telling(tell), int(beside))
+    for line in sys.stdin:
+        try:
+            tell(outcome(runner, Task.ordered(json.loads(line))))
+        except Interrupted:
+            tell(Event("stopped"))
+            return 130
+    return 0
+
+
+def tell(event: Event) -> None:
+    """Send an event; if nobody is there any more, stop gently."""
+    try:
+        print(event.line(), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be told
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
