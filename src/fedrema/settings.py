@@ -41,6 +41,8 @@ class Output:
     """TOML file with any of these settings, by their names on the command line; arguments override it."""
     paper: str | None = None
     """Settings of one of the paper's experiments, such as table1-cifar10; `fedrema methods --paper` lists them."""
+    tuned: Path | None = None
+    """TOML file with settings by dataset and method, as a sweep writes it; --config and arguments override it."""
     quiet: bool = False
     """No progress bar, no table."""
 
@@ -90,17 +92,21 @@ def parse_settings(
 ) -> Settings:
     """Build settings from a method's name and arguments.
 
-    Lowest to highest: the dataset's defaults (not with own data), --paper, --config, the arguments themselves.
+    Lowest to highest: the dataset's defaults (not with own data), --paper, --tuned, --config, the arguments themselves.
     """
     arguments = list(arguments)
-    paper, config = given(arguments, "--paper"), given(arguments, "--config")
+    paper, config, tuned = (given(arguments, option) for option in ("--paper", "--config", "--tuned"))
     before: list[str] = []
     if paper is not None:
         if paper not in PRESETS:
             raise BadInput(f"--paper {paper!r} is unknown; valid are {', '.join(PRESETS)}.")
         before += PRESETS[paper].arguments(method)
-    if config is not None:
-        before += as_arguments(read_config(Path(config)))
+    from_config = [] if config is None else as_arguments(read_config(Path(config)))
+    if tuned is not None:
+        data = [*before, *from_config, *arguments]
+        dataset = given(data, "--federation") or given(data, "--dataset") or "digits"
+        before += as_arguments(read_tuned(Path(tuned), dataset, method))
+    before += from_config
     defaults: list[str] = []
     if not own_data and given([*before, *arguments], "--federation") is None:
         dataset = given([*before, *arguments], "--dataset") or "digits"
@@ -145,6 +151,16 @@ def parse_data(kind: type[Any], arguments: Sequence[str], prog: str) -> Any:
 def read_config(file: Path) -> dict[str, Any]:
     """Read a TOML file of settings; `method` may be among them."""
     return read_toml(file, "--config")
+
+
+def read_tuned(file: Path, dataset: str, method: str) -> dict[str, Any]:
+    """Read the settings of one method on one dataset from a file with [DATASET.METHOD] in it."""
+    content = read_toml(file, "--tuned")
+    found = content.get(dataset, {}).get(method) if isinstance(content.get(dataset, {}), dict) else None
+    if not isinstance(found, dict):
+        known = [f"{data}.{name}" for data, methods in content.items() if isinstance(methods, dict) for name in methods]
+        raise BadInput(f"--tuned {file} has nothing for {dataset}.{method}; it has {', '.join(known) or 'nothing'}.")
+    return found
 
 
 def read_toml(file: Path, what: str) -> dict[str, Any]:

@@ -4,20 +4,11 @@ import math
 
 import pytest
 
-from fedrema.grid.statistics import (
-    cliques,
-    compare,
-    compare_rows,
-    compare_with_reference,
-    corrected,
-    critical_difference,
-    holm,
-    rank,
-    scores,
-)
+from fedrema.grid.ranking import cliques, critical_difference, rank
+from fedrema.grid.statistics import compare, compare_rows, compare_with_reference, corrected, holm, scores
 from fedrema.grid.store import Finished
 
-# Ranks of C4.5, +m, +cf and +m+cf on 14 datasets: Demšar, JMLR 7 (2006), table 6.
+# Ranks of four variants of C4.5 on 14 datasets that give the averages of Demšar's example, JMLR 7 (2006), section 3.2.
 C45 = [
     (4, 3, 2, 1), (1, 2, 3, 4), (4, 1, 2, 3), (4, 1, 3, 2), (4, 2, 3, 1), (1, 2.5, 4, 2.5), (3, 2, 4, 1),
     (2.5, 2.5, 4, 1), (4, 3, 2, 1), (2.5, 2.5, 2.5, 2.5), (4, 2.5, 1, 2.5), (3, 2, 4, 1), (4, 1, 2, 3), (3, 1, 4, 2),

@@ -92,7 +92,9 @@ def command(group: Group) -> list[str]:
     first = group[0]
     folder = first.output.folder
     several = first.output.seeds > 1
-    output = dataclasses.replace(first.output, seeds=len(group) if several else 1, config=None, paper=None, quiet=False)
+    output = dataclasses.replace(
+        first.output, seeds=len(group) if several else 1, config=None, paper=None, tuned=None, quiet=False
+    )
     settings = dataclasses.replace(first, output=output).flat()
     settings["out"] = str(folder.parent if several and len(group) > 1 else folder)
     return [sys.executable, "-m", "fedrema", "run", method_name(first.method), *as_arguments(settings)]

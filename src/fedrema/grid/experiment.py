@@ -19,6 +19,10 @@ class Line:
     name: str
     title: str
     settings: Mapping[str, Any]
+    base: str = ""
+    """The row that it is a variant of, in a sweep."""
+    swept: Mapping[str, Any] = field(default_factory=dict)
+    """What it sets otherwise than other variants."""
 
 
 @dataclass(frozen=True)

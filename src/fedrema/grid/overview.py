@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrema.grid.claims import Judgement, claims_markdown
 from fedrema.grid.experiment import Experiment
 from fedrema.grid.forecast import duration
 from fedrema.grid.report import write_text
 from fedrema.grid.sitting import read_sittings
 from fedrema.grid.store import Store, key_of
-from fedrema.grid.verdicts import Judgement, claims_markdown
 
 
 def write_overview(

@@ -7,11 +7,12 @@ from typing import Any, get_args
 
 from fedrema.errors import BadInput
 from fedrema.grid.experiment import Cell, Claim, ClaimKind, Experiment, Line, Picture, PictureKind, Published, Vary
+from fedrema.grid.sweep import expanded
 from fedrema.settings import as_arguments, read_toml
 
 FIELDS = {
     *("title", "about", "seeds", "quantity", "vary", "settings", "rows", "columns"),
-    *("published", "also", "claims", "figures"),
+    *("published", "also", "claims", "figures", "sweep"),
 }
 ALSO = ("final_accuracy", "critical_rounds", "seconds")
 QUANTITIES = ("best_accuracy", "honest_accuracy", "final_accuracy", "worst_tenth")
@@ -39,6 +40,7 @@ def read_experiment(file: Path, changes: tuple[str, ...] = ()) -> Experiment:
     rows, columns = (_lines(content, part, where) for part in ("rows", "columns"))
     if not rows:
         raise BadInput(f"{where} has no rows: at least one [rows.NAME] must stand in it.")
+    rows = expanded(rows, _table(content.get("sweep", {}), "sweep", where), where)
     seeds, quantity = content.get("seeds", 1), content.get("quantity", "best_accuracy")
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
         raise BadInput(f"{where}: seeds must be a whole number of at least 1, got {seeds!r}.")

@@ -3,21 +3,38 @@
 from pathlib import Path
 
 from fedrema.data.atomic import written_whole
-from fedrema.grid.experiment import Experiment
 from fedrema.grid import pictures
+from fedrema.grid.claims import Judgement, claims_markdown, judge
+from fedrema.grid.comparisons import comparisons_markdown
+from fedrema.grid.experiment import Experiment
+from fedrema.grid.statistics import compare_with_reference, runs_of, scores
 from fedrema.grid.store import Store
+from fedrema.grid.sweep import choices, choices_markdown, tuned_file
 from fedrema.grid.table import Sheet
-from fedrema.grid.verdicts import Judgement, claims_markdown, judge
 
 
 def write_report(experiment: Experiment, seeds: int, store: Store, out: Path) -> list[Judgement]:
-    """Write NAME.md, NAME.csv, NAME.tex and the figures of an experiment; returns the verdicts on its claims."""
+    """Write NAME.md, NAME.csv, NAME.tex and the figures of an experiment, of a sweep also NAME-tuned.toml.
+
+    Returns
+    -------
+    list[Judgement]
+        The verdicts on its claims.
+    """
     sheet = Sheet(experiment, seeds, store)
     judgements = [judge(claim, experiment, seeds, store) for claim in experiment.claims]
     pictures = [file for file in _drawn(experiment, seeds, store, out) if file.suffix == ".png"]
     parts = [sheet.markdown()]
+    if chosen := choices(experiment, seeds, store):
+        parts += ["### Chosen", "", choices_markdown(chosen)]
+        write_text(out / f"{experiment.name}-tuned.toml", tuned_file(chosen, experiment.title))
     if judgements:
         parts += ["### Claims", "", claims_markdown(judgements)]
+    table = scores(runs_of(experiment.cells, seeds, store), experiment.quantity)
+    tested = [each for each in compare_with_reference(table, [line.name for line in experiment.columns]) if each.tested]
+    if tested:
+        quantity = experiment.quantity.replace("_", " ")
+        parts += [f"### Differences to the best in {quantity}", "", comparisons_markdown(tested, experiment)]
     parts += [f"![{file.stem.replace('-', ' ')}]({file.name})\n" for file in pictures]
     write_text(out / f"{experiment.name}.md", "\n".join(parts))
     write_text(out / f"{experiment.name}.csv", sheet.comma_separated())

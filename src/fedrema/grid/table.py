@@ -107,7 +107,7 @@ class Sheet:
 
     def _text(self, cell: Cell, runs: list[Finished], quantity: str) -> str:
         found, published = figure(runs, quantity), self.experiment.also.get(quantity, {}).get(cell.row.name)
-        shown = MISSING if found is None else f"{found.mean:.0f}" if quantity == "seconds" else str(found)
+        shown = MISSING if found is None else f"{found.mean:.3g}" if quantity == "seconds" else str(found)
         return shown if published is None else f"{shown} ({published:g})"
 
     def _beside(self, ours: Figure | None, published: Published | None) -> list[str]:

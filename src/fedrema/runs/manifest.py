@@ -26,7 +26,7 @@ FEDERATION_FILE = "federation.npz"
 
 # Where things lie, how long it goes on, and how fast it is computed are no part of what a run is.
 CIRCUMSTANCES = {
-    *("out", "overwrite", "checkpoint-every", "seeds", "config", "paper", "quiet"),
+    *("out", "overwrite", "checkpoint-every", "seeds", "config", "paper", "tuned", "quiet"),
     *("data-dir", "federation", "partition-file", "device", "backend", "rounds", "chunk", "memory", "scratch"),
 }
 
@@ -90,7 +90,7 @@ def saved_settings(directory: RunDirectory, arguments: tuple[str, ...], own_modu
                 f"{directory.path} was run with a network given in Python: use fedrema.resume(…, net=…) there."
             )
         saved["net"] = "auto"
-    saved |= {"out": str(directory.path), "config": None, "paper": None}
+    saved |= {"out": str(directory.path), "config": None, "paper": None, "tuned": None}
     if (directory.path / FEDERATION_FILE).is_file():
         saved["federation"] = str(directory.path / FEDERATION_FILE)
     return parse_settings(method, [*as_arguments(saved), *arguments], "fedrema resume")

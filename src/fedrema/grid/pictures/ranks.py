@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Literal
 
 from fedrema.grid.pictures.page import GREY, SMALL, entitle, new_figure
 from fedrema.grid.pictures.results import Results
-from fedrema.grid.statistics import Ranking, rank, scores
+from fedrema.grid.ranking import Ranking, rank
+from fedrema.grid.statistics import scores
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

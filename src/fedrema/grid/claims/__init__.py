@@ -1,0 +1,77 @@
+"""Whether what is said of an experiment's results holds, with the numbers that say so."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedrema.grid.claims.courses import collapse, falls, faster
+from fedrema.grid.claims.findings import Finding, Verdict, all_of
+from fedrema.grid.claims.orders import ordered
+from fedrema.grid.comparisons import markdown_table
+from fedrema.grid.experiment import Claim, ClaimKind, Experiment
+from fedrema.grid.statistics import Runs, runs_of
+from fedrema.grid.store import Store
+
+JUDGES: dict[ClaimKind, Callable[[Claim, Experiment, Runs], list[Finding]]] = {
+    "collapse": collapse,
+    "faster": faster,
+    "falls": falls,
+}
+"""What judges claims that are not about the order of rows."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim, whether it holds, and why."""
+
+    claim: Claim
+    verdict: Verdict
+    evidence: str
+    honest_verdict: Verdict | None = None
+    """The same by honest accuracy, for claims about accuracies that another quantity decides."""
+
+
+def judge(claim: Claim, experiment: Experiment, seeds: int, store: Store) -> Judgement:
+    """Judge a claim by the runs that are finished.
+
+    It holds if it does in every column; it does not hold if it fails in one. What chance explains is not decided, nor
+    what has not been run. Within a column all comparisons are corrected for their number; over columns nothing is, as
+    all of them must hold.
+    """
+    rows, columns = {*claim.rows, *claim.over}, set(claim.columns)
+    cells = [cell for cell in experiment.cells if cell.row.name in rows and cell.column.name in columns]
+    runs = runs_of(cells, seeds, store)
+    if claim.kind in JUDGES:
+        findings = JUDGES[claim.kind](claim, experiment, runs)
+        return Judgement(claim, _overall(claim, findings), _evidence(findings))
+    findings = ordered(claim, experiment, runs, experiment.quantity)
+    verdict, evidence = _overall(claim, findings), _evidence(findings)
+    if experiment.quantity == "honest_accuracy":
+        return Judgement(claim, verdict, evidence)
+    honest = ordered(claim, experiment, runs, "honest_accuracy")
+    honest_verdict = _overall(claim, honest)
+    in_some = sum(finding.verdict == "holds" for finding in honest)
+    some = f" (holds in {in_some} of {len(honest)} columns)" if 0 < in_some < len(honest) else ""
+    return Judgement(claim, verdict, f"{evidence} By honest accuracy: {honest_verdict}{some}.", honest_verdict)
+
+
+def claims_markdown(judgements: Sequence[Judgement]) -> str:
+    """Return a table of claims and verdicts."""
+    lines = [[each.claim.says, each.verdict, each.evidence] for each in judgements]
+    return markdown_table(["claim", "verdict", "evidence"], lines)
+
+
+def _overall(claim: Claim, findings: Sequence[Finding]) -> Verdict:
+    verdicts = [finding.verdict for finding in findings]
+    if claim.kind == "collapse" and "not decided" in verdicts:  # no test stands behind its columns: all are waited for
+        return "not decided"
+    return all_of(verdicts)
+
+
+def _evidence(findings: Sequence[Finding]) -> str:
+    agree = len({finding.verdict for finding in findings}) == 1
+    parts = []
+    for finding in findings:
+        before = [finding.where] if finding.where else []
+        before += [] if agree else [finding.verdict]
+        parts.append((f"{', '.join(before)}: " if before else "") + finding.text)
+    return "; ".join(parts) + "."
