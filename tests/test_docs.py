@@ -54,7 +54,7 @@ def test_what_needs_datasets_runs(page, tmp_path):
         run(language, text, tmp_path)
     for language, text in blocks(page, {"gpu"}):
         text = re.sub(r"^fedrema run .*$", rf"\g<0> {CUT_DOWN}", text, flags=re.M)
-        run(language, re.sub(r"^fedrema grid .*$", r"\g<0> --minutes 0", text, flags=re.M), tmp_path)
+        run(language, re.sub(r"^fedrema (grid|reproduce) .*$", r"\g<0> --minutes 0", text, flags=re.M), tmp_path)
     for language, text in blocks(page, {"slow"}):
         shutil.copytree(ROOT / "docs", tmp_path / "docs", dirs_exist_ok=True)
         run(language, re.sub(r"$", " --quick", text.strip(), flags=re.M), tmp_path)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -11,10 +12,12 @@ import pytest
 from fedrema.cli import main
 from fedrema.errors import BadInput
 from fedrema.grid.experiment import Published
+from fedrema.grid.forecast import Forecaster
 from fedrema.grid.reading import read_experiment
-from fedrema.grid.runner import Runner, finished, missing
+from fedrema.grid.runner import Runner
 from fedrema.grid.store import Finished, Store, key_of
 from fedrema.grid.table import Figure, Sheet, figure, within_noise
+from fedrema.grid.tasks import finished, missing
 from fedrema.runs.execute import Interrupted, execute
 
 FILE = """
@@ -52,6 +55,12 @@ def file(tmp_path):
 
 def nobody(settings):
     return lambda played: None
+
+
+def play(cells, seeds, store, work, watching=nobody):
+    """Play what is missing; returns what went wrong, task by task."""
+    runner = Runner(store, work, watching)
+    return [runner.play(task) for task in missing(cells, seeds, store)]
 
 
 def test_cells_are_rows_times_columns(file):
@@ -99,7 +108,7 @@ def test_without_columns_there_is_a_cell_per_row(tmp_path):
     [
         ("rows = 3", r"\[rows\] must hold settings, got 3"),
         ("", "has no rows"),
-        ("[rows.fedavg]\n[more]\n", "unknown field 'more'; valid are about, claims"),
+        ("[rows.fedavg]\n[more]\n", "unknown field 'more'; valid are about, also, claims"),
         ("seeds = 0\n[rows.fedavg]", "seeds must be a whole number of at least 1, got 0"),
         ("seeds = true\n[rows.fedavg]", "seeds must be a whole number of at least 1, got True"),
         ("quantity = 'luck'\n[rows.fedavg]", "quantity 'luck' is unknown"),
@@ -129,7 +138,7 @@ def test_bad_files_are_refused_in_one_sentence(text, sentence, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--seeds", "0"], "--seeds must be 1 or more, got 0"),
+        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["--minutes", "-1"], "--minutes must be 0 or more, got -1.0"),
         (["--only", "nobody"], "--only 'nobody' is neither a row nor a column; valid are fedavg, large, mine, small"),
         (["--device", "tpu"], "tpu"),
@@ -150,15 +159,21 @@ def test_a_grid_is_run_kept_and_shown(file, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["grid", str(file), "--out", str(out)]) == 0
     printed = capsys.readouterr()
-    assert "8 runs in 4 cells to play; how long that takes is known after the first." in printed.err
+    assert re.match(
+        r"8 runs to play: about \d+ seconds \(a guess, until the first have ended\), up to 0\.0 GB for one cell\.\n",
+        printed.err,
+    )
     assert "Two by two" in printed.out
     assert len(list((out / "cells").glob("*.json"))) == 8
-    assert list((out / "unfinished").iterdir()) == []
+    assert not (out / "unfinished").exists()
     text = (out / "two.md").read_text()
     assert "| FedReMa, patient | large steps | 2 |" in text
     assert "60.0" in text
     csv = (out / "two.csv").read_text().splitlines()
-    assert csv[0] == "method,data,seeds,best (peeks),published,difference,within noise,honest,final"
+    assert (
+        csv[0]
+        == "method,data,seeds,best (peeks),published,difference,within noise,honest,final,critical rounds,seconds"
+    )
     assert len(csv) == 5
     # The same again: nothing is left to do, and nothing changes.
     before = {path.name: path.read_text() for path in (out / "cells").iterdir()}
@@ -167,7 +182,8 @@ def test_a_grid_is_run_kept_and_shown(file, tmp_path, capsys):
     assert before == {path.name: path.read_text() for path in (out / "cells").iterdir()}
     # One more seed of one row: only those are run, and the time is known now.
     assert main(["grid", str(file), "--out", str(out), "--seeds", "3", "--only", "fedavg"]) == 0
-    assert "2 runs in 2 cells to play: about" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert re.match(r"2 runs to play: about \d+ seconds, up to 0\.0 GB for one cell\.\n", told)
     assert len(list((out / "cells").glob("*.json"))) == 10
     assert "| fedavg | large steps | 3 |" in (out / "two.md").read_text()
     assert "| FedReMa, patient | large steps | 2 |" in (out / "two.md").read_text()
@@ -176,7 +192,7 @@ def test_a_grid_is_run_kept_and_shown(file, tmp_path, capsys):
 def test_a_cell_is_what_fedrema_run_gives(file, tmp_path):
     cell = read_experiment(file).cell("mine", "large")
     store = Store(tmp_path / "cells")
-    list(Runner(store, tmp_path / "work", nobody).play(missing([cell], 2, store)))
+    assert play([cell], 2, store, tmp_path / "work") == [[]]
     kept = finished(cell, 2, store)
     assert [one.seed for one in kept] == [0, 1]
     settings = cell.settings(1)
@@ -202,18 +218,17 @@ def test_what_stands_in_two_tables_is_run_once(file, tmp_path):
 def test_a_stopped_grid_goes_on_from_its_checkpoint(file, tmp_path, capsys):
     cell = read_experiment(file).cell("mine", "small")
     whole = Store(tmp_path / "whole")
-    list(Runner(whole, tmp_path / "work", nobody).play(missing([cell], 1, whole)))
+    play([cell], 1, whole, tmp_path / "work")
 
     def stopping(settings):
         return lambda played: os.kill(os.getpid(), signal.SIGINT) if played.record["round"] == 2 else None
 
     store = Store(tmp_path / "cells")
     with pytest.raises(Interrupted):
-        list(Runner(store, tmp_path / "unfinished", stopping).play(missing([cell], 1, store)))
+        play([cell], 1, store, tmp_path / "unfinished", stopping)
     assert finished(cell, 1, store) == []
     seen = []
-    runner = Runner(store, tmp_path / "unfinished", lambda _: lambda played: seen.append(played.record["round"]))
-    list(runner.play(missing([cell], 1, store)))
+    play([cell], 1, store, tmp_path / "unfinished", lambda _: lambda played: seen.append(played.record["round"]))
     assert seen == [3]
     assert finished(cell, 1, store)[0].curves == finished(cell, 1, whole)[0].curves
 
@@ -224,8 +239,7 @@ def test_a_run_that_ended_before_it_was_kept_is_not_run_again(file, tmp_path):
     folder = tmp_path / "unfinished" / key_of(settings)
     execute(dataclasses.replace(settings, output=dataclasses.replace(settings.output, out=folder)))
     store = Store(tmp_path / "cells")
-    runner = Runner(store, tmp_path / "unfinished", lambda _: pytest.fail("it has been run"))
-    assert [wrong for _, wrong in runner.play(missing([cell], 1, store))] == [[]]
+    assert play([cell], 1, store, tmp_path / "unfinished", lambda _: pytest.fail("it has been run")) == [[]]
     assert len(finished(cell, 1, store)) == 1
     assert not folder.exists()
 
@@ -244,24 +258,28 @@ def test_what_diverges_is_remembered_and_the_rest_goes_on(tmp_path, capsys):
     assert "Everything is there already." in capsys.readouterr().err
 
 
-def test_only_what_fits_into_the_time_is_started(file, tmp_path):
-    cells = read_experiment(file).cells
-    store = Store(tmp_path / "cells")
-    runner = Runner(store, tmp_path / "work", nobody)
-    tasks = missing(cells, 1, store)
-    assert list(runner.play(tasks, minutes=0)) == []
-    assert runner.seconds(tasks[0]) is None
-    assert len(list(runner.play(tasks, minutes=10))) == 4
-    later = missing(read_experiment(file, ("--rounds", "1000000")).cells, 1, store)
-    assert runner.seconds(later[0]) > 600
-    assert list(runner.play(later, minutes=10)) == []
+def test_only_what_fits_into_the_time_is_started(file, tmp_path, capsys):
+    command = ["grid", str(file), "--out", str(tmp_path / "out"), "--seeds", "1"]
+    assert main([*command, "--minutes", "0"]) == 0
+    cells = tmp_path / "out" / "cells"
+    assert list(cells.glob("*")) == []
+    assert main([*command, "--minutes", "10"]) == 0
+    assert len(list(cells.glob("*.json"))) == 4
+    store = Store(cells)
+    (later, *_) = missing(read_experiment(file, ("--rounds", "1000000")).cells, 1, store)
+    assert Forecaster(store, "cpu").seconds(later) > 600
+    capsys.readouterr()
+    assert main([*command, "--minutes", "10", "--rounds", "1000000"]) == 0
+    assert "4 runs to play: about" in capsys.readouterr().err
+    assert len(list(cells.glob("*.json"))) == 4
+    assert not (tmp_path / "out" / "unfinished").exists()
 
 
 def test_folders_of_two_machines_can_be_merged(file, tmp_path):
     cells = read_experiment(file).cells
     for number, folder in enumerate(("one", "two")):
         store = Store(tmp_path / folder)
-        list(Runner(store, tmp_path / "work", nobody).play(missing(cells[2 * number : 2 * number + 2], 1, store)))
+        play(cells[2 * number : 2 * number + 2], 1, store, tmp_path / "work")
     for path in (tmp_path / "two").iterdir():
         shutil.copy(path, tmp_path / "one")
     assert missing(cells, 1, Store(tmp_path / "one")) == []
@@ -308,9 +326,9 @@ def test_noise_is_twice_the_standard_error():
 
 def test_a_table_shows_what_is_missing(file, tmp_path):
     sheet = Sheet(read_experiment(file), 2, Store(tmp_path / "none"))
-    assert sheet.lines[1] == ["fedavg", "large steps", "0", "–", "50.0 ± 2.0", "–", "–", "–", "–"]
+    assert sheet.lines[1] == ["fedavg", "large steps", "0", "–", "50.0 ± 2.0", "–", "–", "–", "–", "–"]
     assert sheet.lines[0][4:7] == ["–", "–", "–"]
-    assert sheet.markdown().splitlines()[3] == "|---|---|---:|---:|---:|---:|---:|---:|---:|"
+    assert sheet.markdown().splitlines()[3] == "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     assert json.dumps(sheet.headings)
 
 

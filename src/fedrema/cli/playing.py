@@ -1,5 +1,6 @@
 """What `fedrema grid` and `fedrema reproduce` have in common: play what is missing, show it filling up, report."""
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -116,6 +117,8 @@ def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: St
         for event in launcher.play(tasks, fits, table.report):
             table.report(event)
             failed += event.failed
+    with contextlib.suppress(OSError):  # something is still there, to be taken up, or nothing ever was
+        work.rmdir()
     return failed
 
 

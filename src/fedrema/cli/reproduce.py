@@ -20,6 +20,7 @@ from fedrema.grid.reading import read_experiment
 from fedrema.grid.report import write_report
 from fedrema.grid.sitting import write_sitting
 from fedrema.grid.store import Store
+from fedrema.grid.tasks import finished
 from fedrema.runs.execute import Interrupted
 from fedrema.settings import parse_arguments
 
@@ -74,10 +75,12 @@ def reproduce(arguments: list[str]) -> int:
     new = set(store.keys()) - before
     if new:
         write_sitting(out, ["fedrema", "reproduce", *arguments], started, time.monotonic() - begun, store, new)
-    # Other tables may share runs with those just played: what can be told of all of them is told anew.
+    # Other tables may share runs with those just played: what can be told of them is told anew.
+    asked_for = {part.experiment.name for part in parts}
     every = [_experiment(name, asked.smoke, playing) for name in NAMES]
-    judged = {each.name: write_report(each, playing.seeds or each.seeds, store, out) for each in every}
-    write_overview(every, judged, playing.seeds, store, out)
+    told = [each for each in every if each.name in asked_for or _begun(each, playing.seeds or each.seeds, store)]
+    judged = {each.name: write_report(each, playing.seeds or each.seeds, store, out) for each in told}
+    write_overview(told, judged, playing.seeds, store, out)
     if not playing.quiet and not code:
         for part in parts:
             show(part, store, out)
@@ -102,6 +105,10 @@ def _experiment(name: str, smoke: bool, playing: Playing) -> Experiment:
     cells = tuple(dataclasses.replace(cell, published=None) for cell in experiment.cells)
     title, about = f"Smoke test on digits: {experiment.title}", "Six rounds, to see that everything works."
     return dataclasses.replace(experiment, title=title, about=about, cells=cells, also={})
+
+
+def _begun(experiment: Experiment, seeds: int, store: Store) -> bool:
+    return any(finished(cell, seeds, store) for cell in experiment.cells)
 
 
 def _ordered(parts: list[Part]) -> list[Part]:

@@ -39,7 +39,7 @@ class Forecast:
     def __str__(self) -> str:
         if not self.runs:
             return "Everything is there already."
-        memory = "" if self.gigabytes is None else f", up to {self.gigabytes:.1f} GB for one cell"
+        memory = "" if self.gigabytes is None else f", up to {max(self.gigabytes, 0.1):.1f} GB for one cell"
         if self.seconds is None:
             return f"{self.runs} runs to play{memory}; how long that takes is known after the first."
         doubt = " (a guess, until the first have ended)" if self.guessed else ""
@@ -49,7 +49,7 @@ class Forecast:
 def duration(seconds: float) -> str:
     """Return a time as people say it."""
     if seconds < 90:
-        return f"{seconds:.0f} seconds"
+        return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
@@ -87,7 +87,7 @@ class Forecaster:
         chosen = same or alike or known
         if not chosen:
             return None
-        rounds = [sum(one.summary["seconds"].values()) / max(one.summary["rounds"], 1) for one in chosen]
+        rounds = [one.seconds / max(one.summary["rounds"], 1) for one in chosen]
         return float(sum(rounds) / len(rounds) * task.rounds)
 
     def _counts(self, one: Finished) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,12 @@ from fedrema.settings import Settings
 
 FORMAT = 2
 NOT_OURS = "is not a finished run of fedrema"
-CURVES = ("accuracy", "worst_tenth", "loss", "mean_gap", "gap_ratio", "set_sizes")
+CURVES = ("accuracy", "mean_gap", "gap_ratio", "set_sizes", "seconds")
 """What is kept of every round."""
 SHOWN = (0.0, 0.1, 0.2, 0.3, 1.0)
 """How far a run has come when its similarities are kept: of 500 rounds the 1st, 50th, 100th, 150th and last."""
+STARTING = 3
+"""Rounds at the start of a run that may take longer than others."""
 PARTS = ("method", "settings", "summary", "curves", "clients", "relations", "ran_on")
 
 
@@ -56,6 +59,15 @@ class Finished:
     def seed(self) -> int:
         """The training seed."""
         return int(self.settings["seed"])
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, as if every round had been like the later ones: the first compile and record programs."""
+        rounds = self.curves.get("seconds", [])
+        settled = rounds[STARTING:]
+        if not settled:
+            return float(sum(self.summary.get("seconds", {}).values()))
+        return float(sum(settled) + (len(rounds) - len(settled)) * statistics.median(settled))
 
 
 class Store:
@@ -134,7 +146,9 @@ class Store:
 
 
 def _brief(value: Any, digits: int = 5) -> Any:
-    """Return a number with few digits; of a list its mean: curves are for looking at."""
+    """Return a number with few digits; of a list its mean, of parts their sum: curves are for looking at."""
+    if isinstance(value, dict):
+        value = sum(value.values())
     if isinstance(value, list):
         value = sum(value) / len(value) if value else None
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value

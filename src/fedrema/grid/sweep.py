@@ -77,7 +77,8 @@ def choices(experiment: Experiment, seeds: int, store: Store) -> list[Choice]:
         if complete:
             best = rows[max(complete, key=lambda name: complete[name])]
             method = str(best.settings.get("method", base))
-            found.append(Choice(dataset, method, best.title, best.swept, complete[best.name], len(complete)))
+            settings = {name: value for name, value in best.settings.items() if name != "method"}
+            found.append(Choice(dataset, method, best.title, settings, complete[best.name], len(complete)))
     return found
 
 
@@ -90,11 +91,14 @@ def choices_markdown(found: Sequence[Choice]) -> str:
 
 
 def tuned_file(found: Sequence[Choice], title: str) -> str:
-    """Return what was chosen as TOML that --tuned reads: [dataset.method] with settings."""
+    """Return what was chosen as TOML that --tuned reads: [dataset.method] with settings, of several rows the best."""
+    best: dict[tuple[str, str], Choice] = {}
+    for each in sorted(found, key=lambda each: each.honest):
+        best[each.dataset, each.method] = each
     lines = [
         f"# Chosen by {json.dumps(title, ensure_ascii=False)}; for fedrema run METHOD --dataset DATASET --tuned FILE"
     ]
-    for each in found:
+    for each in best.values():
         lines += ["", f"[{json.dumps(each.dataset)}.{json.dumps(each.method)}]"]
         lines += [f"{name} = {json.dumps(value)}" for name, value in each.settings.items()]
     return "\n".join([*lines, ""])

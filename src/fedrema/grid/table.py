@@ -17,6 +17,7 @@ EXPLANATION = (
 SEEDS = {"training": "training seeds", "both": "seeds that vary both the partition and training"}
 ABOUT_PUBLISHED = " Within noise: the difference is less than twice its standard error, where both have a deviation."
 ABOUT_ALSO = " In brackets: what was published."
+ABOUT_SECONDS = " Seconds: of all rounds, those that compile programs counted as the others."
 ABOUT_SHARED = " Seconds marked * were taken while other runs shared the device."
 MISSING = "–"
 
@@ -34,14 +35,12 @@ class Figure:
 
 
 def values_of(runs: list[Finished], quantity: str) -> dict[int, float]:
-    """Return a quantity by seed, as far as runs have it: accuracies in percent, `seconds` over all parts."""
-    scale = 1 if quantity in ("critical_rounds", "seconds") else 100
+    """Return a quantity by seed, as far as runs have it: accuracies in percent."""
+    if quantity == "seconds":
+        return {run.seed: run.seconds for run in runs if not run.failed}
+    scale = 1 if quantity == "critical_rounds" else 100
     found = {run.seed: run.summary.get(quantity) for run in runs}
-    return {
-        seed: scale * float(sum(value.values()) if isinstance(value, dict) else value)
-        for seed, value in found.items()
-        if value is not None
-    }
+    return {seed: scale * float(value) for seed, value in found.items() if value is not None}
 
 
 def figure(runs: list[Finished], quantity: str) -> Figure | None:
@@ -87,7 +86,7 @@ class Sheet:
         sentences = [EXPLANATION.format(seeds=SEEDS[self.experiment.cells[0].vary])]
         sentences += [with_what + ABOUT_PUBLISHED] if self.compares else []
         sentences += [ABOUT_ALSO] if self.experiment.also else []
-        return "".join([*sentences, ABOUT_SHARED if self.shared else ""])
+        return "".join(sentences)
 
     def _line(self, cell: Cell) -> list[str]:
         runs = self.runs[cell.row.name, cell.column.name]
@@ -128,7 +127,8 @@ class Sheet:
         lines = [f"## {experiment.title}", "", *([experiment.about, ""] if experiment.about else [])]
         lines += ["| " + " | ".join(line) + " |" for line in (self.headings, *self.lines)]
         lines.insert(-len(self.lines), rule)
-        return "\n".join([*lines, "", self.explanation, ""])
+        notes = self.explanation + ABOUT_SECONDS + (ABOUT_SHARED if self.shared else "")
+        return "\n".join([*lines, "", notes, ""])
 
     def comma_separated(self) -> str:
         """Return the table as CSV."""

@@ -34,7 +34,7 @@ def faster(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]:
 def _faster_in(column: str, claim: Claim, experiment: Experiment, runs: Runs) -> Finding:
     where = experiment.title_of(column)
     names = (*claim.rows[:1], *claim.over[:1])
-    timed = {name: [run for run in runs[name, column] if _seconds(run)] for name in names}
+    timed = {name: [run for run in runs[name, column] if run.seconds] for name in names}
     counts = {name: len(several) for name, several in timed.items()}
     if lack := lacking(counts, column, experiment, runs, needed=1) or ("" if len(timed) == 2 else NOBODY):
         return Finding("not decided", where, lack)
@@ -48,17 +48,13 @@ def _faster_in(column: str, claim: Claim, experiment: Experiment, runs: Runs) ->
     alone = [[run for run in several if not run.ran_on.get("beside")] for several in (mine, theirs)]
     crowded = sum(map(len, alone)) < len(mine) + len(theirs)
     mine, theirs = alone if all(alone) else (mine, theirs)
-    seconds, of_other = mean(map(_seconds, mine)), mean(map(_seconds, theirs))
+    seconds, of_other = (mean(run.seconds for run in several) for several in (mine, theirs))
     row, other = map(experiment.title_of, names)
     ratio = f"a ratio of {seconds / of_other:.2f} where at most {claim.share:g} is claimed"
     among = "; runs that shared it left out" if all(alone) else "; other runs shared it, so that seconds say less"
     ran = f"{device}, {len(mine)} and {len(theirs)} runs{among if crowded else ''}"
     verdict: Verdict = "holds" if seconds <= claim.share * of_other else "does not hold"
     return Finding(verdict, where, f"{row} {seconds:.1f} s, {other} {of_other:.1f} s, {ratio} ({ran})")
-
-
-def _seconds(run: Finished) -> float:
-    return float(sum(run.summary.get("seconds", {}).values()))
 
 
 def _on(device: str, runs: Sequence[Finished]) -> list[Finished]:

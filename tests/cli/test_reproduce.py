@@ -1,0 +1,112 @@
+"""fedrema reproduce: the whole paper, on digits."""
+
+import re
+import shutil
+
+import pytest
+
+from fedrema.cli import main
+from fedrema.cli.playing import chosen
+from fedrema.cli.reproduce import NAMES, Playing, _experiment, _ordered
+from fedrema.grid.store import Store
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """Everything, once."""
+    out = tmp_path_factory.mktemp("smoke") / "out"
+    assert main(["reproduce", "--smoke", "--device", "cpu", "--quiet", "--out", str(out)]) == 0
+    return out
+
+
+def test_everything_is_written(smoke):
+    found = {path.name for path in smoke.iterdir()}
+    assert {f"{name}.{ending}" for name in NAMES for ending in ("md", "csv", "tex")} <= found
+    figures = {
+        *("table1-ranks", "table1-clients", "table2-ranks", "table3-gap", "curves-curves", "motivation-samples"),
+        *("heatmaps-similarity", "heatmaps-matching", "heatmaps-gap", "heatmaps-dependencies"),
+    }
+    assert {path.stem for path in smoke.glob("*.png")} == {path.stem for path in smoke.glob("*.pdf")} == figures
+    assert {"README.md", "cells", "sittings"} <= found
+    assert "unfinished" not in found
+
+
+def test_each_run_is_played_once_however_many_tables_show_it(smoke):
+    # With one kind of data: 11 methods, MOON with another µ, 4 more δ, +F, +A&F; 9 methods at each of 3 more s; with
+    # two seeds each. And 9 methods with the second seed on another partition.
+    assert len(Store(smoke / "cells").keys()) == 2 * (11 + 1 + 4 + 2 + 3 * 9) + 9
+
+
+def test_published_numbers_do_not_stand_beside_other_data(smoke):
+    for name in NAMES:
+        page = (smoke / f"{name}.md").read_text()
+        assert page.startswith("## Smoke test on digits: ")
+        assert "published" not in page
+
+
+def test_every_claim_gets_a_verdict(smoke):
+    claims = sum(len(_experiment(name, True, Playing()).claims) for name in NAMES)
+    page = (smoke / "README.md").read_text()
+    assert claims >= 15
+    assert len(re.findall(r"\| (holds|does not hold|not decided) \|", page)) == claims
+
+
+def test_the_same_again_plays_nothing(smoke, tmp_path, capsys):
+    out = tmp_path / "again"
+    shutil.copytree(smoke, out)
+    before = sorted(path.name for path in (out / "sittings").iterdir())
+    assert main(["reproduce", "table5", "--smoke", "--device", "cpu", "--out", str(out)]) == 0
+    printed = capsys.readouterr()
+    assert "Everything is there already." in printed.err
+    assert "Smoke test on digits: Table 5" in printed.out
+    assert "Table 4" not in printed.out
+    assert sorted(path.name for path in (out / "sittings").iterdir()) == before
+
+
+def test_only_what_was_begun_is_written(tmp_path):
+    out = tmp_path / "out"
+    arguments = ["table5", "--smoke", "--seeds", "1", "--only", "none", "--device", "cpu", "--quiet", "--out", str(out)]
+    assert main(["reproduce", *arguments]) == 0
+    # FedAvg is a row of these as well; nothing is known of the others.
+    assert {path.stem for path in out.glob("*.csv")} >= {"table5", "table1", "table2", "heatmaps", "curves"}
+    assert not {path.stem for path in out.glob("*.csv")} & {"table3", "table4"}
+    assert "| neither (FedAvg) | 1 |" in (out / "table5.md").read_text()
+
+
+def test_what_is_most_telling_is_played_first():
+    playing = Playing()
+    parts = chosen([_experiment(name, False, playing) for name in NAMES], None, None)
+    pieces = [(part.experiment.name, {cell.column.name for cell in part.cells}) for part in _ordered(parts)]
+    assert pieces[0] == ("table1", {"cifar10"})
+    order = [name for name, _ in pieces]
+    assert order == [
+        *("table1", "table3", "table4", "table5", "heatmaps", "table2", "curves", "table1", "motivation", "partitions")
+    ]
+    assert pieces[7] == ("table1", {"mnist", "fmnist"})
+
+
+def test_only_some_rows_and_columns():
+    experiments = [_experiment(name, False, Playing()) for name in ("table1", "table3")]
+    (part,) = chosen(experiments, "fedavg,moon,mnist", 2)
+    assert [(cell.row.name, cell.column.name) for cell in part.cells] == [("fedavg", "mnist"), ("moon", "mnist")]
+    assert part.seeds == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["table6"], "There is no experiment 'table6'; valid are table1, table3,"),
+        (["table1", "--only", "nobody"], "--only 'nobody' is neither a row nor a column; valid are cifar10,"),
+        (["--minutes", "-1"], "--minutes must be 0 or more"),
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--launcher", "slurm"], "slurm"),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(arguments, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *arguments]) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
