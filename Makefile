@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types tests test-datasets test-gpu test-scale figures clean
+.PHONY: demo test lint types tests test-datasets test-gpu test-scale figures results clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedrema run
@@ -36,6 +36,10 @@ test-scale: $(VENV)/.developing
 # Every picture and table in README and docs.
 figures: $(VENV)/.installed
 	$(BIN)/python docs/make_figures.py
+
+# The tables and figures of results/paper and docs/reproduction.md, from the finished runs; trains nothing.
+results: $(VENV)/.installed
+	$(BIN)/python docs/make_reproduction.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

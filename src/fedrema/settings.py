@@ -24,6 +24,9 @@ from fedrema.nets import Network
 from fedrema.presets import PRESETS, data_defaults, training_defaults
 from fedrema.simulate import Simulation
 
+CONFIG = (tyro.conf.OmitArgPrefixes,)
+"""How the parser reads our dataclasses."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Output:
@@ -190,6 +193,15 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _parse(method: type[Method], before: list[str], arguments: list[str], prog: str) -> Settings:
+    description = f"Train clients with {method.title}: {method.paper}."
+    kind = _kind(method)  # type: ignore[arg-type]  # mypy: a class would have no hash
+    parsed = parse_arguments(kind, arguments, prog, description, before)
+    return Settings(parsed.method, parsed.data, parsed.network, parsed.local, parsed.simulation, parsed.output)
+
+
+@functools.cache
+def _kind(method: type[Method]) -> type[Any]:
+    """Return a dataclass of all that can be set for a method."""
     common = {
         "data": DataSettings, "network": Network, "local": LocalTraining, "simulation": Simulation, "output": Output
     }  # fmt: skip
@@ -199,9 +211,7 @@ def _parse(method: type[Method], before: list[str], arguments: list[str], prog: 
             raise BadInput(
                 f"Method {method.name!r} has a setting {field.name!r}, but every run has one of that name: rename it."
             )
-    made = dataclasses.make_dataclass("Run", [("method", method), *common.items()], frozen=True)
-    parsed = parse_arguments(made, arguments, prog, f"Train clients with {method.title}: {method.paper}.", before)
-    return Settings(parsed.method, parsed.data, parsed.network, parsed.local, parsed.simulation, parsed.output)
+    return dataclasses.make_dataclass("Run", [("method", method), *common.items()], frozen=True)
 
 
 def parse_arguments(
@@ -216,16 +226,20 @@ def parse_arguments(
     Arguments that stand `before` are what the help then shows as defaults.
     """
     complaint = io.StringIO()
-    call = functools.partial(tyro.cli, kind, prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,))
     try:
         with contextlib.redirect_stderr(complaint):
-            if before:
-                call = functools.partial(call, default=call(args=list(before)))
-            return call(args=list(arguments))
+            begun = _starting_from(kind, tuple(before), prog) if before else {}  # type: ignore[arg-type]  # as above
+            return tyro.cli(kind, prog=prog, description=description, config=CONFIG, args=list(arguments), **begun)
     except SystemExit as stop:
         if stop.code in (None, 0):
             raise
         raise BadInput(_sentence(complaint.getvalue(), prog)) from None
+
+
+@functools.lru_cache
+def _starting_from(kind: type[Any], before: tuple[str, ...], prog: str) -> dict[str, Any]:
+    """Return what arguments change, as it stands before them; parsing takes a moment, and many cells begin alike."""
+    return {"default": tyro.cli(kind, prog=prog, config=CONFIG, args=list(before))}
 
 
 def _sentence(box: str, prog: str) -> str:

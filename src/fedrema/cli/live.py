@@ -41,20 +41,21 @@ class LiveTable:
         self.written = time.monotonic()
         console = Console(stderr=True)
         self.lines = not quiet and not console.is_terminal
-        self.live = Live(
-            get_renderable=self.render, console=console, refresh_per_second=2, transient=True, auto_refresh=True
+        self.live = (
+            Live(get_renderable=self.render, console=console, refresh_per_second=2, transient=True)
+            if console.is_terminal and not quiet
+            else None
         )
-        self.shown = not quiet and console.is_terminal
 
     def __enter__(self) -> "LiveTable":
-        if self.shown:
+        if self.live:
             self.live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self.shown:
+        if self.live:
             self.live.stop()
 
     def report(self, event: Event) -> None:

@@ -96,13 +96,11 @@ def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: St
     """
     known: set[str] = set()
     tasks = [task for part in order for task in missing(part.cells, part.seeds, store, known)]
-    devices = devices_named(asked.device) or [""]
-    workers = asked.workers * len(devices)
-    forecaster = Forecaster(store, asked.device, workers)
+    launcher = _launcher(asked, store, work) if tasks else Here(store, work)
+    forecaster = Forecaster(store, asked.device, launcher.at_once)
     if not asked.quiet:
         print(forecaster.of(tasks), file=sys.stderr)
-    tasks = divided(tasks, workers)
-    launcher = _launcher(asked, store, work, devices)
+    tasks = divided(tasks, launcher.at_once)
     begun = time.monotonic()
 
     def fits(task: Task) -> bool:
@@ -122,11 +120,12 @@ def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: St
     return failed
 
 
-def _launcher(asked: Playing, store: Store, work: Path, devices: Sequence[str]) -> Launcher:
+def _launcher(asked: Playing, store: Store, work: Path) -> Launcher:
     if asked.launcher == "ray":
         from fedrema.grid.on_ray import OnRay
 
         return OnRay(store, asked.workers, asked.device)
+    devices = devices_named(asked.device) or [""]
     if asked.workers * len(devices) > 1:
         return Workers(store, work, devices, asked.workers)
     return Here(store, work)

@@ -28,8 +28,7 @@ def find_prepared(info: dict[str, Any], data_dir: Path | None) -> Federation | N
 def keep_prepared(federation: Federation, folder: Path) -> Path:
     """Save a federation where `find_prepared` finds it, and return its file."""
     file = _file(federation.info, folder)
-    if not file.is_file():
-        federation.save(file)
+    federation.save(file)
     return file
 
 

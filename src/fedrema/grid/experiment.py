@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 from fedrema.settings import Settings, parse_settings
@@ -80,7 +80,9 @@ class Cell:
     @cached_property
     def parsed(self) -> Settings:
         """The settings of all its runs but for their seed."""
-        return parse_settings(self.method, self.arguments, "fedrema grid")
+        # A file that the arguments name may have changed since they were last read.
+        parse = _parsed.__wrapped__ if {"--config", "--tuned"} & set(self.arguments) else _parsed
+        return parse(self.method, self.arguments)
 
     def settings(self, seed: int) -> Settings:
         """Return the settings of one run."""
@@ -88,6 +90,12 @@ class Cell:
         if self.vary == "both":
             settings = replace(settings, data=replace(settings.data, data_seed=settings.data.data_seed + seed))
         return settings
+
+
+@cache
+def _parsed(method: str, arguments: tuple[str, ...]) -> Settings:
+    """Parse settings once, in however many tables they stand."""
+    return parse_settings(method, arguments, "fedrema grid")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from fedrema.data.datasets import dataset_shape
 from fedrema.grid.store import Finished, Store
 from fedrema.grid.tasks import Task
 from fedrema.nets import Network, build_net
-from fedrema.settings import Settings
 
 ALIKE = ("dataset", "federation", "clients", "samples", "net", "epochs", "batch")
 """Runs that agree in these take about as long, of one method."""
@@ -110,14 +109,16 @@ class Forecaster:
         if settings.data.federation is not None:
             return None
         together = len(task.seeds) if self.device == "cuda" else 1
-        return together * settings.data.clients * _bytes_of_a_client(settings, self.device) / GIGABYTE
+        samples, shape = min(settings.local.batch, settings.data.samples), dataset_shape(settings.data.dataset)
+        each = _bytes_of_a_client(settings.network, shape, samples, self.device)
+        return together * settings.data.clients * each / GIGABYTE
 
 
-def _bytes_of_a_client(settings: Settings, device: str) -> int:
-    shape = dataset_shape(settings.data.dataset)
-    net = build_net(settings.network, shape, CLASSES, seed=0)
-    batch = torch.zeros(min(settings.local.batch, settings.data.samples), *shape)
-    return client_bytes(net, batch, stacked=device == "cuda", recorded=device == "cuda")
+@functools.cache
+def _bytes_of_a_client(network: Network, shape: tuple[int, ...], samples: int, device: str) -> int:
+    net = build_net(network, shape, CLASSES, seed=0)
+    recorded = device == "cuda"
+    return client_bytes(net, torch.zeros(samples, *shape), stacked=recorded, recorded=recorded)
 
 
 @functools.cache
@@ -126,7 +127,7 @@ def operations_per_sample(network: Network, shape: tuple[int, ...]) -> float:
     net, samples = build_net(network, shape, CLASSES, seed=0), 4
     params = {name: value.clone().requires_grad_(name in net.trainable) for name, value in net.initial.items()}
     with FlopCounterMode(display=False) as counter:
-        torch.autograd.grad(net(params, torch.zeros(samples, *shape)).sum(), list(params.values()))
+        torch.autograd.backward(net(params, torch.zeros(samples, *shape)).sum())
     return float(counter.get_total_flops() / samples)
 
 

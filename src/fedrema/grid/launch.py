@@ -49,7 +49,7 @@ class Event:
 
     def line(self) -> str:
         """Return it as JSON, without the task, which the receiver knows."""
-        return json.dumps({name: value for name, value in asdict(replace(self, task=None)).items() if value})
+        return json.dumps(asdict(replace(self, task=None)))
 
     @classmethod
     def told(cls, line: str, task: Task) -> "Event":
@@ -64,6 +64,9 @@ Report = Callable[[Event], None]
 class Launcher(Protocol):
     """Plays tasks somewhere, in their order as far as possible."""
 
+    at_once: int
+    """How many it plays at the same time."""
+
     def play(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
         """Yield each task's last event and report the others; raises `Interrupted` when someone asked to stop."""
 
@@ -73,6 +76,7 @@ class Here:
 
     def __init__(self, store: Store, work: Path) -> None:
         self.store, self.work = store, work
+        self.at_once = 1
 
     def play(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
         """Play them."""
@@ -113,6 +117,7 @@ class Workers:
     def __init__(self, store: Store, work: Path, devices: Sequence[str], per_device: int) -> None:
         self.store, self.work = store, work
         self.slots = [device for _ in range(per_device) for device in devices]
+        self.at_once = len(self.slots)
         self.beside = per_device - 1
 
     def play(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:

@@ -10,6 +10,7 @@ import queue
 import shutil
 import socket
 import tempfile
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from fedrema.grid.runner import Runner
 from fedrema.grid.store import Store
 from fedrema.grid.tasks import Task
 from fedrema.runs.execute import Interrupted
-from fedrema.runs.stopping import StopRequest, stopping_gently
+from fedrema.runs.stopping import stopping_gently
 
 try:
     import ray
@@ -39,9 +40,9 @@ except ImportError as missing:
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_ANSWER = 10.0
 BYTES_FOR_OBJECTS = 100 * 2**20
-"""What a Ray of our own keeps in shared memory; finished runs are a few kilobytes each."""
-FINEST_SHARE = 1e-4
-"""Ray counts resources in steps of this size."""
+"""What a Ray of our own keeps in shared memory; finished runs are small."""
+STEPS = 10_000
+"""Ray counts resources in steps of 1/10 000."""
 
 
 @dataclass(frozen=True)
@@ -56,30 +57,69 @@ class Place:
 
 
 class OnRay:
-    """Plays tasks on the cluster that RAY_ADDRESS names or the caller has joined, else on a Ray of its own.
+    """Plays tasks on the Ray that the caller has joined, else the one that RAY_ADDRESS names, else one of its own.
 
-    It connects at once, so that what is wrong with a cluster is known before any work.
+    It joins at once, so that what is wrong with a cluster is known before any work, and leaves when it has played.
     """
 
     def __init__(self, store: Store, workers: int, device: str) -> None:
         self.store, self.workers, self.device = store, workers, device
         self.joined = not ray.is_initialized()
-        """Whether it must leave again."""
         if self.joined:
             _join(os.environ.get("RAY_ADDRESS"))
-        self.at_once = self._places().total()
+        self.at_once = self.places().total()
         """How many tasks can be played at the same time, by the machines that are there now."""
         if not self.at_once:
-            raise BadInput("The Ray cluster has neither CPUs nor GPUs to play on; start some of its machines.")
+            raise BadInput("The Ray cluster has neither CPUs nor GPUs to play on: start some of its machines.")
+        # Another store's tasks, perhaps with the same runs, must not share a folder with these.
+        owner = f"{platform.node()}:{store.folder.resolve()}"
+        self.folder = f"fedrema-{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
+        """Where machines keep unfinished runs, below their folders for temporary files."""
 
     def play(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
         """Play them; the next goes to the machine with the most room."""
+        waiting = deque(range(len(tasks)))
+        lost: dict[int, str] = {}
+        """On which machine a task's process was lost, if it was."""
+        running: dict[ray.ObjectRef[Any], tuple[int, Place]] = {}
         # If its machine is lost it begins anew elsewhere; rounds that were not heard of do no harm.
         rounds = Queue(actor_options={"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1})
-        running: dict[ray.ObjectRef[Any], tuple[int, Place]] = {}
         try:
             with stopping_gently() as request:
-                yield from self._play(tasks, running, fits, report, rounds, request)
+                told = False
+                while running or (waiting and not request.asked):
+                    free = self.places() - Counter(place for _, place in running.values())
+                    while waiting and free and not request.asked:
+                        number = waiting.popleft()
+                        if number not in lost:
+                            if not fits(tasks[number]):
+                                continue
+                            report(Event("began", tasks[number]))
+                        place = max(free, key=lambda one: (one.node != lost.get(number), free[one]))
+                        free -= Counter([place])
+                        running[self._begin(tasks[number], number, place, rounds)] = number, place
+                    if request.asked and not told:
+                        told = True
+                        for reference in running:
+                            ray.cancel(reference)  # as Ctrl-C there: the round is finished and saved
+                    if not running:  # nothing fitted, or no machine is left: others may come
+                        time.sleep(SECONDS_BETWEEN_LOOKS)
+                        continue
+                    ready, _ = ray.wait(list(running), timeout=SECONDS_BETWEEN_LOOKS)
+                    with contextlib.suppress(queue.Empty):  # it has just begun anew
+                        for number, line in rounds.get_nowait_batch(rounds.qsize()):
+                            report(Event.told(line, tasks[number]))
+                    for reference in ready:
+                        number, place = running.pop(reference)
+                        event = self._received(reference, tasks[number])
+                        if event.kind == "lost" and number not in lost:
+                            # Not left to Ray: it would ask for the same CPUs again, and never give up on memory.
+                            lost[number] = place.node
+                            waiting.appendleft(number)
+                        elif event.kind == "stopped":
+                            report(event)
+                        else:
+                            yield replace(event, kind="refused") if event.kind == "lost" else event
                 if request.asked:
                     raise Interrupted("Stopped.")
         finally:
@@ -89,73 +129,26 @@ class OnRay:
             if self.joined:
                 ray.shutdown()
 
-    def _play(
-        self,
-        tasks: Sequence[Task],
-        running: dict["ray.ObjectRef[Any]", tuple[int, Place]],
-        fits: Fits,
-        report: Report,
-        rounds: Queue,
-        request: StopRequest,
-    ) -> Iterator[Event]:
-        waiting, lost = deque(range(len(tasks))), set[int]()
-        told = False
-        while True:
-            free = self._places() - Counter(place for _, place in running.values())
-            while waiting and free and not request.asked:
-                number = waiting.popleft()
-                if number not in lost:
-                    if not fits(tasks[number]):
-                        continue
-                    report(Event("began", tasks[number]))
-                ((place, _),) = free.most_common(1)
-                free -= Counter([place])
-                running[self._begin(tasks[number], number, place, rounds)] = number, place
-            if request.asked and not told:
-                told = True
-                for reference in running:
-                    ray.cancel(reference)  # as Ctrl-C there: the round is finished and saved
-            if not running and (not waiting or request.asked):
-                return
-            ready, _ = ray.wait(list(running), timeout=SECONDS_BETWEEN_LOOKS)
-            with contextlib.suppress(queue.Empty):  # it has just begun anew
-                for number, line in rounds.get_nowait_batch(rounds.qsize()):
-                    report(Event.told(line, tasks[number]))
-            for reference in ready:
-                number, _ = running.pop(reference)
-                event = self._received(reference, tasks[number])
-                if event.kind == "lost" and number not in lost:
-                    # Not left to Ray, which would ask for the same CPUs again, and try forever if memory is short.
-                    lost.add(number)
-                    waiting.appendleft(number)
-                elif event.kind == "stopped":
-                    report(event)
-                else:
-                    yield replace(event, kind="refused" if event.kind == "lost" else event.kind)
-
-    def _places(self) -> Counter[Place]:
+    def places(self) -> Counter[Place]:
         """Count the room: on GPUs if there are any and they are wanted, else on CPUs."""
         found = ray.nodes()  # type: ignore[no-untyped-call]
         nodes = [(node["NodeID"], node["Resources"]) for node in found if node["Alive"]]
         on_gpus = self.device != "cpu" and any(resources.get("GPU") for _, resources in nodes)
         places: Counter[Place] = Counter()
         for node, resources in nodes:
-            cpus, devices = resources.get("CPU", 0), int(resources.get("GPU" if on_gpus else "CPU", 0))
-            number = self.workers * (devices if on_gpus else min(devices, 1))
+            cpus, gpus = resources.get("CPU", 0), int(resources.get("GPU", 0))
+            number = self.workers * (gpus if on_gpus else min(int(cpus), 1))
             if number:
-                shares = (0.0, _share(1, self.workers)) if on_gpus else (_share(cpus, number), 0.0)
-                places[Place(node, *shares, threads=max(1, int(cpus) // number))] = number
+                needs = (0.0, _share(1, self.workers)) if on_gpus else (_share(cpus, number), 0.0)
+                places[Place(node, *needs, threads=max(1, int(cpus) // number))] = number
         return places
 
     def _begin(self, task: Task, number: int, place: Place, rounds: Queue) -> "ray.ObjectRef[Any]":
         # A process that has used one GPU cannot change to another: there, each serves once.
         play = ray.remote(max_retries=0, max_calls=1 if place.gpus else 0)(play_there)
         where = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        # Who plays the same runs for another store must not share a folder with these.
-        owner = f"{platform.node()}:{self.store.folder.resolve()}"
-        folder = f"fedrema-{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
         placed = play.options(num_cpus=place.cpus, num_gpus=place.gpus, scheduling_strategy=where)
-        return placed.remote(task.order(), number, __version__, folder, place.threads, self.workers - 1, rounds)
+        return placed.remote(task.order(), number, __version__, self.folder, place.threads, self.workers - 1, rounds)
 
     def _received(self, reference: "ray.ObjectRef[Any]", task: Task) -> Event:
         """Keep what a task has finished, and return its last event; "lost" where its process or machine was."""
@@ -187,38 +180,41 @@ def play_there(
     # Always the same folder: a task that comes back to this machine goes on from its checkpoints.
     folder = Path(tempfile.gettempdir()) / work
     with tempfile.TemporaryDirectory() as cells:
-        store = Store(Path(cells))
-        runner = Runner(store, folder, telling(lambda event: rounds.put_nowait((number, event.line()))), beside)
+        runner = Runner(
+            Store(Path(cells)), folder, telling(lambda event: rounds.put_nowait((number, event.line()))), beside
+        )
         try:
             event = outcome(runner, task)
         except (Interrupted, KeyboardInterrupt):  # the latter while no round is being played
             event = Event("stopped")
-        kept = {file.stem: file.read_text(encoding="utf-8") for file in store.folder.glob("*.json")}
+        kept = {file.stem: file.read_text(encoding="utf-8") for file in Path(cells).glob("*.json")}
     for key in kept:
         shutil.rmtree(folder / key, ignore_errors=True)
     return event.line(), kept
 
 
 def _join(address: str | None) -> None:
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if not address:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # "local": without it Ray would join any cluster that it finds on this machine.
-        quiet |= {"include_dashboard": False, "object_store_memory": BYTES_FOR_OBJECTS}
+    """Join a cluster, or start a Ray on this machine; neither shows its logs here."""
+    own = {"include_dashboard": False, "object_store_memory": BYTES_FOR_OBJECTS}
     try:
-        named = urlsplit(address if address and "://" in address else f"//{address}")
-        if named.port:  # Ray itself would try for minutes
-            socket.create_connection((named.hostname, named.port), SECONDS_TO_ANSWER).close()
-        ray.init(address=address or "local", **quiet)
+        if address:
+            named = urlsplit(address if "://" in address else f"//{address}")
+            if named.port:  # Ray would try for minutes
+                socket.create_connection((named.hostname, named.port), SECONDS_TO_ANSWER).close()
+        else:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # "local": else it would join any cluster that it finds on this machine, named or not.
+        where: dict[str, Any] = {"address": address} if address else {"address": "local", **own}
+        ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
-        where = "Ray cannot be started" if not address else f"RAY_ADDRESS={address} cannot be joined"
-        raise BadInput(f"{where}: {_first_line(error)}") from error
+        what = f"RAY_ADDRESS={address} cannot be joined" if address else "Ray cannot be started"
+        raise BadInput(f"{what}: {_first_line(error)}.") from error
 
 
 def _share(whole: float, number: int) -> float:
-    """Return a part of which Ray lets `number` stand beside each other: rounded down."""
-    return math.floor(whole / number / FINEST_SHARE) * FINEST_SHARE
+    """Return a part that Ray can give `number` times: rounded down."""
+    return math.floor(STEPS * whole / number) / STEPS
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "no reason given")
+    return next(iter(str(error).strip().splitlines()), "no reason given").rstrip(".")
