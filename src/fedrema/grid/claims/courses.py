@@ -69,15 +69,15 @@ def falls(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]:
     tests = [compare(row, row, column, parts[column, row].late, parts[column, row].early) for column, row in places]
     for test in corrected(tests):
         where, title = experiment.title_of(test.column), experiment.title_of(test.row)
-        if not test.tested:
-            text = f"{title}: {claim.curve} was recorded with {seeds_text(test.pairs)}, and 2 are needed"
-            findings.append(Finding("not decided", where, text))
-            continue
         part = parts[test.column, test.row]
+        if not test.pairs:
+            findings.append(Finding("not decided", where, f"{title}: {claim.curve} was not recorded"))
+            continue
+        sure = certainty(test, 2) if test.tested else "1 seed, no test"
         text = (
             f"{title}: {claim.curve} {mean(part.early.values()):.2f} in rounds {part.early_rounds},"
             f" {mean(part.late.values()):.2f} in rounds {part.late_rounds}"
-            f" (difference {number(test.mean, 2)}, {certainty(test, 2)})"
+            f" (difference {number(test.mean, 2)}, {sure})"
         )
         findings.append(Finding(sign(test, claimed=-1), where, text))
     return findings

@@ -54,6 +54,8 @@ def seeds_text(count: int) -> str:
 
 def lacking(counts: Mapping[str, int], column: str, experiment: Experiment, runs: Runs, needed: int) -> str:
     """Say which rows have fewer runs to judge by than are needed; empty where none has."""
+    if needed == 2 and set(counts.values()) == {1}:
+        return "one seed each"
     kinds: dict[str, list[str]] = {}
     for row in [row for row, count in counts.items() if count < needed]:
         known = runs[row, column]
