@@ -244,7 +244,7 @@ class Simulator(Clients):
         counts = self.counts[places(clients, world.clients, self.device)]
         harvest = Harvest(clients, counts, self.shelf, keep_heads=relations_due)
         for part in self.parts(clients):
-            self._train_part(world, part, moment, harvest, clock)
+            self.train_part(world, part, moment, harvest, clock)
         roles = self.roles(world.params)
         uploads = harvest.uploads()
 
@@ -272,7 +272,7 @@ class Simulator(Clients):
         clock.lap("other")
         return relations
 
-    def _train_part(self, world: World, clients: Tensor, moment: Moment, harvest: Harvest, clock: Clock) -> None:
+    def train_part(self, world: World, clients: Tensor, moment: Moment, harvest: Harvest, clock: Clock) -> None:
         """Let some clients train, and take in what they leave behind."""
         crowd = self.begin(self.crowd(world, clients), moment)
         velocity = self.rows(Stacked(world.velocity), clients).own

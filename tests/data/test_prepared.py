@@ -161,7 +161,6 @@ def test_a_damaged_file_is_refused_until_it_is_prepared_again(content, dealt, pr
     assert build_federation(placed(tmp_path / "prepared")).fingerprint == dealt.fingerprint
 
 
-@pytest.mark.xfail(strict=True, reason="cli/playing.py: prepare() drops data_dir and asks the network")
 def test_the_folder_that_settings_name_is_where_the_dataset_is_taken_from(table, tmp_path, small_mnist, monkeypatch):
     write(tmp_path / "datasets" / "mnist", small_mnist)
     monkeypatch.setenv("FEDREMA_MIRROR", "http://127.0.0.1:9")

@@ -280,17 +280,7 @@ def test_asked_to_stop_all_save_and_the_same_command_goes_on(undisturbed, tmp_pa
     assert not (play.folder / "out" / "unfinished").exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGKILL, -9),
-        pytest.param(
-            signal.SIGTERM,
-            130,
-            marks=pytest.mark.xfail(strict=True, reason="grid/launch.py: _follow() drops the task without a word"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130)])
 def test_a_process_that_is_ended_by_others_is_told_of_and_replaced(number, code, undisturbed, tmp_path):
     play = Play(tmp_path, 3)
     process = play.start("--workers", "2")
@@ -328,7 +318,6 @@ def test_without_its_parent_a_process_saves_and_ends(undisturbed, tmp_path):
     assert min(number for _, mark, number in play.played() if mark == 0) == saved[0] + 1
 
 
-@pytest.mark.xfail(strict=True, reason="grid/worker.py: what a method prints is taken for an event")
 def test_what_a_method_prints_does_not_disturb_its_process(undisturbed, tmp_path):
     play = Play(tmp_path, 3, GATED.replace("        while", "        print('hello')\n        while"))
     assert play.whole() == undisturbed

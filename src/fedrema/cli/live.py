@@ -38,6 +38,9 @@ class LiveTable:
         self.rounds: dict[tuple[int, int], Event] = {}
         """The last round heard of, by task and seed."""
         self.wanted, self.done = sum(len(task.seeds) for task in tasks), 0
+        self.known = (-1, -1)
+        self.expected: float | None = None
+        """How long all that waits will take, and when that was found out."""
         self.written = time.monotonic()
         console = Console(stderr=True)
         self.lines = not quiet and not console.is_terminal
@@ -132,7 +135,9 @@ class LiveTable:
     def _left(self) -> str:
         if not self.waiting and not self.running:
             return ""
-        expected = self.forecaster.of(self.waiting).seconds
+        if self.known != (len(self.waiting), self.done):  # many runs are looked through for it
+            self.known, self.expected = (len(self.waiting), self.done), self.forecaster.of(self.waiting).seconds
+        expected = self.expected
         begun = [self._seconds_left(task) for task in self.running]
         if expected is None or None in begun:
             return ""

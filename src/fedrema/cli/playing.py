@@ -137,7 +137,8 @@ def prepare(parts: Sequence[Part], folder: Path) -> None:
     for part in parts:
         for cell in part.cells:
             for seed in range(part.seeds if cell.vary == "both" else 1):
-                data = dataclasses.replace(cell.settings(seed).data, data_dir=None)
-                if data not in made and data.dataset != "digits" and data.federation is None:
+                data = cell.settings(seed).data
+                own = data.federation is not None or data.partition_file is not None or data.dataset == "digits"
+                if data not in made and not own:
                     made.add(data)
                     print(keep_prepared(build_federation(data), folder))

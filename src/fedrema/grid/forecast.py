@@ -14,7 +14,7 @@ from fedrema.grid.store import Finished, Store
 from fedrema.grid.tasks import Task
 from fedrema.nets import Network, build_net
 
-ALIKE = ("dataset", "federation", "clients", "samples", "net", "epochs", "batch")
+ALIKE = ("dataset", "federation", "clients", "samples", "net", "hidden", "epochs", "batch", "participation")
 """Runs that agree in these take about as long, of one method."""
 SHARE_OF_PRODUCTS = {"cpu": 0.7, "cuda": 0.3}
 """How much of a matrix product's speed training reaches (docs/speed.md)."""
@@ -38,11 +38,12 @@ class Forecast:
     def __str__(self) -> str:
         if not self.runs:
             return "Everything is there already."
+        runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
         memory = "" if self.gigabytes is None else f", up to {max(self.gigabytes, 0.1):.1f} GB for one cell"
         if self.seconds is None:
-            return f"{self.runs} runs to play{memory}; how long that takes is known after the first."
+            return f"{runs} to play{memory}; how long that takes is known after the first."
         doubt = " (a guess, until the first have ended)" if self.guessed else ""
-        return f"{self.runs} runs to play: about {duration(self.seconds)}{doubt}{memory}."
+        return f"{runs} to play: about {duration(self.seconds)}{doubt}{memory}."
 
 
 def duration(seconds: float) -> str:

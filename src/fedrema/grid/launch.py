@@ -152,7 +152,7 @@ class Workers:
             threads = [threading.Thread(target=serve, args=(device,), daemon=True) for device in self.slots]
             for thread in threads:
                 thread.start()
-            working, told = len(threads), False
+            working, told = len(threads), 0
             while working:
                 with contextlib.suppress(queue.Empty):
                     event = events.get(timeout=0.2)
@@ -162,10 +162,10 @@ class Workers:
                         yield event
                     else:
                         report(event)
-                if request.asked and not told:
-                    told = True
-                    for process in processes:
+                if request.asked:  # also those that were being started just then
+                    for process in processes[told:]:
                         process.send_signal(signal.SIGTERM)
+                        told += 1
             if request.asked:
                 raise Interrupted("Stopped.")
 
@@ -197,9 +197,6 @@ def _follow(process: "subprocess.Popen[str]", task: Task, pass_on: Report) -> No
         pass_on(event)
         if event.is_last:
             return
-        if event.kind == "stopped":
-            process.wait()
-            return
-    process.wait()
+    process.communicate()
     why = f"{task.cell.title}: its process ended with code {process.returncode}; what it had saved is kept."
     pass_on(Event("refused", task, failed=(why,)))

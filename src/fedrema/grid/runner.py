@@ -52,4 +52,5 @@ class Runner:
         folder = settings.output.folder
         if (folder / "config.json").is_file():
             return take_up(folder, federation=federation)
+        shutil.rmtree(folder, ignore_errors=True)  # killed before it had begun
         return begin_on(settings, federation)

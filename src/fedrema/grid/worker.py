@@ -12,9 +12,13 @@ from fedrema.grid.store import Store
 from fedrema.grid.tasks import Task
 from fedrema.runs.execute import Interrupted
 
+OUT = os.dup(sys.stdout.fileno())
+"""Where events go; what methods and data of the user's own print goes to the error stream instead."""
+
 
 def main(cells: str, work: str, beside: str) -> int:
     """Play what comes in, until nothing more does."""
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     runner = Runner(Store(Path(cells)), Path(work), telling(tell), int(beside))
     for line in sys.stdin:
         try:
@@ -28,9 +32,9 @@ def main(cells: str, work: str, beside: str) -> int:
 def tell(event: Event) -> None:
     """Send an event; if nobody is there any more, stop gently."""
     try:
-        print(event.line(), flush=True)
+        os.write(OUT, f"{event.line()}\n".encode())
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), OUT)  # for what is still to be told
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -71,7 +71,8 @@ def falls(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]:
         where, title = experiment.title_of(test.column), experiment.title_of(test.row)
         part = parts[test.column, test.row]
         if not test.pairs:
-            findings.append(Finding("not decided", where, f"{title}: {claim.curve} was not recorded"))
+            text = f"{title}: {claim.curve} was not recorded in two rounds or more"
+            findings.append(Finding("not decided", where, text))
             continue
         sure = certainty(test, 2) if test.tested else "1 seed, no test"
         text = (

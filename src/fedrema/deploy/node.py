@@ -1,0 +1,122 @@
+"""One client on a machine of its own: a letter comes in, a round of local training goes out.
+
+It is the simulator with a federation of one. What it keeps for itself (private parameters, memory, momentum) counts
+only once the server says that the reply did: a round that is lost on the way leaves no trace.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedrema.core import Role
+from fedrema.data import Federation
+from fedrema.deploy.letters import Letter, Reply, Score
+from fedrema.engine import Stacked
+from fedrema.errors import BadInput
+from fedrema.harvest import Harvest
+from fedrema.net import Tensors
+from fedrema.runs.checkpoint import load_world, save_world
+from fedrema.runs.execute import prepare
+from fedrema.runs.manifest import identity_of
+from fedrema.settings import Settings
+from fedrema.world import COMMON, Clock, World
+
+ME = torch.zeros(1, dtype=torch.long)
+"""The only row there is."""
+
+
+class Node:
+    """A client with its samples and with what it keeps between rounds, in memory or in a folder."""
+
+    def __init__(self, settings: Settings, federation: Federation, folder: Path | None = None) -> None:
+        if len(federation) != 1:
+            raise BadInput(f"A node holds the samples of one client, but its data has {len(federation)}.")
+        self.simulator = prepare(settings, federation)
+        self.name = federation.names[0]
+        self.folder = folder
+        self.identity = identity_of(settings, federation, own_module=False)
+        self.worlds: dict[int, World] = {0: self.simulator.start()}
+        """What it has kept after a round: the last that counted, and the one that is not yet known to."""
+        if folder is not None:
+            files = sorted(folder.glob("round-*.safetensors"))
+            for file in files:
+                world = self.simulator.adopt(load_world(file, self.identity))
+                self.worlds[world.round] = world
+
+    def answer(self, letter: Letter) -> Reply:
+        """Train from what came and return what the server is to know."""
+        world = self._standing(letter)
+        simulator, count = self.simulator, int(self.simulator.train.counts[0])
+        correct, asked = simulator.tally_of(
+            simulator.method, simulator.crowd(world, ME), simulator.moment(letter.round - 1)
+        )
+        received = _score(correct, asked)
+        if not letter.train:
+            return Reply(letter.round, count, received=received)
+        harvest = Harvest(ME, simulator.counts, simulator.shelf, keep_heads=False)
+        simulator.train_part(world, ME, simulator.moment(letter.round), harvest, Clock(simulator.device))
+        self._keep(letter, world, harvest)
+        return Reply(
+            letter.round,
+            count,
+            # One client's mean is what it trained.
+            {name: value.cpu() for name, value in (*harvest.mean.total.items(), *_only(harvest.seen.tensors).items())},
+            {name: value.cpu() for name, value in _only(harvest.extras.tensors).items()},
+            float(harvest.client_losses()[0]),
+            received,
+            _score(*harvest.tallies[0]) if harvest.tallies else None,
+        )
+
+    def _standing(self, letter: Letter) -> World:
+        """Return this client at the start of the round: what it kept when it last counted, and what has come since."""
+        if letter.accepted not in self.worlds:
+            known = ", ".join(map(str, sorted(self.worlds)))
+            raise BadInput(
+                f"Client {self.name!r} has lost what it kept after round {letter.accepted} (it has round {known}): "
+                "restore its folder, or let it join under another name."
+            )
+        world, roles = self.worlds[letter.accepted], self.simulator.roles(self.worlds[letter.accepted].params)
+        for name, role in roles.items():
+            if role in COMMON and name not in letter.common:
+                raise BadInput(f"The server did not send {name!r}: it runs another method or network.")
+        device = self.simulator.device
+
+        def here(tensors: Tensors, *, row: bool = False) -> Tensors:
+            return {name: (value[None] if row else value).to(device) for name, value in tensors.items()}
+
+        params = Stacked({**world.params.own, **here(letter.own, row=True)}, here(letter.common))
+        inbox = Stacked(here(letter.own_mail, row=True), here(letter.mail))
+        return replace(world, round=letter.round - 1, params=params, inbox=inbox)
+
+    def _keep(self, letter: Letter, world: World, harvest: Harvest) -> None:
+        """Remember what does not travel, beside what counted last."""
+        private = {
+            name: harvest.kept.tensors.get(name, value)
+            for name, value in world.params.own.items()
+            if self.simulator.method.role(self.simulator.net, name) in (Role.PRIVATE, Role.PERSONAL)
+        }
+        memory = {**world.memory, **harvest.memory.tensors}
+        velocity = {**world.velocity, **harvest.velocity.tensors}
+        kept = World(1, letter.round, Stacked(private), memory, Stacked(), velocity, {})
+        self.worlds = {letter.accepted: self.worlds[letter.accepted], letter.round: kept}
+        if self.folder is not None:
+            save_world(kept, self._file(letter.round), self.identity)
+            for file in self.folder.glob("round-*.safetensors"):
+                if file not in {self._file(number) for number in self.worlds}:
+                    file.unlink()
+
+    def _file(self, number: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"round-{number:06}.safetensors"
+
+
+def _only(tensors: Tensors) -> Tensors:
+    return {name: value[0] for name, value in tensors.items()}
+
+
+def _score(correct: np.ndarray, asked: np.ndarray) -> Score | None:
+    if not asked.sum():
+        return None
+    return Score((int(correct[0, 0]), int(correct[0, 1])), (int(asked[0, 0]), int(asked[0, 1])))

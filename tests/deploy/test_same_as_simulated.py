@@ -1,0 +1,78 @@
+"""Real clients and a central server learn what the simulator learns, for every method."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.data import Federation
+from fedrema.deploy.central import Central
+from fedrema.deploy.node import Node
+from fedrema.methods import registry
+from fedrema.runs.execute import prepare
+from fedrema.settings import parse_settings
+
+CLIENTS, ROUNDS = 5, 3
+ARGUMENTS = [
+    *("--clients", str(CLIENTS), "--samples", "40", "--hidden", "6", "--rounds", str(ROUNDS), "--epochs", "2"),
+    *("--precision", "float64", "--backend", "loop", "--device", "cpu", "--seed", "3"),
+]
+
+
+def federation_of(settings):
+    from fedrema.data import build_federation
+
+    return build_federation(settings.data)
+
+
+def alone(federation: Federation, row: int) -> Federation:
+    """Return the federation that one client has at home."""
+    mine = federation.client == row
+    return dataclasses.replace(
+        federation,
+        x=federation.x[mine],
+        y=federation.y[mine],
+        client=np.zeros(mine.sum(), np.int64),
+        test=federation.test[mine],
+        names=(federation.names[row],),
+    )
+
+
+def play(settings, federation, folder=None):
+    """Play rounds with real nodes, in this process; the simulator says who takes part."""
+    simulator = prepare(settings, federation)
+    nodes = [Node(settings, alone(federation, row), folder and folder / str(row)) for row in range(len(federation))]
+    central = Central(settings, federation.sample_shape, federation.classes, len(federation))
+    for node in nodes:
+        central.registry.row(node.name)
+    records = []
+    for number in range(1, settings.simulation.rounds + 1):
+        answering, _ = simulator.choose(number)
+        replies = {nodes[row].name: nodes[row].answer(central.letter(nodes[row].name)) for row in answering}
+        records.append(central.close(replies))
+    return central, nodes, records
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+@pytest.mark.parametrize("method", registry())
+def test_personal_models_are_the_same(method, participation):
+    settings = parse_settings(method, [*ARGUMENTS, "--participation", str(participation)])
+    federation = federation_of(settings)
+    central, nodes, records = play(settings, federation)
+    simulator = prepare(settings, federation)
+    world = simulator.start()
+    for played, record in zip(simulator.play(world), records, strict=True):
+        assert played.record["participants"] == record["participants"]
+        assert record["rejected"] == {}
+        assert record["loss"] == pytest.approx(played.record["loss"], abs=1e-9)
+    for row, node in enumerate(nodes):
+        letter = central.letter(node.name)
+        mine = node._standing(letter).params.row(0)
+        simulated = world.params.row(row)
+        assert mine.keys() == simulated.keys()
+        for name, value in simulated.items():
+            torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-6, msg=f"{name} of client {row}")
+    scores = {node.name: node.answer(central.letter(node.name, train=False)).received for node in nodes}
+    expected = simulator.score(world, simulator.moment(ROUNDS))
+    assert central.accuracies(scores) == {name: value for name, value in expected.items() if name != "beside"}
