@@ -1,4 +1,4 @@
-"""Write the tables of docs/reproduction.md, and all of results/paper, anew from the finished runs there: `make results`.
+"""Write the tables of docs/reproduction.md, and all of results/paper, anew from the finished runs: `make results`.
 
 Nothing is trained: results/paper/cells holds what was, and results/paper/README.md by which commands.
 """
