@@ -1,10 +1,15 @@
 """Small federations that every test can afford."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 
 from fedrema.data import Federation
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which is when it is read
 
 
 @pytest.fixture(autouse=True)

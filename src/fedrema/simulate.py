@@ -1,7 +1,7 @@
 """The round loop: who takes part, what they train, what the server makes of it, how well each is served."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -185,14 +185,13 @@ class Simulator(Clients):
 
     def choose(self, number: int) -> tuple[list[int], list[int]]:
         """Return who takes part in a round and answers, and who fails on the way."""
-        seed, names = self.settings.seed, self.federation.names
+        seed, dropout = self.settings.seed, self.settings.dropout
         there = [row for row, joins in enumerate(self.joins) if joins <= number]
-        wanted = max(1, round(self.settings.participation * len(there)))
-        if wanted == len(there) and not self.settings.dropout:
-            return there, []
-        draws = {row: numpy_generator(seed, number, names[row], "participation").random(2) for row in there}
-        chosen = sorted(sorted(there, key=lambda row: (draws[row][0], names[row]))[:wanted])
-        fails = [row for row in chosen if draws[row][1] < self.settings.dropout]
+        names = {self.federation.names[row]: row for row in there}
+        chosen = sorted(names[name] for name in taking_part(seed, number, list(names), self.settings.participation))
+        if not dropout:
+            return chosen, []
+        fails = [row for row in chosen if participation_draws(seed, number, self.federation.names[row])[1] < dropout]
         return [row for row in chosen if row not in fails], fails
 
     def play(self, world: World) -> Iterator[Round]:
@@ -314,6 +313,20 @@ class Simulator(Clients):
         whole = torch.full((everyone, everyone), float("nan"))
         whole[clients[:, None], clients] = matrix.float()
         return whole.numpy()
+
+
+def taking_part(seed: int, number: int, names: Sequence[str], share: float) -> list[str]:
+    """Draw which of the clients that are there take part in a round."""
+    wanted = max(1, round(share * len(names)))
+    if wanted >= len(names):
+        return list(names)
+    return sorted(names, key=lambda name: (participation_draws(seed, number, name)[0], name))[:wanted]
+
+
+def participation_draws(seed: int, number: int, name: str) -> tuple[float, float]:
+    """Return what decides whether a client takes part in a round, and whether it fails in it."""
+    first, second = numpy_generator(seed, number, name, "participation").random(2)
+    return float(first), float(second)
 
 
 def _plain(value: Any) -> Any:

@@ -23,6 +23,12 @@ from fedrema.grid.store import Store, key_of
 from fedrema.grid.tasks import missing
 from fedrema.runs.execute import Interrupted
 
+# Rays older than 2.60 leave /dev/null open and their processes to themselves when they end.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file.*/dev/null:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
 SMALL = "[settings]\nrounds = 3\nclients = 4\nsamples = 40\nhidden = 4\nepochs = 1\n"
 FILE = f"{SMALL}[columns.small]\nlr = 0.01\n[columns.large]\nlr = 0.1\n[rows.fedavg]\n[rows.fedrema]\n"
 

@@ -104,6 +104,14 @@ class Federation:
         sort = np.argsort(client, kind="stable")
         return replace(self, x=self.x[sort], y=self.y[sort], client=client[sort], test=self.test[sort], names=names)
 
+    def only(self, row: int) -> "Federation":
+        """Return the federation of one client: what it has at home."""
+        if not 0 <= row < len(self):
+            raise BadInput(f"There is no client in row {row}; rows go from 0 to {len(self) - 1}.")
+        mine = self.client == row
+        parts = {name: getattr(self, name)[mine] for name in ("x", "y", "test")}
+        return replace(self, **parts, client=np.zeros(int(mine.sum()), np.int64), names=(self.names[row],))
+
     def save(self, path: Path) -> None:
         """Write a `.npz` that `load` reads; whole or not at all."""
         identifiers = np.array(self.names)

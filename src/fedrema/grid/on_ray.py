@@ -203,6 +203,7 @@ def _join(address: str | None) -> None:
                 socket.create_connection((named.hostname, named.port), SECONDS_TO_ANSWER).close()
         else:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of its own future
         # "local": else it would join any cluster that it finds on this machine, named or not.
         where: dict[str, Any] = {"address": address} if address else {"address": "local", **own}
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)

@@ -18,8 +18,8 @@ from fedrema.world import World
 FORMAT = 1
 
 
-def save_world(world: World, file: Path, belongs_to: str) -> None:
-    """Write everything a run needs to go on; `belongs_to` names the configuration."""
+def save_world(world: World, file: Path, belongs_to: str, more: dict[str, Any] | None = None) -> None:
+    """Write everything a run needs to go on; `belongs_to` names the configuration, `more` is kept with it as JSON."""
     groups = {
         "common": world.params.common,
         "own": world.params.own,
@@ -37,6 +37,7 @@ def save_world(world: World, file: Path, belongs_to: str) -> None:
         "round": world.round,
         "belongs_to": belongs_to,
         "server": numbers,
+        **({} if more is None else {"more": more}),
     }
     with written_whole(file) as temporary:
         write_tensors(temporary, tensors, {"fedrema": json.dumps(facts)})

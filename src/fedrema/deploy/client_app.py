@@ -1,0 +1,69 @@
+"""The Flower app of a client: trains on its own samples when a letter comes, and says who it is when asked."""
+
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedrema.data import Federation, build_federation, load_own
+from fedrema.data.federation import read_npz
+from fedrema.deploy.carried import FACTS, read_letter, reply_record
+from fedrema.deploy.node import Node
+from fedrema.deploy.plan import read_run_config
+from fedrema.errors import BadInput
+from fedrema.settings import Settings
+
+app = ClientApp()
+
+
+@app.query()
+def who(message: Message, context: Context) -> Message:
+    """Say what this client is called, where the server does not know it by its key."""
+    name = str(context.node_config.get("name") or context.node_config.get("partition-id", ""))
+    return Message(RecordDict({FACTS: ConfigRecord({"name": name})}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train for a round, or only score what came."""
+    letter, name = read_letter(message.content)
+    settings, plan = read_run_config(context.run_config)
+    node = Node(settings, samples_of_node(settings, plan.classes, context, name), kept_in(context))
+    return Message(reply_record(node.answer(letter)), reply_to=message)
+
+
+def kept_in(context: Context) -> Path | None:
+    """Return the folder in which this node keeps what never leaves it."""
+    folder = context.node_config.get("folder")
+    return Path(str(folder)) if folder else None
+
+
+def samples_of_node(settings: Settings, classes: int, context: Context, name: str) -> Federation:
+    """Return this node's samples: its own data, or its part of a dataset that is dealt out for trying."""
+    data = context.node_config.get("data")
+    if data is None:
+        row = context.node_config.get("partition-id")
+        if row is None:
+            raise BadInput("The node has no data: give it data=FILE, data=FOLDER or data=module:function.")
+        return build_federation(settings.data).only(int(row))
+    federation = own_samples(str(data), settings, classes, name)
+    if len(federation) > 1:
+        if name not in federation.names:
+            raise BadInput(f"data={data} holds {len(federation)} clients, and none is called {name!r}.")
+        federation = federation.only(federation.names.index(name))
+    return federation
+
+
+def own_samples(data: str, settings: Settings, classes: int, name: str) -> Federation:
+    """Read a user's data; a single file need not say whose it is."""
+    share, seed = settings.data.test_share, settings.data.data_seed
+    file = Path(data)
+    if file.suffix == ".npz" and file.is_file():
+        arrays = read_npz(file, required=("x", "y"), optional=("split", "client", "meta"))
+        if "client" not in arrays:
+            who_it_is = np.full(len(arrays["y"]), name)
+            return Federation.from_arrays(
+                arrays["x"], arrays["y"], who_it_is, arrays.get("split"), classes, None, seed, share
+            )
+    return load_own(data, seed, share)

@@ -1,0 +1,147 @@
+"""Conducts a federation over Flower: waits for clients, plays rounds, and can go on after a crash."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from fedrema.deploy.carried import FACTS, letter_record, packed, read_reply
+from fedrema.deploy.central import Central
+from fedrema.deploy.ledger import Ledger
+from fedrema.deploy.letters import Reply
+from fedrema.deploy.plan import Plan
+from fedrema.errors import BadInput, FedremaError
+from fedrema.net import size
+from fedrema.settings import Settings
+from fedrema.simulate import taking_part
+
+log = logging.getLogger("fedrema")
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_SAY_WHO = 30.0
+
+
+class Conductor:
+    """Plays the rounds that are still to be played."""
+
+    def __init__(self, grid: Grid, settings: Settings, plan: Plan, pause: Callable[[float], None] = time.sleep) -> None:
+        self.grid, self.settings, self.plan, self.pause = grid, settings, plan, pause
+        self.central = Central(settings, plan.shape, plan.classes, settings.data.clients)
+        self.ledger = Ledger(Path(plan.folder), settings, plan, self.central)
+        self.asked: dict[int, str] = {}
+        """Names of nodes that are not known by a key, by what they said."""
+
+    def conduct(self) -> None:
+        """Play to the last round, then score what came of it."""
+        self.ledger.take_up()
+        rounds = self.settings.simulation.rounds
+        if self.central.round:
+            log.info("going on after round %d of %d", self.central.round, rounds)
+        while self.central.round < rounds:
+            self._round()
+        online = self._online()
+        scores, _ = self._exchange(online, train=False)
+        self.ledger.finish({name: reply.received for name, reply in scores.items()})
+
+    def _round(self) -> None:
+        begun = time.monotonic()
+        online = self._wait()
+        simulation, number = self.settings.simulation, self.central.round + 1
+        chosen = taking_part(simulation.seed, number, sorted(online), simulation.participation)
+        replies, missing = self._exchange({name: online[name] for name in chosen}, train=True)
+        waited = time.monotonic() - begun
+        record = self.central.close(replies)
+        counted = {name: reply for name, reply in replies.items() if name not in record["rejected"]}
+        self.ledger.scored({name: reply.received for name, reply in counted.items()})
+        for name, why in {**missing, **record["rejected"]}.items():
+            log.warning("round %d: client %s does not count: %s", number, name, why)
+        record["rejected"] |= missing
+        record["bytes_up"] = sum(size(reply.params) + size(reply.extras) for reply in replies.values())
+        record["seconds"] = {
+            "train": waited,
+            "aggregate": time.monotonic() - begun - waited,
+            "evaluate": 0.0,
+            "other": 0.0,
+        }
+        self.ledger.closed(record)
+        log.info("round %d of %d: %d clients", number, simulation.rounds, len(record["participants"]))
+
+    def _wait(self) -> dict[str, int]:
+        """Return the clients that are there, by name, once there are enough."""
+        begun, said = time.monotonic(), None
+        while len(online := self._online()) < self.plan.least_clients:
+            if time.monotonic() - begun > self.plan.wait_seconds:
+                there = ", ".join(sorted(online)) or "none"
+                raise BadInput(
+                    f"Only {len(online)} of at least {self.plan.least_clients} clients were there after"
+                    f" {self.plan.wait_seconds:g} s ({there}); it can go on after round {self.central.round}."
+                )
+            if said != sorted(online):
+                said = sorted(online)
+                absent = [name for name in self.central.registry.names if name not in online]
+                log.info("waiting for clients: there are %s; missing: %s", said, absent or "unknown")
+            self.pause(SECONDS_BETWEEN_LOOKS)
+        return online
+
+    def _online(self) -> dict[str, int]:
+        """Return who is there: known by the key it proved to have, else by what it says."""
+        names: dict[str, int] = {}
+        nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)
+        self._ask([node.node_id for node in nodes if not node.name and node.node_id not in self.asked])
+        for node in nodes:
+            name = node.name or self.asked.get(node.node_id, "")
+            if not name:
+                continue
+            if name in names:
+                log.warning("two nodes are called %s: the second does not take part", name)
+                continue
+            names[name] = node.node_id
+        return names
+
+    def _ask(self, nodes: list[int]) -> None:
+        if not nodes:
+            return
+        question = RecordDict({FACTS: ConfigRecord({})})
+        messages = [Message(question, node, MessageType.QUERY, ttl=SECONDS_TO_SAY_WHO) for node in nodes]
+        for reply in self.grid.send_and_receive(messages, timeout=SECONDS_TO_SAY_WHO):
+            if not reply.has_error():
+                facts = reply.content.config_records.get(FACTS, ConfigRecord({}))
+                self.asked[reply.metadata.src_node_id] = str(facts.get("name", ""))
+
+    def _exchange(self, online: Mapping[str, int], train: bool) -> tuple[dict[str, Reply], dict[str, str]]:
+        """Send each client its letter; returns the replies by name, and why others have none."""
+        letters = {name: self.central.letter(name, train) for name in sorted(online, key=self.central.registry.row)}
+        if not letters:
+            return {}, {}
+        first = next(iter(letters.values()))
+        common, mail = packed(first.common), packed(first.mail)
+        messages = {
+            name: Message(
+                letter_record(letter, name, common, mail),
+                online[name],
+                MessageType.TRAIN,
+                # A reply that comes after the round has been closed is then refused by Flower itself.
+                ttl=self.plan.round_seconds,
+                group_id=str(letter.round),
+            )
+            for name, letter in letters.items()
+        }
+        arrived = self.grid.send_and_receive(list(messages.values()), timeout=self.plan.round_seconds)
+        whose = {message.metadata.message_id: name for name, message in messages.items()}
+        replies: dict[str, Reply] = {}
+        missing = dict.fromkeys(letters, f"no reply within {self.plan.round_seconds:g} s")
+        for message in arrived:
+            name = whose.get(message.metadata.reply_to_message_id, "")
+            if not name:
+                continue
+            if message.has_error():
+                missing[name] = f"{message.error.reason or 'it failed'} (error {message.error.code})"
+                continue
+            try:
+                replies[name] = read_reply(message.content)
+                missing.pop(name, None)
+            except FedremaError as error:
+                missing[name] = str(error)
+        return replies, missing

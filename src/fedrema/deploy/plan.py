@@ -1,0 +1,65 @@
+"""What a federation on the network is to do, as Flower's run configuration holds it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedrema.errors import BadInput, at_least
+from fedrema.runs.manifest import CIRCUMSTANCES, method_name
+from fedrema.settings import Settings, as_arguments, parse_settings
+
+NOT_CARRIED = (CIRCUMSTANCES - {"rounds", "device", "backend", "partition-file"}) | {"late", "late-round", "dropout"}
+"""Settings that say nothing to a federation of real clients."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the server conducts the federation."""
+
+    folder: str = ""
+    """Folder of the run on the server's machine, an absolute path; the same folder goes on where it stopped."""
+    sample_shape: str = ""
+    """Shape of a sample, such as 3x32x32; all nodes must have the same."""
+    classes: int = 0
+    """How many classes there are."""
+    least_clients: int = 2
+    """Wait for at least this many clients before each round."""
+    wait_seconds: float = 600.0
+    """Give up when there are fewer for so long."""
+    round_seconds: float = 300.0
+    """Close a round after so long; replies that come later do not count."""
+
+    def __post_init__(self) -> None:
+        """Refuse what has no meaning."""
+        at_least(1, self, "least_clients")
+        at_least(0, self, "wait_seconds", "round_seconds")
+        if not Path(self.folder).is_absolute():
+            raise BadInput(f"folder must be an absolute path on the server's machine, got {self.folder!r}.")
+        if self.classes < 1:
+            raise BadInput(f"classes must be at least 1, got {self.classes}.")
+        if not self.shape or min(self.shape) < 1:
+            raise BadInput(f"sample-shape must be written as 3x32x32, got {self.sample_shape!r}.")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a sample."""
+        parts = self.sample_shape.split("x")
+        return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+
+
+def run_config(settings: Settings, plan: Plan) -> dict[str, bool | float | int | str]:
+    """Return everything as Flower carries it: names as on the command line, nothing that is None."""
+    carried = {name: value for name, value in settings.flat().items() if name not in NOT_CARRIED}
+    told = {field.name.replace("_", "-"): getattr(plan, field.name) for field in fields(plan)}
+    everything = {"method": method_name(settings.method), **carried, **told}
+    return {name: value for name, value in everything.items() if value is not None}
+
+
+def read_run_config(config: Mapping[str, Any]) -> tuple[Settings, Plan]:
+    """Return the settings and the plan that a run configuration holds."""
+    own = {field.name.replace("_", "-"): field.name for field in fields(Plan)}
+    plan = Plan(**{own[name]: value for name, value in config.items() if name in own})
+    method = str(config.get("method", "fedrema"))
+    rest = {name: value for name, value in config.items() if name not in own and name != "method"}
+    return parse_settings(method, as_arguments(rest), "run-config"), plan
