@@ -30,7 +30,7 @@ def run(language: str, text: str, folder: Path) -> None:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONWARNINGS": "error",
+        "PYTHONWARNINGS": "error,ignore::ResourceWarning",  # Ray leaves files open when it ends
         "COLUMNS": "120",
         "OMP_NUM_THREADS": "1",
     }

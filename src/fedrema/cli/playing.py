@@ -24,7 +24,7 @@ class Playing:
     """How much is played, where, and what becomes of it."""
 
     out: Path | None = None
-    """Folder of the results; default: results/NAME, after the file."""
+    """Folder of the results; default: results/NAME, after the file (the paper: results/paper)."""
     seeds: int | None = None
     """Training seeds 0, 1, …; default: as many as the file says."""
     rounds: int | None = None
