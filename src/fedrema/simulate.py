@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedrema.capacity import GIGABYTE, client_bytes, clients_at_once, free_bytes
 from fedrema.clients import Clients
-from fedrema.core import Answer, Client, LocalTraining, Mean, Method, Moment, overrides
+from fedrema.core import Answer, Client, LocalTraining, Mean, Method, Moment, Role, Uploads, overrides
 from fedrema.data.federation import Federation
 from fedrema.engine import Backend, Crowd, Precision, Stacked, places
 from fedrema.errors import BadInput, above_zero, at_least
@@ -247,10 +247,7 @@ class Simulator(Clients):
         roles = self.roles(world.params)
         uploads = harvest.uploads()
 
-        answer = Answer(shared={}, state=world.server)
-        if uploads.mean or uploads.params or uploads.extras:
-            answer = self.method.aggregate(self.net, world.server, uploads, moment)
-        world.check(answer, roles, harvest.memory.tensors, type(self.method).__name__)
+        answer = self.answer_to(uploads, world, roles, harvest.memory.tensors, moment)
         clock.lap("aggregate")
 
         losses = harvest.client_losses()
@@ -267,9 +264,19 @@ class Simulator(Clients):
         world.hand_out(harvest, roles, answer)
         self.shelf.release()
         relations = self._relations(clients, harvest.heads, answer.trace, moment)
-        record["trace"] = {name: _plain(value) for name, value in answer.trace.items() if np.ndim(value) < 2}
+        record["trace"] = plain_trace(answer)
         clock.lap("other")
         return relations
+
+    def answer_to(
+        self, uploads: Uploads, world: World, roles: Mapping[str, Role], memory: Tensors, moment: Moment
+    ) -> Answer:
+        """Let the server make of the uploads what the method says; an answer that cannot be handed out is refused."""
+        answer = Answer(shared={}, state=world.server)
+        if uploads.mean or uploads.params or uploads.extras:
+            answer = self.method.aggregate(self.net, world.server, uploads, moment)
+        world.check(answer, roles, memory, type(self.method).__name__)
+        return answer
 
     def train_part(self, world: World, clients: Tensor, moment: Moment, harvest: Harvest, clock: Clock) -> None:
         """Let some clients train, and take in what they leave behind."""
@@ -329,5 +336,7 @@ def participation_draws(seed: int, number: int, name: str) -> tuple[float, float
     return float(first), float(second)
 
 
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
+def plain_trace(answer: Answer) -> dict[str, Any]:
+    """Return what a person would want to see, as a record holds it: numbers and lists, no matrices."""
+    shown = {name: value for name, value in answer.trace.items() if np.ndim(value) < 2}
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in shown.items()}

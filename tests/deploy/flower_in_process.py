@@ -9,7 +9,10 @@ from fedrema.deploy import client_app
 
 
 class InProcessGrid(Grid):
-    """Nodes with their configurations; `spoil` may change a reply on its way, or drop it."""
+    """Nodes with their configurations; `spoil` may change a reply on its way, or drop it.
+
+    What else a grid must have by Flower's base class is never called by the conductor; a call would fail.
+    """
 
     def __init__(self, run_config, nodes, names=None, spoil=lambda name, reply: reply):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1

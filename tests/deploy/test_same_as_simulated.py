@@ -1,12 +1,9 @@
 """Real clients and a central server learn what the simulator learns, for every method."""
 
-import dataclasses
-
-import numpy as np
 import pytest
 import torch
 
-from fedrema.data import Federation
+from fedrema.data import build_federation
 from fedrema.deploy.central import Central
 from fedrema.deploy.node import Node
 from fedrema.methods import registry
@@ -20,29 +17,10 @@ ARGUMENTS = [
 ]
 
 
-def federation_of(settings):
-    from fedrema.data import build_federation
-
-    return build_federation(settings.data)
-
-
-def alone(federation: Federation, row: int) -> Federation:
-    """Return the federation that one client has at home."""
-    mine = federation.client == row
-    return dataclasses.replace(
-        federation,
-        x=federation.x[mine],
-        y=federation.y[mine],
-        client=np.zeros(mine.sum(), np.int64),
-        test=federation.test[mine],
-        names=(federation.names[row],),
-    )
-
-
 def play(settings, federation, folder=None):
     """Play rounds with real nodes, in this process; the simulator says who takes part."""
     simulator = prepare(settings, federation)
-    nodes = [Node(settings, alone(federation, row), folder and folder / str(row)) for row in range(len(federation))]
+    nodes = [Node(settings, federation.only(row), folder and folder / str(row)) for row in range(len(federation))]
     central = Central(settings, federation.sample_shape, federation.classes, len(federation))
     for node in nodes:
         central.registry.row(node.name)
@@ -58,7 +36,7 @@ def play(settings, federation, folder=None):
 @pytest.mark.parametrize("method", registry())
 def test_personal_models_are_the_same(method, participation):
     settings = parse_settings(method, [*ARGUMENTS, "--participation", str(participation)])
-    federation = federation_of(settings)
+    federation = build_federation(settings.data)
     central, nodes, records = play(settings, federation)
     simulator = prepare(settings, federation)
     world = simulator.start()

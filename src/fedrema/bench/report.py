@@ -17,7 +17,7 @@ from rich.text import Text
 import fedrema
 from fedrema.bench.ceilings import MEANING
 from fedrema.bench.timing import Measured, Row
-from fedrema.data.atomic import written_whole
+from fedrema.data.atomic import write_text
 
 MISSING = "–"
 
@@ -60,8 +60,7 @@ class Report:
 
     def write(self, file: Path) -> None:
         """Write the JSON, whole or not at all."""
-        with written_whole(file) as temporary:
-            temporary.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+        write_text(file, json.dumps(self.as_json(), indent=2) + "\n")
 
     def show(self) -> RenderableType:
         """Return tables, notes and what to conclude."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from fedrema.data.atomic import written_whole
+from fedrema.data.atomic import write_text
 from fedrema.errors import BadInput
 from fedrema.report.compare import (
     comparison_csv,
@@ -65,8 +65,7 @@ def compare(arguments: list[str]) -> int:
     text = _written(asked, runs, form) if asked.out or form != "table" else None
     messages = []
     if asked.out is not None and text is not None:
-        with written_whole(asked.out) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(asked.out, text)
         messages.append(f"Comparison: {asked.out}")
     elif text is not None:
         print(text, end="")

@@ -15,6 +15,7 @@ import torch
 from fedrema.runs.manifest import method_name
 from fedrema.runs.run import Run, is_finished
 from fedrema.runs.stopping import stopping_gently
+from fedrema.runs.together import shares
 from fedrema.settings import Settings, as_arguments
 
 Group = list[Settings]
@@ -32,16 +33,6 @@ def devices_named(device: str) -> list[str]:
         return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
-
-
-def shares(groups: Sequence[Group], devices: int) -> list[Group]:
-    """Halve the largest groups until there is one for each device, as far as they can be halved."""
-    parts = [list(group) for group in groups]
-    while len(parts) < devices and max(map(len, parts)) > 1:
-        largest = parts.index(max(parts, key=len))
-        half = (len(parts[largest]) + 1) // 2
-        parts[largest : largest + 1] = [parts[largest][:half], parts[largest][half:]]
-    return parts
 
 
 def spread(groups: Sequence[Group], devices: Sequence[str]) -> tuple[list[Run], list[str], bool]:

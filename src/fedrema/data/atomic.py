@@ -27,3 +27,9 @@ def written_whole(path: Path) -> Iterator[Path]:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise BadInput(f"cannot write {path}: {reason}; choose a place that is writable and has room.") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")

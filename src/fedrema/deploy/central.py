@@ -6,18 +6,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedrema.core import Answer, Mean, Role, Uploads
+from fedrema.core import Role
 from fedrema.data import Federation
 from fedrema.deploy.letters import Letter, Reply, Score
 from fedrema.deploy.node import Node
 from fedrema.engine import Stacked
 from fedrema.errors import BadInput
+from fedrema.harvest import Harvest
 from fedrema.net import Tensors
 from fedrema.score import accuracy_record
 from fedrema.settings import Settings
-from fedrema.world import COMMON, World, on_device
+from fedrema.simulate import plain_trace
+from fedrema.world import World, on_device
 
 ABSURD = 100.0
 """A reply whose change is this many times as long as that of the median client is not believed."""
@@ -96,45 +97,28 @@ class Central:
         return record
 
     def _learn(self, names: list[str], replies: list[Reply], number: int, record: dict[str, Any]) -> None:
-        device, dtype = self.simulator.device, self.simulator.dtype
+        simulator, moment = self.simulator, self.simulator.moment(number)
         rows = torch.tensor([self.registry.row(name) for name in names])
-        counts = torch.tensor([reply.count for reply in replies], device=device, dtype=dtype)
+        counts = torch.tensor([reply.count for reply in replies], device=simulator.device, dtype=simulator.dtype)
 
-        def stacked(group: str, wanted: tuple[Role, ...] | None = None) -> Tensors:
+        def stacked(group: str) -> Tensors:
             found = getattr(replies[0], group)
-            chosen = [name for name in found if wanted is None or self.roles[name] in wanted]
-            return {name: torch.stack([getattr(reply, group)[name] for reply in replies]).to(device) for name in chosen}
+            return {
+                name: torch.stack([getattr(one, group)[name] for one in replies]).to(counts.device) for name in found
+            }
 
-        mean = Mean()
-        mean.add(stacked("params", (Role.SHARED,)), counts / counts.sum())
-        seen = stacked("params", (Role.COLLECTED, Role.PERSONAL))
-        uploads = Uploads(rows.to(device), seen, stacked("extras"), counts, tuple(names), mean.total)
-        answer = Answer(shared={}, state=self.world.server)
-        if uploads.mean or uploads.params or uploads.extras:
-            answer = self.method.aggregate(self.net, self.world.server, uploads, self.simulator.moment(number))
-        self.world.check(answer, self.roles, {}, type(self.method).__name__)
-        self._hand_out(rows, seen, answer)
+        params = stacked("params")
+        harvest = Harvest(rows, counts, simulator.shelf, keep_heads=False)
+        shared = {name: value for name, value in params.items() if self.roles[name] is Role.SHARED}
+        harvest.mean.add(shared, harvest.weights)
+        harvest.seen.put(0, {name: value for name, value in params.items() if name not in shared})
+        harvest.extras.put(0, stacked("extras"))
+        harvest.names += names
+        answer = simulator.answer_to(harvest.uploads(), self.world, self.roles, {}, moment)
+        self.world.hand_out(harvest, self.roles, answer)
         record["participants"] = rows.tolist()
         record["loss"] = float(np.mean([reply.loss for reply in replies]))
-        record["trace"] = {
-            name: value.tolist() if isinstance(value, Tensor) else value
-            for name, value in answer.trace.items()
-            if np.ndim(value) < 2
-        }
-
-    def _hand_out(self, rows: Tensor, seen: Tensors, answer: Answer) -> None:
-        world = self.world
-        for name, role in self.roles.items():
-            if role in COMMON:
-                world.params.common[name] = answer.shared[name]
-            else:
-                world.params.own[name][rows] = answer.personal.get(name, seen[name])
-        world.inbox.common.update({name: value for name, value in answer.shared.items() if name not in self.roles})
-        for name, value in answer.personal.items():
-            if name not in self.roles:
-                everyone = value.new_zeros(self.capacity, *value.shape[1:])
-                world.inbox.own.setdefault(name, everyone)[rows] = value
-        world.server = answer.state
+        record["trace"] = plain_trace(answer)
 
     def _fault(self, reply: Reply, number: int) -> str:
         """Say what is wrong with a reply; empty where nothing is."""

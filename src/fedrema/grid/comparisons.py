@@ -5,6 +5,7 @@ from math import isnan
 
 from fedrema.grid.experiment import Experiment
 from fedrema.grid.statistics import Comparison
+from fedrema.report.compare import markdown_lines
 
 HEADINGS = ["row", "data", "compared with", "difference", "95 %", "p", "corrected p", "seeds"]
 EXPLANATION = (
@@ -16,7 +17,8 @@ MISSING = "–"
 
 def comparisons_markdown(comparisons: Sequence[Comparison], experiment: Experiment) -> str:
     """Return a table of paired tests, with what its columns mean."""
-    return f"{markdown_table(HEADINGS, comparison_lines(comparisons, experiment))}\n{EXPLANATION}\n"
+    lines = markdown_lines(HEADINGS, comparison_lines(comparisons, experiment), texts=len(HEADINGS))
+    return "\n".join([*lines, "", EXPLANATION, ""])
 
 
 def comparison_lines(comparisons: Sequence[Comparison], experiment: Experiment) -> list[list[str]]:
@@ -33,9 +35,3 @@ def comparison_lines(comparisons: Sequence[Comparison], experiment: Experiment) 
         ]
         for each in comparisons
     ]
-
-
-def markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [[text.replace("|", "\\|") for text in line] for line in (headings, *lines)]
-    shown = ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join([shown[0], "|" + "---|" * len(headings), *shown[1:], ""])

@@ -63,7 +63,8 @@ class Forecaster:
     def of(self, tasks: Sequence[Task]) -> Forecast:
         """Foretell what tasks take together."""
         known = [self.known_seconds(task) for task in tasks]
-        times = [self.seconds(task) for task in tasks]
+        pairs = zip(tasks, known, strict=True)
+        times = [self._guess(task) if seconds is None else seconds for task, seconds in pairs]
         total = None if None in times else sum(time for time in times if time is not None) / self.workers
         memory = [self._gigabytes(task) for task in tasks]
         largest = max((size for size in memory if size is not None), default=None)

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import torch
 
 from fedrema import __version__
-from fedrema.data.atomic import written_whole
+from fedrema.data.atomic import write_text
 from fedrema.errors import BadInput
 from fedrema.grid.launch import Event, Fits, Report, outcome, telling
 from fedrema.grid.runner import Runner
@@ -131,7 +131,7 @@ class OnRay:
 
     def places(self) -> Counter[Place]:
         """Count the room: on GPUs if there are any and they are wanted, else on CPUs."""
-        found = ray.nodes()  # type: ignore[no-untyped-call]
+        found = ray.nodes()  # type: ignore[no-untyped-call]  # Ray does not say its types
         nodes = [(node["NodeID"], node["Resources"]) for node in found if node["Alive"]]
         on_gpus = self.device != "cpu" and any(resources.get("GPU") for _, resources in nodes)
         places: Counter[Place] = Counter()
@@ -163,8 +163,7 @@ class OnRay:
             why = f"{task.cell.title}: its process was lost twice ({type(error).__name__}); what it had saved is kept."
             return Event("lost", task, failed=(why,))
         for key, text in cells.items():
-            with written_whole(self.store.folder / f"{key}.json") as temporary:
-                temporary.write_text(text, encoding="utf-8")
+            write_text(self.store.folder / f"{key}.json", text)
         return Event.told(line, task)
 
 

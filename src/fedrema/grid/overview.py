@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrema.data.atomic import write_text
 from fedrema.grid.claims import Judgement, claims_markdown
 from fedrema.grid.experiment import Experiment
 from fedrema.grid.forecast import duration
-from fedrema.grid.report import write_text
 from fedrema.grid.sitting import read_sittings
 from fedrema.grid.store import Store, key_of
+from fedrema.report.compare import markdown_lines
 
 
 def write_overview(
@@ -52,13 +53,12 @@ def _sittings(out: Path) -> list[str]:
     found = read_sittings(out)
     if not found:
         return []
-    lines = ["## Commands", "", "| command | device | runs | time |", "|---|---|---:|---:|"]
-    lines += [_sitting(each) for each in found]
+    table = markdown_lines(["command", "device", "runs", "time"], [_sitting(each) for each in found], texts=2)
     total = duration(sum(each["seconds"] for each in found))
     runs = sum(each["runs"] for each in found)
-    return [*lines, "", f"{runs} runs in {total} altogether, starting and saving included.", ""]
+    return ["## Commands", "", *table, "", f"{runs} runs in {total} altogether, starting and saving included.", ""]
 
 
-def _sitting(content: dict[str, Any]) -> str:
+def _sitting(content: dict[str, Any]) -> list[str]:
     devices = ", ".join(content["devices"])
-    return f"| `{content['command']}` | {devices} | {content['runs']} | {duration(content['seconds'])} |"
+    return [f"`{content['command']}`", devices, str(content["runs"]), duration(content["seconds"])]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedrema.grid.statistics import CONFIDENCE, Scores
+from fedrema.grid.statistics import Scores
+from fedrema.report.differences import CONFIDENCE
 
 COLUMNS_FOR_RANKS = 3
 """With fewer, seeds have to stand in for datasets."""

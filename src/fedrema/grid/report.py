@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedrema.data.atomic import written_whole
+from fedrema.data.atomic import write_text
 from fedrema.grid import pictures
 from fedrema.grid.claims import Judgement, claims_markdown, judge
 from fedrema.grid.comparisons import comparisons_markdown
@@ -44,9 +44,3 @@ def write_report(experiment: Experiment, seeds: int, store: Store, out: Path) ->
 
 def _drawn(experiment: Experiment, seeds: int, store: Store, out: Path) -> list[Path]:
     return [file for picture in experiment.figures for file in pictures.draw(picture, experiment, seeds, store, out)]
-
-
-def write_text(file: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    with written_whole(file) as temporary:
-        temporary.write_text(text, encoding="utf-8")

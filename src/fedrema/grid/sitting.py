@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedrema.data.atomic import written_whole
+from fedrema.data.atomic import write_text
 from fedrema.grid.store import Store
 from fedrema.runs.directory import read_object
 
@@ -27,8 +27,7 @@ def write_sitting(
         "devices": sorted({str(run.ran_on["device"]) for run in runs}),
         "versions": sorted({json.dumps(run.ran_on["versions"]) for run in runs}),
     }
-    with written_whole(out / FOLDER / f"{started.strftime('%Y%m%d-%H%M%S')}.json") as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_text(out / FOLDER / f"{started.strftime('%Y%m%d-%H%M%S')}.json", json.dumps(content, indent=2) + "\n")
 
 
 def read_sittings(out: Path) -> list[dict[str, Any]]:

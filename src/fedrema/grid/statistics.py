@@ -9,8 +9,8 @@ import numpy as np
 from fedrema.grid.experiment import Cell
 from fedrema.grid.store import Finished, Store
 from fedrema.grid.tasks import finished
+from fedrema.report.differences import interval
 
-CONFIDENCE = 0.95
 NO_DIFFERENCE = 1e-9
 """Closer numbers are equal: 0.7 - 0.6 and 0.6 - 0.5 differ by rounding only."""
 
@@ -83,8 +83,7 @@ def compare(row: str, other: str, column: str, mine: Mapping[int, float], theirs
             mean, p, reason = 0.0, 1.0, "no difference for any seed"
         return Comparison(row, other, column, pairs, mean, mean, mean, p, reason=reason)
     test = stats.ttest_rel([mine[seed] for seed in common], [theirs[seed] for seed in common])
-    low, high = test.confidence_interval(CONFIDENCE)
-    return Comparison(row, other, column, pairs, mean, float(low), float(high), float(test.pvalue))
+    return Comparison(row, other, column, pairs, mean, *interval(differences.tolist()), float(test.pvalue))
 
 
 def compare_rows(table: Scores, column: str, rows: Iterable[str], over: Sequence[str]) -> list[Comparison]:

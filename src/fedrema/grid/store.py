@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrema.data.atomic import written_whole
+from fedrema.data.atomic import write_text
 from fedrema.errors import BadInput
 from fedrema.grid.matching import precision_and_recall, true_groups
 from fedrema.runs.directory import read_object
@@ -125,8 +125,7 @@ class Store:
 
     def _write(self, settings: Settings, content: dict[str, Any]) -> Finished:
         file = self.folder / f"{key_of(settings)}.json"
-        with written_whole(file) as temporary:
-            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        write_text(file, json.dumps(content) + "\n")
         self._known[file] = _finished(content)
         return self._known[file]
 

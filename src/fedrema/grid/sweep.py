@@ -12,6 +12,7 @@ from fedrema.grid.experiment import Experiment, Line
 from fedrema.grid.store import Store
 from fedrema.grid.table import values_of
 from fedrema.grid.tasks import finished
+from fedrema.report.compare import markdown_lines
 
 
 def expanded(rows: Sequence[Line], sweep: Mapping[str, Any], where: str) -> tuple[Line, ...]:
@@ -84,8 +85,8 @@ def choices(experiment: Experiment, seeds: int, store: Store) -> list[Choice]:
 
 def choices_markdown(found: Sequence[Choice]) -> str:
     """Return what was chosen as a table."""
-    lines = ["| data | chosen | honest | of |", "|---|---|---:|---:|"]
-    lines += [f"| {each.dataset} | {each.title} | {each.honest:.1f} | {each.tried} |" for each in found]
+    rows = [[each.dataset, each.title, f"{each.honest:.1f}", str(each.tried)] for each in found]
+    lines = markdown_lines(["data", "chosen", "honest", "of"], rows, texts=2)
     note = "Chosen by the mean honest accuracy over seeds, among combinations that all have been run."
     return "\n".join([*lines, "", note, ""])
 

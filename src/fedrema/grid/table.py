@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fedrema.grid.experiment import Cell, Experiment, Published
 from fedrema.grid.store import Finished, Store
 from fedrema.grid.tasks import finished
+from fedrema.report.compare import markdown_lines
 
 EXPLANATION = (
     "Accuracy in percent, mean ± standard deviation over {seeds}. best: the round is chosen by the samples that"
@@ -122,11 +123,9 @@ class Sheet:
 
     def markdown(self) -> str:
         """Return the table as Markdown, with its title and what the columns mean."""
-        experiment, texts = self.experiment, 2 if self.columned else 1
-        rule = "|" + "---|" * texts + "---:|" * (len(self.headings) - texts)
+        experiment = self.experiment
         lines = [f"## {experiment.title}", "", *([experiment.about, ""] if experiment.about else [])]
-        lines += ["| " + " | ".join(line) + " |" for line in (self.headings, *self.lines)]
-        lines.insert(-len(self.lines), rule)
+        lines += markdown_lines(self.headings, self.lines, texts=2 if self.columned else 1)
         notes = self.explanation + ABOUT_SECONDS + (ABOUT_SHARED if self.shared else "")
         return "\n".join([*lines, "", notes, ""])
 

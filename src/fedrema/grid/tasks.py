@@ -1,11 +1,12 @@
 """What is still to be played of an experiment, and what is finished."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fedrema.grid.experiment import Cell, Line
 from fedrema.grid.store import Finished, Store, key_of
+from fedrema.runs.together import shares
 from fedrema.settings import Settings
 
 
@@ -56,13 +57,8 @@ def missing(cells: Iterable[Cell], seeds: int, store: Store, known: set[str] | N
 
 def divided(tasks: Sequence[Task], workers: int) -> list[Task]:
     """Halve the largest tasks until there is one for each worker, as far as they can be halved."""
-    parts = list(tasks)
-    while parts and len(parts) < workers and max(len(task.seeds) for task in parts) > 1:
-        place = max(range(len(parts)), key=lambda number: len(parts[number].seeds))
-        seeds = parts[place].seeds
-        half = (len(seeds) + 1) // 2
-        parts[place : place + 1] = [replace(parts[place], seeds=some) for some in (seeds[:half], seeds[half:])]
-    return parts
+    parts = shares([[(task.cell, seed) for seed in task.seeds] for task in tasks], workers)
+    return [Task(part[0][0], tuple(seed for _, seed in part)) for part in parts]
 
 
 def finished(cell: Cell, seeds: int, store: Store) -> list[Finished]:

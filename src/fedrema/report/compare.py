@@ -20,6 +20,7 @@ __all__ = [
     "comparison_markdown",
     "comparison_table",
     "differences_table",
+    "markdown_lines",
     "paired_differences",
     "plain_table",
 ]
@@ -84,10 +85,17 @@ def plain_table(headings: Sequence[str], texts: int = 1) -> Table:
     return table
 
 
+def markdown_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
+    """Return the lines of a Markdown table: the first columns hold words, the others numbers."""
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in (headings, *rows)]
+    first, *rest = [f"| {' | '.join(row)} |" for row in escaped]
+    return [first, "|" + "---|" * texts + "---:|" * (len(headings) - texts), *rest]
+
+
 def comparison_markdown(runs: Sequence[Run], quantity: str = "honest_accuracy", reference: str | None = None) -> str:
     """Return the table, its notes, and the paired differences as Markdown."""
     compared = _compare(runs)
-    lines = _markdown(
+    lines = markdown_lines(
         compared.headings,
         [[f"**{cell.text}**" if cell.best else cell.text for cell in row] for row in compared.rows],
     )
@@ -97,7 +105,7 @@ def comparison_markdown(runs: Sequence[Run], quantity: str = "honest_accuracy", 
     if found:
         rows = [list(_difference_cells(one)) for one in found]
         lines += ["", f"**{_difference_title(found, quantity)}**", ""]
-        lines += [*_markdown(DIFFERENCE_HEADINGS, rows), "", DIFFERENCES]
+        lines += [*markdown_lines(DIFFERENCE_HEADINGS, rows), "", DIFFERENCES]
     return "\n".join(lines) + "\n"
 
 
@@ -191,9 +199,3 @@ def _difference_cells(one: Difference) -> tuple[str, str, str, str]:
 
 def _signed(share: float) -> str:
     return f"{100 * share:+.1f}"
-
-
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    aligned = ["---", *["---:"] * (len(headings) - 1)]
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return [f"| {' | '.join(row)} |" for row in (headings, aligned, *escaped)]

@@ -83,11 +83,12 @@ def _difference(group: Group, against: Group, quantity: str) -> Difference:
     mean = float(np.mean(differences))
     if len(common) == 1:
         return Difference(group.label, against.label, 1, mean, reason="one seed in common: no interval")
-    low, high = _interval(differences)
+    low, high = interval(differences)
     return Difference(group.label, against.label, len(common), mean, low, high)
 
 
-def _interval(differences: list[float]) -> tuple[float, float]:
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the t interval of the mean of paired differences."""
     # Imported here: it takes a moment that the table after every run need not wait for.
     from scipy import stats
 

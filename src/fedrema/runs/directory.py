@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrema.data.atomic import written_whole
+from fedrema.data.atomic import write_text, written_whole
 from fedrema.errors import BadInput
 
 
@@ -61,8 +61,7 @@ class RunDirectory:
 
     def write_json(self, file: Path, content: dict[str, Any]) -> None:
         """Write a JSON file, whole or not at all."""
-        with written_whole(file) as temporary:
-            temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_text(file, json.dumps(content, indent=2) + "\n")
 
     def config(self) -> dict[str, Any]:
         """Return config.json."""
@@ -100,8 +99,7 @@ class RunDirectory:
     def keep_rounds(self, last: int) -> list[dict[str, Any]]:
         """Forget records after a round, which a checkpoint does not know of; returns the others."""
         kept = [record for record in self.rounds() if record["round"] <= last]
-        with written_whole(self.rounds_file) as temporary:
-            temporary.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+        write_text(self.rounds_file, "".join(json.dumps(record) + "\n" for record in kept))
         return kept
 
     def write_relations(self, relations: dict[int, dict[str, np.ndarray]]) -> None:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from fedrema.data import Federation, build_federation
 from fedrema.engine import Party, Room
@@ -13,6 +14,7 @@ from fedrema.runs.run import Run
 from fedrema.runs.stopping import StopRequest, stopping_gently
 from fedrema.settings import Settings
 
+T = TypeVar("T")
 Outcome = Run | Diverged
 Watching = Callable[[Settings], Watcher]
 Preparing = Callable[[Settings, Federation], Prepared]
@@ -28,6 +30,16 @@ def seeds_apart(wanted: Sequence[Settings]) -> list[list[Settings]]:
 
 def _without_seed(settings: Settings) -> Settings:
     return settings.seeded(0).placed(Path())
+
+
+def shares(groups: Sequence[Sequence[T]], wanted: int) -> list[list[T]]:
+    """Halve the largest groups until there are as many as wanted, as far as they can be halved."""
+    parts = [list(group) for group in groups]
+    while parts and len(parts) < wanted and max(map(len, parts)) > 1:
+        largest = parts.index(max(parts, key=len))
+        half = (len(parts[largest]) + 1) // 2
+        parts[largest : largest + 1] = [parts[largest][:half], parts[largest][half:]]
+    return parts
 
 
 def play_seeds(

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from fedrema.grid.claims.courses import collapse, falls, faster
 from fedrema.grid.claims.findings import Finding, Verdict, all_of
 from fedrema.grid.claims.orders import ordered
-from fedrema.grid.comparisons import markdown_table
 from fedrema.grid.experiment import Claim, ClaimKind, Experiment
 from fedrema.grid.statistics import Runs, runs_of
 from fedrema.grid.store import Store
+from fedrema.report.compare import markdown_lines
 
 JUDGES: dict[ClaimKind, Callable[[Claim, Experiment, Runs], list[Finding]]] = {
     "collapse": collapse,
@@ -57,7 +57,7 @@ def judge(claim: Claim, experiment: Experiment, seeds: int, store: Store) -> Jud
 def claims_markdown(judgements: Sequence[Judgement]) -> str:
     """Return a table of claims and verdicts."""
     lines = [[each.claim.says, each.verdict, each.evidence] for each in judgements]
-    return markdown_table(["claim", "verdict", "evidence"], lines)
+    return "\n".join([*markdown_lines(["claim", "verdict", "evidence"], lines, texts=3), ""])
 
 
 def _overall(claim: Claim, findings: Sequence[Finding]) -> Verdict:
