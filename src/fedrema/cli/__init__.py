@@ -19,6 +19,10 @@ COMMANDS = {
     "partition": ("fedrema.cli.look", "deal a dataset to clients: show, save, draw"),
     "export": ("fedrema.cli.after", "write each client's model as safetensors, for plain PyTorch"),
     "personalize": ("fedrema.cli.more", "make a model for a client that was not there"),
+    "deploy": (
+        "fedrema.cli.deploy",
+        "the same methods on a real network: server, nodes, keys, status, a demonstration",
+    ),
     "bench": ("fedrema.cli.bench", "measure speed on this machine, beside a textbook loop and its ceilings"),
 }
 

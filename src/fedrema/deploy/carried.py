@@ -1,5 +1,6 @@
 """Letters and replies as Flower's records. Nothing that arrives is unpickled, and nothing is believed unchecked."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,8 @@ def read_letter(content: RecordDict) -> tuple[Letter, str]:
 
 def reply_record(reply: Reply) -> RecordDict:
     """Return a reply as it travels."""
-    facts: dict[str, Any] = {"round": reply.round, "count": reply.count, "loss": float(reply.loss)}
+    facts: dict[str, Any] = {"round": reply.round, "count": reply.count}
+    facts |= {name: value for name in ("loss", "epsilon") if (value := getattr(reply, name)) is not None}
     for name in ("received", "trained"):
         if (score := getattr(reply, name)) is not None:
             facts[f"{name}-correct"], facts[f"{name}-asked"] = list(score.correct), list(score.asked)
@@ -60,9 +62,10 @@ def read_reply(content: RecordDict) -> Reply:
             int(facts["count"]),
             _tensors(content, "params"),
             _tensors(content, "extras"),
-            float(facts["loss"]),
+            _number(facts, "loss"),
             _score(facts, "received"),
             _score(facts, "trained"),
+            _number(facts, "epsilon"),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadInput(f"its reply cannot be read: {error!r}") from error
@@ -84,6 +87,15 @@ def _tensors(content: RecordDict, group: str) -> Tensors:
         return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
     except (TypeError, ValueError, EOFError, OSError) as error:
         raise BadInput(f"{group!r} in its message cannot be read: {error}") from error
+
+
+def _number(facts: Mapping[str, Any], name: str) -> float | None:
+    if name not in facts:
+        return None
+    number = float(facts[name])
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is {number}")
+    return number
 
 
 def _score(facts: Mapping[str, Any], name: str) -> Score | None:

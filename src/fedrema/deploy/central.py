@@ -15,7 +15,7 @@ from fedrema.engine import Stacked
 from fedrema.errors import BadInput
 from fedrema.harvest import Harvest
 from fedrema.net import Tensors
-from fedrema.score import accuracy_record
+from fedrema.score import accuracy_record, share
 from fedrema.settings import Settings
 from fedrema.simulate import plain_trace
 from fedrema.world import World, on_device
@@ -70,7 +70,7 @@ class Central:
         """Return what a client needs for the next round."""
         row = self.registry.row(name)
         if row >= self.capacity:
-            raise BadInput(f"Client {name!r} cannot join: --clients {self.capacity} are there already.")
+            raise BadInput(f"Client {name!r} cannot join: --most-clients {self.capacity} are there already.")
         return self._letter(row, self.registry.accepted.get(name, 0), self.round + 1, train)
 
     def _letter(self, row: int, accepted: int, number: int, train: bool = True) -> Letter:
@@ -117,7 +117,14 @@ class Central:
         answer = simulator.answer_to(harvest.uploads(), self.world, self.roles, {}, moment)
         self.world.hand_out(harvest, self.roles, answer)
         record["participants"] = rows.tolist()
-        record["loss"] = float(np.mean([reply.loss for reply in replies]))
+        losses = [reply.loss for reply in replies if reply.loss is not None]
+        record |= {"loss": float(np.mean(losses))} if losses else {}
+        trained = [reply.trained for reply in replies if reply.trained is not None]
+        if trained:
+            asked = sum(sum(score.asked) for score in trained)
+            record["trained_accuracy"] = share(sum(sum(score.correct) for score in trained), asked)
+        spent = {name: reply.epsilon for name, reply in zip(names, replies, strict=True) if reply.epsilon is not None}
+        record |= {"epsilon": spent} if spent else {}
         record["trace"] = plain_trace(answer)
 
     def _fault(self, reply: Reply, number: int) -> str:

@@ -1,5 +1,8 @@
 """The Flower app of a client: trains on its own samples when a letter comes, and says who it is when asked."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +12,11 @@ from flwr.clientapp import ClientApp
 from fedrema.data import Federation, build_federation, load_own
 from fedrema.data.federation import read_npz
 from fedrema.deploy.carried import FACTS, read_letter, reply_record
+from fedrema.deploy.letters import Reply
 from fedrema.deploy.node import Node
 from fedrema.deploy.plan import read_run_config
-from fedrema.errors import BadInput
+from fedrema.deploy.privacy import Guard, Protection
+from fedrema.errors import BadInput, FedremaError
 from fedrema.settings import Settings
 
 app = ClientApp()
@@ -29,8 +34,52 @@ def train(message: Message, context: Context) -> Message:
     """Train for a round, or only score what came."""
     letter, name = read_letter(message.content)
     settings, plan = read_run_config(context.run_config)
-    node = Node(settings, samples_of_node(settings, plan.classes, context, name), kept_in(context))
-    return Message(reply_record(node.answer(letter)), reply_to=message)
+    folder = kept_in(context)
+    with noted(folder, letter.round) as note:
+        node = Node(settings, samples_of_node(settings, plan.classes, context, name), folder)
+        guard = guard_of(context, folder)
+        if guard is not None and letter.train:
+            guard.check()
+        reply = node.answer(letter)
+        note(reply)
+        if guard is not None:
+            reply = guard.cover(reply, node.begins_with(letter))
+    return Message(reply_record(reply), reply_to=message)
+
+
+@contextmanager
+def noted(folder: Path | None, number: int) -> Iterator[Callable[[Reply], None]]:
+    """Write what happens in a round to node.log, beside what the node keeps: for its owner alone."""
+    lines: list[str] = []
+    try:
+        yield lambda reply: lines.append(_told(reply))
+    except FedremaError as error:
+        lines.append(str(error))
+        raise
+    finally:
+        if folder is not None:
+            with (folder.parent / "node.log").open("a", encoding="utf-8") as log:
+                log.writelines(f"{datetime.now():%Y-%m-%d %H:%M:%S} round {number}: {line}\n" for line in lines)
+
+
+def _told(reply: Reply) -> str:
+    parts = []
+    for score, when in ((reply.received, "as it came"), (reply.trained, "after training")):
+        if score is not None:
+            parts.append(f"accuracy {sum(score.correct) / sum(score.asked):.1%} {when}")
+    if reply.loss is not None:
+        parts.append(f"loss {reply.loss:.4f}")
+    return ", ".join([f"{reply.count} samples", *parts])
+
+
+def guard_of(context: Context, folder: Path | None) -> Guard | None:
+    """Return what covers this node's replies, if its owner has asked for that."""
+    protection = Protection.of(context.node_config)
+    if not protection.privacy_clip:
+        return None
+    if folder is None:
+        raise BadInput("privacy-clip needs folder=PATH in the node's configuration, to keep the account there.")
+    return Guard(protection, folder / "privacy.json")
 
 
 def kept_in(context: Context) -> Path | None:

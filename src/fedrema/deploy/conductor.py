@@ -28,8 +28,10 @@ class Conductor:
 
     def __init__(self, grid: Grid, settings: Settings, plan: Plan, pause: Callable[[float], None] = time.sleep) -> None:
         self.grid, self.settings, self.plan, self.pause = grid, settings, plan, pause
-        self.central = Central(settings, plan.shape, plan.classes, settings.data.clients)
+        self.central = Central(settings, plan.shape, plan.classes, plan.most_clients)
         self.ledger = Ledger(Path(plan.folder), settings, plan, self.central)
+        self.sent = 0
+        """Bytes of the letters that were sent last."""
         self.asked: dict[int, str] = {}
         """Names of nodes that are not known by a key, by what they said."""
 
@@ -59,6 +61,7 @@ class Conductor:
             log.warning("round %d: client %s does not count: %s", number, name, why)
         record["rejected"] |= missing
         record["bytes_up"] = sum(size(reply.params) + size(reply.extras) for reply in replies.values())
+        record["bytes_down"] = self.sent
         record["seconds"] = {
             "train": waited,
             "aggregate": time.monotonic() - begun - waited,
@@ -98,6 +101,16 @@ class Conductor:
                 log.warning("two nodes are called %s: the second does not take part", name)
                 continue
             names[name] = node.node_id
+        return self._with_room(names)
+
+    def _with_room(self, names: dict[str, int]) -> dict[str, int]:
+        """Leave out newcomers for whom there is no room: nobody else must suffer from them."""
+        known = self.central.registry.names
+        room = self.central.capacity - len(known)
+        newcomers = [name for name in names if name not in known]
+        for name in newcomers[room:]:
+            log.warning("%s cannot take part: there is room for --most-clients %d", name, self.central.capacity)
+            del names[name]
         return names
 
     def _ask(self, nodes: list[int]) -> None:
@@ -115,6 +128,11 @@ class Conductor:
         letters = {name: self.central.letter(name, train) for name in sorted(online, key=self.central.registry.row)}
         if not letters:
             return {}, {}
+        self.sent = sum(
+            size(part)
+            for letter in letters.values()
+            for part in (letter.common, letter.own, letter.mail, letter.own_mail)
+        )
         first = next(iter(letters.values()))
         common, mail = packed(first.common), packed(first.mail)
         messages = {

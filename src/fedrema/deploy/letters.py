@@ -43,8 +43,11 @@ class Reply:
     """Trained parameters: all but the private ones."""
     extras: Tensors = field(default_factory=dict)
     """What the method sends beside them."""
-    loss: float = 0.0
+    loss: float | None = None
+    """Mean loss of its training. None where that is kept to itself."""
     received: Score | None = None
     """How well it was served by what came: the end of the round before. None where it has no test samples."""
     trained: Score | None = None
     """The same right after its training."""
+    epsilon: float | None = None
+    """What of its privacy budget it has spent; None where there is none."""

@@ -69,6 +69,11 @@ class Node:
             _score(*harvest.tallies[0]) if harvest.tallies else None,
         )
 
+    def begins_with(self, letter: Letter) -> Tensors:
+        """Return all parameters as they are before training."""
+        params = self._standing(letter).params
+        return {**params.common, **_only(params.own)}
+
     def _standing(self, letter: Letter) -> World:
         """Return this client at the start of the round: what it kept when it last counted, and what has come since."""
         if letter.accepted not in self.worlds:

@@ -25,6 +25,8 @@ class Plan:
     """How many classes there are."""
     least_clients: int = 2
     """Wait for at least this many clients before each round."""
+    most_clients: int = 100
+    """Room for this many clients in all, with those that join later."""
     wait_seconds: float = 600.0
     """Give up when there are fewer for so long."""
     round_seconds: float = 300.0
@@ -32,7 +34,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
-        at_least(1, self, "least_clients")
+        at_least(1, self, "least_clients", "most_clients")
         at_least(0, self, "wait_seconds", "round_seconds")
         if not Path(self.folder).is_absolute():
             raise BadInput(f"folder must be an absolute path on the server's machine, got {self.folder!r}.")

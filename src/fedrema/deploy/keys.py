@@ -1,0 +1,122 @@
+"""Certificates for the server, and a key for each node: made with the cryptography package, nothing of our own."""
+
+import ipaddress
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedrema.errors import BadInput
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
+ALWAYS = ("localhost", "127.0.0.1", "::1", "fedrema-server")
+"""Names under which the server's own commands reach it, and the containers of the compose file."""
+
+
+def make_authority(folder: Path, name: str) -> None:
+    """Make a certificate authority that signs nothing but this federation's server."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = _certificate(subject, subject, key.public_key(), AUTHORITY_DAYS)
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(own, critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    write_secret(folder / "ca.key", _pem(key))
+    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def make_server_certificate(authority: Path, folder: Path, hosts: tuple[str, ...]) -> None:
+    """Make the server's key and a certificate for all names and addresses under which it is reached."""
+    try:
+        issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
+        signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{authority} holds no certificate authority: {error}.") from error
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    names = x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys((*hosts, *ALWAYS))])
+    certificate = (
+        _certificate(subject, issuer.subject, key.public_key(), SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(names, critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .sign(signer, hashes.SHA384())
+    )
+    write_secret(folder / "server.key", _pem(key))
+    (folder / "server.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "ca.crt").write_bytes(issuer.public_bytes(serialization.Encoding.PEM))
+
+
+def make_node_key(private: Path) -> bytes:
+    """Make the key by which a node proves who it is; returns the public half, which the server must know."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    plain = serialization.NoEncryption()
+    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, plain)
+    write_secret(private, text)
+    return public_half(private)
+
+
+def public_half(private: Path) -> bytes:
+    """Return the public half of a node's key, as a line."""
+    try:
+        key = serialization.load_ssh_private_key(private.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{private} holds no private key: {error}.") from error
+    openssh = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return openssh + b"\n"
+
+
+def read_public_key(file: Path) -> bytes:
+    """Return a node's public key as Flower keeps it."""
+    try:
+        key = serialization.load_ssh_public_key(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file} holds no public key: {error}.") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise BadInput(f"{file} must hold a key on a NIST curve: make it with fedrema deploy key FOLDER.")
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def valid_until(certificate: Path) -> datetime:
+    """Return when a certificate ends."""
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+
+
+def write_secret(file: Path, content: bytes) -> None:
+    """Write a file that nobody but its owner can read, at no moment."""
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+        stream.write(content)
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    begin = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+    builder = builder.serial_number(x509.random_serial_number())
+    return builder.not_valid_before(begin).not_valid_after(begin + timedelta(days=days))
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

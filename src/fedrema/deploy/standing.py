@@ -1,0 +1,106 @@
+"""fedrema deploy status: how a federation stands, from its folder and from the server if it is there."""
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from fedrema.deploy.control import NotThere, controlling
+from fedrema.deploy.keys import valid_until
+from fedrema.deploy.places import ServerPlace
+from fedrema.deploy.presence import reason, somebody_is_there
+from fedrema.runs.directory import RunDirectory
+from fedrema.settings import read_toml
+
+LATE_ROUNDS = 20
+"""How far back rejections are told of."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One node as the server sees it."""
+
+    name: str
+    state: str
+    """online, offline, registered (has never come), unknown (the server does not answer)."""
+    last_round: int
+    """The last round in which its reply counted; 0: none."""
+    accuracy: float | None
+    epsilon: float | None
+    trouble: str
+    """Why it did not count, if that was lately."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A federation at this moment."""
+
+    state: str
+    method: str
+    round: int
+    rounds: int
+    accuracy: float | None
+    checkpoint_age: float | None
+    certificate_days: int
+    members: tuple[Member, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def standing(place: ServerPlace) -> Standing:
+    """Look at a federation; changes nothing."""
+    directory = RunDirectory(place.run)
+    config = read_toml(place.app / "pyproject.toml", "the app")["tool"]["flwr"]["app"]["config"]
+    records = directory.rounds()
+    names: list[str] = directory.config()["federation"]["names"] if directory.config_file.is_file() else []
+    states = _states(place)
+    known = list(dict.fromkeys([*names, *(file.stem for file in sorted(place.keys.glob("*.pub")))]))
+    age = time.time() - directory.checkpoint_file.stat().st_mtime if directory.checkpoint_file.is_file() else None
+    left = valid_until(place.path / "server.crt") - datetime.now(UTC)
+    return Standing(
+        _state(place, directory, answering=states is not None),
+        str(config["method"]),
+        records[-1]["round"] if records else 0,
+        int(config["rounds"]),
+        records[-1].get("accuracy") if records else None,
+        age,
+        left.days,
+        tuple(_member(name, names, records, "unknown" if states is None else states.get(name, "")) for name in known),
+    )
+
+
+def _state(place: ServerPlace, directory: RunDirectory, answering: bool) -> str:
+    if somebody_is_there(place.run):
+        return "going on" if answering else "going on, but the SuperLink does not answer"
+    if directory.summary_file.is_file():
+        return "finished"
+    if why := reason(place.run):
+        return f"given up: {why}"
+    return "starting" if answering else "stopped"
+
+
+def _states(place: ServerPlace) -> dict[str, str] | None:
+    try:
+        with controlling(place.control, place.path / "ca.crt") as control:
+            return {node.name: node.status for node in control.nodes()}
+    except NotThere:
+        return None
+
+
+def _member(name: str, names: list[str], records: list[dict[str, Any]], state: str) -> Member:
+    row = names.index(name) if name in names else -1
+    counted = [record["round"] for record in records if row in record["participants"]]
+    accuracies = [record["client_accuracy"][row] for record in records if 0 <= row < len(record["client_accuracy"])]
+    accuracies = [accuracy for accuracy in accuracies if accuracy is not None]
+    spent = [record["epsilon"][name] for record in records if name in record.get("epsilon", {})]
+    troubles = [f"round {r['round']}: {r['rejected'][name]}" for r in records[-LATE_ROUNDS:] if name in r["rejected"]]
+    return Member(
+        name,
+        state or "key not registered",
+        counted[-1] if counted else 0,
+        accuracies[-1] if accuracies else None,
+        spent[-1] if spent else None,
+        troubles[-1] if troubles else "",
+    )
