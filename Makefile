@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types tests test-datasets test-gpu test-scale figures results clean
+.PHONY: demo test lint types tests test-datasets test-gpu test-network test-scale figures results clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedrema run
@@ -28,6 +28,10 @@ test-datasets: $(VENV)/.developing
 test-gpu: $(VENV)/.developing
 	$(BIN)/pytest -m gpu
 	$(BIN)/python docs/check_kernels.py
+
+# Real servers and nodes on loopback, with TLS and keys; twenty minutes.
+test-network: $(VENV)/.developing
+	$(BIN)/pytest -m network tests/network
 
 # Peak memory with many clients, ten minutes.
 test-scale: $(VENV)/.developing

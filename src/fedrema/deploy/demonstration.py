@@ -13,6 +13,7 @@ from fedrema.errors import FedremaError
 from fedrema.settings import Settings
 
 SECONDS_BETWEEN_LOOKS = 0.5
+STAMP = len("2026-01-01 00:00:00")
 
 
 def demonstrate(
@@ -39,7 +40,7 @@ def demonstrate(
                         if sentence := node.keep():
                             say(sentence)
                         for line in heard.lines():
-                            say(f"  {node.name}: {line}")
+                            say(f"{line[:STAMP]} {node.name}:{line[STAMP:]}")
                     time.sleep(SECONDS_BETWEEN_LOOKS)
             finally:
                 server.terminate()

@@ -1,0 +1,221 @@
+"""fedrema deploy init, add, key, renew: what is written, who can read it, and what is refused."""
+
+import ssl
+import stat
+import subprocess
+import tomllib
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedrema.cli import main
+from fedrema.data import load_own
+from fedrema.deploy.keys import make_authority, make_server_certificate, public_half, read_public_key, valid_until
+from fedrema.deploy.places import NodePlace, ServerPlace
+from fedrema.deploy.plan import read_run_config
+from fedrema.errors import BadInput
+
+
+@pytest.fixture
+def made(tmp_path, capsys):
+    folder = tmp_path / "federation"
+    arguments = ["--deal", "--nodes", "north,south", "--host", "fl.example.org,10.0.0.7", "--rounds", "7"]
+    assert main(["deploy", "init", str(folder), "fedavg", *arguments]) == 0
+    capsys.readouterr()
+    return folder
+
+
+def refused(capsys, *arguments):
+    assert main(["deploy", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said
+
+
+def test_everything_that_a_federation_needs_is_there(made):
+    server, node = made / "server", made / "nodes" / "north"
+    for file in ("README.md", "compose.yaml", "Dockerfile", "authority/ca.key", "authority/ca.crt"):
+        assert (made / file).is_file()
+    for file in ("server.toml", "server.crt", "server.key", "ca.crt", "start.sh", "fedrema-server.service"):
+        assert (server / file).is_file()
+    for file in ("node.toml", "node.key", "node.pub", "ca.crt", "start.sh", "fedrema-north.service", "data.npz"):
+        assert (node / file).is_file()
+    assert sorted(file.name for file in (server / "keys").iterdir()) == ["north.pub", "south.pub"]
+    assert not [file for file in made.rglob("*") if file.is_file() and "$" in file.name]
+
+
+def test_secrets_are_for_their_owner_alone(made):
+    for file in ("authority/ca.key", "server/server.key", "server/superexec.secret", "nodes/north/node.key"):
+        assert stat.S_IMODE((made / file).stat().st_mode) == 0o600
+    for folder in ("authority", "nodes/north"):
+        assert stat.S_IMODE((made / folder).stat().st_mode) == 0o700
+    # No node's folder holds another's key, nor the authority's.
+    texts = [file.read_bytes() for file in (made / "nodes" / "north").iterdir() if file.is_file()]
+    assert not any((made / "nodes" / "south" / "node.key").read_bytes() in text for text in texts)
+    assert sum(b"PRIVATE KEY" in text for text in texts) == 1
+
+
+def test_the_certificate_is_for_the_servers_names_and_signed_by_the_authority(made):
+    certificate = x509.load_pem_x509_certificate((made / "server" / "server.crt").read_bytes())
+    authority = x509.load_pem_x509_certificate((made / "authority" / "ca.crt").read_bytes())
+    certificate.verify_directly_issued_by(authority)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {"fl.example.org", "localhost"} <= set(names.get_values_for_type(x509.DNSName))
+    assert {"10.0.0.7", "127.0.0.1"} <= {str(ip) for ip in names.get_values_for_type(x509.IPAddress)}
+    assert not certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    left = valid_until(made / "server" / "server.crt") - datetime.now(UTC)
+    assert timedelta(days=820) < left < timedelta(days=826)
+    context = ssl.create_default_context(cafile=made / "nodes" / "north" / "ca.crt")  # a node accepts this authority
+    assert len(context.get_ca_certs()) == 1
+
+
+def test_openssl_agrees(made):
+    command = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver"]
+    files = ["-CAfile", "authority/ca.crt", "server/server.crt"]
+    told = subprocess.run([*command, *files], cwd=made, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+
+
+def test_a_nodes_key_is_one_that_flower_takes(made):
+    public = made / "server" / "keys" / "north.pub"
+    assert public.read_bytes() == public_half(made / "nodes" / "north" / "node.key")
+    assert public.read_text().startswith("ecdsa-sha2-nistp384 ")
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    key = load_pem_public_key(read_public_key(public))
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    assert key.curve.name == "secp384r1"
+    assert public.read_bytes() != (made / "server" / "keys" / "south.pub").read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_the_app_holds_the_settings_and_flower_can_build_it(made):
+    from flwr.cli.build import build_fab_from_disk
+
+    config = tomllib.loads((made / "server" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    settings, plan = read_run_config(config)
+    assert settings.method.name == "fedavg"
+    assert settings.simulation.rounds == 7
+    assert (plan.shape, plan.classes, plan.least_clients) == ((1, 8, 8), 10, 2)
+    content = build_fab_from_disk(made / "server" / "app")
+    assert len(content) < 20_000
+    assert b"PRIVATE" not in content
+
+
+def test_each_node_gets_its_own_samples_and_no_others(made):
+    parts = [load_own(str(made / "nodes" / name / "data.npz"), 0, 0.5) for name in ("north", "south")]
+    assert [len(part) for part in parts] == [1, 1]
+    assert parts[0].names != parts[1].names
+    first, second = (np.load(made / "nodes" / name / "data.npz")["x"] for name in ("north", "south"))
+    assert len(first) == len(second) == 60
+    assert not {row.tobytes() for row in first} & {row.tobytes() for row in second}
+
+
+def test_places_are_read_back(made):
+    server, node = ServerPlace.open(made), NodePlace.open(made / "nodes" / "south")
+    assert (server.port, server.control_port, server.control) == (9092, 9093, "127.0.0.1:9093")
+    assert ServerPlace.open(made / "server") == server
+    assert (node.name, node.server) == ("south", "fl.example.org:9092")
+    assert node.config()["data"] == str(made / "nodes" / "south" / "data.npz")
+
+
+def test_a_node_is_added_and_its_key_made_anew(made, capsys):
+    assert main(["deploy", "add", str(made), "west"]) == 0
+    first = (made / "server" / "keys" / "west.pub").read_bytes()
+    assert NodePlace.open(made / "nodes" / "west").server == "fl.example.org:9092"
+    assert main(["deploy", "key", str(made / "nodes" / "west")]) == 0
+    assert (made / "nodes" / "west" / "node.pub").read_bytes() != first
+    assert "as keys/west.pub" in capsys.readouterr().out
+    assert "already exists" in refused(capsys, "add", str(made), "west")
+    assert "'../x' is no name" in refused(capsys, "add", str(made), "../x")
+
+
+def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
+    before = (made / "server" / "server.crt").read_bytes()
+    assert main(["deploy", "renew", str(made), "--host", "new.example.org"]) == 0
+    after = x509.load_pem_x509_certificate((made / "server" / "server.crt").read_bytes())
+    assert before not in (made / "server" / "server.crt").read_bytes()
+    after.verify_directly_issued_by(x509.load_pem_x509_certificate((made / "nodes" / "north" / "ca.crt").read_bytes()))
+    names = after.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert "new.example.org" in names.get_values_for_type(x509.DNSName)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["fedavg"], "--sample-shape and --classes must say what the nodes' own data is like"),
+        (["fedavg", "--deal", "--nodes", "a,a"], "--nodes must name each node once"),
+        (["fedavg", "--deal", "--nodes", "a b"], "'a b' is no name"),
+        (["fedavg", "--deal", "--nodes", "0"], "--clients 0 is too small"),
+        (["fedavg", "--deal", "--port", "70000"], "--port must be from 1 to 65534, got 70000"),
+        (["fedavg", "--deal", "--host", ","], "--host must name the server"),
+        (["fedwho", "--deal"], "fedwho"),
+        (["fedavg", "--deal", "--roundz", "3"], "--roundz"),
+        (["fedavg", "--deal", "--clients", "5"], "the data is of 5 clients, but --nodes names 3"),
+        (["fedavg", "--sample-shape", "8by8", "--classes", "3"], "sample-shape must be written as 3x32x32"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_nothing(arguments, sentence, tmp_path, capsys):
+    assert sentence in refused(capsys, "init", str(tmp_path / "new"), *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_taken_stays_as_it_is(made, capsys):
+    before = sorted(made.rglob("*"))
+    assert "already exists" in refused(capsys, "init", str(made), "fedavg", "--deal")
+    assert sorted(made.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('name = "n"\nserver = "a:1"\ndata = "d.npz"\nport = 3\n', "port is unknown; valid are name, server, data"),
+        ('name = "n"\nserver = 3\ndata = "d.npz"\n', "server must be a text, got 3"),
+        ('name = "n"\nserver = "a:1"\ndata = "d.npz"\nprivacy-clip = "much"\n', "privacy-clip must be a number"),
+        ("name = ", "is not valid TOML"),
+    ],
+)
+def test_a_nodes_file_with_something_wrong(text, sentence, tmp_path, capsys):
+    (tmp_path / "node.toml").write_text(text)
+    assert sentence in refused(capsys, "client", str(tmp_path))
+
+
+def test_a_folder_that_is_none(tmp_path, capsys):
+    assert "has no node.toml" in refused(capsys, "client", str(tmp_path))
+    assert "has no server.toml" in refused(capsys, "server", str(tmp_path))
+    assert "has no server.toml" in refused(capsys, "status", str(tmp_path))
+    assert "holds no nodes" in refused(capsys, "add", str(tmp_path), "x")
+    assert "'serve' is unknown; valid are init, server" in refused(capsys, "serve")
+    (tmp_path / "x.pub").write_text("ssh-rsa nonsense")
+    with pytest.raises(BadInput, match="holds no public key"):
+        read_public_key(tmp_path / "x.pub")
+    with pytest.raises(BadInput, match="holds no certificate authority"):
+        make_server_certificate(tmp_path, tmp_path, ("a",))
+
+
+def test_samples_that_are_not_there(made, capsys):
+    (made / "nodes" / "north" / "data.npz").unlink()
+    assert "data = 'data.npz' is not there" in refused(capsys, "client", str(made / "nodes" / "north"))
+    (made / "nodes" / "south" / "node.key").unlink()
+    assert "has no node.key" in refused(capsys, "client", str(made / "nodes" / "south"))
+
+
+def test_another_authority_does_not_do(made, tmp_path):
+    make_authority(tmp_path, "somebody else")
+    certificate = x509.load_pem_x509_certificate((made / "server" / "server.crt").read_bytes())
+    other = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
+    with pytest.raises(ValueError, match="does not match certificate issuer"):
+        certificate.verify_directly_issued_by(other)
+
+
+def test_help_tells_everything(capsys):
+    assert main(["deploy"]) == 0
+    said = capsys.readouterr().out
+    for command in ("init", "server", "client", "status", "add", "key", "renew", "demo"):
+        assert f"  {command} " in said

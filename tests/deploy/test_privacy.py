@@ -1,0 +1,125 @@
+"""Clipping and noise on what leaves a node, by hand; and an account that cannot be cheated."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+pytest.importorskip("opacus")
+
+from flwr.app import ConfigRecord
+
+from fedrema.deploy.letters import Reply, Score
+from fedrema.deploy.privacy import Guard, Protection
+from fedrema.errors import BadInput
+from fedrema.runs.run import Run
+from tests.deploy.test_flower import CLIENTS, Federated
+
+BEGUN = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[0.0]])}
+TRAINED = {"a": torch.tensor([4.0, 2.0]), "b": torch.tensor([[4.0]])}  # a change of length 5
+
+
+def reply(**more):
+    score = Score((1, 1), (2, 2))
+    return Reply(3, 7, dict(TRAINED), {}, 0.5, score, score, **more)
+
+
+def test_a_change_is_cut_to_its_length(tmp_path):
+    guard = Guard(Protection(privacy_clip=2.5), tmp_path / "privacy.json")
+    covered = guard.cover(reply(), BEGUN)
+    torch.testing.assert_close(covered.params["a"], torch.tensor([2.5, 2.0]))
+    torch.testing.assert_close(covered.params["b"], torch.tensor([[2.0]]))
+    assert covered.params["a"].dtype == torch.float32
+
+
+def test_a_short_change_and_no_change_stay_as_they_are(tmp_path):
+    guard = Guard(Protection(privacy_clip=9.0), tmp_path / "privacy.json")
+    torch.testing.assert_close(guard.cover(reply(), BEGUN).params["a"], TRAINED["a"])
+    torch.testing.assert_close(guard.cover(reply(), TRAINED).params["a"], TRAINED["a"])
+
+
+def test_losses_and_scores_stay_at_the_node(tmp_path):
+    covered = Guard(Protection(privacy_clip=1.0), tmp_path / "privacy.json").cover(reply(), BEGUN)
+    assert (covered.loss, covered.received, covered.trained) == (None, None, None)
+    assert covered.epsilon is None  # without noise there is no promise, and none is told
+    assert (covered.round, covered.count) == (3, 7)
+
+
+def test_noise_has_the_strength_that_was_asked_for(tmp_path):
+    guard = Guard(Protection(privacy_clip=2.0, privacy_noise=1.5), tmp_path / "privacy.json")
+    zeros = {"w": torch.zeros(40_000, dtype=torch.float64)}
+    covered = guard.cover(Reply(1, 5, dict(zeros)), zeros)
+    spread = float(covered.params["w"].std())
+    assert abs(spread - 3.0) < 5 * 3.0 / math.sqrt(2 * 40_000)  # five standard errors
+    assert abs(float(covered.params["w"].mean())) < 5 * 3.0 / math.sqrt(40_000)
+
+
+def by_hand(releases, noise, delta):
+    """The smallest bound over Rényi orders: T releases of a Gaussian of z/2 have T·α / (2·(z/2)²)."""
+    orders = np.array([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
+    renyi = releases * orders / (2 * (noise / 2) ** 2)
+    return min(renyi - (np.log(delta) + np.log(orders)) / (orders - 1) + np.log((orders - 1) / orders))
+
+
+@pytest.mark.parametrize("releases", [1, 10])
+def test_the_budget_is_what_the_formula_says(releases, tmp_path):
+    protection = Protection(privacy_clip=1.0, privacy_noise=8.0, privacy_delta=1e-5)
+    for _ in range(releases):  # a new process each time: the account is on disk
+        covered = Guard(protection, tmp_path / "privacy.json").cover(reply(), BEGUN)
+    assert covered.epsilon == pytest.approx(by_hand(releases, 8.0, 1e-5), rel=1e-6)
+    assert json.loads((tmp_path / "privacy.json").read_text()) == {"releases": [4.0] * releases}
+
+
+def test_a_node_stops_before_its_budget_is_exceeded(tmp_path):
+    budget = by_hand(3, 8.0, 1e-5) + 0.01
+    guard = Guard(Protection(1.0, 8.0, 1e-5, budget), tmp_path / "privacy.json")
+    for _ in range(3):
+        guard.check()
+        guard.cover(reply(), BEGUN)
+    with pytest.raises(BadInput, match=r"Its privacy budget is spent: this round would make ε = "):
+        guard.check()
+
+
+def test_what_is_not_covered_does_not_leave(tmp_path):
+    guard = Guard(Protection(privacy_clip=1.0), tmp_path / "privacy.json")
+    with pytest.raises(BadInput, match="sends prototypes beside parameters"):
+        guard.cover(Reply(1, 2, dict(TRAINED), {"prototypes": torch.ones(2)}), BEGUN)
+    assert not (tmp_path / "privacy.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"privacy_noise": 1.0}, "privacy-noise needs privacy-clip"),
+        ({"privacy_clip": 1.0, "privacy_budget": 3.0}, "privacy-budget needs privacy-noise"),
+        ({"privacy_clip": -1.0}, "--privacy-clip must be 0 or more"),
+        ({"privacy_delta": 1.0}, "privacy-delta must be below 1"),
+    ],
+)
+def test_protection_that_protects_nothing_is_refused(settings, sentence):
+    with pytest.raises(BadInput, match=sentence):
+        Protection(**settings)
+
+
+def test_a_federation_with_protected_nodes(tmp_path):
+    made = Federated(tmp_path, "fedavg", ["--rounds", "2"])
+    told = {"privacy-clip": 0.5, "privacy-noise": 4.0, "privacy-delta": 1e-5, "privacy-budget": by_hand(1, 4.0, 1e-5)}
+    made.grid.contexts[7].node_config |= {**told, "privacy-budget": told["privacy-budget"] + 0.1}
+    made.grid.contexts[8].node_config |= {**told, "privacy-budget": 0.0}
+    conductor = made.conductor()
+    conductor.conduct()
+    for node, message in made.grid.received:
+        facts = message.content.get("facts", ConfigRecord({})) if not message.has_error() else {}
+        assert not (node in (7, 8) and {"loss", "received-correct", "trained-correct"} & set(facts))
+    first, second = Run(tmp_path / "server").rounds
+    assert first["participants"] == list(range(CLIENTS))
+    assert first["epsilon"]["0"] == pytest.approx(by_hand(1, 4.0, 1e-5), rel=1e-6)
+    assert second["epsilon"]["1"] == pytest.approx(by_hand(2, 4.0, 1e-5), rel=1e-6)
+    assert "Its privacy budget is spent" in second["rejected"]["0"]
+    assert second["participants"] == [1, 2, 3]
+    assert first["client_accuracy"][0] is None
+    assert first["client_accuracy"][2] is not None
+    assert "accuracy" in (tmp_path / "node.log").read_text()

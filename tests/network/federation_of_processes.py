@@ -1,0 +1,119 @@
+"""A federation of real processes on loopback, with TLS and keys; ends whatever it has started."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fedrema.deploy.children import environment, free_port
+from fedrema.deploy.founding import Founding, found
+from fedrema.deploy.plan import Plan
+from fedrema.runs.directory import RunDirectory
+from fedrema.settings import parse_settings
+
+ARGUMENTS = (
+    *("--samples", "40", "--hidden", "6", "--epochs", "1", "--seed", "3"),
+    *("--precision", "float64", "--backend", "loop", "--device", "cpu"),
+)
+FEDREMA = (sys.executable, "-m", "fedrema")
+
+
+class Processes:
+    """The folder of a federation, and its processes: `server`, and one for each node by its name."""
+
+    def __init__(self, folder, method="fedrema", nodes=3, rounds=3, more=(), **plan):
+        self.folder = folder
+        self.names = tuple(f"node-{number}" for number in range(1, nodes + 1))
+        self.arguments = ["--clients", str(nodes), "--rounds", str(rounds), *ARGUMENTS, *more]
+        self.settings = parse_settings(method, self.arguments)
+        self.port = free_port()
+        limits = {"least_clients": 2, "wait_seconds": 120.0, "round_seconds": 60.0, **plan}
+        plan = Plan("/unknown", "1x8x8", 10, **limits)
+        found(folder, Founding(self.names, ("127.0.0.1",), self.port, dealt=True), self.settings, plan)
+        self.processes = {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *why):
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes.values():
+            process.wait(30)
+        if why[0] is not None:  # what went wrong is seen where pytest shows it
+            for log in sorted(self.folder.rglob("*.log")):
+                print(f"== {log.relative_to(self.folder)}", *log.read_text().splitlines()[-25:], sep="\n")
+
+    def start(self, name, *more):
+        """Start the server, or a node."""
+        side = ["server", str(self.folder / "server")] if name == "server" else ["client", str(self.node(name)), *more]
+        with (self.folder / f"{name}.command.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*FEDREMA, "deploy", *side],
+                stdout=log,
+                stderr=log,
+                env=environment(self.folder / "unused", self.folder),
+            )
+
+    def start_all(self):
+        for name in ("server", *self.names):
+            self.start(name)
+
+    def node(self, name):
+        return self.folder / "nodes" / name
+
+    def said(self, name):
+        """What a command has printed."""
+        return (self.folder / f"{name}.command.log").read_text()
+
+    def records(self):
+        """All rounds that have been scored."""
+        return RunDirectory(self.folder / "server" / "run").rounds()
+
+    def rounds(self):
+        """How many rounds have been closed, by the server's own log."""
+        log = self.folder / "server" / "run.log"
+        return log.read_text().count(" clients") if log.exists() else 0
+
+    def status(self):
+        told = subprocess.run(
+            [*FEDREMA, "deploy", "status", str(self.folder), "--json"], capture_output=True, text=True, check=True
+        )
+        return json.loads(told.stdout)
+
+    def wait(self, what, seconds=180.0):
+        """Wait until something is so; returns it."""
+        end = time.monotonic() + seconds
+        while not (found := what()):
+            assert time.monotonic() < end, f"waited {seconds:g} s in vain"
+            time.sleep(0.3)
+        return found
+
+    def finish(self, seconds=300.0):
+        """Wait until the server has ended by itself; returns its exit code."""
+        return self.processes["server"].wait(seconds)
+
+    def kill(self, *words):
+        """kill -9 every process on whose command line all these words stand."""
+        hit = [pid for pid, line in _command_lines() if all(word in line for word in words)]
+        for pid in hit:
+            os.kill(pid, signal.SIGKILL)
+        return len(hit)
+
+    def kill_node(self, name):
+        """kill -9 a node: its command and its SuperNode."""
+        assert self.kill(str(self.node(name))) >= 2
+        self.processes.pop(name).wait()
+
+
+def _command_lines():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                yield int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue

@@ -1,0 +1,152 @@
+"""Faults of processes: each hurts one round at most, and nothing is lost."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from fedrema.cli import main
+from fedrema.runs.checkpoint import load_world
+from tests.network.federation_of_processes import Processes
+
+pytestmark = pytest.mark.network
+MANY = 60
+"""More rounds than any of these tests waits for."""
+
+
+def participants(network, since):
+    """Everybody whose reply has counted after a round."""
+    return {row for record in network.records() if record["round"] > since for row in record["participants"]}
+
+
+def heads(network, row):
+    """A client's personal parameters as the server has saved them, and the round."""
+    world = load_world(network.folder / "server" / "run" / "checkpoint" / "world.safetensors", None)
+    return world.round, {name: value[row].tolist() for name, value in world.params.own.items()}
+
+
+def test_a_node_that_is_killed_comes_back_to_its_own_head(tmp_path):
+    with Processes(tmp_path / "federation", rounds=MANY, round_seconds=15.0) as network:
+        network.start_all()
+        network.wait(lambda: {0, 1, 2} <= participants(network, 0))
+        log = network.node("node-2") / "state" / "supernode.log"
+        before = log.read_text().count("Start `flwr-clientapp`")
+        network.wait(lambda: log.read_text().count("Start `flwr-clientapp`") > before)  # in the midst of a round
+        network.kill_node("node-2")
+        gone = network.rounds() + 1
+        network.wait(lambda: network.rounds() >= gone)
+        row = network.names.index("node-2")
+        then, kept = heads(network, row)
+        network.wait(lambda: network.rounds() >= gone + 1)
+        later, still = heads(network, row)
+        network.start("node-2")
+        network.wait(lambda: row in participants(network, later))
+        members = {member["name"]: member for member in network.status()["members"]}
+    assert later > then
+    assert kept
+    assert still == kept  # while it was away nobody touched what is its own
+    assert members["node-2"]["state"] == "online"
+    records = network.records()
+    without = [record for record in records if then <= record["round"] <= later]
+    assert any("node-2" in record["rejected"] for record in without)
+    assert all(row not in record["participants"] for record in without if record["round"] > then)
+    assert "has lost what it kept" not in (network.node("node-2") / "node.log").read_text()
+
+
+def test_a_node_that_never_answers_does_not_hold_the_others_up(tmp_path):
+    with Processes(tmp_path / "federation", "fedavg", rounds=MANY, round_seconds=12.0) as network:
+        network.start_all()
+        network.wait(lambda: network.rounds() >= 1)
+        paused = _pids(network, "node-3")
+        for pid in paused:
+            os.kill(pid, signal.SIGSTOP)
+        begun, when = network.rounds(), time.monotonic()
+        network.wait(lambda: network.rounds() >= begun + 3)
+        took = time.monotonic() - when
+        late = [record for record in network.records() if record["round"] > begun + 1]
+        for pid in paused:
+            os.kill(pid, signal.SIGCONT)
+        again = network.rounds()
+        network.wait(
+            lambda: any(2 in record["participants"] for record in network.records() if record["round"] > again)
+        )
+    assert late
+    assert all(record["participants"] == [0, 1] for record in late)
+    assert "no reply within 12 s" in late[0]["rejected"]["node-3"]
+    assert took < 3 * 12 + 60
+    # What it answered to rounds that were closed by then never counts: a round's participants replied in that round.
+    assert all(sorted(set(record["participants"])) == record["participants"] for record in network.records())
+
+
+def test_the_server_is_killed_and_goes_on_with_the_next_round(tmp_path):
+    with Processes(tmp_path / "federation", rounds=6) as network:
+        network.start_all()
+        network.wait(lambda: network.rounds() >= 2)
+        assert network.kill("deploy", "server", str(network.folder / "server")) >= 1
+        network.processes.pop("server").wait()
+        closed = network.rounds()
+        time.sleep(3)
+        network.start("server")
+        assert network.finish() == 0, network.said("server")
+    assert f"going on after round {closed} of 6" in (network.folder / "server" / "run.log").read_text()
+    assert [record["round"] for record in network.records()] == [1, 2, 3, 4, 5, 6]
+    assert all(record["participants"] for record in network.records())
+
+
+def test_the_app_of_the_server_is_killed_and_started_again(tmp_path):
+    with Processes(tmp_path / "federation", rounds=5) as network:
+        network.start_all()
+        network.wait(lambda: network.rounds() >= 2)
+        assert network.kill("flwr-serverapp", f":{network.port + 1}") >= 1
+        assert network.finish() == 0, network.said("server")
+    assert [record["round"] for record in network.records()] == [1, 2, 3, 4, 5]
+
+
+def test_an_outage_of_the_superlink_is_survived(tmp_path):
+    with Processes(tmp_path / "federation", rounds=5) as network:
+        network.start_all()
+        network.wait(lambda: network.rounds() >= 2)
+        end = time.monotonic() + 10
+        while time.monotonic() < end:  # whatever is started again within ten seconds is killed again
+            network.kill("fedrema.deploy.superlink", f" {network.port} ")
+            time.sleep(0.5)
+        assert network.finish() == 0, network.said("server")
+    assert "Flower's SuperLink has ended" in network.said("server")
+    assert [record["round"] for record in network.records()] == [1, 2, 3, 4, 5]
+
+
+def test_a_client_joins_late(tmp_path, capsys):
+    with Processes(tmp_path / "federation", "fedrema", rounds=MANY) as network:
+        network.start_all()
+        network.wait(lambda: network.rounds() >= 2)
+        assert main(["deploy", "add", str(network.folder), "late"]) == 0
+        (network.node("late") / "data.npz").write_bytes((network.node("node-1") / "data.npz").read_bytes())
+        network.start("late")
+        network.wait(lambda: "late may take part" in network.said("server"))
+        network.wait(lambda: any(3 in record["participants"] for record in network.records()))
+        assert {member["name"] for member in network.status()["members"]} == {*network.names, "late"}
+        # A key that is taken away ends it.
+        (network.folder / "server" / "keys" / "late.pub").unlink()
+        network.wait(lambda: "late may no longer take part" in network.said("server"))
+        since = network.rounds() + 1
+        network.wait(lambda: network.records()[-1]["round"] > since + 1)
+        last = network.records()[-1]
+    capsys.readouterr()
+    assert last["participants"] == [0, 1, 2]
+
+
+def test_too_few_nodes_are_waited_for_and_given_up(tmp_path):
+    with Processes(tmp_path / "federation", "fedavg", least_clients=3, wait_seconds=20.0) as network:
+        for name in ("server", "node-1", "node-2"):
+            network.start(name)
+        assert network.finish() == 2
+    said = network.said("server")
+    assert "waiting for clients: there are" in said
+    assert "Only 2 of at least 3 clients were there after 20 s (node-1, node-2)" in said
+
+
+def _pids(network, name):
+    from tests.network.federation_of_processes import _command_lines
+
+    return [pid for pid, line in _command_lines() if str(network.node(name)) in line and "supernode" in line]

@@ -1,0 +1,85 @@
+"""Nobody without a registered key, without TLS or with a foreign authority ever takes part."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from fedrema.deploy.children import environment, free_port
+from fedrema.deploy.founding import new_key
+from fedrema.deploy.keys import make_authority
+from tests.network.federation_of_processes import Processes
+
+pytestmark = pytest.mark.network
+
+
+def supernode(network, *arguments):
+    """A SuperNode of Flower's own, as a stranger would start it."""
+    own = environment(network.folder / "stranger", network.folder)
+    command = [sys.executable, "-m", "fedrema.deploy.supernode", "--superlink", f"127.0.0.1:{network.port}"]
+    command += ["--port", str(free_port()), *arguments]
+    return subprocess.Popen(command, env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def test_strangers_never_take_part(tmp_path):
+    with Processes(tmp_path / "federation", "fedavg", rounds=4, least_clients=3) as network:
+        network.start_all()
+        network.wait(lambda: network.rounds() >= 1)
+        authority = str(network.folder / "server" / "ca.crt")
+        foreign = tmp_path / "foreign"
+        foreign.mkdir()
+        make_authority(foreign, "somebody else")
+        unknown = tmp_path / "unknown"
+        shutil.copytree(network.node("node-1"), unknown)
+        new_key(unknown)  # a key of its own that the server does not know
+        node_1 = str(network.node("node-1") / "node.key")
+        strangers = {
+            "a key that is not registered": supernode(
+                network, "--root-certificates", authority, "--auth-supernode-private-key", str(unknown / "node.key")
+            ),
+            "no key": supernode(network, "--root-certificates", authority),
+            "no TLS": supernode(network, "--insecure"),
+            "an authority of somebody else": supernode(
+                network, "--root-certificates", str(foreign / "ca.crt"), "--auth-supernode-private-key", node_1
+            ),
+        }
+        network.wait(lambda: network.rounds() >= 3)
+        members = {member["name"] for member in network.status()["members"]}
+        for process in strangers.values():
+            process.kill()  # one that waits for its next attempt would take its time
+        said = {why: process.communicate(timeout=30)[0] for why, process in strangers.items()}
+        assert members == set(network.names), said
+        assert network.finish() == 0
+    assert all(record["participants"] == [0, 1, 2] for record in network.records())
+    assert not any("SuperNode ID" in words for words in said.values()), said
+
+
+def test_only_the_interface_for_nodes_is_open(tmp_path):
+    with Processes(tmp_path / "federation", "fedavg") as network:
+        network.start("server")
+        context = ssl.create_default_context(cafile=network.folder / "server" / "ca.crt")
+        base = f"https://127.0.0.1:{network.port}"
+        network.wait(lambda: "may take part" in network.said("server"))
+        for path in ("/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/"):
+            for method in ("POST", "GET"):
+                request = urllib.request.Request(base + path, data=b"" if method == "POST" else None, method=method)
+                with pytest.raises(urllib.error.HTTPError) as refused:
+                    urllib.request.urlopen(request, context=context)
+                assert refused.value.code == 404, path
+                refused.value.close()
+        # The same paths exist where only this machine can reach them.
+        request = urllib.request.Request(f"https://127.0.0.1:{network.port + 1}/v1/control/start-run", data=b"")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, context=context)
+        assert refused.value.code != 404
+        refused.value.close()
+        # Without a certificate that our authority has signed, nobody speaks to anybody.
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ssl.create_default_context().wrap_socket(
+                socket.create_connection(("127.0.0.1", network.port)), server_hostname="127.0.0.1"
+            )
