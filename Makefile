@@ -31,7 +31,8 @@ test-gpu: $(VENV)/.developing
 
 # Real servers and nodes on loopback, with TLS and keys; twenty minutes.
 test-network: $(VENV)/.developing
-	$(BIN)/pytest -m network tests/network
+	$(BIN)/pytest -n 2 -m network
+	$(BIN)/python docs/check_network.py
 
 # Peak memory with many clients, ten minutes.
 test-scale: $(VENV)/.developing

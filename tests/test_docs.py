@@ -1,7 +1,7 @@
 """Every command and every Python block in README and docs runs, in the order in which it stands there.
 
 A fence's second word says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, cut down to a
-round that a CPU can do), `slow` (cut down with --quick), `make` (checked with `make -n`), `install` (what the test
+round that a CPU can do), `slow` (cut down with --quick), `network` (starts real nodes), `make` (checked with `make -n`), `install` (what the test
 environment has already done).
 """
 
@@ -61,6 +61,13 @@ def test_what_needs_datasets_runs(page, tmp_path):
         run(language, re.sub(r"$", " --quick", text.strip(), flags=re.M), tmp_path)
 
 
+@pytest.mark.network
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"network"})], ids=lambda page: page.name)
+def test_what_starts_real_nodes_runs(page, tmp_path):
+    for language, text in blocks(page, {"network"}):
+        run(language, text, tmp_path)
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_examples_run(example, tmp_path):
     for each in EXAMPLES:
@@ -91,7 +98,16 @@ def test_links_and_pictures_exist(page):
 def test_every_fence_is_known():
     for page in PAGES:
         for words in re.findall(r"^```(\S.*)$", page.read_text(), re.M):
-            assert words in ("bash", "python", "bash datasets", "bash gpu", "bash slow", "bash make", "bash install"), (
+            assert words in (
+                "bash",
+                "python",
+                "bash datasets",
+                "bash gpu",
+                "bash slow",
+                "bash make",
+                "bash install",
+                "bash network",
+            ), (
                 page,
                 words,
             )

@@ -85,7 +85,7 @@ class Processes:
         )
         return json.loads(told.stdout)
 
-    def wait(self, what, seconds=180.0):
+    def wait(self, what, seconds=300.0):
         """Wait until something is so; returns it."""
         end = time.monotonic() + seconds
         while not (found := what()):

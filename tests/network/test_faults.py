@@ -27,7 +27,7 @@ def heads(network, row):
 
 
 def test_a_node_that_is_killed_comes_back_to_its_own_head(tmp_path):
-    with Processes(tmp_path / "federation", rounds=MANY, round_seconds=15.0) as network:
+    with Processes(tmp_path / "federation", rounds=MANY, round_seconds=30.0) as network:
         network.start_all()
         network.wait(lambda: {0, 1, 2} <= participants(network, 0))
         log = network.node("node-2") / "state" / "supernode.log"
@@ -55,7 +55,7 @@ def test_a_node_that_is_killed_comes_back_to_its_own_head(tmp_path):
 
 
 def test_a_node_that_never_answers_does_not_hold_the_others_up(tmp_path):
-    with Processes(tmp_path / "federation", "fedavg", rounds=MANY, round_seconds=12.0) as network:
+    with Processes(tmp_path / "federation", "fedavg", rounds=MANY, round_seconds=30.0) as network:
         network.start_all()
         network.wait(lambda: network.rounds() >= 1)
         paused = _pids(network, "node-3")
@@ -73,8 +73,8 @@ def test_a_node_that_never_answers_does_not_hold_the_others_up(tmp_path):
         )
     assert late
     assert all(record["participants"] == [0, 1] for record in late)
-    assert "no reply within 12 s" in late[0]["rejected"]["node-3"]
-    assert took < 3 * 12 + 60
+    assert "no reply within 30 s" in late[0]["rejected"]["node-3"]
+    assert took < 3 * 30 + 60
     # What it answered to rounds that were closed by then never counts: a round's participants replied in that round.
     assert all(sorted(set(record["participants"])) == record["participants"] for record in network.records())
 

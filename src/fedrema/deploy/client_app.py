@@ -1,15 +1,18 @@
 """The Flower app of a client: trains on its own samples when a letter comes, and says who it is when asked."""
 
+import functools
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedrema.data import Federation, build_federation, load_own
+from fedrema.data import DataSettings, Federation, build_federation, load_own
 from fedrema.data.federation import read_npz
 from fedrema.deploy.carried import FACTS, read_letter, reply_record
 from fedrema.deploy.letters import Reply
@@ -20,6 +23,7 @@ from fedrema.errors import BadInput, FedremaError
 from fedrema.settings import Settings
 
 app = ClientApp()
+KEPT = "kept"
 
 
 @app.query()
@@ -34,9 +38,9 @@ def train(message: Message, context: Context) -> Message:
     """Train for a round, or only score what came."""
     letter, name = read_letter(message.content)
     settings, plan = read_run_config(context.run_config)
-    folder = kept_in(context)
-    with noted(folder, letter.round) as note:
-        node = Node(settings, samples_of_node(settings, plan.classes, context, name), folder)
+    with kept_in(context) as folder, noted(folder, letter.round) as note:
+        samples = plan.fitted(samples_of_node(settings, context, name))
+        node = Node(settings, samples, folder)
         guard = guard_of(context, folder)
         if guard is not None and letter.train:
             guard.check()
@@ -48,7 +52,22 @@ def train(message: Message, context: Context) -> Message:
 
 
 @contextmanager
-def noted(folder: Path | None, number: int) -> Iterator[Callable[[Reply], None]]:
+def kept_in(context: Context) -> Iterator[Path]:
+    """Give the folder in which this node keeps what never leaves it; without one, Flower keeps it while it lives."""
+    if folder := context.node_config.get("folder"):
+        yield Path(str(folder))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        kept = Path(temporary) / KEPT
+        kept.mkdir()
+        for name, content in context.state.config_records.get(KEPT, ConfigRecord({})).items():
+            (kept / name).write_bytes(cast(bytes, content))
+        yield kept
+        context.state[KEPT] = ConfigRecord({file.name: file.read_bytes() for file in kept.iterdir()})
+
+
+@contextmanager
+def noted(folder: Path, number: int) -> Iterator[Callable[[Reply], None]]:
     """Write what happens in a round to node.log, beside what the node keeps: for its owner alone."""
     lines: list[str] = []
     try:
@@ -57,9 +76,8 @@ def noted(folder: Path | None, number: int) -> Iterator[Callable[[Reply], None]]
         lines.append(str(error))
         raise
     finally:
-        if folder is not None:
-            with (folder.parent / "node.log").open("a", encoding="utf-8") as log:
-                log.writelines(f"{datetime.now():%Y-%m-%d %H:%M:%S} round {number}: {line}\n" for line in lines)
+        with (folder.parent / "node.log").open("a", encoding="utf-8") as log:
+            log.writelines(f"{datetime.now():%Y-%m-%d %H:%M:%S} round {number}: {line}\n" for line in lines)
 
 
 def _told(reply: Reply) -> str:
@@ -72,31 +90,21 @@ def _told(reply: Reply) -> str:
     return ", ".join([f"{reply.count} samples", *parts])
 
 
-def guard_of(context: Context, folder: Path | None) -> Guard | None:
+def guard_of(context: Context, folder: Path) -> Guard | None:
     """Return what covers this node's replies, if its owner has asked for that."""
     protection = Protection.of(context.node_config)
-    if not protection.privacy_clip:
-        return None
-    if folder is None:
-        raise BadInput("privacy-clip needs folder=PATH in the node's configuration, to keep the account there.")
-    return Guard(protection, folder / "privacy.json")
+    return Guard(protection, folder / "privacy.json") if protection.privacy_clip else None
 
 
-def kept_in(context: Context) -> Path | None:
-    """Return the folder in which this node keeps what never leaves it."""
-    folder = context.node_config.get("folder")
-    return Path(str(folder)) if folder else None
-
-
-def samples_of_node(settings: Settings, classes: int, context: Context, name: str) -> Federation:
+def samples_of_node(settings: Settings, context: Context, name: str) -> Federation:
     """Return this node's samples: its own data, or its part of a dataset that is dealt out for trying."""
     data = context.node_config.get("data")
     if data is None:
         row = context.node_config.get("partition-id")
         if row is None:
             raise BadInput("The node has no data: give it data=FILE, data=FOLDER or data=module:function.")
-        return build_federation(settings.data).only(int(row))
-    federation = own_samples(str(data), settings, classes, name)
+        return _dealt(settings.data).only(int(row))
+    federation = own_samples(str(data), settings, name)
     if len(federation) > 1:
         if name not in federation.names:
             raise BadInput(f"data={data} holds {len(federation)} clients, and none is called {name!r}.")
@@ -104,7 +112,12 @@ def samples_of_node(settings: Settings, classes: int, context: Context, name: st
     return federation
 
 
-def own_samples(data: str, settings: Settings, classes: int, name: str) -> Federation:
+@functools.lru_cache(maxsize=1)  # Flower's simulation engine plays many nodes in one process
+def _dealt(data: DataSettings) -> Federation:
+    return build_federation(data)
+
+
+def own_samples(data: str, settings: Settings, name: str) -> Federation:
     """Read a user's data; a single file need not say whose it is."""
     share, seed = settings.data.test_share, settings.data.data_seed
     file = Path(data)
@@ -113,6 +126,6 @@ def own_samples(data: str, settings: Settings, classes: int, name: str) -> Feder
         if "client" not in arrays:
             who_it_is = np.full(len(arrays["y"]), name)
             return Federation.from_arrays(
-                arrays["x"], arrays["y"], who_it_is, arrays.get("split"), classes, None, seed, share
+                arrays["x"], arrays["y"], who_it_is, arrays.get("split"), None, None, seed, share
             )
     return load_own(data, seed, share)

@@ -155,7 +155,9 @@ class Conductor:
             if not name:
                 continue
             if message.has_error():
-                missing[name] = f"{message.error.reason or 'it failed'} (error {message.error.code})"
+                # Flower puts a whole traceback there; its last line says what happened.
+                said = (message.error.reason or "it failed").strip().splitlines()[-1]
+                missing[name] = f"{said[-300:]} (error {message.error.code})"
                 continue
             try:
                 replies[name] = read_reply(message.content)

@@ -1,15 +1,21 @@
 """What a federation on the network is to do, as Flower's run configuration holds it."""
 
+import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from fedrema.data import Federation
 from fedrema.errors import BadInput, at_least
 from fedrema.runs.manifest import CIRCUMSTANCES, method_name
 from fedrema.settings import Settings, as_arguments, parse_settings
 
-NOT_CARRIED = (CIRCUMSTANCES - {"rounds", "device", "backend", "partition-file"}) | {"late", "late-round", "dropout"}
+NOT_CARRIED = (CIRCUMSTANCES - {"rounds", "device", "backend", "federation", "partition-file"}) | {
+    "late",
+    "late-round",
+    "dropout",
+}
 """Settings that say nothing to a federation of real clients."""
 
 
@@ -43,6 +49,17 @@ class Plan:
         if not self.shape or min(self.shape) < 1:
             raise BadInput(f"sample-shape must be written as 3x32x32, got {self.sample_shape!r}.")
 
+    def fitted(self, samples: Federation) -> Federation:
+        """Return a node's samples as those of this federation, whose classes it need not all have; refuses others."""
+        if samples.sample_shape != self.shape:
+            found = "x".join(map(str, samples.sample_shape))
+            raise BadInput(f"Its samples are of shape {found}, but this federation is for {self.sample_shape}.")
+        if samples.classes > self.classes:
+            raise BadInput(
+                f"Its labels go up to {samples.classes - 1}, but this federation has {self.classes} classes."
+            )
+        return replace(samples, classes=self.classes)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of a sample."""
@@ -60,6 +77,12 @@ def run_config(settings: Settings, plan: Plan) -> dict[str, bool | float | int |
 
 def read_run_config(config: Mapping[str, Any]) -> tuple[Settings, Plan]:
     """Return the settings and the plan that a run configuration holds."""
+    return _read(tuple(sorted(config.items())))
+
+
+@functools.lru_cache(maxsize=4)  # every message brings it again
+def _read(items: tuple[tuple[str, Any], ...]) -> tuple[Settings, Plan]:
+    config = dict(items)
     own = {field.name.replace("_", "-"): field.name for field in fields(Plan)}
     plan = Plan(**{own[name]: value for name, value in config.items() if name in own})
     method = str(config.get("method", "fedrema"))

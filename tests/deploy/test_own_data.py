@@ -1,0 +1,90 @@
+"""A node's own data, in every form; and what does not fit is refused in a sentence, by the node itself."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedrema.runs.run import Run
+from tests.deploy.test_flower import CLIENTS, Federated
+
+
+def samples(seed, classes=10, shape=(1, 8, 8), count=24):
+    generator = np.random.default_rng(seed)
+    y = generator.integers(0, classes, count)
+    return generator.normal(size=(count, *shape)).astype(np.float32), y
+
+
+def federation(tmp_path, *data):
+    made = Federated(tmp_path, "fedavg", ["--rounds", "1"])
+    made.grid.names = {7 + row: name for row, name in enumerate(("north", "south", "west", "east"))}
+    for row, one in enumerate(data):
+        made.grid.contexts[7 + row].node_config = {"data": str(one), "folder": str(tmp_path / f"node-{row}")}
+    return made
+
+
+def test_a_file_a_folder_and_a_function(tmp_path, monkeypatch):
+    for number, file in enumerate(("one.npz", "folder/south.npz", "whose.npz")):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        x, y = samples(number, classes=3)  # these nodes have seen three of ten classes
+        whose = {"client": np.full(len(y), "west")} if file == "whose.npz" else {}
+        np.savez(tmp_path / file, x=x, y=y, **whose)
+    (tmp_path / "ward.py").write_text(
+        "import numpy as np\nfrom fedrema.data import Federation\n\ndef load():\n"
+        "    x = np.random.default_rng(5).normal(size=(20, 1, 8, 8)).astype(np.float32)\n"
+        "    return Federation.from_arrays(x, np.arange(20) % 10, ['east'] * 20)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    made = federation(tmp_path, tmp_path / "one.npz", tmp_path / "folder", tmp_path / "whose.npz", "ward:load")
+    made.conductor().conduct()
+    (record,) = Run(tmp_path / "server").rounds
+    assert record["rejected"] == {}
+    assert record["participants"] == list(range(CLIENTS))
+    assert Run(tmp_path / "server").config["federation"]["names"] == sorted(("north", "south", "west", "east"))
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (samples(1, shape=(1, 9, 9)), "Its samples are of shape 1x9x9, but this federation is for 1x8x8."),
+        (samples(1, classes=12, count=60), "Its labels go up to 11, but this federation has 10 classes."),
+    ],
+)
+def test_samples_of_another_kind(data, sentence, tmp_path):
+    np.savez(tmp_path / "odd.npz", x=data[0], y=data[1])
+    made = federation(tmp_path, tmp_path / "odd.npz")
+    made.conductor().conduct()
+    (record,) = Run(tmp_path / "server").rounds
+    assert sentence in record["rejected"]["north"]
+    assert len(record["participants"]) == CLIENTS - 1
+    assert sentence in (tmp_path / "node.log").read_text()  # where the node's owner sees it
+
+
+def test_a_node_without_data(tmp_path):
+    made = federation(tmp_path)
+    made.grid.contexts[7].node_config = {"folder": str(tmp_path / "node-0")}
+    made.conductor().conduct()
+    (record,) = Run(tmp_path / "server").rounds
+    assert "The node has no data" in record["rejected"]["north"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbabu"])
+def test_without_a_folder_flower_keeps_what_never_leaves(method, tmp_path):
+    accuracies = {}
+    for kept in ("folder", "flower"):
+        made = Federated(tmp_path / kept, method)
+        for row, context in enumerate(made.grid.contexts.values()):
+            context.node_config = {"partition-id": row}
+            if kept == "folder":
+                context.node_config |= {"folder": str(tmp_path / kept / f"node-{row}")}
+        (tmp_path / kept).mkdir()
+        made.conductor().conduct()
+        accuracies[kept] = [record["client_accuracy"] for record in Run(tmp_path / kept / "server").rounds]
+        assert all(len(r["participants"]) == CLIENTS for r in Run(tmp_path / kept / "server").rounds)
+    assert accuracies["flower"] == accuracies["folder"]
+
+
+def test_there_is_room_for_so_many_and_no_more(tmp_path):
+    made = Federated(tmp_path, "fedavg", ["--rounds", "2"], most_clients=3)
+    made.conductor().conduct()
+    assert [record["participants"] for record in Run(tmp_path / "server").rounds] == [[0, 1, 2]] * 2
