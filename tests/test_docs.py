@@ -1,8 +1,8 @@
 """Every command and every Python block in README and docs runs, in the order in which it stands there.
 
 A fence's second word says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, cut down to a
-round that a CPU can do), `slow` (cut down with --quick), `network` (starts real nodes), `make` (checked with `make -n`), `install` (what the test
-environment has already done).
+round that a CPU can do), `slow` (cut down with --quick), `network` (starts real nodes), `make` (checked with `make
+-n`), `install` (what the test environment has already done).
 """
 
 import os
@@ -30,7 +30,8 @@ def run(language: str, text: str, folder: Path) -> None:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONWARNINGS": "error,ignore::ResourceWarning",  # Ray leaves files open when it ends
+        # Ray leaves files open when it ends; Flower's command line uses what its own will no longer have
+        "PYTHONWARNINGS": "error,ignore::ResourceWarning,ignore:'click.:DeprecationWarning",
         "COLUMNS": "120",
         "OMP_NUM_THREADS": "1",
     }
