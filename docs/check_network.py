@@ -56,8 +56,8 @@ def ours(method: str, file: Path, folder: Path, nodes: int, rounds: int) -> dict
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
-        context.run_config = config
-        return client_app.train(message, context)
+        told = Context(context.run_id, context.node_id, context.node_config, context.state, config)
+        return client_app.train(message, told)
 
     client.query()(client_app.who)
     run_simulation(server, client, nodes, backend_config={"client_resources": {"num_cpus": 1}})

@@ -235,3 +235,28 @@ def test_a_folder_of_another_plan_is_refused(tmp_path):
     other = Federated(tmp_path, more=["--lr", "0.5"])
     with pytest.raises(BadInput, match="belongs to another configuration"):
         other.conductor().conduct()
+
+
+def test_a_round_in_which_nobody_counts_is_played_again(tmp_path):
+    lost = []
+
+    def spoil(node, reply):
+        if reply.metadata.group_id == "2" and len(lost) < CLIENTS:
+            lost.append(node)
+            return None
+        return reply
+
+    made = Federated(tmp_path, "fedavg", ["--rounds", "3"], spoil=spoil)
+    made.conductor().conduct()
+    assert len(lost) == CLIENTS
+    assert [(record["round"], len(record["participants"])) for record in Run(tmp_path / "server").rounds] == [
+        (number, CLIENTS) for number in (1, 2, 3)
+    ]
+
+
+def test_when_nobody_ever_counts_it_gives_up_and_says_why(tmp_path):
+    made = Federated(
+        tmp_path, "fedavg", spoil=lambda node, reply: None if reply.metadata.group_id else reply, wait_seconds=0.0
+    )
+    with pytest.raises(BadInput, match=r"Nobody has counted in round 1 for 0 s; 0: no reply within 300 s"):
+        made.conductor().conduct()

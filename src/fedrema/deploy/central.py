@@ -82,7 +82,10 @@ class Central:
         return Letter(number, accepted, common, own, mail, own_mail, train)
 
     def close(self, replies: Mapping[str, Reply]) -> dict[str, Any]:
-        """Close a round with the replies that have come; returns its record, with who was rejected and why."""
+        """Close a round with the replies that have come; returns its record, with who was rejected and why.
+
+        Without a single good one the round stays open.
+        """
         number = self.round + 1
         rejected = {name: why for name, reply in replies.items() if (why := self._fault(reply, number))}
         good = {name: reply for name, reply in replies.items() if name not in rejected}
@@ -93,7 +96,7 @@ class Central:
             names = sorted(good, key=self.registry.row)
             self._learn(names, [good[name] for name in names], number, record)
             self.registry.accepted |= dict.fromkeys(names, number)
-        self.world.round = number
+            self.world.round = number
         return record
 
     def _learn(self, names: list[str], replies: list[Reply], number: int, record: dict[str, Any]) -> None:

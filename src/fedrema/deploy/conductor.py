@@ -30,6 +30,8 @@ class Conductor:
         self.grid, self.settings, self.plan, self.pause = grid, settings, plan, pause
         self.central = Central(settings, plan.shape, plan.classes, plan.most_clients)
         self.ledger = Ledger(Path(plan.folder), settings, plan, self.central)
+        self.vain_since: float | None = None
+        """When it began that nobody counts."""
         self.sent = 0
         """Bytes of the letters that were sent last."""
         self.asked: dict[int, str] = {}
@@ -55,11 +57,14 @@ class Conductor:
         replies, missing = self._exchange({name: online[name] for name in chosen}, train=True)
         waited = time.monotonic() - begun
         record = self.central.close(replies)
-        counted = {name: reply for name, reply in replies.items() if name not in record["rejected"]}
-        self.ledger.scored({name: reply.received for name, reply in counted.items()})
-        for name, why in {**missing, **record["rejected"]}.items():
-            log.warning("round %d: client %s does not count: %s", number, name, why)
         record["rejected"] |= missing
+        for name, why in record["rejected"].items():
+            log.warning("round %d: client %s does not count: %s", number, name, why)
+        if not record["participants"]:
+            self._in_vain(number, record["rejected"])
+            return
+        self.vain_since = None
+        self.ledger.scored({name: reply.received for name, reply in replies.items() if name not in record["rejected"]})
         record["bytes_up"] = sum(size(reply.params) + size(reply.extras) for reply in replies.values())
         record["bytes_down"] = self.sent
         record["seconds"] = {
@@ -70,6 +75,18 @@ class Conductor:
         }
         self.ledger.closed(record)
         log.info("round %d of %d: %d clients", number, simulation.rounds, len(record["participants"]))
+
+    def _in_vain(self, number: int, rejected: Mapping[str, str]) -> None:
+        """Play a round again in which nobody counted; give up when that has gone on for too long."""
+        now = time.monotonic()
+        self.vain_since = now if self.vain_since is None else self.vain_since
+        if now - self.vain_since > self.plan.wait_seconds:
+            name, why = next(iter(rejected.items()))
+            raise BadInput(
+                f"Nobody has counted in round {number} for {self.plan.wait_seconds:g} s; {name}: {why}"
+                f" It can go on after round {self.central.round}."
+            )
+        self.pause(SECONDS_BETWEEN_LOOKS)
 
     def _wait(self) -> dict[str, int]:
         """Return the clients that are there, by name, once there are enough."""
