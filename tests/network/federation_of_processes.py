@@ -99,7 +99,7 @@ class Processes:
 
     def kill(self, *words):
         """kill -9 every process on whose command line all these words stand."""
-        hit = [pid for pid, line in _command_lines() if all(word in line for word in words)]
+        hit = [pid for pid, line in command_lines() if all(word in line for word in words)]
         for pid in hit:
             os.kill(pid, signal.SIGKILL)
         return len(hit)
@@ -110,7 +110,7 @@ class Processes:
         self.processes.pop(name).wait()
 
 
-def _command_lines():
+def command_lines():
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:

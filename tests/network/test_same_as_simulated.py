@@ -7,7 +7,7 @@ from fedrema.data import build_federation
 from fedrema.runs.checkpoint import load_world
 from fedrema.runs.execute import prepare
 from fedrema.runs.run import Run
-from tests.network.federation_of_processes import Processes, _command_lines
+from tests.network.federation_of_processes import Processes, command_lines
 
 pytestmark = pytest.mark.network
 
@@ -31,4 +31,4 @@ def test_personal_models_are_those_of_the_simulator(method, tmp_path):
         torch.testing.assert_close(there.own[name][: len(value)], value, rtol=0, atol=1e-6)
     assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in records]
     assert all(record["participants"] == [0, 1, 2] for record in run.rounds)
-    assert not [line for _, line in _command_lines() if str(tmp_path) in line]
+    assert not [line for _, line in command_lines() if str(tmp_path) in line]

@@ -5,7 +5,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedrema.deploy.carried import FACTS, letter_record, packed, read_reply
@@ -172,9 +173,7 @@ class Conductor:
             if not name:
                 continue
             if message.has_error():
-                # Flower puts a whole traceback there; its last line says what happened.
-                said = (message.error.reason or "it failed").strip().splitlines()[-1]
-                missing[name] = f"{said[-300:]} (error {message.error.code})"
+                missing[name] = self._told(message.error)
                 continue
             try:
                 replies[name] = read_reply(message.content)
@@ -182,3 +181,15 @@ class Conductor:
             except FedremaError as error:
                 missing[name] = str(error)
         return replies, missing
+
+    def _told(self, error: Error) -> str:
+        """Say in a few words what Flower says of a client that did not reply."""
+        late = f"no reply within {self.plan.round_seconds:g} s"
+        known = {
+            ErrorCode.MESSAGE_UNAVAILABLE: late,
+            ErrorCode.REPLY_MESSAGE_UNAVAILABLE: late,
+            ErrorCode.NODE_UNAVAILABLE: "its node is gone",
+            ErrorCode.CLIENT_APP_CRASHED: "its process died",
+        }
+        # Where the client raised something there is a whole traceback; its last line says what happened.
+        return known.get(error.code) or (error.reason or "it failed").strip().splitlines()[-1][-300:]
