@@ -1,22 +1,31 @@
-"""fedrema deploy: init, server, client, status, add, key, renew, demo."""
+"""fedrema deploy: its commands, and those that a running federation needs: server, client, status."""
 
 import dataclasses
+import importlib
 import importlib.util
 import json
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
 from fedrema.errors import BadInput
-from fedrema.settings import Settings, parse_arguments, parse_settings
+from fedrema.settings import parse_arguments
 
 Folder = Annotated[Path, tyro.conf.Positional]
-Name = Annotated[str, tyro.conf.Positional]
+COMMANDS = {
+    "init": ("founding", "write a ready federation: app, certificates, keys, start scripts, units, compose file"),
+    "server": ("deploy", "conduct the federation; given again, it goes on where it stopped"),
+    "client": ("deploy", "take part as a node"),
+    "status": ("deploy", "how it stands: round, nodes, who does not count and why"),
+    "add": ("founding", "add a node, also to a federation that is going on"),
+    "key": ("founding", "make a node's key anew, on the node"),
+    "renew": ("founding", "make the server's certificate anew"),
+    "demo": ("founding", "a server and three nodes on this machine; ends by itself"),
+}
 
 
 def deploy(arguments: list[str]) -> int:
@@ -29,78 +38,7 @@ def deploy(arguments: list[str]) -> int:
         raise BadInput(f"fedrema deploy {command!r} is unknown; valid are {', '.join(COMMANDS)}.")
     if importlib.util.find_spec("flwr") is None:
         raise BadInput("fedrema deploy needs Flower: pip install 'fedrema[deploy]'.")
-    return COMMANDS[command][0](rest)
-
-
-@dataclasses.dataclass(frozen=True)
-class Init:
-    """Write a ready federation: app, certificates, keys, start scripts, systemd units and a compose file.
-
-    Beside these options: METHOD after DIR, and every setting of fedrema run METHOD.
-    """
-
-    dir: Folder
-    """Folder to make."""
-    nodes: str = "3"
-    """Names of the nodes, separated by commas; or how many: node-1, node-2, …"""
-    host: str = "localhost"
-    """Name or address under which nodes reach the server; several, separated by commas: the first is told to nodes."""
-    port: int = 9092
-    """Port for nodes; the next one is for commands on the server's machine."""
-    deal: bool = False
-    """To try it: deal --dataset out to the nodes, a data.npz in each one's folder."""
-    sample_shape: str = ""
-    """Shape of a sample of the nodes' own data, such as 3x32x32; not needed with --deal."""
-    classes: int = 0
-    """Number of classes in the nodes' own data; not needed with --deal."""
-    least_clients: int = 2
-    """Wait for at least this many nodes before each round."""
-    most_clients: int = 100
-    """Room for this many nodes in all, with those that join later."""
-    wait_seconds: float = 600.0
-    """Give up when there are fewer than --least-clients for so long."""
-    round_seconds: float = 300.0
-    """Close a round after so long; replies that come later do not count."""
-
-
-def init(arguments: list[str]) -> int:
-    """Make a federation's folder."""
-    asked, settings = _founding(Init, arguments, "fedrema deploy init")
-    from fedrema.deploy.founding import Founding, found
-
-    hosts = tuple(host.strip() for host in asked.host.split(",") if host.strip())
-    if not hosts:
-        raise BadInput("--host must name the server, got nothing.")
-    found(asked.dir, Founding(_names(asked.nodes), hosts, asked.port, asked.deal), settings, _plan(asked, settings))
-    print(f"Made {asked.dir}; {asked.dir / 'README.md'} says what goes where.")
-    print(f"Server:  fedrema deploy server {asked.dir / 'server'}")
-    print(f"Node:    fedrema deploy client {asked.dir / 'nodes' / _names(asked.nodes)[0]}")
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Demo(Init):
-    """A whole federation on this machine that ends by itself: a server and three nodes, each its own process.
-
-    Beside these options: METHOD after DIR, and every setting of fedrema run METHOD.
-    """
-
-    rounds: int = 5
-    """How many rounds to play."""
-
-
-def demo(arguments: list[str]) -> int:
-    """Make a federation of a few nodes on this machine, and play it."""
-    asked, settings = _founding(Demo, arguments, "fedrema deploy demo", "--deal")
-    settings = dataclasses.replace(settings, simulation=dataclasses.replace(settings.simulation, rounds=asked.rounds))
-    from fedrema.deploy.demonstration import demonstrate
-
-    plan = dataclasses.replace(_plan(asked, settings), least_clients=len(_names(asked.nodes)))
-    code = demonstrate(asked.dir, _names(asked.nodes), settings, plan, _say)
-    if code == 0:
-        _show(asked.dir)
-        print(f"The run lies in {asked.dir / 'server' / 'run'}; fedrema compare reads it like any other.")
-    return code
+    return int(getattr(importlib.import_module(f"fedrema.cli.{COMMANDS[command][0]}"), command)(rest))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +57,7 @@ def server(arguments: list[str]) -> int:
     from fedrema.deploy.places import ServerPlace
     from fedrema.deploy.serving import Serving
 
-    return Serving(ServerPlace.open(asked.dir), _say).serve()
+    return Serving(ServerPlace.open(asked.dir), say).serve()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +75,7 @@ def client(arguments: list[str]) -> int:
     from fedrema.deploy.places import NodePlace
 
     place = NodePlace.open(asked.dir)
-    return join(place if asked.server is None else dataclasses.replace(place, server=asked.server), _say)
+    return join(place if asked.server is None else dataclasses.replace(place, server=asked.server), say)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,80 +97,8 @@ def status(arguments: list[str]) -> int:
 
         print(json.dumps(standing(ServerPlace.open(asked.dir)).plain(), indent=2))
     else:
-        _show(asked.dir)
+        show(asked.dir)
     return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Add:
-    """Add a node; a server that is going on lets it in within seconds."""
-
-    dir: Folder
-    """The federation's folder."""
-    name: Name
-    """What the node is to be called."""
-
-
-def add(arguments: list[str]) -> int:
-    """Add a node to a federation."""
-    asked: Add = parse_arguments(Add, arguments, "fedrema deploy add")
-    from fedrema.deploy.founding import add_node
-    from fedrema.deploy.places import NodePlace
-
-    others = sorted((asked.dir / "nodes").glob("*/node.toml"))
-    if not others:
-        raise BadInput(f"{asked.dir} holds no nodes: name a folder that fedrema deploy init made.")
-    node = add_node(asked.dir, asked.name, NodePlace.open(others[0].parent).server)
-    print(
-        f"Made {node}: take it to the node. {asked.name} may take part as soon as {asked.dir / 'server'} knows its key."
-    )
-    return 0
-
-
-def key(arguments: list[str]) -> int:
-    """Make a node's key anew."""
-    asked: Place = parse_arguments(
-        Place, arguments, "fedrema deploy key", "Make a node's key anew, on the node itself."
-    )
-    from fedrema.deploy.founding import new_key
-    from fedrema.deploy.places import NodePlace
-
-    place = NodePlace.open(asked.dir)
-    new_key(place.path)
-    print(f"Give {place.path / 'node.pub'} to the server as keys/{place.name}.pub, then start the node again.")
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Renew:
-    """Make the server's certificate anew, by the same authority; nodes need nothing new."""
-
-    dir: Folder
-    """The federation's folder, with authority/ and server/."""
-    host: str = "localhost"
-    """Names and addresses under which nodes reach the server, separated by commas."""
-
-
-def renew(arguments: list[str]) -> int:
-    """Renew the server's certificate."""
-    asked: Renew = parse_arguments(Renew, arguments, "fedrema deploy renew")
-    from fedrema.deploy import founding
-
-    founding.renew(asked.dir, tuple(asked.host.split(",")))
-    print(f"Made {asked.dir / 'server' / 'server.crt'} anew: start the server again.")
-    return 0
-
-
-COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
-    "init": (init, "write a ready federation: app, certificates, keys, start scripts, units, compose file"),
-    "server": (server, "conduct the federation; given again, it goes on where it stopped"),
-    "client": (client, "take part as a node"),
-    "status": (status, "how it stands: round, nodes, who does not count and why"),
-    "add": (add, "add a node, also to a federation that is going on"),
-    "key": (key, "make a node's key anew, on the node"),
-    "renew": (renew, "make the server's certificate anew"),
-    "demo": (demo, "a server and three nodes on this machine; ends by itself"),
-}
 
 
 def _usage() -> str:
@@ -242,57 +108,14 @@ def _usage() -> str:
     )
 
 
-def _founding(kind: type[Init], arguments: list[str], prog: str, *more: str) -> tuple[Any, Settings]:
-    """Take apart what is for the federation and what is for the method: DIR [METHOD] [OPTIONS of both]."""
-    places = 2 if len(arguments) > 1 and not arguments[1].startswith("-") else 1
-    own, rest = _apart(kind, arguments[places:])
-    asked = parse_arguments(kind, [*arguments[:1], *own, *more], prog)
-    if asked.deal:
-        rest = ["--clients", str(len(_names(asked.nodes))), *rest]
-    return asked, parse_settings(arguments[1] if places == 2 else "fedrema", rest, prog)
-
-
-def _apart(kind: type[Init], arguments: list[str]) -> tuple[list[str], list[str]]:
-    stands_alone = {"--deal": True, "--no-deal": True, "--help": True, "-h": True}
-    flags = {f"--{field.name.replace('_', '-')}": False for field in dataclasses.fields(kind)} | stands_alone
-    own: list[str] = []
-    rest: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        option = word.partition("=")[0]
-        (own if option in flags else rest).append(word)
-        if option in flags and not flags[option] and "=" not in word:
-            own += [value for value in (next(words, None),) if value is not None]
-    return own, rest
-
-
-def _names(nodes: str) -> tuple[str, ...]:
-    if nodes.isdigit():
-        return tuple(f"node-{number}" for number in range(1, int(nodes) + 1))
-    return tuple(name.strip() for name in nodes.split(","))
-
-
-def _plan(asked: Init, settings: Settings) -> Any:
-    from fedrema.data import build_federation
-    from fedrema.deploy.founding import UNKNOWN
-    from fedrema.deploy.plan import Plan
-
-    shape, classes = asked.sample_shape, asked.classes
-    if asked.deal:
-        federation = build_federation(settings.data)
-        shape, classes = "x".join(map(str, federation.sample_shape)), federation.classes
-    elif not shape or not classes:
-        raise BadInput("--sample-shape and --classes must say what the nodes' own data is like; or --deal, to try it.")
-    limits = {name: getattr(asked, name) for name in ("least_clients", "most_clients", "wait_seconds", "round_seconds")}
-    return Plan(UNKNOWN, shape, classes, **limits)
-
-
-def _say(sentence: str) -> None:
+def say(sentence: str) -> None:
+    """Print a sentence with the time, unless it brings its own."""
     stamped = sentence if sentence[:4].isdigit() else f"{datetime.now():%Y-%m-%d %H:%M:%S} {sentence}"
     print(stamped, flush=True)
 
 
-def _show(folder: Path) -> None:
+def show(folder: Path) -> None:
+    """Print how a federation stands."""
     from fedrema.deploy.places import ServerPlace
     from fedrema.deploy.standing import standing
 
