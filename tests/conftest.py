@@ -7,15 +7,23 @@ import pytest
 import torch
 
 from fedrema.data import Federation
+from tests import forked
 
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; more threads only get in each other's way
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which is when it is read
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Tests run side by side; more threads only get in each other's way."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """A folder with a `python` and a `fedrema` that start at once: see tests/forked."""
+    with forked.programs() as folder:
+        yield folder
 
 
 def make_federation(counts=(23, 9, 30, 14), classes=4, features=6, seed=0, names=None) -> Federation:

@@ -82,6 +82,15 @@ def kept(folder):
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def workers_start_at_once(programs):
+    """But for what a test starts by itself, as `python -m fedrema`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(programs / "python"))
+        patch.setenv("FORKED_EXECUTABLE", sys.executable)
+        yield
+
+
 def two_processes(store, folder):
     return Workers(store, folder / "work", [""], 2)
 
@@ -184,8 +193,7 @@ class Play:
         command = [sys.executable, "-m", "fedrema", "grid", "table.toml", "--device", "cpu", "--out", "out", *arguments]
         # Not pipes: they would end only with the last process that has inherited them.
         with (self.folder / "told").open("w") as told, (self.folder / "shown").open("w") as shown:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            return subprocess.Popen(command, cwd=self.folder, env=environment, stderr=told, stdout=shown)
+            return subprocess.Popen(command, cwd=self.folder, stderr=told, stdout=shown)
 
     def told(self):
         return (self.folder / "told").read_text()
