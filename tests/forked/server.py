@@ -1,10 +1,11 @@
 """Starts programs without the wait: forks each from a process that has imported the libraries and done nothing else.
 
-A program is a process of its own, with the arguments, folder, environment and streams of whoever asked for it; it ends
-as Python ends, and when whoever asked is killed. Run as `python server.py SOCKET LIBRARY...`, it serves until its
-standard input is closed.
+A program is a process of its own, with the arguments, folder, environment and streams of whoever asked for it. It ends
+as Python ends, but leaves it to the system to clear away the libraries; it is killed when whoever asked is.
+Run as `python server.py SOCKET LIBRARY...`, the server works until its standard input is closed.
 """
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -91,11 +92,35 @@ def become(arguments: list[str], folder: str, environment: dict[str, str], strea
             runpy.run_path(script, run_name="__main__")
 
 
+def code_of(arguments: list[str], **circumstances: Any) -> int:
+    """Return the code with which a program ends, shown as Python shows it."""
+    try:
+        become(arguments, **circumstances)
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(stop.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def leave() -> None:
+    """End at once; what was to be done at the end has been done."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     address, *libraries = sys.argv[1:]
+    code = 0
+    atexit.register(leave)  # the first of all is called last
     for library in libraries:
         importlib.import_module(library)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "of several threads a fork has only one"
     gc.freeze()  # what has been imported stays in memory that all share
     order, streams = serve(address)
-    become(**order, streams=streams)
+    code = code_of(**order, streams=streams)
