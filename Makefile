@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SIDE_BY_SIDE := -n 2 --dist loadgroup
 
 .PHONY: demo test lint types tests test-datasets test-gpu test-network test-scale figures results clean
 
@@ -18,11 +19,11 @@ types: $(VENV)/.developing
 	$(BIN)/mypy
 
 tests: $(VENV)/.developing
-	$(BIN)/pytest -n 2 --cov --cov-fail-under=90
+	$(BIN)/pytest $(SIDE_BY_SIDE) --cov --cov-fail-under=90
 
 # Needs MNIST, Fashion-MNIST and CIFAR-10 in the folder that FEDREMA_DATA names.
 test-datasets: $(VENV)/.developing
-	$(BIN)/pytest -n 2 -m datasets
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m datasets
 
 # Needs a CUDA device.
 test-gpu: $(VENV)/.developing

@@ -1,21 +1,42 @@
 """Small federations that every test can afford."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from fedrema.data import Federation
+from tests import forked
 
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; more threads only get in each other's way
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which is when it is read
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Tests run side by side; more threads only get in each other's way."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def programs():
+    """A folder with a `python` and a `fedrema` that start at once: see tests/forked."""
+    with forked.programs() as folder:
+        yield folder
+
+
+@pytest.fixture
+def others_start_at_once(programs, monkeypatch):
+    """For a test whose subject starts other processes with `sys.executable`."""
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    monkeypatch.setenv("FORKED_EXECUTABLE", sys.executable)  # what they start does too
+
+
+def pytest_collection_modifyitems(items):
+    """Put what takes longest first: at the end one process would wait for the other."""
+    items.sort(key=lambda item: item.path.name != "test_docs.py")
 
 
 def make_federation(counts=(23, 9, 30, 14), classes=4, features=6, seed=0, names=None) -> Federation:

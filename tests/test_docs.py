@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 CUT_DOWN = "--rounds 1 --net mlp --seeds 2 --quiet --precision auto"
+INSTALLED = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 FENCE = re.compile(r"^```(bash|python)(?: (\w+))?\n(.*?)^```$", re.S | re.M)
 
 
@@ -26,23 +28,28 @@ def blocks(page: Path, needs: set[str]) -> list[tuple[str, str]]:
     return [(found[1], found[3]) for found in FENCE.finditer(page.read_text()) if (found[2] or "") in needs]
 
 
-def run(language: str, text: str, folder: Path) -> None:
+@pytest.fixture
+def run(programs):
+    """What runs a block; `fedrema` and `python` start at once."""
+    return partial(run_in, f"{programs}{os.pathsep}{INSTALLED}")
+
+
+def run_in(path: str, language: str, text: str, folder: Path) -> None:
     environment = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": path,
         # Ray leaves files open when it ends; Flower's command line uses what its own will no longer have
         "PYTHONWARNINGS": "error,ignore::ResourceWarning,ignore:'click.:DeprecationWarning",
         "COLUMNS": "120",
-        "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
+    command = ["python", "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, f"{text}\n{ended.stdout}\n{ended.stderr}"
     assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_everything_on_a_page_runs(page, tmp_path):
+def test_everything_on_a_page_runs(page, run, tmp_path):
     for language, text in blocks(page, {""}):
         run(language, text, tmp_path)
 
@@ -50,7 +57,7 @@ def test_everything_on_a_page_runs(page, tmp_path):
 @pytest.mark.datasets
 @pytest.mark.skipif("FEDREMA_DATA" not in os.environ, reason="FEDREMA_DATA names no folder with the real datasets")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_needs_datasets_runs(page, tmp_path):
+def test_what_needs_datasets_runs(page, run, tmp_path):
     for language, text in blocks(page, {"datasets"}):
         run(language, text, tmp_path)
     for language, text in blocks(page, {"gpu"}):
@@ -66,11 +73,11 @@ def test_what_needs_datasets_runs(page, tmp_path):
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"network"})], ids=lambda page: page.name)
 def test_what_starts_real_nodes_runs(page, tmp_path):
     for language, text in blocks(page, {"network"}):
-        run(language, text, tmp_path)
+        run_in(INSTALLED, language, text, tmp_path)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_examples_run(example, tmp_path):
+def test_examples_run(example, run, tmp_path):
     for each in EXAMPLES:
         shutil.copy(each, tmp_path)
     run("python", f"import runpy; runpy.run_path({example.name!r}, run_name='__main__')", tmp_path)
@@ -83,10 +90,10 @@ def test_the_two_commands_are_in_the_makefile():
         subprocess.run([*command.split(), "-n"], cwd=ROOT, check=True, capture_output=True)
 
 
-def test_the_readmes_method_runs_from_the_command_line(tmp_path):
+def test_the_readmes_method_runs_from_the_command_line_as_it_is_installed(tmp_path):
     text = next(text for language, text in blocks(ROOT / "README.md", {""}) if "class Pull" in text)
     (tmp_path / "mine.py").write_text(text)
-    run("bash", "fedrema run mine:Pull --strength 0.5 --rounds 2 --out runs/pull", tmp_path)
+    run_in(INSTALLED, "bash", "fedrema run mine:Pull --strength 0.5 --rounds 2 --out runs/pull", tmp_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

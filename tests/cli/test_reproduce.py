@@ -10,6 +10,8 @@ from fedrema.cli.playing import chosen
 from fedrema.cli.reproduce import NAMES, Playing, _experiment, _ordered
 from fedrema.grid.store import Store
 
+pytestmark = pytest.mark.xdist_group("reproduce")  # what is played once serves all
+
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):

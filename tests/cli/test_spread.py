@@ -15,6 +15,8 @@ from fedrema.runs.run import Run
 from fedrema.runs.together import seeds_apart
 from fedrema.settings import parse_settings
 
+pytestmark = pytest.mark.usefixtures("others_start_at_once")
+
 SMALL = ["--rounds", "2", "--clients", "4", "--samples", "40", "--hidden", "4", "--epochs", "1"]
 
 

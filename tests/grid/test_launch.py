@@ -15,6 +15,8 @@ from fedrema.grid.reading import read_experiment
 from fedrema.grid.store import Store, key_of
 from fedrema.grid.tasks import Task, divided, missing
 
+pytestmark = [pytest.mark.usefixtures("others_start_at_once"), pytest.mark.xdist_group("launch")]
+
 FILE = """
 seeds = 2
 [settings]
@@ -180,12 +182,22 @@ class Play:
     def allow(self, last):
         (self.folder / "go").write_text(str(last))
 
-    def start(self, *arguments):
-        command = [sys.executable, "-m", "fedrema", "grid", "table.toml", "--device", "cpu", "--out", "out", *arguments]
+    def start(self, *arguments, python=None):
+        command = [
+            python or sys.executable,
+            "-m",
+            "fedrema",
+            "grid",
+            "table.toml",
+            "--device",
+            "cpu",
+            "--out",
+            "out",
+            *arguments,
+        ]
         # Not pipes: they would end only with the last process that has inherited them.
         with (self.folder / "told").open("w") as told, (self.folder / "shown").open("w") as shown:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            return subprocess.Popen(command, cwd=self.folder, env=environment, stderr=told, stdout=shown)
+            return subprocess.Popen(command, cwd=self.folder, stderr=told, stdout=shown)
 
     def told(self):
         return (self.folder / "told").read_text()
@@ -247,11 +259,11 @@ def is_gone(process):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(tmp_path_factory, programs):
     """The cells of three rows that nobody has stopped, played in one process, one after the other."""
     play = Play(tmp_path_factory.mktemp("undisturbed"), 3)
     play.allow(ROUNDS)
-    assert play.start("--quiet").wait(PATIENCE) == 0, play.told()
+    assert play.start("--quiet", python=programs / "python").wait(PATIENCE) == 0, play.told()
     assert play.told() == (play.folder / "shown").read_text() == ""
     assert sorted((mark, number) for _, mark, number in play.played()) == [
         (mark, number) for mark in range(3) for number in range(1, ROUNDS + 1)

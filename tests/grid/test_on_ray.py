@@ -25,6 +25,7 @@ from fedrema.runs.execute import Interrupted
 
 # Rays older than 2.60 leave /dev/null open and their processes to themselves when they end.
 pytestmark = [
+    pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore:unclosed file.*/dev/null:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
 ]

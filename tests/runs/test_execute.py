@@ -99,8 +99,8 @@ def test_a_second_ctrl_c_interrupts_at_once(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def start(out: Path, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "fedrema", "run", "fedrema", *arguments, "--out", str(out), "--quiet"]
+def start(out: Path, *arguments: str, python: Path | str = sys.executable) -> subprocess.Popen:
+    command = [python, "-m", "fedrema", "run", "fedrema", *arguments, "--out", str(out), "--quiet"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -118,17 +118,17 @@ def wait_for_rounds(out: Path, number: int, process: subprocess.Popen) -> None:
 LONG = ("--rounds", "60", "--clients", "6", "--samples", "40", "--checkpoint-every", "7")
 
 
-def test_kill_9_and_resume_end_bit_identical(tmp_path):
+def test_kill_9_and_resume_end_bit_identical(programs, tmp_path):
     process = start(tmp_path / "killed", *LONG)
     wait_for_rounds(tmp_path / "killed", 17, process)
     process.kill()
     process.communicate()
     assert not (tmp_path / "killed" / "summary.json").exists()
     finished = subprocess.run(
-        [sys.executable, "-m", "fedrema", "resume", str(tmp_path / "killed"), "--quiet"], capture_output=True, text=True
+        [programs / "fedrema", "resume", tmp_path / "killed", "--quiet"], capture_output=True, text=True
     )
     assert finished.returncode == 0, finished.stderr
-    whole = start(tmp_path / "whole", *LONG)
+    whole = start(tmp_path / "whole", *LONG, python=programs / "python")
     assert whole.wait(60) == 0, whole.communicate()
     whole.communicate()
     assert_same_end(tmp_path / "whole", tmp_path / "killed")
@@ -281,7 +281,7 @@ def test_a_network_given_in_python_must_be_given_again(tmp_path):
     assert len(resume(tmp_path / "run", ("--rounds", "3"), module).rounds) == 3
 
 
-def test_no_room_on_the_disk_is_one_sentence_and_loses_nothing(tmp_path):
+def test_no_room_on_the_disk_is_one_sentence_and_loses_nothing(programs, tmp_path):
     """A limit on file size makes writing fail as a full disk does."""
     script = (
         "import resource, signal, sys\n"
@@ -291,7 +291,7 @@ def test_no_room_on_the_disk_is_one_sentence_and_loses_nothing(tmp_path):
         f"arguments = ['--rounds', '200', '--checkpoint-every', '50', '--quiet', '--out', {str(tmp_path / 'run')!r}]\n"
         "sys.exit(main(['run', 'fedavg', *arguments]))\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    ended = subprocess.run([programs / "python", "-c", script], capture_output=True, text=True)
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.startswith("fedrema: cannot write")
     assert len(ended.stderr.strip().splitlines()) == 1
