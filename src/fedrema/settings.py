@@ -25,7 +25,7 @@ from fedrema.presets import PRESETS, data_defaults, training_defaults
 from fedrema.simulate import Simulation
 
 CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
-"""How the parser reads our dataclasses: a comment is no help, and to look for some takes longer than all the rest."""
+"""How the parser reads our dataclasses. Help stands in docstrings; to look for it in comments takes half its time."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,8 +118,9 @@ def test_it_fills_up(played):
     table.report(Event("began", last))
     assert played.shown()[2:4] == ["FedAvg 55.0 ± 7.1 70.0 (1)", "FedPer diverged …"]
     assert played.shown()[-1] == "6 of 8 runs finished, about 20 seconds left"
-    table.report(Event("ended", last))
-    assert played.shown() == ["8 of 8 runs finished"]
+    played.keep(last, 0, 0.7)
+    table.report(Event("refused", last, failed=("its process ended with code 130",)))  # stopped after its first seed
+    assert played.shown() == ["7 of 8 runs finished"]
 
 
 def test_in_this_process_rounds_belong_to_what_has_begun(played):
@@ -149,7 +150,7 @@ def test_without_a_terminal_a_line_tells_of_each_task(played, capsys):
         assert capsys.readouterr().err == line
         table.report(Event("began", large))
         table.report(Event("refused", large, failed=("FedAvg, large steps: no data.",)))
-        assert re.match(r"FedAvg, large steps: no result; \d of 8 runs finished, about 40 s", capsys.readouterr().err)
+        assert re.match(r"FedAvg, large steps: no result; 2 of 8 runs finished, about 40 s", capsys.readouterr().err)
 
 
 def test_of_a_long_task_a_line_tells_now_and_then(played, capsys, monkeypatch):

@@ -267,8 +267,12 @@ def test_only_what_fits_into_the_time_is_started(file, tmp_path, capsys):
     (later, *_) = missing(read_experiment(file, ("--rounds", "1000000")).cells, 1, store)
     assert Forecaster(store, "cpu").seconds(later) > 600
     capsys.readouterr()
+    page = tmp_path / "out" / "two.md"
+    assert "published" in page.read_text()
     assert main([*command, "--minutes", "10", "--rounds", "1000000"]) == 0
     assert "4 runs to play: about" in capsys.readouterr().err
+    assert page.read_text().startswith("## Two by two (1000000 rounds)\n")
+    assert "published" not in page.read_text()  # that is about other rounds
     assert len(list(cells.glob("*.json"))) == 4
     assert not (tmp_path / "out" / "unfinished").exists()
 

@@ -110,6 +110,8 @@ def test_each_kind_is_written_whole_and_the_same_again(kind, experiment, store, 
     assert b"/FontFile2" in pdf  # text as TrueType, not as outlines
     again = draw(picture_of(experiment, kind), experiment, 2, store, tmp_path / "again")
     assert [path.read_bytes() for path in again] == [png, pdf]
+    draw(picture_of(experiment, kind), experiment, 2, Store(tmp_path / "none"), folder)
+    assert list(folder.iterdir()) == []  # what was drawn of runs that are gone must not stand there
 
 
 @pytest.mark.parametrize("kind", FIGURES)

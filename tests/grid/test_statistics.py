@@ -162,13 +162,29 @@ def test_columns_are_blocks_by_their_means_and_not_by_their_seeds():
 
 
 def test_with_few_columns_seeds_are_blocks_and_that_is_said():
-    table = {"a": in_column(5, 6, 7), "b": in_column(5, 5, 5), "d": in_column(1, 2, 3), "gone": in_column(9, 9)}
+    table = {"a": in_column(5, 6, 7), "b": in_column(5, 5, 5), "d": in_column(1, 2, 3), "gone": {}}
     found = rank(table)
     assert found.left_out == ("gone",)
     assert (found.blocks, found.ranks) == (3, pytest.approx((3.5 / 3, 5.5 / 3, 3)))
     assert found.blocks_are == "3 runs, the seeds of 1 column: not independent datasets, so the test is too sure"
-    two = {row: values | {("d", 0): value} for value, (row, values) in enumerate(table.items())}
+    two = {row: values | {("d", 0): value} for value, (row, values) in enumerate(table.items()) if values}
     assert "the seeds of 2 columns" in rank(two).blocks_are
+
+
+def test_rows_are_ranked_by_the_seeds_that_all_have():
+    # With its second seed a would be last in c0; the others have not run it.
+    columns = ("c0", "c1", "c2")
+    table = {
+        row: {key: value for column in columns for key, value in in_column(first, column=column).items()}
+        for row, first in (("a", 3), ("b", 2), ("d", 1))
+    }
+    table["a"]["c0", 1] = -99
+    found = rank(table | {"gone": in_column(9, column="c0")})
+    assert (found.names, found.ranks, found.left_out) == (("a", "b", "d"), (1, 2, 3), ("gone",))
+    assert found.blocks_are == "3 columns, each the mean over the seeds that all have (1)"
+    for row, seed in (("b", 0), ("d", 0)):
+        table[row]["c1", 1] = table[row].pop(("c1", seed))
+    assert rank(table) is None  # a has seed 0 alone in c1, the others seed 1
 
 
 def test_what_cannot_be_ranked():

@@ -108,6 +108,16 @@ def test_runs_of_several_seeds_are_as_those_of_single_ones(tmp_path):
             assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
+def test_a_single_run_does_not_ask_how_many_fit(tmp_path, monkeypatch):
+    asked = []
+    original = Simulator.room_for
+    monkeypatch.setattr(Simulator, "room_for", lambda self: asked.append(self) or original(self))
+    assert len(list(play_seeds(settings_of(tmp_path, seeds=1), nobody))) == 1
+    assert not asked
+    assert len(list(play_seeds(settings_of(tmp_path, "several", seeds=2), nobody))) == 2
+    assert len(asked) == 1
+
+
 def test_a_seed_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
     original = Simulator.local_training
 

@@ -8,8 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedrema.cli.playing import Part, Playing, chosen, play, prepare
-from fedrema.grid.reading import read_experiment
+from fedrema.cli.playing import Part, Playing, chosen, play, prepare, read
 from fedrema.grid.report import write_report
 from fedrema.grid.store import Store
 from fedrema.grid.table import Sheet
@@ -35,7 +34,7 @@ def grid(arguments: list[str]) -> int:
     """Play what is missing, then write and print the table."""
     asked: Grid = parse_arguments(Grid, arguments, "fedrema grid")
     playing = asked.playing
-    experiment = read_experiment(asked.file, playing.changes())
+    experiment = read(asked.file, playing)
     parts = chosen([experiment], playing.only, playing.seeds)
     if playing.prepare is not None:
         prepare(parts, playing.prepare)

@@ -70,7 +70,7 @@ class LiveTable:
             self.rounds[id(task), event.seed] = event
         elif event.is_last:
             self.running.remove(task)
-            self.done += len(task.seeds)
+            self.done += sum(self.store.has(key_of(settings)) for settings in task.runs)  # not what was stopped
             self._say(f"{task.cell.title}: {self._result(task.cell)}; {self._footer()}")
         if time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
             self._say(f"{'; '.join(map(self._state, self.running))}; {self._footer()}")

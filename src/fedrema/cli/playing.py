@@ -15,6 +15,7 @@ from fedrema.errors import BadInput, at_least
 from fedrema.grid.experiment import Cell, Experiment
 from fedrema.grid.forecast import Forecaster
 from fedrema.grid.launch import Here, Launcher, Workers
+from fedrema.grid.reading import read_experiment
 from fedrema.grid.store import Store
 from fedrema.grid.tasks import Task, divided, missing
 
@@ -28,7 +29,7 @@ class Playing:
     seeds: int | None = None
     """Training seeds 0, 1, …; default: as many as the file says."""
     rounds: int | None = None
-    """Communication rounds in every cell, instead of what the file says."""
+    """Communication rounds in every cell, instead of what the file says; published numbers are then left out."""
     only: str | None = None
     """Run only cells whose row or column has one of these names (a comma between them)."""
     minutes: float | None = None
@@ -62,6 +63,12 @@ class Part:
     experiment: Experiment
     cells: tuple[Cell, ...]
     seeds: int
+
+
+def read(file: Path, asked: Playing, changes: tuple[str, ...] = ()) -> Experiment:
+    """Read an experiment as it is to be played; `changes` are arguments for every cell."""
+    experiment = read_experiment(file, (*changes, *asked.changes()))
+    return experiment.titled_anew(f"{experiment.title} ({asked.rounds} rounds)") if asked.rounds else experiment
 
 
 def chosen(experiments: Iterable[Experiment], names: str | None, seeds: int | None) -> list[Part]:

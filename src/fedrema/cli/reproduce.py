@@ -12,11 +12,10 @@ import tyro
 from rich.console import Console
 
 from fedrema.cli.grid import STOPPED, complain, show
-from fedrema.cli.playing import Part, Playing, chosen, play, prepare
+from fedrema.cli.playing import Part, Playing, chosen, play, prepare, read
 from fedrema.errors import BadInput
 from fedrema.grid.experiment import Experiment
 from fedrema.grid.overview import write_overview
-from fedrema.grid.reading import read_experiment
 from fedrema.grid.report import write_report
 from fedrema.grid.sitting import write_sitting
 from fedrema.grid.store import Store
@@ -96,15 +95,12 @@ def _names(what: tuple[str, ...]) -> list[str]:
 
 
 def _experiment(name: str, smoke: bool, playing: Playing) -> Experiment:
-    changes = (*(SMOKE if smoke else ()), *playing.changes())
     with resources.as_file(resources.files("fedrema") / "experiments" / f"{name}.toml") as file:
-        experiment = read_experiment(file, changes)
+        experiment = read(file, playing, SMOKE if smoke else ())
     if not smoke:
         return experiment
-    # What was published is about other data: it must not stand beside these numbers.
-    cells = tuple(dataclasses.replace(cell, published=None) for cell in experiment.cells)
     title, about = f"Smoke test on digits: {experiment.title}", "Six rounds, to see that everything works."
-    return dataclasses.replace(experiment, title=title, about=about, cells=cells, also={})
+    return experiment.titled_anew(title, about)
 
 
 def _begun(experiment: Experiment, seeds: int, store: Store) -> bool:

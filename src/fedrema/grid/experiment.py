@@ -120,6 +120,11 @@ class Experiment:
         """Return a cell by the names of its row and column."""
         return next(cell for cell in self.cells if (cell.row.name, cell.column.name) == (row, column))
 
+    def titled_anew(self, title: str, about: str = "") -> "Experiment":
+        """Return the same, run in another way: what was published is not about that, and is left out."""
+        cells = tuple(replace(cell, published=None) for cell in self.cells)
+        return replace(self, title=title, about=about or self.about, cells=cells, also={})
+
     def title_of(self, name: str) -> str:
         """Return how a row or a column is called."""
         return next(line.title for line in (*self.rows, *self.columns) if line.name == name)

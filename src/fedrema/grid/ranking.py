@@ -27,33 +27,39 @@ class Ranking:
     cliques: tuple[tuple[str, ...], ...]
     """The largest groups of rows that do not differ significantly, each best first."""
     left_out: tuple[str, ...]
-    """Rows that lack runs which others have."""
+    """Rows that have no run in a column where others have."""
 
 
 def rank(table: Scores) -> Ranking | None:
     """Rank rows within blocks, where 1 is the highest score, and test whether their average ranks differ.
 
     A block is a column, with the mean over its seeds, where there are three columns or more, as these tests want
-    independent datasets (Demšar, JMLR 2006); else a column and a seed. A row must have every run that any row has.
+    independent datasets (Demšar, JMLR 2006); else a column and a seed. A row must have a run in every column; of its
+    runs those count whose seed all such rows have there.
 
     Returns
     -------
     Ranking | None
-        None where there are fewer than three such rows, or fewer than two blocks.
+        None where there are fewer than three such rows, fewer than two blocks, or a column without a common seed.
     """
     from scipy import stats
 
-    keys = sorted({key for values in table.values() for key in values})
-    names = [row for row, values in table.items() if len(values) == len(keys)]
+    keys = {key for values in table.values() for key in values}
     columns = sorted({column for column, _ in keys})
+    names = [row for row, values in table.items() if {column for column, _ in values} == set(columns)]
+    if len(names) < 3:
+        return None
+    shared = sorted(key for key in keys if all(key in table[row] for row in names))
+    seeds = [sum(key[0] == column for key in shared) for column in columns]
     if len(columns) >= COLUMNS_FOR_RANKS:
-        blocks = [[key for key in keys if key[0] == column] for column in columns]
-        blocks_are = f"{len(blocks)} columns, each the mean over its seeds"
+        blocks = [[key for key in shared if key[0] == column] for column in columns]
+        which = "its seeds" if len(shared) == len(keys) else f"the seeds that all have ({_span(seeds)})"
+        blocks_are = f"{len(blocks)} columns, each the mean over {which}"
     else:
-        blocks = [[key] for key in keys]
+        blocks = [[key] for key in shared]
         where = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
         blocks_are = f"{len(blocks)} runs, the seeds of {where}: not independent datasets, so the test is too sure"
-    if len(names) < 3 or len(blocks) < 2:
+    if len(blocks) < 2 or not all(seeds):
         return None
     values = np.array([[np.mean([table[row][key] for key in block]) for row in names] for block in blocks]).round(9)
     each = stats.rankdata(-values, axis=1)
@@ -67,6 +73,10 @@ def rank(table: Scores) -> Ranking | None:
     groups = cliques(best_first, sorted_ranks, difference)
     left_out = tuple(row for row in table if row not in names)
     return Ranking(best_first, sorted_ranks, difference, p, len(blocks), blocks_are, groups, left_out)
+
+
+def _span(counts: Sequence[int]) -> str:
+    return " to ".join(str(count) for count in sorted({min(counts), max(counts)}))
 
 
 def critical_difference(rows: int, blocks: int) -> float:

@@ -32,15 +32,17 @@ DOTS_PER_INCH = 200
 
 
 def draw(picture: Picture, experiment: Experiment, seeds: int, store: Store, folder: Path) -> list[Path]:
-    """Draw a picture as PNG and PDF, and return their paths; none where there is nothing to draw yet."""
+    """Draw a picture as PNG and PDF, and return their paths; where there is nothing to draw, none is left of before."""
     figure = FIGURES[picture.kind](Results(picture, experiment, seeds, store))
+    paths = [folder / f"{file_stem(picture, experiment)}.{kind}" for kind in ("png", "pdf")]
     if figure is None:
+        for path in paths:
+            path.unlink(missing_ok=True)
         return []
     import matplotlib
 
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # everything has its place now: to find it again for each file takes long
-    paths = [folder / f"{file_stem(picture, experiment)}.{kind}" for kind in ("png", "pdf")]
     for path, undated in zip(paths, ({}, {"CreationDate": None}), strict=True):
         # TrueType, so that letters can be searched and journals take it; no date: same results, same file.
         with written_whole(path) as temporary, matplotlib.rc_context({"pdf.fonttype": 42}):
