@@ -3,14 +3,13 @@
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import urllib.error
 import urllib.request
 
 import pytest
 
-from fedrema.deploy.children import environment, free_port
+from fedrema.deploy.children import Child, environment, free_port, keeping
 from fedrema.deploy.founding import new_key
 from fedrema.deploy.keys import make_authority
 from tests.network.federation_of_processes import Processes
@@ -23,7 +22,8 @@ def supernode(network, *arguments):
     own = environment(network.folder / "stranger", network.folder)
     command = [sys.executable, "-m", "fedrema.deploy.supernode", "--superlink", f"127.0.0.1:{network.port}"]
     command += ["--port", str(free_port()), *arguments]
-    return subprocess.Popen(command, env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    log = network.folder / f"stranger{len(arguments)}{arguments[-1].replace('/', '-')}.log"
+    return Child("a stranger", command, log, own)
 
 
 def test_strangers_never_take_part(tmp_path):
@@ -48,15 +48,17 @@ def test_strangers_never_take_part(tmp_path):
                 network, "--root-certificates", str(foreign / "ca.crt"), "--auth-supernode-private-key", node_1
             ),
         }
-        network.wait(lambda: network.rounds() >= 3)
-        members = {member["name"] for member in network.status()["members"]}
-        for process in strangers.values():
-            process.kill()  # one that waits for its next attempt would take its time
-        said = {why: process.communicate(timeout=30)[0] for why, process in strangers.items()}
+        with keeping(*strangers.values()):
+            for stranger in strangers.values():
+                stranger.keep()
+            network.wait(lambda: network.rounds() >= 3)
+            members = {member["name"] for member in network.status()["members"]}
+        said = {why: stranger.log.read_text() for why, stranger in strangers.items()}
         assert members == set(network.names), said
         assert network.finish() == 0
     assert all(record["participants"] == [0, 1, 2] for record in network.records())
     assert not any("SuperNode ID" in words for words in said.values()), said
+    assert all(said.values())
 
 
 def test_only_the_interface_for_nodes_is_open(tmp_path):
