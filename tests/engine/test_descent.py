@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fedrema.core import LocalTraining, Method, Phase
-from fedrema.engine.descent import Descent, Losses, descend, scaled
+from fedrema.core import Client, LocalTraining, Method, Move, Phase
+from fedrema.engine.descent import Descent, Losses, decayed, descend, scaled
 
 SHAPES = {"weight": (3, 4), "filter": (2, 1, 3, 3), "bias": (4,), "scale": ()}
 CLIENTS = 3
@@ -24,8 +24,8 @@ def descended(params, directions, phase, local, active=None, axes=0, velocity=No
     velocity = {name: value.clone() for name, value in (velocity or zeros(params)).items()}
     for step, direction in enumerate(directions):
         prepared = Descent(Method(), phase, local, direction, lambda *_: None, axes)
-        direction = scaled(direction, prepared._clip_factor(direction))
-        descend(params, velocity, direction, phase, local, active[step] if active else None)
+        direction = decayed(scaled(direction, prepared._clip_factor(direction)), params, local.weight_decay)
+        descend(params, velocity, direction, phase, active[step] if active else None)
     return params, velocity
 
 
@@ -168,7 +168,7 @@ def test_a_step_of_ones_own_gets_clipped_gradients_with_weight_decay_and_may_put
         seen.append(gradient(client, batches[0]))
         return Move(along={"weight": 2 * seen[0]["weight"]}, put={"kept": client.params["kept"] + 5})
 
-    method, phase = FedAvg(), Phase(1, lr=0.5, momentum=0.0, loss=lambda net, client, batch: None, step=step)
+    method, phase = Method(), Phase(1, lr=0.5, momentum=0.0, loss=lambda net, client, batch: None, step=step)
     local = LocalTraining(clip=1.0, weight_decay=0.1)
 
     def value_of(loss, client, batch):

@@ -40,7 +40,8 @@ class FedALA(Method):
 
     def __post_init__(self) -> None:
         """Refuse settings without meaning."""
-        at_least(0, self, "merged_tensors", "first_epochs")
+        at_least(1, self, "merged_tensors")
+        at_least(0, self, "first_epochs")
         above_zero(self, "weight_lr")
 
     def role(self, net: Net, name: str) -> Role:

@@ -14,7 +14,7 @@ class FedBN(Method):
     A client whose samples look different (another camera, another hand) keeps what makes its features comparable.
     Averages are by sample counts (the authors': equal). Clients are scored with the averaged weights and their own
     batch norm. The layers are found by their kind, not by their names. In a network without batch norm this is FedAvg:
-    `--batch-norm` puts it into mlp, cnn and alexnet, for any method, so that a comparison is fair.
+    `--net mlp-bn`, `cnn-bn` and `alexnet-bn` have it, for any method, so that a comparison is fair.
     """
 
     name: ClassVar[str] = "fedbn"

@@ -13,6 +13,9 @@ from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Upl
 from fedrema.errors import BadInput
 from fedrema.net import Net, Tensors
 
+LEAST_LOSS = 0.01
+"""What the teaching is divided by at least: two networks that make no mistake would divide it by 0."""
+
 
 @dataclass(frozen=True)
 class FedKD(Method):
@@ -71,7 +74,7 @@ class FedKD(Method):
         # KL(s‖m) + KL(m‖s) = Σ_c (s_c − m_c) (log s_c − log m_c)
         divergence = ((learner.exp() - teacher.exp()) * (learner - teacher)).mean(dim=1)
         apart = divergence + 2 * (hidden[0] - hidden[1]).square().mean(dim=1)
-        return own + (apart * batch.mask).sum() / batch.mask.sum().clamp(min=1) / own
+        return own + (apart * batch.mask).sum() / batch.mask.sum().clamp(min=1) / own.clamp(min=LEAST_LOSS)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Compress the mentee's update."""
@@ -121,10 +124,13 @@ def compressed(changes: Tensors, energy: float) -> tuple[Tensors, Tensor]:
 def low_rank(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor]:
     """Return a wide matrix with the fewest singular values whose squares sum to more than a share of all, and how many.
 
-    They come from the small square matrix A Aᵀ, whose eigenvalues are their squares: far cheaper than from A itself.
+    They come from the small square matrix A Aᵀ, whose eigenvalues are their squares: far cheaper than from A itself, and
+    in double precision, without which many small ones keep the solver from converging.
     """
-    squares, directions = torch.linalg.eigh(matrix @ matrix.T)  # ascending
+    precise = matrix.double()
+    # Of what has diverged there are no singular values; it must get through to where that is reported.
+    squares, directions = torch.linalg.eigh(torch.nan_to_num(precise @ precise.T, posinf=1.0))  # ascending
     squares = squares.clamp(min=0)
     larger = squares.flip(0).cumsum(0).flip(0) - squares  # what all larger ones sum to
-    keep = (larger <= energy * squares.sum()).to(matrix.dtype)
-    return (directions * keep) @ (directions.T @ matrix), keep.sum()
+    keep = (larger <= energy * squares.sum()).double()
+    return ((directions * keep) @ (directions.T @ precise)).to(matrix), keep.sum().to(matrix)
