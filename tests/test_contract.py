@@ -9,16 +9,22 @@ import torch
 from fedrema.core import LocalTraining, Method
 from fedrema.documentation import field_documentation
 from fedrema.methods import registry
+from fedrema.methods.apfl import APFL
+from fedrema.methods.fedamp import FedAMP
 from fedrema.methods.fedbabu import FedBABU
 from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.fedpac import FedPAC
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.fedrema import FedReMa
+from fedrema.methods.fedrep import FedRep
+from fedrema.methods.fedselect import FedSelect
+from fedrema.methods.fedvf import FedVF
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.nets import Network, build_net
 from fedrema.simulate import Simulation, Simulator
 
 from .conftest import make_federation
+from .quick import quick
 
 VARIANTS = [
     FedReMa(align=1.0),
@@ -30,8 +36,13 @@ VARIANTS = [
     FedDistill(gamma=1.0, target_loss="mse", include_own=True),
     PerFedAvg(variant="hessian-vector", adapt_steps=3),
     FedBABU(finetune="head", finetune_epochs=2),
+    APFL(mixing="outputs", adapt_alpha=False),
+    FedAMP(attention="distance", sigma=1e3),
+    FedRep(head_epochs=1, finetune_epochs=1),
+    FedSelect(select_every=1),
+    FedVF(first_stage=0.0, head_every=2),
 ]
-METHODS = [*(kind() for kind in registry().values()), *VARIANTS]
+METHODS = [*(quick(name) for name in registry()), *VARIANTS]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 
 

@@ -21,8 +21,8 @@ class Network:
     """What is trained."""
 
     net: str = "auto"
-    """mlp, cnn or alexnet (the paper's two), each also with batch norm (mlp-bn, …), or your own as module:function; auto
-    goes by the shape of a sample."""
+    """mlp, cnn or alexnet (the paper's two); mlp-bn, cnn-bn and alexnet-bn have batch norm; or your own as
+    module:function; auto goes by the shape of a sample."""
     head: str | None = None
     """Which part of the network is the classifier, for one's own; default: head, classifier or fc."""
     hidden: int = 32

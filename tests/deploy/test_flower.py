@@ -20,6 +20,7 @@ from fedrema.runs.execute import prepare
 from fedrema.runs.run import Run
 from fedrema.settings import parse_settings
 from tests.deploy.flower_in_process import InProcessGrid
+from tests.quick import quick_arguments
 
 CLIENTS = 4
 ARGUMENTS = [
@@ -49,7 +50,7 @@ def node(row):
 
 @pytest.mark.parametrize("method", registry())
 def test_every_method_learns_what_the_simulator_learns(method, tmp_path):
-    made = Federated(tmp_path, method)
+    made = Federated(tmp_path, method, quick_arguments(method))
     conductor = made.conductor()
     conductor.conduct()
     simulator = prepare(made.settings, build_federation(made.settings.data))
@@ -69,7 +70,7 @@ def test_every_method_learns_what_the_simulator_learns(method, tmp_path):
 
 @pytest.mark.parametrize("method", registry())
 def test_only_what_the_method_declares_leaves_a_node(method, tmp_path):
-    made = Federated(tmp_path, method, ["--rounds", "2"])
+    made = Federated(tmp_path, method, [*quick_arguments(method), "--rounds", "2"])
     conductor = made.conductor()
     conductor.conduct()
     net, central = conductor.central.net, conductor.central

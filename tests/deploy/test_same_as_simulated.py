@@ -10,6 +10,8 @@ from fedrema.methods import registry
 from fedrema.runs.execute import prepare
 from fedrema.settings import parse_settings
 
+from ..quick import quick_arguments
+
 CLIENTS, ROUNDS = 5, 3
 ARGUMENTS = [
     *("--clients", str(CLIENTS), "--samples", "40", "--hidden", "6", "--rounds", str(ROUNDS), "--epochs", "2"),
@@ -35,7 +37,7 @@ def play(settings, federation, folder=None):
 @pytest.mark.parametrize("participation", [1.0, 0.6])
 @pytest.mark.parametrize("method", registry())
 def test_personal_models_are_the_same(method, participation):
-    settings = parse_settings(method, [*ARGUMENTS, "--participation", str(participation)])
+    settings = parse_settings(method, [*ARGUMENTS, *quick_arguments(method), "--participation", str(participation)])
     federation = build_federation(settings.data)
     central, nodes, records = play(settings, federation)
     simulator = prepare(settings, federation)

@@ -1,4 +1,4 @@
-"""A model of two linear layers whose gradients are written out in NumPy: what methods do is computed once more by it."""
+"""A model of two linear layers, its gradients written out in NumPy: what methods do is computed once more by it."""
 
 import numpy as np
 import torch

@@ -10,8 +10,25 @@ from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedfa import FedFA, first_anchors
 
-from .by_hand import BACKENDS, LR, assert_same, back, batch_of, begun, client_of, drawn, entropy, features
-from .by_hand import linear_net, local, logits, mean, plus, softmax, tensors
+from .by_hand import (
+    BACKENDS,
+    LR,
+    assert_same,
+    back,
+    batch_of,
+    begun,
+    client_of,
+    drawn,
+    entropy,
+    features,
+    linear_net,
+    local,
+    logits,
+    mean,
+    plus,
+    softmax,
+    tensors,
+)
 
 X, Y = np.array([[1.0, 2.0], [-1.0, 0.5], [0.3, -0.7]]), [0, 1, 1]
 ANCHORS = np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.0], [0.0, 0.2, 1.0]])

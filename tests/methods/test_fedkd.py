@@ -8,8 +8,21 @@ from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedkd import LEAST_LOSS, FedKD, compressed
 
-from .by_hand import BACKENDS, batch_of, begun, client_of, drawn, entropy, features, linear_net, local, logits
-from .by_hand import mean, softmax, tensors
+from .by_hand import (
+    BACKENDS,
+    batch_of,
+    begun,
+    client_of,
+    drawn,
+    entropy,
+    features,
+    linear_net,
+    local,
+    logits,
+    mean,
+    softmax,
+    tensors,
+)
 
 X, Y = np.array([[1.0, 2.0], [-1.0, 0.5], [0.3, -0.7]]), [0, 1, 2]
 

@@ -18,9 +18,9 @@ class CReFF(Method):
     """FedAvg, whose last layer is trained again in every round on synthetic features: (W, b) ← φ̂.
 
     Clients also send, for each class c they hold, the gradient of the cross-entropy in φ̂ at the received model: for a
-    linear layer the mean of (p − e_c) ⊗ h over the samples of c. The server averages these equally over the clients that
-    hold c, and moves its own features, 100 per class, by `match_steps` steps until their gradients point the same way:
-    min Σ_c Σ_rows (1 − cos(g_synthetic, g_real)), the bias being one row. Then a fresh φ̂ is trained on them and sent to
+    linear layer the mean of (p − e_c) ⊗ h over the samples of c. The server averages these equally over those who hold
+    c, and moves its own features, 100 per class, by `match_steps` steps until their gradients point the same way: min
+    Σ_c Σ_rows (1 − cos(g_synthetic, g_real)), the bias being one row. Then a fresh φ̂ is trained on them and sent to
     everyone. The averaged model goes on by itself, as FedAvg's. Clients are scored with the averaged model under φ̂.
 
     φ̂ stands for the last linear layer, whatever lies before it. The authors average the gradients of ten augmented
@@ -55,7 +55,7 @@ class CReFF(Method):
         above_zero(self, "match_lr", "retrain_lr")
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Send the gradients in φ̂ by class [C, C, d + 1], at the model that was received, and which classes these are."""
+        """Send the gradients in φ̂ by class [C, C, d + 1], at the model that was received, and the classes held."""
         weight, bias = last_layer(net)
         inputs = inputs_of_last(net, client.received, data.x)
         received = client.inbox if "classifier.weight" in client.inbox else client.received
@@ -134,7 +134,7 @@ class CReFF(Method):
 
 
 def gradients_apart(features: Tensor, real: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return Σ_rows (1 − cos) [C] between the classes' mean gradients (p − e_c) ⊗ h and the real ones; the bias is a row."""
+    """Return Σ_rows (1 − cos) [C] between classes' mean gradients (p − e_c) ⊗ h and the real ones; the bias is a row."""
     classes, each, _ = features.shape
     truth = torch.eye(classes, device=features.device, dtype=features.dtype)[:, None, :]
     wrong = (torch.softmax(features @ weight.T + bias, dim=2) - truth) / each

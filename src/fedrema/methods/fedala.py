@@ -49,7 +49,7 @@ class FedALA(Method):
         return Role.PRIVATE if name.startswith("weight.") else Role.SHARED
 
     def trains(self, net: Net, name: str) -> bool:
-        """W is not descended along but put in place."""
+        """Leave W out: it is put in place."""
         return name in net.trainable
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:

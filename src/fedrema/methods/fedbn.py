@@ -19,7 +19,9 @@ class FedBN(Method):
 
     name: ClassVar[str] = "fedbn"
     title: ClassVar[str] = "FedBN"
-    paper: ClassVar[str] = "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
+    paper: ClassVar[str] = (
+        "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
+    )
 
     def role(self, net: Net, name: str) -> Role:
         """Share everything but batch norm."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedrema.copies import copied, copy_of
 from fedrema.core import Batch, Client, Method, Moment, Role, cross_entropy
-from fedrema.errors import above_zero, at_least
+from fedrema.errors import at_least
 from fedrema.net import Net, Tensors
 from fedrema.views import draw_views, seen
 
@@ -21,8 +21,8 @@ class FedClassAvg(Method):
     """Bodies stay at home, heads are averaged: CE(x₁) + SupCon(x₁, x₂) + (µ/2) Σ_tensors MSE(φ, φ_received).
 
     x₁ and x₂ are two random views of each sample. SupCon draws together the features of all views of one class against
-    those of the others: the mean over anchors i of −(T/0.07) · mean_{p ∈ P(i)} log[e^{h_i·h_p/T} / Σ_{a≠i} e^{h_i·h_a/T}]
-    with T = 100. The head is averaged by sample counts, φ ← Σ (n_k/n) φ̂_k, and alone travels. Clients are scored as the
+    those of the others: the mean over all i of −(T/0.07) · mean_{p ∈ P(i)} log[e^{h_i·h_p/T} / Σ_{a≠i} e^{h_i·h_a/T}],
+    T = 100. The head is averaged by sample counts, φ ← Σ (n_k/n) φ̂_k, and alone travels. Clients are scored as the
     authors do, after local training, with their own head.
 
     Views are shifted, and brighter or darker, with more or less contrast; samples that are not

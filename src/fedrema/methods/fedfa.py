@@ -50,7 +50,7 @@ class FedFA(Method):
             raise BadInput(f"--anchor-step must lie in [0, 1], got {self.anchor_step}.")
 
     def trains(self, net: Net, name: str) -> bool:
-        """Anchors are not descended along."""
+        """Leave anchors out."""
         return net.trains(name) and name != "anchors"
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:

@@ -25,7 +25,7 @@ class FedKD(Method):
     they listen to each other. KL is averaged over samples and classes, MSE over samples and features. Of each matrix
     of the mentee's update only the largest singular values are kept, the fewest whose squares exceed the share e_t of
     all, e_t rising from 0.95 to 0.98 in the course of the run; the server averages the updates by sample counts and
-    compresses the mean in the same way. Clients are scored with the mentor; the mentee's accuracy is recorded beside it.
+    compresses the mean in the same way. Clients are scored with the mentor; the mentee's accuracy is beside it.
 
     The authors' mentor is the larger network (12 layers, 4 for the mentee); here both have the network of the run,
     and begin alike. Bytes in the records are those of whole updates: `sent_share` in the trace says which share of the
@@ -124,8 +124,8 @@ def compressed(changes: Tensors, energy: float) -> tuple[Tensors, Tensor]:
 def low_rank(matrix: Tensor, energy: float) -> tuple[Tensor, Tensor]:
     """Return a wide matrix with the fewest singular values whose squares sum to more than a share of all, and how many.
 
-    They come from the small square matrix A Aᵀ, whose eigenvalues are their squares: far cheaper than from A itself, and
-    in double precision, without which many small ones keep the solver from converging.
+    They come from the small square matrix A Aᵀ, whose eigenvalues are their squares: far cheaper than from A itself.
+    Without double precision, many small ones may keep the solver from converging.
     """
     precise = matrix.double()
     # Of what has diverged there are no singular values; it must get through to where that is reported.

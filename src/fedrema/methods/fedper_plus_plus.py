@@ -12,7 +12,7 @@ from fedrema.net import Net
 
 @dataclass(frozen=True)
 class FedPerPlusPlus(Method):
-    """A RECONSTRUCTION: FedPer with feature regularisation, CE + λ · mean (1/d)‖h − h_g‖²; its numbers are not the authors'.
+    """A RECONSTRUCTION: FedPer with feature regularisation, CE + λ · mean (1/d)‖h − h_g‖²; not the authors' numbers.
 
     No text and no code of the original could be found. Two sentences in the FedReMa paper say that it adds to FedPer a
     regulariser of features that limits overfitting and drift between clients; form and weight of it are ours. h_g are

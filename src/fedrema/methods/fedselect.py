@@ -49,7 +49,7 @@ class FedSelect(Method):
                 raise BadInput(f"--{name.replace('_', '-')} must lie in [0, 1], got {getattr(self, name)}.")
 
     def trains(self, net: Net, name: str) -> bool:
-        """Masks are not descended along."""
+        """Leave masks out."""
         return name in net.trainable
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:

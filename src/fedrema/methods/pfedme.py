@@ -65,7 +65,7 @@ class PFedMe(Method):
         return Role.PRIVATE if name.startswith("personal.") else Role.SHARED
 
     def trains(self, net: Net, name: str) -> bool:
-        """θ is not descended along but put in place."""
+        """Leave θ out: it is put in place."""
         return name in net.trainable
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
@@ -102,7 +102,7 @@ class PFedMe(Method):
         return {} if self.predict_by == "global" else {"global": replace(self, predict_by="global")}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """w ← (1 − β) w + β Σ (n_k/n) w_k."""
+        """W ← (1 − β) w + β Σ (n_k/n) w_k."""
         before = uploads.before
         return Answer({name: before[name] + self.beta * (mean - before[name]) for name, mean in uploads.mean.items()})
 

@@ -52,7 +52,7 @@ class SCAFFOLD(Method):
         return Role.PRIVATE if name == "steps" else Role.SHARED
 
     def trains(self, net: Net, name: str) -> bool:
-        """Controls are not descended along but put in place."""
+        """Leave controls out: they are put in place."""
         return name in net.trainable
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
