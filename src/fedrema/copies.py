@@ -23,7 +23,8 @@ def model_of(net: Net, tensors: Tensors) -> Tensors:
 
 def squared_distance(net: Net, first: Tensors, second: Tensors) -> Tensor:
     """Return ‖w − v‖² over all that the first has of the network's trainable tensors: not batch norm's statistics."""
-    apart = [(first[name] - second[name]).square().sum() for name in first if name in net.trainable]
+    names = [name for name in net.initial if name in net.trainable and name in first]
+    apart = [(first[name] - second[name]).square().sum() for name in names]
     return sum(apart[1:], start=apart[0])
 
 

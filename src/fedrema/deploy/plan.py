@@ -1,5 +1,6 @@
 """What a federation on the network is to do, as Flower's run configuration holds it."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -58,6 +59,13 @@ def run_config(settings: Settings, plan: Plan) -> dict[str, bool | float | int |
 
 def read_run_config(config: Mapping[str, Any]) -> tuple[Settings, Plan]:
     """Return the settings and the plan that a run configuration holds."""
+    return _read(tuple(sorted(config.items())))
+
+
+@functools.lru_cache
+def _read(items: tuple[tuple[str, Any], ...]) -> tuple[Settings, Plan]:
+    # Every message to a node brings the configuration along, and parsing it takes longer than training a small model.
+    config = dict(items)
     own = {field.name.replace("_", "-"): field.name for field in fields(Plan)}
     plan = Plan(**{own[name]: value for name, value in config.items() if name in own})
     method = str(config.get("method", "fedrema"))

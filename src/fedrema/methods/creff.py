@@ -134,7 +134,7 @@ class CReFF(Method):
 
 
 def gradients_apart(features: Tensor, real: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return Σ_rows (1 − cos) [C] between classes' mean gradients (p − e_c) ⊗ h and the real ones; the bias is a row."""
+    """Return Σ_rows (1 − cos) [C] between classes' mean gradients (p − e_c) ⊗ h and real ones; the bias is a row."""
     classes, each, _ = features.shape
     truth = torch.eye(classes, device=features.device, dtype=features.dtype)[:, None, :]
     wrong = (torch.softmax(features @ weight.T + bias, dim=2) - truth) / each

@@ -86,7 +86,7 @@ class FedAMP(Method):
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Make u_k for everyone."""
-        models = {name: value for name, value in uploads.params.items() if name in net.trainable}
+        models = {name: uploads.params[name] for name in net.initial if name in net.trainable}
         weights = self.weights(models, self.alpha(moment)).to(uploads.counts)
         trace = {"own_weight": weights.diagonal().mean(), "weights": weights}
         return Answer(shared={}, personal=mix(uploads.params, weights), state=state, trace=trace)
