@@ -94,8 +94,8 @@ def on_digits(name: str, runs: list[Run]) -> str:
             "## On digits",
             "",
             f"{seeds} training seed{'s' if seeds > 1 else ''} with the defaults of the method and of digits,"
-            f" {max(rounds)} rounds, beside FedAvg and Local. Nothing was tuned, and digits are easy: the curve shows that"
-            " it learns, not what it is worth.",
+            f" {max(rounds)} rounds, beside FedAvg and Local. Nothing was tuned, and digits are easy: the curve shows"
+            " that it learns, not what it is worth.",
             "",
             f"![Accuracy over rounds of {registry()[name].title} on digits](../figures/methods/{figure.name})",
             "",

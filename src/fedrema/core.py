@@ -329,10 +329,13 @@ class Method:
         """Plan training on a copy of the client before it is scored."""
         return ()
 
+    def model(self, net: Net, client: Client) -> Tensors:
+        """Return the network's parameters with which the client answers."""
+        return client.params
+
     def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
-        """Return class scores [n, C] as the client would use them."""
-        logits: Tensor = net(client.params, x)
-        return logits
+        """Return class scores [n, C] as the client would use them: the answers of its model."""
+        return net(self.model(net, client), x)
 
     def beside(self) -> Mapping[str, "Method"]:
         """Name other conventions of scoring the same clients; their accuracies are recorded beside this one's."""

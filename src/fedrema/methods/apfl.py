@@ -72,27 +72,37 @@ class APFL(Method):
 
     def mixture(self, net: Net, params: Tensors, shared: Tensors, x: Tensor) -> Tensor:
         """Return the mixture's logits."""
-        own, share = copy_of(params, "local"), params["share"].clamp(0, 1)
-        if self.mixing == "outputs":
-            return share * net(own, x) + (1 - share) * net(shared, x)
-        # Batch norm's statistics are not mixed but the local model's: they are taken where the mixture computes.
-        mixed = {name: share * own[name] + (1 - share) * shared[name] for name in net.trainable}
-        return net({**own, **mixed}, x)
+        if self.mixing == "parameters":
+            return net(mixed_parameters(net, params, shared), x)
+        share = params["share"].clamp(0, 1)
+        return share * net(copy_of(params, "local"), x) + (1 - share) * net(shared, x)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Keep α in [0, 1], and the w that was trained here."""
         params = {**client.params, "share": client.params["share"].clamp(0, 1)}
         return client.having(params=params, memory=copied(model_of(net, client.params), "trained")), {}
 
-    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+    def model(self, net: Net, client: Client) -> Tensors:
         """Answer with v̄."""
         if self.predict_by == "global":
-            return net(model_of(net, client.params), x)
+            return model_of(net, client.params)
+        return mixed_parameters(net, client.params, copy_of(client.memory, "trained"))
+
+    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+        """Mix outputs instead of parameters, if asked to."""
+        if self.mixing == "parameters" or self.predict_by == "global":
+            return net(self.model(net, client), x)
         return self.mixture(net, client.params, copy_of(client.memory, "trained"), x)
 
     def beside(self) -> Mapping[str, Method]:
         """Record the global model's accuracy too."""
         return {} if self.predict_by == "global" else {"global": replace(self, predict_by="global")}
+
+
+def mixed_parameters(net: Net, params: Tensors, shared: Tensors) -> Tensors:
+    """Return v̄ = α v + (1 − α) w; batch norm's statistics are v's, taken where the mixture computes."""
+    own, share = copy_of(params, "local"), params["share"].clamp(0, 1)
+    return {**own, **{name: share * own[name] + (1 - share) * shared[name] for name in net.trainable}}
 
 
 def _share(name: str) -> bool:

@@ -68,12 +68,13 @@ class CReFF(Method):
         gradients = torch.einsum("nc,no,nd->cod", member, wrong, ones) / counts.clamp(min=1)[:, None, None]
         return client, {"gradients": gradients, "holds": (counts > 0).to(gradients)}
 
-    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+    def model(self, net: Net, client: Client) -> Tensors:
         """Answer with the averaged model under φ̂; before there is one, with the averaged model."""
         if "classifier.weight" not in client.inbox:
-            return net(client.params, x)
-        inputs = inputs_of_last(net, client.params, x)
-        return inputs @ client.inbox["classifier.weight"].T + client.inbox["classifier.bias"]
+            return client.params
+        weight, bias = last_layer(net)
+        layer = {weight: client.inbox["classifier.weight"], bias: client.inbox["classifier.bias"]}
+        return {**client.params, **layer}
 
     def server(self, net: Net, clients: int) -> State:
         """Remember the synthetic features; there are none before the first round."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedrema.copies import copied, copy_of, model_of, squared_distance
 from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Role, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net
+from fedrema.net import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,9 @@ class Ditto(Method):
         distance = squared_distance(net, own, client.received)
         return cross_entropy(net(own, batch.x), batch) + self.tie / 2 * distance
 
-    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+    def model(self, net: Net, client: Client) -> Tensors:
         """Answer with v_k."""
-        params = copy_of(client.params, "personal") if self.predict_by == "personal" else model_of(net, client.params)
-        return net(params, x)
+        return copy_of(client.params, "personal") if self.predict_by == "personal" else model_of(net, client.params)
 
     def beside(self) -> Mapping[str, Method]:
         """Record the global model's accuracy too."""

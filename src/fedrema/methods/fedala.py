@@ -101,9 +101,9 @@ class FedALA(Method):
         own = {name: client.params[name] for name in copy_of(client.memory, "own")}
         return client.having(memory=copied(own, "own")), {}
 
-    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+    def model(self, net: Net, client: Client) -> Tensors:
         """Answer with ŵ."""
-        return net({**client.params, **merged(client)}, x)
+        return {**client.params, **merged(client)}
 
 
 def merged(client: Client) -> Tensors:

@@ -80,9 +80,9 @@ class FedAMP(Method):
         """Keep w_k."""
         return client.having(memory=copied(client.params, "own")), {}
 
-    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+    def model(self, net: Net, client: Client) -> Tensors:
         """Answer with w_k."""
-        return net(copy_of(client.memory, "own"), x)
+        return copy_of(client.memory, "own")
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Make u_k for everyone."""

@@ -80,9 +80,9 @@ class FedClassAvg(Method):
         """Keep one's own head."""
         return client.having(memory=_own(net, client)), {}
 
-    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+    def model(self, net: Net, client: Client) -> Tensors:
         """Answer with one's own head."""
-        return net({**client.params, **copy_of(client.memory, "own")}, x)
+        return {**client.params, **copy_of(client.memory, "own")}
 
 
 def _own(net: Net, client: Client) -> Tensors:

@@ -83,10 +83,9 @@ class FedKD(Method):
         sent = {name: client.received[name] + value for name, value in kept.items()}
         return client.having(params={**client.params, **sent}), {"sent_share": share}
 
-    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+    def model(self, net: Net, client: Client) -> Tensors:
         """Answer with the mentor."""
-        params = copy_of(client.params, "mentor") if self.predict_by == "mentor" else model_of(net, client.params)
-        return net(params, x)
+        return copy_of(client.params, "mentor") if self.predict_by == "mentor" else model_of(net, client.params)
 
     def beside(self) -> Mapping[str, Method]:
         """Record the mentee's accuracy too."""

@@ -113,9 +113,9 @@ class FedSelect(Method):
         params = {**sent, **copied(sharing, "sharing")}
         return client.having(params=params, memory={**client.memory, **copied(own, "own")}), {}
 
-    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+    def model(self, net: Net, client: Client) -> Tensors:
         """Answer with the model as it was trained here."""
-        return net(copy_of(client.memory, "own"), x)
+        return copy_of(client.memory, "own")
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Average every entry over those who share it; one that nobody shares stays as it was."""

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from fedrema.copies import copied, copy_of
 from fedrema.core import Batch, Client, Method, Moment
 from fedrema.errors import BadInput, at_least
@@ -62,10 +60,10 @@ class FedVF(Method):
         """Keep one's own classifier."""
         return client.having(memory=_own(net, client)), {}
 
-    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+    def model(self, net: Net, client: Client) -> Tensors:
         """Answer with the averaged body and one's own classifier."""
         own = copy_of(client.memory, "own") if self.predict_by == "personal" else {}
-        return net({**client.params, **own}, x)
+        return {**client.params, **own}
 
     def beside(self) -> Mapping[str, Method]:
         """Record the global model's accuracy too."""

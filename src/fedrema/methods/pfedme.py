@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from fedrema.copies import copied, copy_of
 from fedrema.core import (
     Answer,
@@ -92,10 +90,10 @@ class PFedMe(Method):
         along = {name: self.tie * (client.params[name] - value) for name, value in personal.items()}
         return Move(along, copied(personal, "personal"))
 
-    def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
+    def model(self, net: Net, client: Client) -> Tensors:
         """Answer with θ."""
         personal = copy_of(client.params, "personal") if self.predict_by == "personal" else {}
-        return net({**client.params, **personal}, x)
+        return {**client.params, **personal}
 
     def beside(self) -> Mapping[str, Method]:
         """Record the global model's accuracy too."""
