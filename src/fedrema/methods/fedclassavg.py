@@ -18,7 +18,7 @@ TEMPERATURE, BASE_TEMPERATURE = 100.0, 0.07
 
 @dataclass(frozen=True)
 class FedClassAvg(Method):
-    """Bodies stay at home, heads are averaged: CE(x₁) + SupCon(x₁, x₂) + (µ/2) Σ_tensors MSE(φ, φ_received).
+    """Bodies stay at home, heads are averaged: CE(x₁) + ρ SupCon(x₁, x₂) + (µ/2) Σ_tensors MSE(φ, φ_received).
 
     x₁ and x₂ are two random views of each sample. SupCon draws together the features of all views of one class against
     those of the others: the mean over all i of −(T/0.07) · mean_{p ∈ P(i)} log[e^{h_i·h_p/T} / Σ_{a≠i} e^{h_i·h_a/T}],
@@ -27,8 +27,9 @@ class FedClassAvg(Method):
 
     Views are shifted, and brighter or darker, with more or less contrast; samples that are not
     images only the latter. They are drawn anew in every round (the authors train one epoch per round), by a sample's
-    place among its client's. The authors train with Adam, here it is SGD as for all methods, and they begin with an
-    epoch of local training that is not counted.
+    place among its client's. The authors train with Adam, which scales each parameter's step by itself, and with ρ = 1;
+    with SGD and clipped gradients, as for all methods here, a contrast of that size (its factor T/0.07 is 1429) would
+    drown the cross-entropy. They also begin with an epoch of local training that is not counted.
     """
 
     name: ClassVar[str] = "fedclassavg"
@@ -40,8 +41,8 @@ class FedClassAvg(Method):
 
     hold: float = 0.1
     """µ: how strongly the head is held to the received one (authors: 0.1, their code's default 0)."""
-    contrast: float = 1.0
-    """Weight of the contrast (authors: 1); 0 switches it off."""
+    contrast: float = 0.01
+    """ρ: weight of the contrast; 0 switches it off. The authors' 1 belongs to Adam, see above."""
     shift: float = 0.07
     """Share of an image's side by which a view is shifted at most, in each direction; 2 pixels of 28 or 32."""
     jitter: float = 0.2
@@ -64,7 +65,7 @@ class FedClassAvg(Method):
         return client.having(inbox={**client.inbox, "views": draw_views(moment, self.shift, self.jitter).to(data.x)})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """CE(x₁) + SupCon(x₁, x₂) + (µ/2) Σ_tensors MSE(φ, φ_received)."""
+        """CE(x₁) + ρ SupCon(x₁, x₂) + (µ/2) Σ_tensors MSE(φ, φ_received)."""
         first, second = (
             net.features(client.params, seen(batch.x, batch.index, client.inbox["views"][view])) for view in (0, 1)
         )
