@@ -148,7 +148,7 @@ def test_a_network_of_ones_own_and_one_that_fails(capsys, small_and_here):
     [
         (
             ["--network", "resnet"],
-            "--network 'resnet' is unknown; valid are mlp, cnn, alexnet, mlp-bn, cnn-bn, alexnet-bn,",
+            "--network 'resnet' is unknown; valid are mlp, cnn, alexnet, mlp-bn, cnn-bn",
         ),
         (["--network", "nowhere:net"], "nowhere"),
         (["--network"], "--network"),

@@ -34,10 +34,11 @@ def play(settings, federation, folder=None):
     return central, nodes, records
 
 
-@pytest.mark.parametrize("method", registry())
+@pytest.mark.parametrize("method", [*registry(), "fedbn --net mlp-bn"])
 def test_personal_models_are_the_same_also_when_clients_are_absent(method):
     # That they are with everybody there is tested through Flower, for every method too.
-    settings = parse_settings(method, [*ARGUMENTS, *quick_arguments(method), "--participation", "0.6"])
+    method, *more = method.split()
+    settings = parse_settings(method, [*more, *ARGUMENTS, *quick_arguments(method), "--participation", "0.6"])
     federation = build_federation(settings.data)
     central, nodes, records = play(settings, federation)
     simulator = prepare(settings, federation)
