@@ -42,6 +42,7 @@ test-scale: $(VENV)/.developing
 # Every picture and table in README and docs.
 figures: $(VENV)/.installed
 	$(BIN)/python docs/make_figures.py
+	$(BIN)/python docs/make_methods.py
 
 # The tables and figures of results/paper and docs/reproduction.md, from the finished runs; trains nothing.
 results: $(VENV)/.installed

@@ -1,6 +1,6 @@
-"""Make the pictures and tables of README and docs that a CPU can make: `make figures`.
+"""Make the pictures and tables of README and docs that a CPU can make, but for methods: `make figures`.
 
-Takes about three minutes on two cores; everything comes from the commands shown beside them.
+Takes a minute on two cores; everything comes from the commands shown beside them. Methods: make_methods.py.
 """
 
 import re
@@ -27,7 +27,7 @@ def fill(file: Path, marker: str, text: str) -> None:
 
 
 def make() -> None:
-    """Run the demonstration and all methods, and draw them."""
+    """Run the demonstration, and draw it."""
     FIGURES.mkdir(exist_ok=True)
     main(["partition", "--plot", str(FIGURES / "federation.png")])
     with tempfile.TemporaryDirectory() as folder:
@@ -35,10 +35,6 @@ def make() -> None:
         runs = [Run(path) for path in find_runs([Path(folder)])]
         draw_curves(runs, FIGURES / "demo.png")
         fill(DOCS.parent / "README.md", "demo", comparison_markdown(runs))
-        main(["run", "all", "--seeds", "3", "--out", f"{folder}/all"])
-        runs = [Run(path) for path in find_runs([Path(folder, "all")])]
-        draw_curves(runs, FIGURES / "methods.png")
-        fill(DOCS / "methods.md", "methods", comparison_markdown(runs))
 
 
 if __name__ == "__main__":

@@ -94,7 +94,8 @@ def test_networks_and_methods_side_by_side(capsys, small_and_here):
 
 
 def test_every_method_can_be_measured(capsys):
-    assert main(["bench", "--network", "mlp", "--method", "all", *TINY]) == 0
+    less = ("--retrain-epochs", "1", "--match-steps", "1")  # of CReFF, whose server repeats these very often
+    assert main(["bench", "--network", "mlp", "--method", "all", *TINY, *less]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in fedrema.registry())
     assert "–  " in shown  # the textbook loop has no rounds
@@ -145,7 +146,10 @@ def test_a_network_of_ones_own_and_one_that_fails(capsys, small_and_here):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--network", "resnet"], "--network 'resnet' is unknown; valid are mlp, cnn, alexnet, or your own"),
+        (
+            ["--network", "resnet"],
+            "--network 'resnet' is unknown; valid are mlp, cnn, alexnet, mlp-bn, cnn-bn",
+        ),
         (["--network", "nowhere:net"], "nowhere"),
         (["--network"], "--network"),
         (["--network="], "--network '' is unknown"),

@@ -1,6 +1,8 @@
 """What holds for every registered method, without exceptions."""
 
 import dataclasses
+import functools
+import json
 
 import numpy as np
 import pytest
@@ -9,16 +11,22 @@ import torch
 from fedrema.core import LocalTraining, Method
 from fedrema.documentation import field_documentation
 from fedrema.methods import registry
+from fedrema.methods.apfl import APFL
+from fedrema.methods.fedamp import FedAMP
 from fedrema.methods.fedbabu import FedBABU
 from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.fedpac import FedPAC
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.fedrema import FedReMa
+from fedrema.methods.fedrep import FedRep
+from fedrema.methods.fedselect import FedSelect
+from fedrema.methods.fedvf import FedVF
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.nets import Network, build_net
 from fedrema.simulate import Simulation, Simulator
 
 from .conftest import make_federation
+from .quick import quick
 
 VARIANTS = [
     FedReMa(align=1.0),
@@ -30,9 +38,15 @@ VARIANTS = [
     FedDistill(gamma=1.0, target_loss="mse", include_own=True),
     PerFedAvg(variant="hessian-vector", adapt_steps=3),
     FedBABU(finetune="head", finetune_epochs=2),
+    APFL(mixing="outputs", adapt_alpha=False),
+    FedAMP(attention="distance", sigma=1e3),
+    FedRep(head_epochs=1, finetune_epochs=1),
+    FedSelect(select_every=1),
+    FedVF(first_stage=0.0, head_every=2),
 ]
-METHODS = [*(kind() for kind in registry().values()), *VARIANTS]
+METHODS = [*(quick(name) for name in registry()), *VARIANTS]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+COUNTS = (14, 6, 19, 9)
 
 
 def simulator(method: Method, federation, local=LOCAL, **settings) -> Simulator:
@@ -77,6 +91,20 @@ def method(request) -> Method:
     return request.param
 
 
+@pytest.fixture
+def federation():
+    """Clients as unequal as elsewhere, but smaller: there are many methods."""
+    return make_federation(counts=COUNTS)
+
+
+@functools.lru_cache(maxsize=2 * len(METHODS))
+def straight(method: Method):
+    """Play a method once, for all tests that look at nothing but an ordinary run."""
+    federation = make_federation(counts=COUNTS)
+    world, records = play(method, federation, record="relations")
+    return world, records, dataclasses.replace(federation)
+
+
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_loop_and_stacked_agree_with_unequal_clients(method, federation, momentum):
     local = dataclasses.replace(LOCAL, momentum=momentum, weight_decay=0.01, clip=0.5)
@@ -92,23 +120,24 @@ def test_loop_and_stacked_agree_with_unequal_clients(method, federation, momentu
 
 def test_permuting_clients_permutes_results(method, federation):
     order = [2, 0, 3, 1]
-    straight, records = play(method, federation)
+    world, records, _ = straight(method)
     permuted, permuted_records = play(method, federation.reorder(order))
     for place, row in enumerate(order):
-        assert differences(permuted.params.row(place), straight.params.row(row)) < 1e-9
+        assert differences(permuted.params.row(place), world.params.row(row)) < 1e-9
         assert permuted_records[-1]["client_accuracy"][place] == records[-1]["client_accuracy"][row]
 
 
 def test_a_run_that_is_taken_up_again_ends_the_same(method, federation, tmp_path):
     from fedrema.runs.checkpoint import load_world, save_world
 
-    whole, _ = play(method, federation, rounds=4)
-    first = simulator(method, federation, rounds=4)
-    world = first.start()
+    local = dataclasses.replace(LOCAL, clip=0.5)  # so low that it acts
+    first = simulator(method, federation, local, rounds=4)
+    whole = first.start()
     for _ in range(2):
-        first.play_round(world)
-    save_world(world, tmp_path / "world.safetensors", "test")
-    second = simulator(method, federation, rounds=4)
+        first.play_round(whole)
+    save_world(whole, tmp_path / "world.safetensors", "test")
+    list(first.play(whole))
+    second = simulator(method, federation, local, rounds=4)
     world = load_world(tmp_path / "world.safetensors", "test")
     list(second.play(world))
     expected, found = snapshot(whole), snapshot(world)
@@ -133,22 +162,8 @@ def test_an_absent_client_keeps_its_private_state_and_is_scored_with_the_shared_
     assert record["client_accuracy"] == played.score(world, moment)["client_accuracy"]
 
 
-def test_a_dropped_client_leaves_no_trace(method, federation):
-    played = simulator(method, federation, dropout=0.6, rounds=6)
-    world = played.start()
-    dropped = 0
-    for _ in range(6):
-        before = snapshot(world)
-        record = played.play_round(world).record
-        after = snapshot(world)
-        dropped += len(record["dropped"])
-        for name in before:
-            if not name.startswith("common/"):
-                assert torch.equal(before[name][record["dropped"]], after[name][record["dropped"]]), name
-    assert dropped > 0
-
-
-def test_inputs_of_aggregate_are_not_changed(method, federation, monkeypatch):
+def watch_aggregate(method, monkeypatch) -> list[bool]:
+    """Return a list that is filled with whether inputs of `aggregate` are as they were before it."""
     seen = []
     original = type(method).aggregate
 
@@ -156,6 +171,7 @@ def test_inputs_of_aggregate_are_not_changed(method, federation, monkeypatch):
         inputs = [
             *uploads.params.values(),
             *uploads.mean.values(),
+            *uploads.before.values(),
             *uploads.extras.values(),
             uploads.counts,
             uploads.clients,
@@ -169,16 +185,31 @@ def test_inputs_of_aggregate_are_not_changed(method, federation, monkeypatch):
         return answer
 
     monkeypatch.setattr(type(method), "aggregate", watched)
-    play(method, federation, rounds=2)
-    assert all(seen)
+    return seen
 
 
-def test_the_federation_is_not_changed(method):
-    federation = make_federation()
-    before = federation.fingerprint
-    play(method, federation)
-    fresh = dataclasses.replace(federation)
-    assert fresh.fingerprint == before
+def test_a_dropped_client_leaves_no_trace_and_inputs_of_aggregate_are_not_changed(method, federation, monkeypatch):
+    unchanged = watch_aggregate(method, monkeypatch)
+    played = simulator(method, federation, dropout=0.6, rounds=4)
+    world = played.start()
+    dropped = 0
+    for _ in range(4):
+        before = snapshot(world)
+        record = played.play_round(world).record
+        after = snapshot(world)
+        dropped += len(record["dropped"])
+        for name in before:
+            if not name.startswith("common/"):
+                assert torch.equal(before[name][record["dropped"]], after[name][record["dropped"]]), name
+    assert dropped > 0
+    assert all(unchanged)
+    travels = {role for role in played.roles(world.params).values() if role != "private"}
+    assert unchanged or not travels  # nothing travels, nothing is put together
+
+
+def test_the_federation_is_not_changed(method, federation):
+    _, _, after = straight(method)
+    assert after.fingerprint == federation.fingerprint
 
 
 def test_late_clients_join_later_and_then_count(method, federation):
@@ -192,19 +223,15 @@ def test_late_clients_join_later_and_then_count(method, federation):
 
 
 def test_bytes_are_what_travels(method, federation):
-    played = simulator(method, federation)
-    world = played.start()
-    record = played.play_round(world).record
-    roles = played.roles(world.params)
+    world, (record, *_), _ = straight(method)
+    roles = simulator(method, federation).roles(world.params)
     each = sum(value.numel() * 8 for name, value in world.params.row(0).items() if roles.get(name) != "private")
     assert record["bytes_up"] >= 4 * each
     assert record["bytes_down"] >= 4 * each
 
 
 def test_other_conventions_of_scoring_change_nothing_else(method, federation):
-    if not method.beside():
-        return
-    world, records = play(method, federation)
+    world, records, _ = straight(method)
     for name, other in method.beside().items():
         alone, alone_records = play(other, federation)
         assert all(differences(*pair) == 0 for pair in zip(models(world, 4), models(alone, 4), strict=True))
@@ -225,10 +252,8 @@ def test_everything_is_documented(method):
         assert meaning, f"{method.name} --{name} has no documentation"
 
 
-def test_records_can_be_written(method, federation):
-    import json
-
-    _, records = play(method, federation, record="relations")
+def test_records_can_be_written(method):
+    _, records, _ = straight(method)
     assert json.loads(json.dumps(records)) == records
 
 

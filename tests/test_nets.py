@@ -82,7 +82,8 @@ def test_images_that_are_too_small_are_refused(name):
 
 def test_an_unknown_network_is_refused():
     assert refusal(Network(net="resnet")) == (
-        "--net 'resnet' is unknown; valid are auto, mlp, cnn, alexnet, or your own as module:function."
+        "--net 'resnet' is unknown; valid are auto, mlp, cnn, alexnet, mlp-bn, cnn-bn, alexnet-bn,"
+        " or your own as module:function."
     )
 
 

@@ -18,7 +18,8 @@ from .conftest import make_federation
 from .test_contract import METHODS, label, snapshot
 
 LOCAL = LocalTraining(epochs=1, batch=5, lr=0.05)
-CLIENTS = 75
+CLIENTS = 40
+"""More than one group of 32, also when a tenth of them is absent."""
 CPU = torch.device("cpu")
 
 

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from fedrema.api import make_federation as make_federation
     from fedrema.api import resume as resume
     from fedrema.api import run as run
+    from fedrema.copies import copied as copied
+    from fedrema.copies import copy_of as copy_of
     from fedrema.core import Answer as Answer
     from fedrema.core import Batch as Batch
     from fedrema.core import Client as Client
     from fedrema.core import LocalTraining as LocalTraining
     from fedrema.core import Method as Method
     from fedrema.core import Moment as Moment
+    from fedrema.core import Move as Move
     from fedrema.core import Phase as Phase
     from fedrema.core import Role as Role
     from fedrema.core import Uploads as Uploads
@@ -42,8 +45,9 @@ if TYPE_CHECKING:
 # Where each public name lives. Loaded when first used: `fedrema --help` need not wait for torch.
 _HOMES = {
     "fedrema.api": ("load", "make_federation", "resume", "run"),
+    "fedrema.copies": ("copied", "copy_of"),
     "fedrema.core": (
-        *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Phase", "Role", "Uploads"),
+        *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Move", "Phase", "Role", "Uploads"),
         *("average", "cross_entropy", "mix"),
     ),
     "fedrema.data": ("Federation",),

@@ -81,8 +81,8 @@ class Clients:
         return {name: self.method.role(self.net, name) for name in params.merged()}
 
     def trains(self, name: str) -> bool:
-        """Tell whether a tensor is ever differentiated: not the network's buffers."""
-        return name in self.net.trainable or name not in self.net.initial
+        """Tell whether a tensor is ever descended along."""
+        return self.method.trains(self.net, name)
 
     def moment(self, number: int) -> Moment:
         """Return a round's moment."""

@@ -134,9 +134,20 @@ def everything(name: str) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Move:
+    """A step that does more than descend."""
+
+    along: Tensors = field(default_factory=dict)
+    """Directions to descend along, with the phase's learning rate and momentum."""
+    put: Tensors = field(default_factory=dict)
+    """New values, put in place as they are."""
+
+
 Gradient = Callable[[Client, Batch], Tensors]
-Step = Callable[[Gradient, Client, tuple[Batch, ...]], Tensors]
-"""Returns the direction to descend along, written so that a leading client axis does not matter."""
+"""Returns the gradient of the phase's loss, clipped, and with the weight decay in it."""
+Step = Callable[[Gradient, Client, tuple[Batch, ...]], Tensors | Move]
+"""Returns what to descend along, or a `Move`; written so that a leading client axis does not matter."""
 
 
 def gradient_step(gradient: Gradient, client: Client, batches: tuple[Batch, ...]) -> Tensors:
@@ -176,6 +187,8 @@ class Uploads:
     """What the clients are called: randomness of one's own belongs to a name, never to a row."""
     mean: Tensors = field(default_factory=dict)
     """The shared parameters, averaged over these clients by sample counts."""
+    before: Tensors = field(default_factory=dict)
+    """The shared and the collected parameters as everybody had them when the round began."""
 
 
 @dataclass(frozen=True)
@@ -288,6 +301,10 @@ class Method:
         """Say what becomes of a parameter."""
         return Role.SHARED
 
+    def trains(self, net: Net, name: str) -> bool:
+        """Say whether a parameter is ever descended along: other ones have no gradient and no momentum."""
+        return net.trains(name)
+
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
         """Add to a new client's `params` and `memory` what the method needs; names must not clash."""
         return client
@@ -312,10 +329,13 @@ class Method:
         """Plan training on a copy of the client before it is scored."""
         return ()
 
+    def model(self, net: Net, client: Client) -> Tensors:
+        """Return the network's parameters with which the client answers."""
+        return client.params
+
     def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
-        """Return class scores [n, C] as the client would use them."""
-        logits: Tensor = net(client.params, x)
-        return logits
+        """Return class scores [n, C] as the client would use them: the answers of its model."""
+        return net(self.model(net, client), x)
 
     def beside(self) -> Mapping[str, "Method"]:
         """Name other conventions of scoring the same clients; their accuracies are recorded beside this one's."""

@@ -5,7 +5,7 @@ import dataclasses
 import inspect
 import itertools
 import textwrap
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def field_documentation(kind: type[Any]) -> dict[str, tuple[Any, str]]:
@@ -20,6 +20,12 @@ def field_documentation(kind: type[Any]) -> dict[str, tuple[Any, str]]:
         field.name.replace("_", "-"): (field.default, documented.get(field.name, ""))
         for field in dataclasses.fields(kind)
     }
+
+
+def valid_choices(kind: type[Any], name: str) -> str:
+    """Return a sentence that lists what a setting with named choices can be; empty for any other."""
+    hint = get_type_hints(kind)[name.replace("-", "_")]
+    return f" One of {', '.join(get_args(hint))}." if get_origin(hint) is Literal else ""
 
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:

@@ -50,6 +50,11 @@ class Net:
         self._names: dict[str, list[tuple[str, str]]] = {"body": [], "head": []}
         self._collect("body", self._body, "")
         self._collect("head", self._head, self.head_name + ".")
+        inside = tuple(
+            f"{name}." for name, layer in self.layers() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        )
+        self.batch_norm = frozenset(name for name, its in self.original_names.items() if its.startswith(inside))
+        """Scales, shifts and statistics of batch norm."""
         self.trainable = frozenset(name for name, value in self.initial.items() if value.requires_grad)
         self.initial = {name: value.detach().clone() for name, value in self.initial.items()}
         if not self.trainable:
@@ -133,6 +138,14 @@ class Net:
     def in_body(name: str) -> bool:
         """Tell whether a parameter belongs to the feature extractor."""
         return name.startswith("body.")
+
+    def trains(self, name: str) -> bool:
+        """Tell whether a tensor can be descended along: not the statistics of batch norm, nor a copy's.
+
+        A copy of a parameter has its name after a prefix and a dot; what is no copy was added to be trained.
+        """
+        original = name if name in self.initial else name.partition(".")[2]
+        return original in self.trainable or original not in self.initial
 
     def train(self, mode: bool = True) -> None:
         """Switch dropout and batch norm between training and use."""

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,8 @@ class Network:
     """What is trained."""
 
     net: str = "auto"
-    """mlp, cnn or alexnet (the paper's two), or your own as module:function; auto goes by the shape of a sample."""
+    """mlp, cnn or alexnet (the paper's two); mlp-bn, cnn-bn and alexnet-bn have batch norm; or your own as
+    module:function; auto goes by the shape of a sample."""
     head: str | None = None
     """Which part of the network is the classifier, for one's own; default: head, classifier or fc."""
     hidden: int = 32
@@ -104,7 +106,25 @@ def _joined(
     return Split(body, head(projection or features))
 
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "alexnet": alexnet}
+def with_batch_norm(network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Return a network that normalises batches after every convolution and linear layer of its body."""
+
+    def made(*arguments: Any, **options: Any) -> nn.Module:
+        module = network(*arguments, **options)
+        layers: list[nn.Module] = []
+        for layer in module.get_submodule("body").children():
+            layers.append(layer)
+            if isinstance(layer, nn.Conv2d):
+                layers.append(nn.BatchNorm2d(layer.out_channels))
+            elif isinstance(layer, nn.Linear):
+                layers.append(nn.BatchNorm1d(layer.out_features))
+        return Split(nn.Sequential(*layers), module.get_submodule("head"))
+
+    return made
+
+
+_PLAIN: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "alexnet": alexnet}
+NETWORKS = {**_PLAIN, **{f"{name}-bn": with_batch_norm(network) for name, network in _PLAIN.items()}}
 
 
 def build_net(settings: Network, shape: Shape, classes: int, seed: int) -> Net:
@@ -123,8 +143,8 @@ def _module(settings: Network, shape: Shape, classes: int) -> nn.Module:
     if name == "auto":
         # The networks of the paper belong to the sizes of its images; anything else is a table or tiny.
         name = "alexnet" if shape[1:] == (32, 32) else "cnn" if shape[1:] == (28, 28) else "mlp"
-    if name == "mlp":
-        return mlp(shape, classes, settings.hidden, settings.projection)
+    if name in ("mlp", "mlp-bn"):
+        return NETWORKS[name](shape, classes, settings.hidden, settings.projection)
     if name in NETWORKS:
         if len(shape) != 3:
             raise BadInput(

@@ -46,7 +46,10 @@ def own_data(**changes) -> None:
         (["run", "fedavg", "--samples", "1000"], "1797"),
         (["run", "fedavg", "--device", "tpu"], "invalid choice 'tpu'"),
         (["run", "fedavg", "--precision", "bf16", "--device", "cpu"], "--precision bf16 needs a CUDA device"),
-        (["run", "fedavg", "--net", "resnet"], "--net 'resnet' is unknown; valid are auto, mlp, cnn, alexnet"),
+        (
+            ["run", "fedavg", "--net", "resnet"],
+            "--net 'resnet' is unknown; valid are auto, mlp, cnn, alexnet, mlp-bn, cnn-bn, alexnet-bn",
+        ),
         (["run", "fedavg", "--net", "cnn"], "--net cnn cannot take samples of shape (1, 8, 8)"),
         (["run", "fedavg", "--federation", "missing.npz"], "missing.npz"),
         (["run", "fedavg", "--federation", "nowhere:data"], "nowhere"),

@@ -20,6 +20,7 @@ from fedrema.runs.execute import prepare
 from fedrema.runs.run import Run
 from fedrema.settings import parse_settings
 from tests.deploy.flower_in_process import InProcessGrid
+from tests.quick import quick_arguments
 
 CLIENTS = 4
 ARGUMENTS = [
@@ -48,8 +49,8 @@ def node(row):
 
 
 @pytest.mark.parametrize("method", registry())
-def test_every_method_learns_what_the_simulator_learns(method, tmp_path):
-    made = Federated(tmp_path, method)
+def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(method, tmp_path):
+    made = Federated(tmp_path, method, quick_arguments(method))
     conductor = made.conductor()
     conductor.conduct()
     simulator = prepare(made.settings, build_federation(made.settings.data))
@@ -65,19 +66,13 @@ def test_every_method_learns_what_the_simulator_learns(method, tmp_path):
     assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in records]
     assert [record["client_accuracy"] for record in run.rounds] == [record["client_accuracy"] for record in records]
     assert run.summary["best_accuracy"] == max(record["accuracy"] for record in records)
+    assert_nothing_else_left(made, conductor, world.params)
 
 
-@pytest.mark.parametrize("method", registry())
-def test_only_what_the_method_declares_leaves_a_node(method, tmp_path):
-    made = Federated(tmp_path, method, ["--rounds", "2"])
-    conductor = made.conductor()
-    conductor.conduct()
+def assert_nothing_else_left(made, conductor, params):
+    """Only what the method declares leaves a node."""
     net, central = conductor.central.net, conductor.central
-    travelling = {
-        name
-        for name in prepare(made.settings, build_federation(made.settings.data)).start().params.merged()
-        if made.settings.method.role(net, name) is not Role.PRIVATE
-    }
+    travelling = {name for name in params.merged() if made.settings.method.role(net, name) is not Role.PRIVATE}
     for _, reply in made.grid.received:
         arrays = {group: set(record) for group, record in reply.content.array_records.items()}
         if arrays and arrays["params"]:

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fedrema.core import LocalTraining, Method, Phase
-from fedrema.engine.descent import Descent, Losses, descend, scaled
+from fedrema.core import Client, LocalTraining, Method, Move, Phase
+from fedrema.engine.descent import Descent, Losses, decayed, descend, scaled
 
 SHAPES = {"weight": (3, 4), "filter": (2, 1, 3, 3), "bias": (4,), "scale": ()}
 CLIENTS = 3
@@ -24,8 +24,8 @@ def descended(params, directions, phase, local, active=None, axes=0, velocity=No
     velocity = {name: value.clone() for name, value in (velocity or zeros(params)).items()}
     for step, direction in enumerate(directions):
         prepared = Descent(Method(), phase, local, direction, lambda *_: None, axes)
-        direction = scaled(direction, prepared._clip_factor(direction))
-        descend(params, velocity, direction, phase, local, active[step] if active else None)
+        direction = decayed(scaled(direction, prepared._clip_factor(direction)), params, local.weight_decay)
+        descend(params, velocity, direction, phase, active[step] if active else None)
     return params, velocity
 
 
@@ -156,9 +156,34 @@ def test_clipping_can_be_switched_off():
 def test_what_is_not_in_the_direction_is_not_touched():
     params = {"body": torch.ones(2), "head": torch.ones(2)}
     velocity = {"body": torch.ones(2), "head": torch.ones(2)}
-    descend(params, velocity, {"head": torch.ones(2)}, Phase(1, 1.0, 0.5), LocalTraining(weight_decay=0.1), None)
+    descend(params, velocity, {"head": torch.ones(2)}, Phase(1, 1.0, 0.5), None)
     assert params["body"].tolist() == velocity["body"].tolist() == [1, 1]
-    assert velocity["head"].tolist() == pytest.approx([1.6, 1.6])  # 0.5·1 + 1 + 0.1·1
+    assert velocity["head"].tolist() == [1.5, 1.5]  # 0.5·1 + 1
+
+
+def test_a_step_of_ones_own_gets_clipped_gradients_with_weight_decay_and_may_put_values_in_place():
+    seen = []
+
+    def step(gradient, client, batches):
+        seen.append(gradient(client, batches[0]))
+        return Move(along={"weight": 2 * seen[0]["weight"]}, put={"kept": client.params["kept"] + 5})
+
+    method, phase = Method(), Phase(1, lr=0.5, momentum=0.0, loss=lambda net, client, batch: None, step=step)
+    local = LocalTraining(clip=1.0, weight_decay=0.1)
+
+    def value_of(loss, client, batch):
+        return (client.params["weight"] * torch.tensor([[3.0, 4.0], [0.3, 0.4]])).sum(dim=1)
+
+    params = {"weight": torch.tensor([[1.0, 2.0], [1.0, 2.0]]), "kept": torch.tensor([7.0, 8.0])}
+    client = Client(params, params, memory={}, inbox={}, count=torch.ones(2))
+    losses = Losses(torch.zeros(2), torch.zeros(2))
+    descent = Descent(method, phase, local, ["weight"], value_of, axes=1)
+    descent.step(client, {"weight": torch.zeros(2, 2)}, losses, (None,), active=torch.tensor([1.0, 0.0]))
+    # (3, 4) has length 5 and is brought to 1: (0.6, 0.8); weight decay adds 0.1·(1, 2).
+    assert seen[0]["weight"].tolist() == [pytest.approx([0.7, 1.0]), pytest.approx([0.4, 0.6])]
+    # 1 − 0.5·2·0.7 and 2 − 0.5·2·1.0; the second client has finished and stays.
+    assert params["weight"].tolist() == [pytest.approx([0.3, 1.0]), [1.0, 2.0]]
+    assert params["kept"].tolist() == [12.0, 8.0]
 
 
 def test_the_mean_loss_counts_only_steps_taken():

@@ -10,6 +10,8 @@ from torch.nn import functional
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which is when it is read
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from fedrema.core import Client, LocalTraining, Method, Move, Phase
+from fedrema.engine.descent import Descent, Losses
 from fedrema.engine.kernels import client_norms, momentum_steps, optimiser
 from fedrema.engine.kernels.pooling import Window
 from fedrema.engine.kernels.pooling_functions import max_pool
@@ -139,3 +141,32 @@ def test_memory_orders():
     assert torch.equal(*results)
     with pytest.raises(ValueError, match="dense memory order"):
         momentum_steps([channels_last], [torch.zeros(weight.shape)], [gradient], **settings)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_steps_through_our_programs_are_those_through_torch(own):
+    def step(gradient, client, batches):
+        slopes = gradient(client, batches[0])
+        put = {"kept": client.params["kept"] + slopes["bias"].sum(dim=1)}
+        return Move(along={name: 0.5 * value for name, value in slopes.items()}, put=put)
+
+    def value_of(loss, client, batch):
+        return (client.params["weight"] ** 2).sum(dim=(1, 2)) + client.params["bias"].sum(dim=1)
+
+    found = []
+    for fused in (True, False):
+        generator = torch.Generator().manual_seed(0)
+        params = {"weight": torch.randn(3, 4, 5, generator=generator), "bias": torch.randn(3, 4, generator=generator)}
+        params["kept"] = torch.zeros(3)
+        velocity = {name: torch.ones_like(params[name]) for name in ("weight", "bias")}
+        phase = Phase(1, lr=0.1, momentum=0.9, **({"step": step} if own else {}))
+        local = LocalTraining(clip=1.0, weight_decay=0.1)
+        descent = Descent(Method(), phase, local, velocity, value_of, axes=1, fused=fused)
+        client = Client(params, params, {}, {}, torch.ones(3))
+        losses = Losses(torch.zeros(3), torch.zeros(3))
+        for active in (None, torch.tensor([1.0, 0.0, 1.0])):
+            descent.step(client, velocity, losses, (None,), active, torch.tensor(0.1))
+        found.append({**params, **{f"velocity.{name}": value for name, value in velocity.items()}})
+    for name, value in found[1].items():
+        torch.testing.assert_close(found[0][name], value)
+    assert bool(found[0]["kept"].any()) == own

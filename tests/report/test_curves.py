@@ -121,9 +121,9 @@ def test_a_method_looks_the_same_whatever_stands_beside_it():
     first, mine, again, other = looks(["fedrema", "mine", "fedrema", "fedavg"])
     assert (first, other) == (fedrema, fedavg)
     assert len({(look.colour, look.stroke) for look in (first, mine, again, other)}) == 4
-    many = looks([""] * 24)
-    assert len(set(many)) == 24
-    assert looks([""] * 25)[24] == many[0]  # more than can be told apart: from the start again
+    many = looks([""] * 32)
+    assert len(set(many)) == 32
+    assert looks([""] * 33)[32] == many[0]  # more than can be told apart: from the start again
 
 
 def test_other_quantities(tmp_path, figures):

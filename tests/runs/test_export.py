@@ -210,6 +210,21 @@ def test_what_a_method_adds_goes_to_a_second_file(tmp_path):
     assert export_models(Run(run.path), overwrite=True)  # the models outlive the method's code
 
 
+@pytest.mark.parametrize(
+    ("method", "group", "prefix"),
+    [("ditto", "params", "personal."), ("fedkd", "params", "mentor."), ("fedamp", "memory", "own.")],
+)
+def test_what_is_written_is_the_model_that_answers(method, group, prefix, tmp_path):
+    run = make_run(tmp_path / "run", method=method)
+    (_, file, *_) = export_models(run)
+    world = run.world()
+    held = world.params.own if group == "params" else world.memory
+    expected = {name.removeprefix(prefix): value[1] for name, value in held.items() if name.startswith(prefix)}
+    written, names = load_file(file), plain_model(run.config).names
+    assert len(written) == len(expected) == 4
+    assert all(torch.equal(written[names[name]], value) for name, value in expected.items())
+
+
 def test_a_network_given_in_python(tmp_path):
     torch.manual_seed(0)
     module = nn.Sequential()

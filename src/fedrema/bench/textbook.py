@@ -24,7 +24,7 @@ def plain_module(network: Network, shape: Shape, classes: int) -> nn.Module:
     """Return the network as an ordinary module."""
     if network.net not in NETWORKS:
         return own_module(network.net, shape, classes)[0]
-    options = {"hidden": network.hidden} if network.net == "mlp" else {}
+    options = {"hidden": network.hidden} if network.net.startswith("mlp") else {}
     return NETWORKS[network.net](shape, classes, projection=network.projection, **options)
 
 

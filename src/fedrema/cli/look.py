@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedrema.core import Method
 from fedrema.data import DataSettings, build_federation, dataset_status, describe, draw_federation, load_pool
-from fedrema.documentation import field_documentation
+from fedrema.documentation import field_documentation, valid_choices
 from fedrema.methods import find_method, registry
 from fedrema.presets import PRESETS
 from fedrema.settings import parse_arguments, parse_data
@@ -54,11 +54,8 @@ def _print_method(console: Console, kind: type[Method], in_full: bool) -> None:
     settings = field_documentation(kind)
     if settings:
         table = Table("setting", "default", "meaning", box=None, padding=(0, 2, 0, 0))
-        kinds = get_type_hints(kind)
         for name, (default, meaning) in settings.items():
-            choices = get_args(kinds[name.replace("-", "_")]) if isinstance(default, str) else ()
-            valid = f" One of {', '.join(choices)}." if choices else ""
-            table.add_row(f"--{name}", str(default), meaning + valid)
+            table.add_row(f"--{name}", str(default), meaning + valid_choices(kind, name))
         console.print(table)
     console.print()
 

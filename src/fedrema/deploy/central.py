@@ -173,5 +173,5 @@ class Central:
 
 
 def _nobody(shape: tuple[int, ...], classes: int) -> Federation:
-    samples = np.zeros((2, *shape), np.float32)
-    return Federation.from_arrays(samples, [0, 0], ["nobody"] * 2, [False, True], classes=classes)
+    samples = np.zeros((3, *shape), np.float32)  # two to train on: batch norm refuses to look at one
+    return Federation.from_arrays(samples, [0] * 3, ["nobody"] * 3, [False, False, True], classes=classes)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Phase, gradient_step
+from fedrema.copies import per_client
+from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Move, Phase, gradient_step
 from fedrema.engine import kernels
 from fedrema.net import Tensors
 
@@ -92,17 +93,21 @@ class Descent:
 
         def gradient(at: Client, batch: Batch) -> Tensors:
             found = slope(at, batch)
-            return scaled(found, self._clip_factor(found))
+            return decayed(scaled(found, self._clip_factor(found)), at.params, self.local.weight_decay)
 
+        if self.fused and rate is not None and self.phase.step is gradient_step:
+            # Clipping, weight decay, momentum and the step in one pass.
+            direction = slope(client, batches[0])
+            decay = self.local.weight_decay
+            self._fused_descend(client.params, velocity, direction, self._clip_factor(direction), decay, rate, active)
+            return
+        wanted = self.phase.step(gradient, client, batches)
+        move = wanted if isinstance(wanted, Move) else Move(along=wanted)
         if self.fused and rate is not None:
-            # Clipping, momentum and the step in one pass, unless the direction is more than a gradient.
-            plain = self.phase.step is gradient_step
-            direction = slope(client, batches[0]) if plain else self.phase.step(gradient, client, batches)
-            factor = self._clip_factor(direction) if plain else None
-            self._fused_descend(client.params, velocity, direction, factor, rate, active)
+            self._fused_descend(client.params, velocity, move.along, None, 0.0, rate, active)
         else:
-            direction = self.phase.step(gradient, client, batches)
-            descend(client.params, velocity, direction, self.phase, self.local, active)
+            descend(client.params, velocity, move.along, self.phase, active)
+        place(client.params, move.put, active)
 
     def _clip_factor(self, gradient: Tensors) -> Tensor | None:
         if not self.local.clip or not gradient:
@@ -116,9 +121,12 @@ class Descent:
         velocity: Tensors,
         direction: Tensors,
         scale: Tensor | None,
+        weight_decay: float,
         rate: Tensor,
         active: Tensor | None,
     ) -> None:
+        if not direction:
+            return
         kernels.momentum_steps(
             [params[name] for name in direction],
             [velocity[name] for name in direction],
@@ -126,7 +134,7 @@ class Descent:
             scale=scale,
             rate=rate,
             momentum=self.phase.momentum,
-            weight_decay=self.local.weight_decay,
+            weight_decay=weight_decay,
             active=active,
         )
 
@@ -136,7 +144,6 @@ def descend(
     velocity: Tensors,
     direction: Tensors,
     phase: Phase,
-    local: LocalTraining,
     active: Tensor | None,
 ) -> None:
     """Take one step of SGD with momentum, in place; a client that is not active stays as it is."""
@@ -144,15 +151,21 @@ def descend(
     if active is not None:
         keep = torch.full_like(active, phase.momentum).masked_fill_(active == 0, 1.0)
     for name, value in direction.items():
-        if local.weight_decay:  # after clipping, as it is in torch's SGD
-            value = value + local.weight_decay * params[name]
         if active is not None:  # not times 0: what comes of an empty batch need not be a number
-            value = value.masked_fill(_per_client(active == 0, value), 0)
+            value = value.masked_fill(per_client(active == 0, value), 0)
         velocity[name].mul_(_spread(keep, value)).add_(value)
         if active is None:
             params[name].add_(velocity[name], alpha=-phase.lr)
         else:
             params[name].sub_(velocity[name] * _spread(phase.lr * active, value))
+
+
+def place(params: Tensors, values: Tensors, active: Tensor | None) -> None:
+    """Put values in place; a client that is not active stays as it is."""
+    for name, value in values.items():
+        if active is not None:
+            value = torch.where(per_client(active == 0, params[name]), params[name], value)
+        params[name].copy_(value)
 
 
 def norms(gradient: Tensors, axes: int) -> Tensor:
@@ -172,12 +185,13 @@ def scaled(gradient: Tensors, factor: Tensor | None) -> Tensors:
     return {name: value * _spread(factor, value) for name, value in gradient.items()}
 
 
+def decayed(gradient: Tensors, params: Tensors, weight_decay: float) -> Tensors:
+    """Return a gradient with weight decay: after clipping, as it is in torch's SGD."""
+    if not weight_decay:
+        return gradient
+    return {name: value + weight_decay * params[name] for name, value in gradient.items()}
+
+
 def _spread(factor: Tensor | float, like: Tensor) -> Tensor | float:
     """Give one number per client the shape to multiply that client's tensor with."""
-    if isinstance(factor, float) or factor.dim() == 0:
-        return factor
-    return _per_client(factor.to(like.dtype), like)
-
-
-def _per_client(values: Tensor, like: Tensor) -> Tensor:
-    return values.reshape(-1, *[1] * (like.dim() - 1))
+    return factor if isinstance(factor, float) else per_client(factor.to(like.dtype), like)

@@ -104,8 +104,10 @@ class Loop:
             few = Batch(data.x[:2], data.y[:2], data.mask[:2], data.index[:2])
             before = torch.get_rng_state()
             self.net.train(True)
+            client = job.crowd.one(0)
+            copies = {name: _own(value) for name, value in client.params.items()}  # batch norm changes its statistics
             with torch.no_grad():
-                loss(self.net, _ready(job.crowd.one(0)), few)
+                loss(self.net, client.having(params=copies), few)
             self._draws[loss] = not torch.equal(before, torch.get_rng_state())
         return any(self._draws[phase.loss or job.method.loss] for phase, _ in job.plan)
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedrema.copies import squared_distance
 from fedrema.core import Batch, Client, Method, cross_entropy
 from fedrema.errors import at_least
 from fedrema.net import Net
@@ -31,6 +32,5 @@ class FedProx(Method):
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """F_k(w) + (µ/2) ‖w − w_g‖²."""
-        trained = [name for name in client.params if name in net.trainable]  # not the statistics of batch norm
-        distance = sum((client.params[name] - client.received[name]).square().sum() for name in trained)
+        distance = squared_distance(net, client.params, client.received)
         return cross_entropy(net(client.params, batch.x), batch) + self.mu / 2 * distance

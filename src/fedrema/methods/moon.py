@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedrema.copies import copied, copy_of
 from fedrema.core import Batch, Client, Method, Moment, cross_entropy
 from fedrema.errors import above_zero, at_least
 from fedrema.net import Net, Tensors
@@ -44,13 +45,12 @@ class MOON(Method):
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
         """Make room for the feature extractor trained last."""
-        previous = {f"previous.{name}": value for name, value in client.params.items() if net.in_body(name)}
-        return client.having(memory={**previous, "trained": client.count.new_zeros(())})
+        return client.having(memory={**_body(net, client), "trained": client.count.new_zeros(())})
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
         """Compute z_glob and z_prev, of which only the direction matters, for every sample."""
         received = functional.normalize(net.features(client.params, data.x), dim=1)
-        previous = functional.normalize(net.features(_previous(client), data.x), dim=1)
+        previous = functional.normalize(net.features(copy_of(client.memory, "previous"), data.x), dim=1)
         return client.having(inbox={**client.inbox, "z_global": received, "z_previous": previous})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
@@ -64,8 +64,7 @@ class MOON(Method):
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Keep the trained feature extractor."""
-        kept = {f"previous.{name}": value for name, value in client.params.items() if net.in_body(name)}
-        return client.having(memory={**kept, "trained": torch.ones_like(client.memory["trained"])}), {}
+        return client.having(memory={**_body(net, client), "trained": torch.ones_like(client.memory["trained"])}), {}
 
 
 def contrast(features: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
@@ -75,6 +74,5 @@ def contrast(features: Tensor, z_global: Tensor, z_previous: Tensor, temperature
     return functional.softplus(away - towards)  # −log[e^a / (e^a + e^b)] = log(1 + e^{b−a})
 
 
-def _previous(client: Client) -> Tensors:
-    prefix = "previous."
-    return {name.removeprefix(prefix): value for name, value in client.memory.items() if name.startswith(prefix)}
+def _body(net: Net, client: Client) -> Tensors:
+    return copied({name: value for name, value in client.params.items() if net.in_body(name)}, "previous")

@@ -22,10 +22,17 @@ WORDS = {
 PERCENT = ("accuracy", "trained_accuracy", "worst_tenth")
 
 
-def draw_curves(runs: Sequence[Run], path: Path, quantity: str = "accuracy") -> None:
+def draw_curves(
+    runs: Sequence[Run],
+    path: Path,
+    quantity: str = "accuracy",
+    size: tuple[float, float] = (7.2, 4.4),
+    dots_per_inch: int = 200,
+) -> None:
     """Draw a mean curve per group of runs, with a band over its seeds, as PNG, SVG or PDF by the file's ending.
 
-    `quantity` is any number in a round's record or in the method's trace; groups without it are left out.
+    `quantity` is any number in a round's record or in the method's trace; groups without it are left out. `size` is in
+    inches.
     """
     kind = picture_kind(path)
     groups = group_runs(runs)
@@ -36,7 +43,7 @@ def draw_curves(runs: Sequence[Run], path: Path, quantity: str = "accuracy") -> 
     # Imported here: it takes half a second that only a picture is worth.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     draw_lines(axes, curves)
     axes.set_ylabel(_words(quantity)[1])
@@ -45,7 +52,7 @@ def draw_curves(runs: Sequence[Run], path: Path, quantity: str = "accuracy") -> 
     figure.supxlabel(_caption(curves, cut), fontsize=8, color="0.35", x=0.01, ha="left")
     name_curves(figure, [(axes, [curve.end for curve in curves])])
     with written_whole(path) as temporary:
-        figure.savefig(temporary, format=kind, dpi=200)
+        figure.savefig(temporary, format=kind, dpi=dots_per_inch)
 
 
 def picture_kind(path: Path) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, told apart by every kind of colour vision; grey in place of yellow, weak on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-STROKES = ("-", "--", "-.")
+STROKES = ("-", "--", "-.", ":")
 """Beyond eight curves the colours come again with another stroke."""
 FEW_ROUNDS = 10
 LEAST_FRAME = 10.0
@@ -44,10 +44,27 @@ METHOD_LOOKS = {
     "fedper": Look("#009E73"),
     "fedproto": Look("#E69F00"),
     "fedpac": Look("#CC79A7"),
-    # Eleven methods, eight colours: each of these takes that of the method it descends from.
+    # More methods than colours: each of these takes that of a method it resembles.
     "per-fedavg": Look("#0072B2", "--"),
+    "scaffold": Look("#0072B2", "-."),
+    "fedbn": Look("#0072B2", ":"),
     "fedbabu": Look("#009E73", "--"),
+    "fedrep": Look("#009E73", "-."),
+    "fedper++": Look("#009E73", ":"),
     "feddistill": Look("#E69F00", "--"),
+    "fedkd": Look("#E69F00", "-."),
+    "fedfa": Look("#E69F00", ":"),
+    "pfedme": Look("#56B4E9", "--"),
+    "ditto": Look("#56B4E9", "-."),
+    "fedamp": Look("#56B4E9", ":"),
+    "creff": Look("#CC79A7", "--"),
+    "fedrod": Look("#CC79A7", "-."),
+    "fedclassavg": Look("#CC79A7", ":"),
+    "apfl": Look("#999999", "--"),
+    "lg-fedavg": Look("#999999", "-."),
+    "fedvf": Look("#999999", ":"),
+    "fedala": Look("#000000", "--"),
+    "fedselect": Look("#000000", "-."),
 }
 """A method looks the same in every picture."""
 

@@ -37,6 +37,7 @@ def save_world(world: World, file: Path, belongs_to: str, more: dict[str, Any] |
         "round": world.round,
         "belongs_to": belongs_to,
         "server": numbers,
+        "order": list(tensors),  # the file sorts its names, and sums over tensors are rounded by their order
         **({} if more is None else {"more": more}),
     }
     with written_whole(file) as temporary:
@@ -51,7 +52,9 @@ def load_world(file: Path, belongs_to: str | None, device: torch.device | None =
             f"The checkpoint {file} belongs to another configuration than its config.json: it cannot be resumed."
         )
     groups: dict[str, dict[str, Tensor]] = {}
-    for path, value in tensors.items():
+    places = {path: place for place, path in enumerate(facts.get("order", ()))}
+    for path in sorted(tensors, key=lambda path: places.get(path, len(places))):
+        value = tensors[path]
         group, _, name = path.partition("/")
         groups.setdefault(group, {})[name] = value if device is None else value.to(device)
     server: State = {**facts["server"], **groups.get("server", {})}

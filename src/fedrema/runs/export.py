@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from fedrema.core import Method, overrides
+from fedrema.core import Client, Method, overrides
 from fedrema.data import build_federation
 from fedrema.data.atomic import written_whole
 from fedrema.engine import Stacked
@@ -78,17 +78,23 @@ def export_models(
     entries: list[dict[str, Any]] = []
     with _folder_written_whole(folder, overwrite) as temporary:
         for name, row in zip(names, rows, strict=True):
-            params = {key: value.detach().cpu() for key, value in used.row(row).items()}
+            params, memory, inbox = (
+                {key: value.detach().cpu() for key, value in group.row(row).items()}
+                for group in (used, Stacked(world.memory), world.inbox)
+            )
+            count = run.config["federation"]["train_counts"][row]
+            client = Client(params, params, memory, inbox, torch.tensor(float(count)))
             entry: dict[str, Any] = {"client": name, "file": f"{files[row]}.safetensors"}
-            _save(model.tensors(params), temporary / entry["file"])
+            answering = kind.model(model.net, client) if kind else params
+            _save(model.tensors(answering), temporary / entry["file"])
             added = {key: value for key, value in params.items() if key not in model.net.initial}
             if kind and overrides(kind, "predict"):  # it answers with what the server sent beside the parameters
-                added |= {key: value.cpu() for key, value in world.inbox.row(row).items()}
+                added |= inbox
             if added:
                 entry["added_file"] = f"{files[row]}.added.safetensors"
                 _save(added, temporary / entry["added_file"])
             entry["accuracy"] = scored["client_accuracy"][row] if scored else None
-            entry["train_count"] = run.config["federation"]["train_counts"][row]
+            entry["train_count"] = count
             entries.append(entry)
         index = {
             "method": run.method,

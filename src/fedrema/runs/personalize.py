@@ -72,7 +72,7 @@ def personalize(
     accuracy = {stage: _accuracy(simulator, crowd) for stage, crowd in stages.items() if peers or stage != "matched"}
     train, test = int(simulator.train.counts[0]), int(simulator.test.counts[0])
     role = next(settings.method.role(net, name) for name in net.initial if net.in_head(name))
-    return Newcomer(tuned.params.row(0), peers, role, accuracy, train, test)
+    return Newcomer(settings.method.model(net, tuned.one(0)), peers, role, accuracy, train, test)
 
 
 def read_newcomer(file: Path, classes: int, data_seed: int, test_share: float) -> Federation:

@@ -1,0 +1,101 @@
+"""SCAFFOLD: control variates take the drift out of local steps."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedrema.copies import copied, copy_of, per_client
+from fedrema.core import (
+    Answer,
+    Batch,
+    Client,
+    Gradient,
+    LocalTraining,
+    Method,
+    Moment,
+    Move,
+    Phase,
+    Role,
+    State,
+    Uploads,
+)
+from fedrema.errors import above_zero
+from fedrema.net import Net, Tensors
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(Method):
+    """Stochastic controlled averaging: local steps go along g − c_k + c instead of the gradient g.
+
+    c_k estimates the gradient of client k, c that of everybody; both begin at 0. After training, c_k⁺ = c_k − c +
+    (x − y)/(S η), where S steps of size η led from the received x to y: with plain SGD that is exactly the mean of the
+    gradients g taken on the way, and this mean is what is computed, because it stays right with momentum and clipping.
+    Server: x ← x + η_g (mean y − x), c ← c + (k/K) mean (c_k⁺ − c_k) for k of K clients. Model and control travel
+    both ways: twice FedAvg's payload. Clients are scored with the global model. Means are by sample counts, as
+    everywhere here (the authors': equal, the same where clients are equally large).
+    """
+
+    name: ClassVar[str] = "scaffold"
+    title: ClassVar[str] = "SCAFFOLD"
+    paper: ClassVar[str] = (
+        "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
+    )
+
+    server_lr: float = 1.0
+    """η_g: how far the server goes to the clients' mean (authors: 1)."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings without meaning."""
+        above_zero(self, "server_lr")
+
+    def role(self, net: Net, name: str) -> Role:
+        """Share the model and c; the number of steps stays."""
+        return Role.PRIVATE if name == "steps" else Role.SHARED
+
+    def trains(self, net: Net, name: str) -> bool:
+        """Leave controls out: they are put in place."""
+        return name in net.trainable
+
+    def start(self, net: Net, client: Client, moment: Moment) -> Client:
+        """Begin with c = c_k = 0."""
+        zeros = {name: value.new_zeros(value.shape) for name, value in client.params.items() if name in net.trainable}
+        params = {**client.params, **copied(zeros, "control"), "steps": client.count.new_zeros(())}
+        return client.having(params=params, memory=copied(zeros, "control"))
+
+    def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
+        """Begin to count steps."""
+        return client.having(params={**client.params, "steps": client.count.new_zeros(())})
+
+    def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
+        """E epochs of controlled steps."""
+        return (Phase(local.epochs, local.rate(moment), local.momentum, step=self.controlled_step),)
+
+    def controlled_step(self, gradient: Gradient, client: Client, batches: tuple[Batch, ...]) -> Move:
+        """Descend along g − c_k + c; what is `control` in training is the mean of the gradients so far."""
+        slopes = gradient(client, batches[0])
+        common, own = copy_of(client.received, "control"), copy_of(client.memory, "control")
+        so_far, steps = copy_of(client.params, "control"), client.params["steps"]
+        along = {name: slope - own[name] + common[name] for name, slope in slopes.items()}
+        means = {
+            name: (so_far[name] * per_client(steps, slope) + slope) / per_client(steps + 1, slope)
+            for name, slope in slopes.items()
+        }
+        return Move(along, {**copied(means, "control"), "steps": steps + 1})
+
+    def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
+        """Keep c_k⁺, and send c + c_k⁺ − c_k in the place of c."""
+        found, own = copy_of(client.params, "control"), copy_of(client.memory, "control")
+        sent = {name: client.received[f"control.{name}"] + value - own[name] for name, value in found.items()}
+        return client.having(params={**client.params, **copied(sent, "control")}, memory=copied(found, "control")), {}
+
+    def server(self, net: Net, clients: int) -> State:
+        """Remember how many clients there are."""
+        return {"clients": clients}
+
+    def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
+        """Move model and control towards the clients' means."""
+        present = len(uploads.clients) / int(state["clients"])
+        shared = {}
+        for name, mean in uploads.mean.items():
+            far = present if name.startswith("control.") else self.server_lr if name in net.trainable else 1.0
+            shared[name] = uploads.before[name] + far * (mean - uploads.before[name])
+        return Answer(shared=shared, state=state)

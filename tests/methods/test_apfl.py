@@ -1,0 +1,64 @@
+"""APFL: the mixture, its models and its share, written out once more."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.errors import BadInput
+from fedrema.methods.apfl import APFL
+
+from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
+
+
+def mixed(v, w, share):
+    return {name: share * v[name] + (1 - share) * w[name] for name in v}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("adapt", [True, False])
+def test_two_rounds_by_hand(backend, adapt):
+    method = APFL(local_share=0.6, adapt_alpha=adapt)
+    simulator, world, w, data = begun(method, backend, local(epochs=2))
+    own, shares, trained = [dict(w) for _ in data], [0.6, 0.6], []
+    for _ in range(2):
+        simulator.play_round(world)
+        trained = []
+        for row, (x, y) in enumerate(data):
+            v, model, share = own[row], w, shares[row]
+            if adapt:  # α ← clip[α − η ⟨v − w, ∇F(v̄)⟩]
+                slope = slopes(mixed(v, w, share), x, y)
+                product = sum(((v[name] - w[name]) * slope[name]).sum() for name in v)
+                share = float(np.clip(share - LR * product, 0, 1))
+            for _ in range(2):
+                slope = slopes(mixed(v, model, share), x, y)
+                v, model = plus(v, slope, -LR * share), plus(model, slopes(model, x, y), -LR)
+            own[row], shares[row] = v, share
+            trained.append(model)
+        w = mean(trained, data)
+    assert_same(world.params.common, w)
+    for row, (x, _) in enumerate(data):
+        params = world.params.row(row)
+        assert_same(params, own[row], "local.")
+        assert float(params["share"]) == pytest.approx(shares[row], abs=1e-12)
+        assert (shares[row] != 0.6) == adapt
+        client = simulator.crowd(world, torch.arange(2)).one(row)
+        found = method.predict(simulator.net, client, torch.from_numpy(x))
+        assert found.numpy() == pytest.approx(logits(mixed(own[row], trained[row], shares[row]), x), abs=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_can_be_mixed_instead(backend):
+    simulator, world, w, data = begun(APFL(mixing="outputs", adapt_alpha=False), backend, local())
+    simulator.play_round(world)
+    for row, (x, y) in enumerate(data):
+        # v = w at first, so that the mixed outputs are w's, and half of their gradient is v's.
+        assert_same(world.params.row(row), plus(w, slopes(w, x, y), -LR / 2), "local.")
+
+
+def test_a_share_stays_between_0_and_1():
+    simulator, world, _, _ = begun(APFL(local_share=1.0), "stacked", local(lr=5.0))
+    for _ in range(3):
+        simulator.play_round(world)
+        assert ((world.params.own["share"] >= 0) & (world.params.own["share"] <= 1)).all()
+    with pytest.raises(BadInput, match=r"--local-share must lie in \[0, 1\], got 1.5"):
+        APFL(local_share=1.5)

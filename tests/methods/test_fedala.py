@@ -1,0 +1,66 @@
+"""FedALA: the weights of the merge, each step written out once more."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.methods.fedala import FedALA
+
+from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
+
+TOP = ("head.weight", "head.bias")
+
+
+def merged(w_global, own, weights):
+    return {**w_global, **{name: own[name] + (w_global[name] - own[name]) * weights[name] for name in TOP}}
+
+
+def learnt(weights, w_global, own, x, y, steps, rate):
+    for _ in range(steps):
+        slope = slopes(merged(w_global, own, weights), x, y)
+        weights = {
+            name: np.clip(weights[name] - rate * slope[name] * (w_global[name] - own[name]), 0, 1) for name in TOP
+        }
+    return weights
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_three_rounds_by_hand(backend):
+    rate = 30.0  # large, so that some weights reach 0
+    method = FedALA(weight_lr=rate, first_epochs=3)
+    simulator, world, w, data = begun(method, backend, local(epochs=2))
+    own = [dict(w) for _ in data]
+    weights = [{name: np.ones_like(w[name]) for name in TOP} for _ in data]
+    for number in (1, 2, 3):
+        simulator.play_round(world)
+        for row, (x, y) in enumerate(data):
+            model = w
+            if number > 1:
+                weights[row] = learnt(weights[row], w, own[row], x, y, 3 if number == 2 else 1, rate)
+                model = merged(w, own[row], weights[row])
+            for _ in range(2):
+                model = plus(model, slopes(model, x, y), -LR)
+            own[row] = model
+        w = mean(own, data)
+    assert_same(world.params.common, w)
+    for row in range(2):
+        assert_same(world.params.row(row), weights[row], "weight.")
+    every = np.concatenate([each[name].ravel() for each in weights for name in TOP])
+    assert ((every > 0) & (every < 1)).any()  # it learns, and nowhere leaves [0, 1]
+    assert every.min() >= 0
+    assert every.max() <= 1
+
+    # Scored after a merge for the model that has just come, learnt on a copy.
+    crowd = simulator.adapted(method, simulator.crowd(world, torch.arange(2)), simulator.moment(3))
+    for row, (x, y) in enumerate(data):
+        final = merged(w, own[row], learnt(weights[row], w, own[row], x, y, 1, rate))
+        found = method.predict(simulator.net, crowd.one(row), torch.from_numpy(x))
+        assert found.numpy() == pytest.approx(logits(final, x), abs=1e-12)
+
+
+def test_weights_that_stay_1_make_it_fedavg():
+    simulator, world, w, data = begun(FedALA(merged_tensors=4, weight_lr=1e-30), "stacked", local())
+    for _ in range(2):
+        simulator.play_round(world)
+        w = mean([plus(w, slopes(w, x, y), -LR) for x, y in data], data)
+    assert_same(world.params.common, w)

@@ -1,0 +1,90 @@
+"""FedBN: batch norm stays at home, in a network that has it."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.core import LocalTraining
+from fedrema.methods.fedavg import FedAvg
+from fedrema.methods.fedbn import FedBN
+from fedrema.nets import Network, build_net
+from fedrema.runs.checkpoint import load_world, save_world
+from fedrema.simulate import Simulation, Simulator
+
+from ..conftest import make_federation
+from .by_hand import begun, local
+
+LOCAL = LocalTraining(epochs=1, batch=1000, lr=0.1, momentum=0.0, clip=0.0)
+NORM = {f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
+
+
+def simulator(method, **settings):
+    federation = make_federation()
+    net = build_net(Network(net="mlp-bn", hidden=5), federation.sample_shape, federation.classes, seed=3)
+    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", **settings}
+    return Simulator(method, net, federation, LOCAL, Simulation(**chosen))
+
+
+def test_batch_norm_is_found_by_its_kind():
+    net = simulator(FedBN()).net
+    assert net.batch_norm == NORM
+    roles = {name: FedBN().role(net, name) for name in net.initial}
+    assert {name for name, role in roles.items() if role == "private"} == NORM
+    assert build_net(Network(net="cnn-bn"), (1, 28, 28), 10, seed=0).batch_norm == {
+        f"body.{place}.{name}" for place in (1, 5) for name in ("weight", "bias", "running_mean", "running_var")
+    }
+
+
+def test_a_round_by_hand():
+    played = simulator(FedBN())
+    world = played.start()
+    before = {name: value.numpy().copy() for name, value in played.net.initial.items()}
+    played.play_round(world)
+    weights, counts = [], []
+    for row in range(4):
+        data = played.train.of(row)
+        x, y, n = data.x.numpy(), data.y.numpy(), len(data.y)
+        hidden = x @ before["body.1.weight"].T + before["body.1.bias"]
+        middle, spread = hidden.mean(axis=0), hidden.var(axis=0)
+        own = world.params.row(row)
+        # A tenth of the way to the batch's statistics; the variance without bias.
+        assert own["body.2.running_mean"].numpy() == pytest.approx(0.1 * middle, abs=1e-12)
+        assert own["body.2.running_var"].numpy() == pytest.approx(0.9 + 0.1 * spread * n / (n - 1), abs=1e-12)
+        even = (hidden - middle) / np.sqrt(spread + 1e-5)
+        features = np.maximum(even, 0)  # scale 1 and shift 0 at first
+        scores = features @ before["head.weight"].T + before["head.bias"]
+        chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+        wrong = (chances / chances.sum(axis=1, keepdims=True) - np.eye(4)[y]) / n
+        inner = (wrong @ before["head.weight"]) * (even > 0)
+        assert own["body.2.weight"].numpy() == pytest.approx(1 - 0.1 * (inner * even).sum(axis=0), abs=1e-12)
+        assert own["body.2.bias"].numpy() == pytest.approx(-0.1 * inner.sum(axis=0), abs=1e-12)
+        weights.append(before["head.weight"] - 0.1 * wrong.T @ features)
+        counts.append(n)
+    expected = sum(n * weight for n, weight in zip(counts, weights, strict=True)) / sum(counts)
+    assert world.params.common["head.weight"].numpy() == pytest.approx(expected, abs=1e-12)
+    assert set(world.params.own) == NORM
+
+
+def test_with_batch_norm_a_run_can_be_taken_up_and_cut_into_groups(tmp_path):
+    whole = simulator(FedBN())
+    world = whole.start()
+    list(whole.play(world))
+    first = simulator(FedBN())
+    taken = first.start()
+    first.play_round(taken)
+    save_world(taken, tmp_path / "world.safetensors", "test")
+    taken = load_world(tmp_path / "world.safetensors", "test")
+    list(simulator(FedBN()).play(taken))
+    for row in range(4):
+        for name, value in world.params.row(row).items():
+            assert torch.equal(value, taken.params.row(row)[name]), name
+
+
+def test_without_batch_norm_it_is_fedavg():
+    worlds = []
+    for method in (FedBN(), FedAvg()):
+        played, world, _, _ = begun(method, "stacked", local())
+        list(played.play(world))
+        worlds.append(world.params.common)
+    assert worlds[0].keys() == worlds[1].keys()
+    assert all(torch.equal(worlds[0][name], worlds[1][name]) for name in worlds[0])

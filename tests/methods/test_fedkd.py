@@ -1,0 +1,110 @@
+"""FedKD: the loss by hand, and compression against NumPy's singular values."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.core import Moment
+from fedrema.errors import BadInput
+from fedrema.methods.fedkd import LEAST_LOSS, FedKD, compressed
+
+from .by_hand import (
+    BACKENDS,
+    batch_of,
+    begun,
+    client_of,
+    drawn,
+    entropy,
+    features,
+    linear_net,
+    local,
+    logits,
+    mean,
+    softmax,
+    tensors,
+)
+
+X, Y = np.array([[1.0, 2.0], [-1.0, 0.5], [0.3, -0.7]]), [0, 1, 2]
+
+
+def params_of(mentee, mentor):
+    return tensors({**mentee, **{f"mentor.{name}": value for name, value in mentor.items()}})
+
+
+def by_hand(mentee, mentor):
+    s, m = softmax(logits(mentee, X)), softmax(logits(mentor, X))
+    divergence = (s * np.log(s / m)).mean() + (m * np.log(m / s)).mean()  # over samples and classes
+    hidden = ((features(mentee, X) - features(mentor, X)) ** 2).mean()
+    own = entropy(mentor, X, Y) + entropy(mentee, X, Y)
+    return own + (divergence + 2 * hidden) / max(own, LEAST_LOSS)
+
+
+def test_a_loss_computed_by_hand():
+    mentee, mentor = drawn(0), drawn(1)
+    found = FedKD().loss(linear_net(), client_of(params_of(mentee, mentor)), batch_of(X, Y))
+    assert float(found) == pytest.approx(by_hand(mentee, mentor), rel=1e-12)
+
+
+def test_padding_does_not_count():
+    client = client_of(params_of(drawn(0), drawn(1)))
+    padded = batch_of([*X, [9.0, 9.0]], [*Y, 1], mask=[1, 1, 1, 0])
+    found = [FedKD().loss(linear_net(), client, batch) for batch in (padded, batch_of(X, Y))]
+    assert float(found[0]) == pytest.approx(float(found[1]), rel=1e-12)
+
+
+def test_networks_that_make_no_mistake_do_not_divide_by_zero():
+    sure = {**drawn(0), "head.weight": np.zeros((3, 3)), "head.bias": np.array([1e4, 0.0, 0.0])}
+    loss = FedKD().loss(linear_net(), client_of(params_of(sure, sure)), batch_of(X, [0, 0, 0]))
+    assert float(loss) == 0.0
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (7, 4), (3, 2, 2, 2)])
+@pytest.mark.parametrize("energy", [0.5, 0.9, 0.99])
+def test_the_fewest_singular_values_that_hold_enough(shape, energy):
+    value = np.random.default_rng(0).normal(size=shape)
+    u, sizes, v = np.linalg.svd(value.reshape(shape[0], -1), full_matrices=False)
+    rank = next(r for r in range(1, len(sizes) + 1) if (sizes[:r] ** 2).sum() > energy * (sizes**2).sum())
+    expected = ((u[:, :rank] * sizes[:rank]) @ v[:rank]).reshape(shape)
+    kept, share = compressed({"a": torch.from_numpy(value), "b": torch.ones(5, dtype=torch.float64)}, energy)
+    assert kept["a"].numpy() == pytest.approx(expected, abs=1e-12)
+    assert kept["b"].tolist() == [1.0] * 5
+    numbers = min(rank * sum(u.shape[:1] + v.shape[1:]), value.size) + 5
+    assert float(share) == pytest.approx(numbers / (value.size + 5))
+
+
+def test_a_matrix_of_zeros_and_one_that_is_sent_whole():
+    kept, _ = compressed({"a": torch.zeros(3, 5, dtype=torch.float64)}, 0.9)
+    assert kept["a"].abs().max() == 0
+    value = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    kept, share = compressed({"a": value}, 1.0)
+    assert torch.equal(kept["a"], value)
+    assert float(share) == 1
+
+
+def test_more_is_kept_as_rounds_go_by():
+    method = FedKD()
+    assert [method.energy(Moment(number, 100, 0)) for number in (1, 50, 100)] == pytest.approx([0.9503, 0.965, 0.98])
+    with pytest.raises(BadInput, match=r"--energy-first must lie in \(0, 1\], got 0"):
+        FedKD(energy_first=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_updates_are_compressed_on_the_way_up_and_down(backend):
+    rounds = {"rounds": 1}
+    plain, world, first, data = begun(FedKD(energy_first=1.0, energy_last=1.0), backend, local(epochs=3), **rounds)
+    crowd = plain.crowd(world, torch.arange(2))
+    trained, _, _ = plain.local_training(crowd, {}, plain.moment(1))
+    played, world, _, _ = begun(FedKD(energy_first=0.6, energy_last=0.6), backend, local(epochs=3), **rounds)
+    record = played.play_round(world).record
+
+    def cut(change):
+        if change.ndim < 2:
+            return change
+        u, sizes, v = np.linalg.svd(change, full_matrices=False)
+        rank = next(r for r in range(1, len(sizes) + 1) if (sizes[:r] ** 2).sum() > 0.6 * (sizes**2).sum())
+        return (u[:, :rank] * sizes[:rank]) @ v[:rank]
+
+    sent = [{name: cut(trained[name][row].numpy() - first[name]) for name in first} for row in range(2)]
+    for name, change in mean(sent, data).items():
+        assert world.params.common[name].numpy() == pytest.approx(first[name] + cut(change), abs=1e-12)
+    assert 0 < record["trace"]["sent_share"] <= 1

@@ -1,0 +1,41 @@
+"""FedRep: head first, then body, each step written out once more."""
+
+import pytest
+import torch
+
+from fedrema.errors import BadInput
+from fedrema.methods.fedrep import FedRep
+
+from .by_hand import BACKENDS, LR, assert_same, begun, local, mean, only, plus, slopes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_rounds_by_hand(backend):
+    simulator, world, first, data = begun(FedRep(head_epochs=3), backend, local(epochs=2))
+    models = [dict(first) for _ in data]
+    for _ in range(2):
+        simulator.play_round(world)
+        for row, (x, y) in enumerate(data):
+            for part in ("head", "head", "head", "body", "body"):
+                models[row] = plus(models[row], only(slopes(models[row], x, y), part), -LR)
+        body = mean(models, data)
+        models = [{name: body[name] if name.startswith("body") else model[name] for name in model} for model in models]
+    for row in range(2):
+        assert_same(world.params.row(row), models[row])
+    assert {name.partition(".")[0] for name in world.params.common} == {"body"}
+
+
+def test_a_copy_of_the_head_can_be_fitted_before_scoring():
+    simulator, world, _, data = begun(FedRep(head_epochs=0, finetune_epochs=2), "loop", local())
+    simulator.play_round(world)
+    x, y = data[0]
+    model = {name: value.numpy() for name, value in world.params.row(0).items()}
+    for _ in range(2):
+        model = plus(model, only(slopes(model, x, y), "head"), -LR)
+    crowd = simulator.adapted(simulator.method, simulator.crowd(world, torch.arange(2)), simulator.moment(1))
+    assert_same(crowd.params.row(0), model)
+
+
+def test_settings_without_meaning_are_refused():
+    with pytest.raises(BadInput, match="--head-epochs must be 0 or more, got -1"):
+        FedRep(head_epochs=-1)

@@ -1,0 +1,86 @@
+"""FedSelect: selections by hand, and rounds before and after one written out once more."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.errors import BadInput
+from fedrema.methods.fedselect import FedSelect
+
+from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, slopes, tensor
+
+
+def test_the_most_changed_of_the_shared_entries_become_personal():
+    mask = tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    change = tensor([[9.0, 0.1, 0.5], [0.3, 0.4, 0.2]])
+    # Five are shared; a quarter of them, rounded up, are two: those that moved by 0.5 and by 0.4.
+    assert FedSelect().selection(mask, change).tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert FedSelect(select_share=0.0).selection(mask, change).tolist() == mask.tolist()
+    assert FedSelect(select_share=1.0).selection(mask, change).tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert FedSelect(most_personal=0.1).selection(mask, change).tolist() == mask.tolist()  # a sixth is personal
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rounds_around_a_selection_by_hand(backend):
+    every, epochs = 2, 2
+    method = FedSelect(select_every=every)
+    simulator, world, w, data = begun(method, backend, local(epochs, momentum=0.9), rounds=5)  # momentum is not used
+    weights = ("body.weight", "head.weight")
+    masks = [{name: np.zeros_like(value) for name, value in w.items()} for _ in data]
+    own, selected = [dict(w) for _ in data], [dict(w) for _ in data]
+    for number in range(1, 6):
+        simulator.play_round(world)
+        trained = []
+        for row, (x, y) in enumerate(data):
+            model = {name: np.where(masks[row][name] > 0, own[row][name], w[name]) for name in w}
+            if number > 1 and (number - 1) % every == 0:
+                for name in weights:
+                    change = np.abs(own[row][name] - selected[row][name])
+                    shared = np.argwhere(masks[row][name] == 0)
+                    most = sorted(shared.tolist(), key=lambda place: -change[tuple(place)])
+                    for place in most[: -(-len(shared) // 4)]:
+                        masks[row][name][tuple(place)] = 1
+                selected[row] = own[row]
+            for _ in range(epochs):
+                for personal in (True, False):
+                    slope = slopes(model, x, y)
+                    for name in w:
+                        moving = masks[row][name] if personal else 1 - masks[row][name]
+                        model = {**model, name: model[name] - LR * moving * slope[name]}
+            trained.append(model)
+        own = trained
+        counts = [len(y) for _, y in data]
+        for name in w:
+            total = sum(n * (1 - mask[name]) for n, mask in zip(counts, masks, strict=True))
+            value = sum(n * (1 - mask[name]) * m[name] for n, mask, m in zip(counts, masks, own, strict=True))
+            w = {**w, name: np.where(total > 0, value / np.maximum(total, 1), w[name])}
+    assert sum(mask[name].sum() for mask in masks for name in weights) > 4
+    assert_same(world.params.common, w)
+    for row, (x, _) in enumerate(data):
+        memory = {name: value[row] for name, value in world.memory.items()}
+        assert_same(memory, masks[row], "mask.")
+        assert_same(memory, own[row], "own.")
+        client = simulator.crowd(world, torch.arange(2)).one(row)
+        found = method.predict(simulator.net, client, torch.from_numpy(x))
+        assert found.numpy() == pytest.approx(logits(own[row], x), abs=1e-12)
+
+
+def test_personal_entries_do_not_leave_their_client():
+    simulator, world, _, _ = begun(FedSelect(select_every=1), "loop", local(), rounds=3)
+    for _ in range(2):
+        simulator.play_round(world)
+    crowd = simulator.begin(simulator.crowd(world, torch.arange(2)), simulator.moment(3))
+    trained, _, _ = simulator.local_training(crowd, {}, simulator.moment(3))
+    from dataclasses import replace
+
+    from fedrema.engine import Stacked
+
+    ended, _ = simulator.end(replace(crowd, params=Stacked(trained), received=crowd.params), simulator.moment(3))
+    for name, mask in ended.memory.own.items():
+        if name.startswith("mask."):
+            assert (ended.params.own[name.removeprefix("mask.")][mask > 0] == 0).all()
+
+
+def test_settings_without_meaning_are_refused():
+    with pytest.raises(BadInput, match=r"--select-share must lie in \[0, 1\], got 2"):
+        FedSelect(select_share=2)

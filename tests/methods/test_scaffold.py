@@ -1,0 +1,56 @@
+"""SCAFFOLD: controlled steps, and controls by the paper's formula."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.core import Moment, Uploads
+from fedrema.methods.scaffold import SCAFFOLD
+
+from .by_hand import BACKENDS, LR, assert_same, begun, linear_net, local, mean, plus, slopes, tensor
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_three_rounds_by_hand(backend):
+    steps, server_lr = 2, 0.8
+    simulator, world, x, data = begun(SCAFFOLD(server_lr=server_lr), backend, local(epochs=steps))
+    c = {name: np.zeros_like(value) for name, value in x.items()}
+    own = [dict(c) for _ in data]
+    for _ in range(3):
+        simulator.play_round(world)
+        trained, fresh = [], []
+        for row, (inputs, labels) in enumerate(data):
+            y = x
+            for _ in range(steps):
+                y = plus(y, plus(plus(slopes(y, inputs, labels), own[row], -1.0), c), -LR)
+            trained.append(y)
+            # Option II of the paper: c_k⁺ = c_k − c + (x − y)/(S η)
+            fresh.append(plus(plus(own[row], c, -1.0), plus(x, y, -1.0), 1 / (steps * LR)))
+        changes = [plus(new, old, -1.0) for new, old in zip(fresh, own, strict=True)]
+        x = plus(x, plus(mean(trained, data), x, -1.0), server_lr)
+        c = plus(c, mean(changes, data))
+        own = fresh
+    assert_same(world.params.common, x)
+    assert_same(world.params.common, c, "control.")
+    for row in range(2):
+        assert_same({name: value[row] for name, value in world.memory.items()}, own[row], "control.")
+
+
+def test_with_momentum_a_control_is_still_the_mean_of_the_gradients():
+    simulator, world, x, data = begun(SCAFFOLD(), "stacked", local(epochs=2, momentum=0.9))
+    simulator.play_round(world)
+    inputs, labels = data[1]
+    first = slopes(x, inputs, labels)
+    second = slopes(plus(x, first, -LR), inputs, labels)
+    expected = {name: (first[name] + second[name]) / 2 for name in first}
+    assert_same({name: value[1] for name, value in world.memory.items()}, expected, "control.")
+
+
+def test_absent_clients_slow_the_control_down():
+    net = linear_net()
+    before = {"head.bias": tensor([1.0, 1.0, 1.0]), "control.head.bias": tensor([2.0, 2.0, 2.0])}
+    mean_of = {"head.bias": tensor([3.0, 3.0, 3.0]), "control.head.bias": tensor([6.0, 6.0, 6.0])}
+    uploads = Uploads(torch.tensor([0, 3]), {}, {}, tensor([1.0, 1.0]), ("a", "b"), mean_of, before)
+    answer = SCAFFOLD(server_lr=0.5).aggregate(net, SCAFFOLD().server(net, 8), uploads, Moment(1, 2, 0))
+    assert answer.shared["head.bias"].tolist() == [2.0] * 3  # half the way from 1 to 3
+    assert answer.shared["control.head.bias"].tolist() == [3.0] * 3  # two of eight clients: a quarter of the way
