@@ -189,6 +189,8 @@ class Uploads:
     """The shared parameters, averaged over these clients by sample counts."""
     before: Tensors = field(default_factory=dict)
     """The shared and the collected parameters as everybody had them when the round began."""
+    everyone: int = 0
+    """How many clients there are, present or not."""
 
 
 @dataclass(frozen=True)

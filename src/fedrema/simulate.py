@@ -274,7 +274,7 @@ class Simulator(Clients):
         """Let the server make of the uploads what the method says; an answer that cannot be handed out is refused."""
         answer = Answer(shared={}, state=world.server)
         if uploads.mean or uploads.params or uploads.extras:
-            uploads = replace(uploads, before=world.params.common)
+            uploads = replace(uploads, before=world.params.common, everyone=uploads.everyone or world.clients)
             answer = self.method.aggregate(self.net, world.server, uploads, moment)
         world.check(answer, roles, memory, type(self.method).__name__)
         return answer

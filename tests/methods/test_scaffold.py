@@ -50,7 +50,7 @@ def test_absent_clients_slow_the_control_down():
     net = linear_net()
     before = {"head.bias": tensor([1.0, 1.0, 1.0]), "control.head.bias": tensor([2.0, 2.0, 2.0])}
     mean_of = {"head.bias": tensor([3.0, 3.0, 3.0]), "control.head.bias": tensor([6.0, 6.0, 6.0])}
-    uploads = Uploads(torch.tensor([0, 3]), {}, {}, tensor([1.0, 1.0]), ("a", "b"), mean_of, before)
-    answer = SCAFFOLD(server_lr=0.5).aggregate(net, SCAFFOLD().server(net, 8), uploads, Moment(1, 2, 0))
+    uploads = Uploads(torch.tensor([0, 3]), {}, {}, tensor([1.0, 1.0]), ("a", "b"), mean_of, before, everyone=8)
+    answer = SCAFFOLD(server_lr=0.5).aggregate(net, {}, uploads, Moment(1, 2, 0))
     assert answer.shared["head.bias"].tolist() == [2.0] * 3  # half the way from 1 to 3
     assert answer.shared["control.head.bias"].tolist() == [3.0] * 3  # two of eight clients: a quarter of the way

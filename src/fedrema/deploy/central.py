@@ -1,7 +1,7 @@
 """The central server: what it knows of each client by name, and what it makes of their replies."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,8 @@ class Central:
         harvest.seen.put(0, {name: value for name, value in params.items() if name not in shared})
         harvest.extras.put(0, stacked("extras"))
         harvest.names += names
-        answer = simulator.answer_to(harvest.uploads(), self.world, self.roles, {}, moment)
+        uploads = replace(harvest.uploads(), everyone=len(self.registry.names))  # there may be room for more
+        answer = simulator.answer_to(uploads, self.world, self.roles, {}, moment)
         self.world.hand_out(harvest, self.roles, answer)
         record["participants"] = rows.tolist()
         losses = [reply.loss for reply in replies if reply.loss is not None]

@@ -87,13 +87,9 @@ class SCAFFOLD(Method):
         sent = {name: client.received[f"control.{name}"] + value - own[name] for name, value in found.items()}
         return client.having(params={**client.params, **copied(sent, "control")}, memory=copied(found, "control")), {}
 
-    def server(self, net: Net, clients: int) -> State:
-        """Remember how many clients there are."""
-        return {"clients": clients}
-
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Move model and control towards the clients' means."""
-        present = len(uploads.clients) / int(state["clients"])
+        present = len(uploads.clients) / uploads.everyone
         shared = {}
         for name, mean in uploads.mean.items():
             far = present if name.startswith("control.") else self.server_lr if name in net.trainable else 1.0
