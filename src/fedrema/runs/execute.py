@@ -16,6 +16,7 @@ from fedrema.nets import build_net
 from fedrema.runs.checkpoint import load_world, save_world
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import FEDERATION_FILE, default_folder, describe, identity_of, saved_settings
+from fedrema.runs.player import playing
 from fedrema.runs.run import Run
 from fedrema.runs.stopping import StopRequest, stopping_gently
 from fedrema.score import summarise
@@ -64,6 +65,7 @@ def begin_on(settings: Settings, federation: Federation, module: nn.Module | Non
     simulator = prepare(settings, federation, module)
     world = simulator.start()
     directory.create(describe(settings, simulator, module is not None))
+    directory.write_label_counts(federation.label_counts("train"), federation.label_counts("test"))
     return Prepared(directory, simulator, world, settings.output.checkpoint_every)
 
 
@@ -118,6 +120,10 @@ class Prepared:
 
     def play_until(self, request: StopRequest, watch: Watcher | None = None) -> Run:
         """Play to the last round, or until someone asks to stop."""
+        with playing(self.directory.player_file, self.world.round):
+            return self._play(request, watch)
+
+    def _play(self, request: StopRequest, watch: Watcher | None) -> Run:
         directory, world = self.directory, self.world
         records = directory.keep_rounds(world.round)
         relations = directory.relations(world.round)
