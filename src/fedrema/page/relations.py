@@ -1,6 +1,5 @@
 """The part of the page's document about pairs of clients: who is like whom, who learns from whom."""
 
-import warnings
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,8 @@ BYTES = 6_000_000
 CLUSTERED = 2000
 """Clients among which neighbours are sought; the time grows with their square."""
 ORDERED_WELL = 300
+TIES = 5
+"""How many ties of each client the graph shows."""
 
 
 def relations_part(runs: Sequence[ThinnedRun]) -> dict[str, Any]:
@@ -104,23 +105,23 @@ def neighbours(similarity: np.ndarray) -> np.ndarray:
 
 
 def _graph(weights: np.ndarray) -> dict[str, Any]:
-    """Return places and clusters of the clients by who learns from whom."""
+    """Return places and clusters of the clients, by whom each depends on most."""
     import networkx
 
-    sums = weights.sum(axis=1, keepdims=True)
-    shares = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
-    both = (shares + shares.T) / 2
-    np.fill_diagonal(both, 0)
-    graph = networkx.from_numpy_array(both)
+    shares = weights.copy()
+    np.fill_diagonal(shares, 0)
+    highest = shares.max(axis=1, keepdims=True)
+    np.divide(shares, highest, out=shares, where=highest > 0)
+    fifth = np.sort(shares, axis=1)[:, [-min(TIES, len(shares) - 1)]]
+    ties = np.where(shares >= fifth, shares, 0) ** 2  # the strongest count: weak ties lead everywhere
+    graph = networkx.from_numpy_array(ties + ties.T)
     clusters = networkx.community.louvain_communities(graph, seed=0)
     cluster = {client: place for place, members in enumerate(sorted(clusters, key=min)) for client in members}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        places = networkx.spring_layout(graph, seed=0, k=2.2 / np.sqrt(len(both)), iterations=200)
+    places = networkx.spring_layout(graph, seed=0, k=3.0 / np.sqrt(len(ties)), iterations=300)
     return {
-        "x": [round(float(places[client][0]), 4) for client in range(len(both))],
-        "y": [round(float(places[client][1]), 4) for client in range(len(both))],
-        "cluster": [cluster[client] for client in range(len(both))],
+        "x": [round(float(places[client][0]), 4) for client in range(len(ties))],
+        "y": [round(float(places[client][1]), 4) for client in range(len(ties))],
+        "cluster": [cluster[client] for client in range(len(ties))],
     }
 
 

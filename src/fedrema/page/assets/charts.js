@@ -25,6 +25,12 @@ function axis(more = {}) {
   };
 }
 
+// From the first round to the last, without the margin that markers would add.
+function spanOf(rounds) {
+  const [first, last] = [Math.min(...rounds), Math.max(...rounds)];
+  return last > first ? [first, last] : [first - 0.5, last + 0.5];
+}
+
 function dressed(layout) {
   return {
     paper_bgcolor: css('card'), plot_bgcolor: css('card'), height: 380, hovermode: 'closest',

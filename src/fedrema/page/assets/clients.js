@@ -6,6 +6,14 @@ function sortedClients() {
   return everyone.sort((a, b) => final[a] - final[b] || b - a);
 }
 
+const clientsHeight = (count) => (isNarrow() ? Math.min(640, Math.max(320, 110 + 18 * count)) : Math.min(760, Math.max(320, 110 + 20 * count)));
+
+function accuracyRange(traces) {
+  const values = known(traces.filter((trace) => trace.type === 'scatter').flatMap((trace) => trace.x));
+  const lowest = Math.min(...values);
+  return [lowest - Math.max(2, 0.06 * (100 - lowest)), 100 + Math.max(2, 0.06 * (100 - lowest))];
+}
+
 function labelsOf() {
   const labels = people()?.labels;
   if (!labels) return null;
@@ -52,8 +60,8 @@ function drawClients() {
   return {
     data, words: `${order.length} clients sorted by accuracy, from client ${nameOf(worst)} with ${percent(final[worst])} to client ${nameOf(best)} with ${percent(final[best])}.`,
     layout: {
-      height: Math.min(760, Math.max(320, 110 + 20 * order.length)), shapes: place >= 0 ? [clientBox(place)] : [],
-      xaxis: axis({ title: 'Accuracy (%)', domain: [0, share] }), ...(labels ? { xaxis2: axis({ title: 'Class', domain: [share + 0.04, 1], dtick: labels.classes > 20 ? null : 1, showgrid: false, tickangle: 0 }) } : {}),
+      height: clientsHeight(order.length), shapes: place >= 0 ? [clientBox(place)] : [],
+      xaxis: axis({ title: 'Accuracy (%)', domain: [0, share], range: accuracyRange(data) }), ...(labels ? { xaxis2: axis({ title: 'Class', domain: [share + 0.04, 1], dtick: labels.classes > 20 ? null : 1, showgrid: false, tickangle: 0 }) } : {}),
       yaxis: axis({ showgrid: few, tickvals: ticks, ticktext: ticks.map((at) => safe(short(run.names[order[at]]))), range: [-0.7, order.length - 0.3], title: 'Client' }),
     },
     caption: `Each row is a client of ${runLabel(run)}, the best served at the top: the mean accuracy of its last five scored rounds${labels ? ', and beside it how many samples of each class it holds' : ''}. Choose a client here or above to follow it through every picture.${same.length > 1 ? ' Click a name in the legend to see another method with the same seed.' : ''}${labels ? '' : ' What the clients hold is not known here.'}`,
@@ -95,11 +103,11 @@ function drawPath() {
     if (trained) data.push({ type: 'scatter', mode: 'lines', name: 'right after local training', x: rounds, y: columnOf(trained, state.client).map((value) => 100 * value), connectgaps: true, line: { color: ink('#E69F00'), width: 1.6, dash: 'dot' }, hovertemplate: 'round %{x}: %{y:.1f} %<extra>after local training</extra>' });
     if (there) absent = columnOf(there, state.client).map((value, place) => [Math.round(value), rounds[place]]).filter(([value]) => value < 2);
     if (absent.length) data.push({ type: 'scatter', mode: 'markers', name: 'absent or failed', x: absent.map(([, round]) => round), y: absent.map(() => Math.min(...known(own))), marker: { symbol: 'x', size: 7, color: css('bad') }, hovertemplate: 'round %{x}: absent or failed<extra></extra>' });
-    caption = `Client ${nameOf(state.client)}: dark is the model that it uses, dotted the same right after local training, before the server has mixed it with others'. The band is where most clients lie.`;
+    caption = `Client ${nameOf(state.client)}: the heavy line is the model that it uses, dotted the same right after local training, before the server has mixed it with others'. The band is where most clients lie.`;
   }
   if (found.note) caption += ` ${found.note}`;
   return {
-    data, caption, layout: { height: 400, xaxis: axis({ title: 'Communication round' }), yaxis: axis({ title: 'Accuracy (%)' }) },
+    data, caption, layout: { height: clientsHeight(table.shape[1]), xaxis: axis({ title: 'Communication round', range: spanOf(rounds) }), yaxis: axis({ title: 'Accuracy (%)' }) },
     words: state.client == null ? `The median client ends at ${line(0.5).at(-1).toFixed(1)} percent.` : `Client ${nameOf(state.client)} ends at ${known(columnOf(table, state.client)).at(-1)?.toFixed(3)} of 1; it was absent or failed in ${absent.length} of ${rounds.length} rounds shown.`,
     rows: () => [['round', ...currentRun().names], ...rounds.map((round, place) => [round, ...Array.from(rowOf(table, place), (value) => (Number.isNaN(value) ? '' : value.toFixed(5)))])],
   };

@@ -14,7 +14,7 @@ function stackedBars(found, words, unit, title, scale = 1) {
   const rows = [...found].reverse();
   const data = names.map((name, at) => ({
     type: 'bar', orientation: 'h', name: words[name] ?? name, y: rows.map(({ group }) => safe(group.label)), x: rows.map(({ values }) => (values[name] ?? 0) / scale),
-    marker: { color: ink(hues[[0, 4, 2, 7][at % 4]]), pattern: { shape: ['', '/', '.', 'x'][at % 4], solidity: 0.25, fgcolor: css('card') } }, hovertemplate: `%{x:.3~g} ${unit}<extra>${words[name] ?? name}</extra>`,
+    marker: { color: ink(hues[[0, 4, 2, 7][at % 4]]), pattern: { shape: ['', '/', '.', 'x'][at % 4], solidity: 0.3, fillmode: 'overlay', fgcolor: css('card') } }, hovertemplate: `%{x:.3~g} ${unit}<extra>${words[name] ?? name}</extra>`,
   }));
   return { data, layout: { barmode: 'stack', height: 130 + 44 * rows.length, bargap: 0.35, xaxis: axis({ title }), yaxis: axis({ showgrid: false }), legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom', traceorder: 'normal' } } };
 }

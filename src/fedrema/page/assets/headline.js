@@ -22,7 +22,7 @@ function drawCards() {
   if (best) {
     const [value, spread] = best.statistics.honest_accuracy;
     const over = best.seeds > 1 ? `mean of ${best.seeds} seeds, spread ± ${(100 * spread).toFixed(1)}` : 'one seed';
-    cards.push(card(several && parts.main.comparable ? `${best.label} leads: accuracy` : `${best.label}: accuracy`, percent(value), `honest, ${over}`));
+    cards.push(card(several && parts.main.comparable ? `${best.label} leads: accuracy` : `${best.label}: accuracy`, percent(value), `honest: no peeking; ${over}`));
     const found = parts.main.differences.honest_accuracy?.rows.filter((row) => row.mean != null) ?? [];
     const next = found.sort((a, b) => b.mean - a.mean)[0];
     if (next) {
@@ -93,7 +93,7 @@ function drawDifferences() {
     data: [trace], words: `Differences to ${found.reference}. ${words}`,
     layout: {
       height: 110 + 42 * drawn.length, showlegend: false, yaxis: axis({ showgrid: false }),
-      xaxis: axis({ title: `Difference to ${safe(found.reference)}, percentage points`, zeroline: true, zerolinewidth: 2, zerolinecolor: css('muted') }),
+      xaxis: axis({ title: `Difference to ${safe(found.reference)}, percentage points`, zeroline: true, zerolinewidth: 2, zerolinecolor: css('muted'), rangemode: 'tozero' }),
     },
     caption: `How far each method lies from ${found.reference}, seed by seed. The bar is where the true difference lies with 95 % confidence: if it does not touch zero, luck is an unlikely explanation. ${parts.main.confidence}${rest}`,
     rows: () => [['method', 'reference', 'difference', 'low', 'high', 'pairs', 'reason'], ...found.rows.map((row) => [row.label, found.reference, row.mean, row.low, row.high, row.pairs, row.reason])],

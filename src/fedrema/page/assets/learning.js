@@ -6,6 +6,17 @@ const explained = {
   loss: 'What local training makes smaller. A low loss with a low accuracy means learning by heart.',
 };
 
+// Low first rounds would squeeze all that follows: they may run out of the frame.
+function firstRoundsCut(curves) {
+  if (Math.min(...curves.map((curve) => curve.rounds.length)) < 10) return null;
+  const later = curves.flatMap((curve) => curve.low.slice(Math.max(2, Math.floor(curve.low.length / 8))));
+  const highest = Math.max(...curves.flatMap((curve) => curve.high));
+  const lowest = Math.min(...later, highest - 10);
+  const all = highest - Math.min(...curves.flatMap((curve) => curve.low));
+  const margin = 0.06 * (highest - lowest);
+  return highest - lowest + 2 * margin > 0.6 * all ? null : [lowest - margin, highest + margin];
+}
+
 function drawLearning() {
   const quantity = state.quantity;
   const groups = parts.main.groups.filter((group) => group.curves[quantity]);
@@ -45,14 +56,16 @@ function drawLearning() {
       hovertemplate: `round %{x}: %{y:.${isShare ? 1 : 3}f}<extra>client ${safe(nameOf(state.client))}</extra>`,
     });
   }
+  const cut = isShare ? firstRoundsCut(groups.map((group) => group.curves[quantity])) : null;
   const ends = groups.map((group) => `${group.label} ends at ${group.curves[quantity].mean.at(-1).toFixed(isShare ? 1 : 3)}`).join(', ');
   return {
     data, words: `${parts.main.words[quantity][0]} by round: ${ends}.`,
-    layout: { height: isNarrow() ? 340 : 430, shapes, xaxis: axis({ title: 'Communication round', rangemode: 'normal' }), yaxis: axis({ title: isShare ? 'percent' : 'loss' }) },
+    layout: { height: isNarrow() ? 340 : 430, shapes, xaxis: axis({ title: 'Communication round', range: spanOf(groups.flatMap((group) => group.curves[quantity].rounds)) }), yaxis: axis({ title: isShare ? 'Accuracy (%)' : 'Loss', ...(cut ? { range: cut } : {}) }) },
     caption: [
       explained[quantity], banded ? 'Line: mean over training seeds; band: lowest to highest seed.' : 'One training seed each.',
       shapes.length ? 'Dotted: the critical period ends, and with it the search for the most relevant peers.' : '',
-      state.client != null && table ? `Dark: client ${nameOf(state.client)} in ${runLabel(currentRun())}.` : '',
+      cut ? 'Some of the first rounds lie below the frame; a double click shows all.' : '',
+      state.client != null && table ? `Heavy line: client ${nameOf(state.client)} in ${runLabel(currentRun())}.` : '',
     ].filter(Boolean).join(' '),
     rows: () => [['method', 'round', 'mean', 'lowest', 'highest'], ...groups.flatMap((group) => group.curves[quantity].rounds.map((round, at) => [group.label, round, ...['mean', 'low', 'high'].map((part) => group.curves[quantity][part][at])]))],
   };

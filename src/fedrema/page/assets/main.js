@@ -81,6 +81,7 @@ function begin() {
   byId('clear-client').addEventListener('click', () => follow(null));
   byId('choose-round').addEventListener('input', (event) => { state.round = Number(event.target.value); showChoices(); redraw('heat', 'graph'); });
   byId('theme').addEventListener('click', () => { wear(isDark() ? 'light' : 'dark'); refresh(); });
+  byId('all-settings').addEventListener('toggle', () => redraw('settings'));
   let width = window.innerWidth;
   window.addEventListener('resize', () => { if ((width < 640) !== isNarrow()) redraw(); width = window.innerWidth; });
   refresh();

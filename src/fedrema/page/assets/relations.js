@@ -66,6 +66,20 @@ function strongTies(page, most = 5) {
   return [...ties.values()];
 }
 
+// How much of what clients take from others comes from their own group, beside what chance would give.
+function withinGroups(page, groups) {
+  const shares = [];
+  const chance = [];
+  page.forEach((row, at) => {
+    const peers = Array.from(row, (value, peer) => [value, peer]).filter(([value, peer]) => peer !== at && value > 0);
+    const sum = peers.reduce((total, [value]) => total + value, 0);
+    if (!sum) return;
+    shares.push(peers.filter(([, peer]) => groups[peer] === groups[at]).reduce((total, [value]) => total + value, 0) / sum);
+    chance.push((groups.filter((group) => group === groups[at]).length - 1) / (groups.length - 1));
+  });
+  return ` The data was dealt in ${new Set(groups).size} groups: ${percent(mean(shares), 0)} of what a client takes from others comes from its own group; by chance it would be ${percent(mean(chance), 0)}.`;
+}
+
 function drawGraph() {
   const found = relations();
   if (!found?.graph) return { empty: emptyRelations() };
@@ -73,6 +87,7 @@ function drawGraph() {
   const [page, from] = pageKnown(unpack(found.matrices[source]), state.round);
   const ties = strongTies(page);
   const place = found.clients.indexOf(state.client);
+  const dealt = currentRun().true_groups;
   const strongest = Math.max(...ties.map((tie) => tie.share), 1e-9);
   const mine = (tie) => place < 0 || tie.a === place || tie.b === place;
   const bins = [0, 1, 2].map((bin) => ties.filter((tie) => Math.min(2, Math.floor((3 * tie.share) / strongest)) === bin));
@@ -91,16 +106,16 @@ function drawGraph() {
       type: 'scatter', mode: names.length <= 40 ? 'markers+text' : 'markers', name: `cluster ${one + 1}`, x: members.map((at) => x[at]), y: members.map((at) => y[at]),
       text: members.map((at) => safe(short(names[at]))), textposition: 'top center', textfont: { size: 11, color: css('ink') }, customdata: members.map((at) => found.clients[at]),
       marker: { size: names.length <= 40 ? 14 : 8, color: ink(hues[one % hues.length]), symbol: marks[one % marks.length], line: { color: css('card'), width: 1 }, opacity: members.map((at) => (place < 0 || near.has(at) || at === place ? 1 : 0.2)) },
-      hovertext: members.map((at) => safe(names[at])), hovertemplate: 'client %{hovertext}<extra>%{fullData.name}</extra>',
+      hovertext: members.map((at) => `client ${safe(names[at])}${dealt ? `, dealt to group ${dealt[found.clients[at]] + 1}` : ''}`), hovertemplate: '%{hovertext}<extra>%{fullData.name}</extra>',
     });
   }
   const bare = { visible: false, fixedrange: isNarrow() };
   const what = { G: 'how often one has chosen the other so far', weights: 'the weight of the other\'s classifier', S: 'how alike they are' }[source];
-  const whose = place >= 0 ? ` Dark: the ties of client ${nameOf(state.client)}.` : '';
+  const whose = place >= 0 ? ` Heavy lines: the ties of client ${nameOf(state.client)}.` : '';
   return {
     data, layout: { height: isNarrow() ? 360 : 470, xaxis: bare, yaxis: bare, showlegend: clusters.length <= 8 },
     words: `Graph of ${names.length} clients in ${clusters.length} clusters, with ${ties.length} ties, round ${found.rounds[from]}.`,
-    caption: `Each dot is a client; a line joins it to each of the five it depends on most (thicker: more), by ${what}. Colour and shape: clusters that the lines suggest, found without looking at the data.${whose} ${found.notes.join(' ')}`.trim(),
+    caption: `Each dot is a client; a line joins it to each of the five it depends on most (thicker: more), by ${what}. Colour and shape: clusters that the lines suggest, found without looking at the data.${dealt && ties.length ? `${withinGroups(page, found.clients.map((client) => dealt[client]))}` : ''}${whose} ${found.notes.join(' ')}`.trim(),
     rows: () => [['client', 'peer', 'share', 'cluster_of_client', 'cluster_of_peer'], ...ties.flatMap((tie) => [...tie.of].map(([at, share]) => { const peer = at === tie.a ? tie.b : tie.a; return [names[at], names[peer], share.toFixed(5), cluster[at] + 1, cluster[peer] + 1]; }))],
   };
 }

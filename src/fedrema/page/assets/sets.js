@@ -31,7 +31,7 @@ function oneClientsPeers(found, place) {
     }],
     layout: { height: Math.min(640, Math.max(260, 90 + 16 * names.length)), shapes: [clientBox(place)], xaxis: axis({ title: 'Communication round', showgrid: false }), yaxis: axis({ showgrid: false, autorange: 'reversed', tickvals: places.filter((at) => at % step === 0), ticktext: names.filter((_, at) => at % step === 0).map((name) => safe(short(name))), title: 'Peer' }) },
     words: `Rounds by peers: whom client ${nameOf(state.client)} learns from.`,
-    caption: `Dark: in this round client ${nameOf(state.client)} chose the client of that row. Medium: after the critical period it takes the classifiers of those that it had chosen before. Framed: the client itself.`,
+    caption: `Strong colour: in this round client ${nameOf(state.client)} chose the client of that row. Paler: after the critical period it takes the classifiers of those that it had chosen before. Framed: the client itself.`,
     rows: () => [['round', ...names], ...found.rounds.map((round, at) => [round, ...rows[at].map((value) => ({ 2: 'chosen', 1: 'by history', 0: '' })[value] ?? 'absent')])],
   };
 }
@@ -53,7 +53,7 @@ function peerCounts(found) {
     }],
     layout: { height: Math.min(560, Math.max(260, 90 + 14 * names.length)), shapes: row >= 0 ? [clientBox(row)] : [], xaxis: axis({ title: 'Communication round', showgrid: false }), yaxis: axis({ showgrid: false, autorange: 'reversed', tickvals: places.filter((at) => at % step === 0), ticktext: names.filter((_, at) => at % step === 0).map((name) => safe(short(name))), title: 'Client' }) },
     words: `Rounds by clients: from how many clients each one learns.`,
-    caption: 'Each row is a client, darker (in the dark: lighter) where it learns from more clients, itself included. Choose a client to see who they are. In the first rounds nobody can be told apart, and sets are large; then each finds its own.',
+    caption: 'Each row is a client; the stronger the colour, the more clients it learns from, itself included. Methods that search in every round choose anew each time; once FedReMa\'s critical period is over, a client keeps everyone it has ever chosen, weighted by how often. Choose a client to see who they are.',
     rows: () => [['round', ...names], ...rounds.map((round, at) => [round, ...z.map((line) => line[at])])],
   };
 }

@@ -8,9 +8,17 @@ function drawSettings() {
   const seeds = { kind: 'setting', name: 'seeds run', values: parts.main.groups.map((_, at) => parts.main.runs.filter((run) => run.group === at).map((run) => run.seed).join(', ')) };
   const rows = [seeds, ...of((run) => run.settings, 'setting'), ...of(versions, 'version')];
   for (const row of rows) row.differs = row.kind === 'setting' && row !== seeds && new Set(row.values).size > 1;
-  rows.sort((a, b) => Number(b.differs) - Number(a.differs));
+  const main = new Set(['dataset', 'clients', 'rounds', 'lr', 'epochs', 'batch', 'net', 'device', 'fedrema', 'torch', 'started', 'commit', 'seeds run']);
+  rows.sort((a, b) => Number(b.differs) - Number(a.differs) || Number(main.has(b.name)) - Number(main.has(a.name)));
   const head = make('tr', {}, make('th', { scope: 'col' }, 'setting'), ...parts.main.groups.map((group) => make('th', { scope: 'col' }, group.label)));
   const body = rows.map((row) => make('tr', { class: row.differs ? 'differs' : null }, make('th', { scope: 'row' }, row.kind === 'setting' && row !== seeds ? `--${row.name}` : row.name), ...row.values.map((value) => make('td', {}, value))));
-  byId('settings').querySelector('.scroll').replaceChildren(make('table', {}, make('thead', {}, head), make('tbody', {}, ...body)));
+  const table = make('table', {}, make('thead', {}, head), make('tbody', {}, ...body));
+  const scroll = byId('settings').querySelector('.scroll');
+  const all = byId('settings').querySelector('details');
+  // All of them would be a wall; open while someone reads, also when new rounds arrive.
+  const lasting = rows.filter((row) => row.differs || main.has(row.name)).length;
+  body.forEach((line, at) => { line.hidden = !all.open && at >= lasting; });
+  all.querySelector('summary').textContent = all.open ? 'Show fewer' : `Show all ${rows.length}`;
+  scroll.replaceChildren(table);
   return { rows: () => [['setting', ...parts.main.groups.map((group) => group.label)], ...rows.map((row) => [row.name, ...row.values])] };
 }
