@@ -29,7 +29,7 @@ def main_part(runs: Sequence[ThinnedRun], live: bool = False) -> dict[str, Any]:
     counted = [run for group in groups for run in group.runs if isinstance(run, ThinnedRun)]
     same_data = len({group.fingerprint for group in groups}) == 1
     shown = zip(groups, looks([group.method for group in groups]), strict=True)
-    return plain(
+    found: dict[str, Any] = plain(
         {
             "title": data_title(groups),
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -40,11 +40,12 @@ def main_part(runs: Sequence[ThinnedRun], live: bool = False) -> dict[str, Any]:
             "confidence": DIFFERENCES,
             "words": {quantity: WORDS[quantity] for quantity in QUANTITIES},
             "groups": [_group(group, look) for group, look in shown],
-            "runs": [_run(run, place) for place, group in enumerate(groups) for run in group.runs],
+            "runs": [_run(run, next(at for at, group in enumerate(groups) if run in group.runs)) for run in counted],
             "differences": {quantity: _differences(counted, quantity) for quantity in ACCURACIES},
             "comparable": same_data,
         }
     )
+    return found
 
 
 def order(runs: Sequence[ThinnedRun]) -> list[ThinnedRun]:

@@ -1,4 +1,4 @@
-"""The part of the page's document about single clients: accuracy by round, what they hold, how often they were there."""
+"""The part of the page's document about single clients: accuracy by round, what they hold, when they were there."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,6 +1,7 @@
-"""`fedrema watch`: the page over HTTP while runs go on. It reads, answers a handful of addresses, and serves no files."""
+"""`fedrema watch`: the page over HTTP while runs go on. It only reads, and hands out no files."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -50,7 +51,11 @@ def watching_app(folder: Path, hosts: Sequence[str] = LOOPBACK) -> Starlette:
         return Response(text, media_type="application/json", headers=HEADERS)
 
     async def events(request: Request) -> Response:
-        return StreamingResponse(_events(followed, request.is_disconnected), media_type="text/event-stream", headers=HEADERS)
+        async def gone() -> bool:
+            ending: Callable[[], bool] = getattr(request.app.state, "ending", bool)
+            return ending() or await request.is_disconnected()
+
+        return StreamingResponse(_events(followed, gone), media_type="text/event-stream", headers=HEADERS)
 
     return Starlette(
         routes=[Route("/", first), Route("/parts/{name}", part), Route("/events", events)],
@@ -79,8 +84,11 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[str], None]) -> N
     shown = f"[{host}]" if ":" in host else host
     app = watching_app(folder, LOOPBACK if host in LOOPBACK else (*LOOPBACK, host, socket.gethostname()))
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
+    server = uvicorn.Server(config)
+    app.state.ending = lambda: server.should_exit
     ready(f"http://{shown}:{port}/")
-    uvicorn.Server(config).run(sockets=[listener])
+    with contextlib.suppress(KeyboardInterrupt):  # the ordinary end
+        server.run(sockets=[listener])
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -91,5 +99,5 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise BadInput(f"--host {host} --port {port} cannot be used: {reason}; another --port, or 0, may do.") from error
+        raise BadInput(f"--host {host} --port {port} cannot be used: {reason}; --port 0 takes any free one.") from error
     return listener

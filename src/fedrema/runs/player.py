@@ -41,7 +41,7 @@ class Player:
     def is_alive(self) -> bool:
         """Whether it is still there; to be asked on its own machine."""
         try:
-            return abs(psutil.Process(self.process).create_time() - self.process_began) < 1
+            return bool(abs(psutil.Process(self.process).create_time() - self.process_began) < 1)
         except psutil.Error:
             return False
 
