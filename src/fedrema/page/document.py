@@ -25,13 +25,13 @@ SCALARS = ("mean_gap", "gap_ratio", "critical", "own_weight")
 
 def main_part(runs: Sequence[ThinnedRun], live: bool = False) -> dict[str, Any]:
     """Return all but single clients and pairs of clients."""
-    groups = group_runs(runs)
+    groups = group_runs(runs) if runs else []
     counted = [run for group in groups for run in group.runs if isinstance(run, ThinnedRun)]
-    same_data = len({group.fingerprint for group in groups}) == 1
+    same_data = len({group.fingerprint for group in groups}) <= 1
     shown = zip(groups, looks([group.method for group in groups]), strict=True)
     found: dict[str, Any] = plain(
         {
-            "title": data_title(groups),
+            "title": data_title(groups) if groups else "",
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "version": fedrema.__version__,
             "live": live,
@@ -41,7 +41,7 @@ def main_part(runs: Sequence[ThinnedRun], live: bool = False) -> dict[str, Any]:
             "words": {quantity: WORDS[quantity] for quantity in QUANTITIES},
             "groups": [_group(group, look) for group, look in shown],
             "runs": [_run(run, next(at for at, group in enumerate(groups) if run in group.runs)) for run in counted],
-            "differences": {quantity: _differences(counted, quantity) for quantity in ACCURACIES},
+            "differences": {quantity: _differences(counted, quantity) for quantity in ACCURACIES} if groups else {},
             "comparable": same_data,
         }
     )

@@ -12,6 +12,8 @@ from fedrema.page.reading import ThinnedRun
 from fedrema.page.relations import relations_part
 from fedrema.page.status import status_of
 
+SEARCH = 1.0
+"""Seconds between two searches for new runs."""
 REST = 10.0
 """A part that took a second to make is made again after this many at the earliest."""
 
@@ -32,11 +34,15 @@ class Followed:
         self.asked = dict.fromkeys(self.PARTS, 0.0)
         self.waiting = dict.fromkeys(self.PARTS, False)
         self.seen: dict[Path, float] = {}
+        self.searched = -SEARCH
 
     def look(self) -> None:
         """Look for new runs, new rounds and new matrices."""
         with self.lock:
-            changed = self._look_for_runs()
+            changed = False
+            if time.monotonic() - self.searched >= SEARCH:
+                changed = self._look_for_runs()
+                self.searched = time.monotonic()
             for run in list(self.known.values()):
                 try:
                     changed |= run.refresh()

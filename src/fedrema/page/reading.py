@@ -93,7 +93,7 @@ class RecordsFile:
         for name in PER_CLIENT:
             if isinstance(record.get(name), list):  # a tenth of the room that Python's numbers take
                 kind = np.int64 if name in ("participants", "dropped") else np.float32
-                record[name] = np.array([np.nan if one is None else one for one in record[name]], kind)
+                record[name] = np.array(record[name], kind)  # None becomes NaN
         self.parsed[place] = record
 
 

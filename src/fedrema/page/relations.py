@@ -37,7 +37,7 @@ class Stacks:
         self.rounds: list[int] = []
         self.names: list[str] = []
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
                 self.rounds = [int(number) for number in file["rounds"]]
                 self.names = [name for name in file.files if name != "rounds"]
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):

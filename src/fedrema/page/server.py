@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def watching_app(folder: Path, hosts: Sequence[str] = LOOPBACK) -> Starlette:
     A page elsewhere that lets its name point to this machine (DNS rebinding) names another host, and is refused.
     """
     followed = Followed(folder)
+    # A huge run takes a moment to read: it has been read when the browser asks.
+    threading.Thread(target=followed.look, daemon=True).start()
 
     async def first(request: Request) -> Response:
         await run_in_threadpool(followed.look)
@@ -47,6 +50,7 @@ def watching_app(folder: Path, hosts: Sequence[str] = LOOPBACK) -> Starlette:
         name = request.path_params["name"]
         if name not in followed.PARTS:
             return PlainTextResponse("There is no such part.", status_code=404, headers=HEADERS)
+        await run_in_threadpool(followed.look)
         text = await run_in_threadpool(lambda: as_text(followed.part(name)))
         return Response(text, media_type="application/json", headers=HEADERS)
 
@@ -83,7 +87,7 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[str], None]) -> N
     port = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     app = watching_app(folder, LOOPBACK if host in LOOPBACK else (*LOOPBACK, host, socket.gethostname()))
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, lifespan="off")
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, lifespan="off")
     server = uvicorn.Server(config)
     app.state.ending = lambda: server.should_exit
     ready(f"http://{shown}:{port}/")
@@ -92,12 +96,12 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[str], None]) -> N
 
 
 def _listener(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or error
         raise BadInput(f"--host {host} --port {port} cannot be used: {reason}; --port 0 takes any free one.") from error
     return listener

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -118,11 +119,11 @@ class RunDirectory:
     def label_counts(self) -> dict[str, np.ndarray] | None:
         """Return clients.npz; None where nobody knows, as on a server that never sees samples."""
         try:
-            with np.load(self.clients_file, allow_pickle=False) as file:
+            with self.clients_file.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
                 return {part: np.asarray(file[part]) for part in ("train", "test")}
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise BadInput(f"{self.clients_file} cannot be read: {error}.") from error
 
     def write_relations(self, relations: dict[int, dict[str, np.ndarray]]) -> None:

@@ -88,23 +88,33 @@ function render(entry) {
   Plotly.react(entry.plot, drawn.data, dressed(drawn.layout ?? {}), { displayModeBar: false, responsive: true });
   if (!entry.seen && entry.clicked) entry.plot.on('plotly_click', entry.clicked);
   entry.seen = true;
+  performance.mark('picture');
 }
 
 // On the screen now; the others one by one, so that the page stays quick however much there is.
+// Numbers and tables come first: Plotly is large, and is only read once they are on the screen.
 let queued = null;
+function wakePlotly() {
+  const source = byId('plotly-source');
+  document.head.append(Object.assign(document.createElement('script'), { textContent: source.textContent }));
+  source.remove();
+  redraw();
+}
+
 function redraw(...ids) {
   for (const [id, entry] of pictures) if (!ids.length || ids.includes(id)) entry.stale = true;
   const visible = (entry) => {
     const box = entry.figure.getBoundingClientRect();
     return box.bottom > -200 && box.top < window.innerHeight + 200;
   };
-  for (const entry of pictures.values()) if (entry.stale && visible(entry)) render(entry);
-  if (queued == null) queued = setTimeout(drawNext, 30);
+  const ready = (entry) => window.Plotly || !entry.plot;
+  for (const entry of pictures.values()) if (entry.stale && ready(entry) && visible(entry)) render(entry);
+  if (window.Plotly && queued == null) queued = setTimeout(drawNext, 30);
 }
 function drawNext() {
   queued = null;
   const entry = [...pictures.values()].find((one) => one.stale);
-  if (!entry) { document.documentElement.dataset.drawn = 'all'; return; }
+  if (!entry) { performance.mark('all'); document.documentElement.dataset.drawn = 'all'; return; }
   render(entry);
   queued = setTimeout(drawNext, 0);
 }

@@ -59,6 +59,7 @@ function refresh() {
   byId('notes').hidden = !main.notes.length;
   byId('notes').replaceChildren(...main.notes.map((note) => make('li', {}, note)));
   drawCards();
+  performance.mark('numbers');
   drawProgress();
   showChoices();
   redraw();
@@ -85,7 +86,9 @@ function begin() {
   let width = window.innerWidth;
   window.addEventListener('resize', () => { if ((width < 640) !== isNarrow()) redraw(); width = window.innerWidth; });
   refresh();
-  if (parts.main.live) goLive();
+  const afterPaint = () => requestAnimationFrame(() => setTimeout(() => { wakePlotly(); if (parts.main.live) goLive(); }, 0));
+  if (document.readyState === 'loading') document.addEventListener('DOMContentLoaded', afterPaint);
+  else afterPaint();
 }
 
 begin();
