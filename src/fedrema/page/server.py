@@ -100,6 +100,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen()  # who asks before the server is up waits, and is not turned away
     except OSError as error:
         listener.close()
         reason = error.strerror or error

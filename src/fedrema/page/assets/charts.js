@@ -102,6 +102,7 @@ function wakePlotly() {
 }
 
 function redraw(...ids) {
+  delete document.documentElement.dataset.drawn;
   for (const [id, entry] of pictures) if (!ids.length || ids.includes(id)) entry.stale = true;
   const visible = (entry) => {
     const box = entry.figure.getBoundingClientRect();
