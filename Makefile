@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint types tests test-datasets test-gpu test-scale figures results clean
+.PHONY: demo test lint types tests test-datasets test-gpu test-scale test-browser test-tracking figures screenshots results clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedrema run
@@ -33,6 +33,19 @@ test-gpu: $(VENV)/.developing
 test-scale: $(VENV)/.developing
 	$(BIN)/python docs/check_scale.py
 
+# The page in a real browser: the system's Chromium, else one that playwright or the system's packages bring.
+test-browser: $(VENV)/.browsing
+	$(BIN)/pytest -m browser
+
+# --track into real local stores of MLflow and W&B; TensorBoard's is among the ordinary tests.
+test-tracking: $(VENV)/.developing
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mlflow,wandb]'
+	$(BIN)/pytest tests/tracking
+
+# The page's pictures in README and docs.
+screenshots: $(VENV)/.browsing
+	$(BIN)/python docs/make_screenshots.py
+
 # Every picture and table in README and docs.
 figures: $(VENV)/.installed
 	$(BIN)/python docs/make_figures.py
@@ -48,6 +61,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.developing: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(VENV)/.browsing: $(VENV)/.developing
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	command -v chromium chromium-browser google-chrome || $(BIN)/playwright install --with-deps chromium \
+		|| { apt-get update && apt-get install --yes chromium; }
 	touch $@
 
 clean:

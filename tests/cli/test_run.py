@@ -58,7 +58,15 @@ def test_without_arguments_three_methods_run_side_by_side(in_an_empty_folder, ca
     folder = next((in_an_empty_folder / "runs").iterdir())
     assert folder.name.startswith("demo-digits-")
     assert f"Results: runs/{folder.name}" in shown
-    assert sorted(path.name for path in folder.iterdir()) == ["curves.png", "fedavg", "fedrema", "local"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "curves.png",
+        "fedavg",
+        "fedrema",
+        "local",
+        "report.html",
+    ]
+    assert f"Report:  runs/{folder.name}/report.html" in shown
+    assert fedrema.load(folder / "fedrema" / "seed-0").relations()  # so that the report shows who learns from whom
     assert sorted(path.name for path in (folder / "local").iterdir()) == ["seed-0", "seed-1"]
 
 

@@ -27,7 +27,7 @@ function showChoices() {
   const main = parts.main;
   options(byId('choose-run'), main.runs.map((run, at) => [String(at), runLabel(run)]), String(state.run));
   options(byId('choose-client'), [['', 'all'], ...currentRun().names.map((name, at) => [String(at), name])], state.client == null ? '' : String(state.client));
-  byId('clear-client').disabled = state.client == null;
+  byId('clear-client').hidden = state.client == null;
   const quantities = Object.keys(main.words).filter((name) => main.groups.some((group) => group.curves[name]));
   options(byId('choose-quantity'), quantities.map((name) => [name, main.words[name][0].toLowerCase()]), state.quantity);
   options(byId('choose-difference'), columns.filter(([, , words]) => words).map(([name, , words]) => [name, words]), state.difference);
