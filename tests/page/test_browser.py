@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -240,3 +241,9 @@ def test_live_rounds_arrive_and_a_killed_run_is_shown_as_stopped(browser, tmp_pa
     page.wait_for_selector(".state.lost", timeout=10_000)
     page.close()
     assert complaints == []
+
+
+@pytest.mark.parametrize("script", ["make_screenshots.py", "check_page.py"])
+def test_the_scripts_of_the_docs_run(browser, script, tmp_path):
+    file = Path(fedrema.__file__).parents[2] / "docs" / script
+    subprocess.run([sys.executable, file, "--quick"], cwd=tmp_path, check=True, timeout=300)

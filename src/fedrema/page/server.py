@@ -87,7 +87,7 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[str], None]) -> N
     port = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     app = watching_app(folder, LOOPBACK if host in LOOPBACK else (*LOOPBACK, host, socket.gethostname()))
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, lifespan="off")
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     app.state.ending = lambda: server.should_exit
     ready(f"http://{shown}:{port}/")
