@@ -31,9 +31,11 @@ function spanOf(rounds) {
   return last > first ? [first, last] : [first - 0.5, last + 0.5];
 }
 
+const roundAxis = (rounds, more = {}) => axis({ title: 'Communication round', ...(Math.max(...rounds) - Math.min(...rounds) < 12 ? { dtick: 1 } : {}), ...more });
+
 function dressed(layout) {
   return {
-    paper_bgcolor: css('card'), plot_bgcolor: css('card'), height: 380, hovermode: 'closest',
+    paper_bgcolor: css('card'), plot_bgcolor: css('card'), height: 380, hovermode: 'closest', uirevision: `${state.run} ${state.quantity}`,
     margin: { l: 8, r: 8, t: 8, b: 8 }, dragmode: isNarrow() ? false : 'zoom',
     font: { color: css('ink'), size: isNarrow() ? 11 : 12.5, family: getComputedStyle(document.body).fontFamily },
     legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom', xanchor: 'left' },
@@ -102,6 +104,7 @@ function wakePlotly() {
 }
 
 function redraw(...ids) {
+  if (!parts.main.runs.length) return;
   delete document.documentElement.dataset.drawn;
   for (const [id, entry] of pictures) if (!ids.length || ids.includes(id)) entry.stale = true;
   const visible = (entry) => {
@@ -124,4 +127,8 @@ const clientBox = (row, width = 0.5) => ({
   type: 'rect', xref: 'paper', x0: 0, x1: 1, yref: 'y', y0: row - width, y1: row + width,
   line: { color: css('accent'), width: 2 }, fillcolor: 'rgba(0,0,0,0)',
 });
-const emptyRelations = () => 'Not recorded. Add --record relations to fedrema run, and this picture appears.';
+function emptyRelations() {
+  const { settings, status } = currentRun();
+  if (settings.record === 'relations' && status.state !== 'finished') return 'Comes with the next checkpoint.';
+  return 'Not recorded. Add --record relations to fedrema run, and this picture appears.';
+}

@@ -107,7 +107,7 @@ function drawPath() {
   }
   if (found.note) caption += ` ${found.note}`;
   return {
-    data, caption, layout: { height: clientsHeight(table.shape[1]), xaxis: axis({ title: 'Communication round', range: spanOf(rounds) }), yaxis: axis({ title: 'Accuracy (%)' }) },
+    data, caption, layout: { height: clientsHeight(table.shape[1]), xaxis: roundAxis(rounds, { range: spanOf(rounds) }), yaxis: axis({ title: 'Accuracy (%)' }) },
     words: state.client == null ? `The median client ends at ${line(0.5).at(-1).toFixed(1)} percent.` : `Client ${nameOf(state.client)} ends at ${known(columnOf(table, state.client)).at(-1)?.toFixed(3)} of 1; it was absent or failed in ${absent.length} of ${rounds.length} rounds shown.`,
     rows: () => [['round', ...currentRun().names], ...rounds.map((round, place) => [round, ...Array.from(rowOf(table, place), (value) => (Number.isNaN(value) ? '' : value.toFixed(5)))])],
   };

@@ -15,6 +15,14 @@ function card(name, value, more) {
   return make('div', { class: 'card' }, make('div', { class: 'name' }, name), make('div', { class: 'value' }, value), make('div', { class: 'more' }, more));
 }
 
+// Whether it goes on or was stopped, the progress above the page says.
+function progressOf(group) {
+  const going = parts.main.runs.filter((run) => parts.main.groups[run.group] === group && run.status.state !== 'finished');
+  return going.length ? `(round ${Math.min(...going.map((run) => run.status.done)).toLocaleString('en')} of ${going[0].status.rounds.toLocaleString('en')})` : '';
+}
+
+const stillCritical = (group) => parts.main.runs.some((run) => parts.main.groups[run.group] === group && run.series.critical?.values.at(-1));
+
 function drawCards() {
   const best = leader();
   const cards = [];
@@ -32,7 +40,7 @@ function drawCards() {
     const worst = best.statistics.worst_tenth;
     if (worst) cards.push(card('The worst-served tenth', percent(worst[0]), `of the clients with ${best.label}, last rounds`));
     const critical = best.statistics.critical_rounds;
-    if (critical) cards.push(card('Peers were sought for', `${+critical[0].toFixed(1)} rounds`, 'the critical period; then each keeps the peers it chose most'));
+    if (critical) cards.push(card('Peers were sought for', `${+critical[0].toFixed(1)} rounds`, stillCritical(best) ? 'so far: the critical period has not ended' : 'the critical period; then each keeps the peers it chose most'));
   } else {
     cards.push(card('Accuracy', '–', 'no round has been scored yet'));
   }
@@ -55,7 +63,7 @@ function drawComparison() {
   const highest = Object.fromEntries(shown.filter(([name]) => isAccuracy(name)).map(([name]) => [name, Math.max(...groups.map((group) => group.statistics[name]?.[0] ?? -1))]));
   const head = make('tr', {}, ...['method', 'seeds', ...shown.map(([, label]) => label)].map((label) => make('th', { scope: 'col' }, label)));
   const body = groups.map((group) => {
-    const name = make('th', { scope: 'row' }, make('span', { class: 'swatch', style: `border-color:${ink(group.colour)};border-top-style:${group.dash === 'solid' ? 'solid' : 'dashed'}` }), `${group.label} ${group.progress}`.trim());
+    const name = make('th', { scope: 'row' }, make('span', { class: 'swatch', style: `border-color:${ink(group.colour)};border-top-style:${group.dash === 'solid' ? 'solid' : 'dashed'}` }), `${group.label} ${progressOf(group)}`.trim());
     const cells = shown.map(([column]) => {
       const best = groups.length > 1 && parts.main.comparable && group.statistics[column] && group.statistics[column][0] === highest[column];
       return make('td', { class: best ? 'best' : null }, cellText(column, group.statistics[column]));

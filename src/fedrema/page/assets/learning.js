@@ -22,6 +22,7 @@ function drawLearning() {
   const groups = parts.main.groups.filter((group) => group.curves[quantity]);
   if (!groups.length) return { empty: 'No round has been scored yet.' };
   const isShare = quantity !== 'loss';
+  const every = groups.flatMap((group) => group.curves[quantity].rounds);
   const data = [];
   const shapes = [];
   const faint = groups.length > 4 ? 0.1 : 0.18;
@@ -60,9 +61,9 @@ function drawLearning() {
   const ends = groups.map((group) => `${group.label} ends at ${group.curves[quantity].mean.at(-1).toFixed(isShare ? 1 : 3)}`).join(', ');
   return {
     data, words: `${parts.main.words[quantity][0]} by round: ${ends}.`,
-    layout: { height: isNarrow() ? 340 : 430, shapes, xaxis: axis({ title: 'Communication round', range: spanOf(groups.flatMap((group) => group.curves[quantity].rounds)) }), yaxis: axis({ title: isShare ? 'Accuracy (%)' : 'Loss', ...(cut ? { range: cut } : {}) }) },
+    layout: { height: isNarrow() ? 340 : 430, shapes, xaxis: roundAxis(every, { range: spanOf(every) }), yaxis: axis({ title: isShare ? 'Accuracy (%)' : 'Loss', ...(cut ? { range: cut } : {}) }) },
     caption: [
-      explained[quantity], banded ? 'Line: mean over training seeds; band: lowest to highest seed.' : 'One training seed each.',
+      explained[quantity], banded ? 'Line: mean over training seeds; band: lowest to highest seed.' : groups.length > 1 ? 'One training seed each.' : 'One training seed.',
       shapes.length ? 'Dotted: the critical period ends, and with it the search for the most relevant peers.' : '',
       cut ? 'Some of the first rounds lie below the frame; a double click shows all.' : '',
       state.client != null && table ? `Heavy line: client ${nameOf(state.client)} in ${runLabel(currentRun())}.` : '',

@@ -33,28 +33,38 @@ function drawProgress() {
 async function fetchPart(name) {
   const answer = await fetch(`parts/${name}`, { cache: 'no-store' });
   if (!answer.ok) throw new Error(answer.statusText);
-  parts[name] = await answer.json();
+  return answer.json();
 }
 
 function goLive() {
   const versions = {};
-  let busy = Promise.resolve();
+  let latest = null;
+  let busy = false;
   const source = new EventSource('events');
-  source.onmessage = (event) => {
-    const now = JSON.parse(event.data);
-    busy = busy.then(() => take(now)).catch(() => {});
-  };
+  source.onmessage = (event) => { latest = JSON.parse(event.data); if (!busy) catchUp(); };
   source.onopen = () => { lost = false; drawProgress(); };
   source.onerror = () => { lost = true; drawProgress(); };
+  setInterval(drawProgress, 5000); // ages grow also where there is no news
+
+  // Of news that arrive while older ones are being drawn only the latest count.
+  async function catchUp() {
+    busy = true;
+    while (latest) {
+      const now = latest;
+      latest = null;
+      try { await take(now); } catch { /* the server is gone, or the run is being replaced: the next news will do */ }
+      await new Promise((done) => { setTimeout(done, 500); });
+    }
+    busy = false;
+  }
 
   async function take(now) {
     const changed = Object.keys(now.versions).filter((name) => versions[name] !== now.versions[name]);
-    // Single clients refer to the runs of the main part, which therefore comes last and together with them.
-    for (const name of changed.sort().reverse()) await fetchPart(name);
+    const fresh = {};
+    for (const name of changed) fresh[name] = await fetchPart(name);
+    Object.assign(parts, fresh);
     Object.assign(versions, now.versions);
-    if (parts.main?.runs.length) {
-      now.status?.forEach((status, at) => { if (parts.main.runs[at]) parts.main.runs[at].status = status; });
-      if (changed.length) refresh(); else drawProgress();
-    }
+    now.status.forEach((status, at) => { if (parts.main.runs[at]) parts.main.runs[at].status = status; });
+    if (changed.length) refresh(); else drawProgress();
   }
 }
