@@ -70,6 +70,15 @@ def test_without_arguments_three_methods_run_side_by_side(in_an_empty_folder, ca
     assert sorted(path.name for path in (folder / "local").iterdir()) == ["seed-0", "seed-1"]
 
 
+def test_the_report_can_be_opened_at_the_end(in_an_empty_folder, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    assert main(["run", "fedavg", *QUICK, "--out", "run", "--open"]) == 0
+    assert opened == [(in_an_empty_folder / "run" / "report.html").as_uri()]
+    assert main(["run", "fedavg", *QUICK, "--out", "other", "--open", "--quiet"]) == 2
+    assert "--open needs a report, and --quiet writes none" in capsys.readouterr().err
+
+
 def test_one_command_compares_all_methods(in_an_empty_folder, capsys):
     assert main(["run", "all", *QUICK, "--out", "all"]) == 0
     shown = capsys.readouterr().out

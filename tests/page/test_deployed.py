@@ -26,6 +26,8 @@ def test_a_deployed_federation_is_shown_while_it_goes_on_and_afterwards(tmp_path
     assert run["status"]["failed"][0].startswith("1 (no reply")
     (people,) = followed.part("people")["runs"]
     assert people["labels"] is None
+    (pairs,) = followed.part("relations")["runs"]
+    assert (pairs["rounds"], sorted(pairs["clients"])) == ([2], [0, 1, 2, 3])
     conductor._round()
     conductor.ledger.finish({})
     followed.look()

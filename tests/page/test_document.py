@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+import fedrema
 from fedrema.cli import main
 from fedrema.page.document import main_part, order
 from fedrema.page.encode import packed, plain
@@ -138,6 +139,17 @@ def test_a_damaged_file_of_matrices_is_as_good_as_none(tmp_path):
     (tmp_path / "relations.npz").write_bytes(b"PK\x03\x04 cut off")
     assert Stacks(tmp_path / "relations.npz").rounds == []
     assert Stacks(tmp_path / "missing.npz").rounds == []
+
+
+def test_without_recorded_matrices_the_dependency_map_comes_from_the_checkpoint(tmp_path):
+    made = fedrema.run("fedrema", out=tmp_path / "run", rounds=2, clients=4, samples=20, epochs=1)
+    (found,) = relations_part([ThinnedRun(made.path)])["runs"]
+    counts = made.world().server["dependencies"].numpy()
+    order = found["clients"]
+    np.testing.assert_array_equal(np.rint(unpacked(found["matrices"]["G"])[0]), counts[np.ix_(order, order)])
+    assert found["notes"] == ["As of the checkpoint of round 2."]
+    other = fedrema.run("fedavg", out=tmp_path / "other", rounds=1, clients=4, samples=20, epochs=1)
+    assert relations_part([ThinnedRun(other.path)])["runs"] == [None]
 
 
 def test_neighbours_bear_absent_clients():

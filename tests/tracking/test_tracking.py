@@ -9,8 +9,9 @@ import pytest
 
 import fedrema
 from fedrema.cli import main
+from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Interrupted
-from fedrema.tracking import scalars_of
+from fedrema.tracking import Tracking, scalars_of
 
 QUICK = {"rounds": 3, "clients": 4, "samples": 20, "epochs": 1}
 
@@ -111,3 +112,33 @@ def test_wandb_keeps_numbers_offline_in_the_runs_folder(tmp_path):
     assert file.stat().st_size > 1000
     assert b"accuracy" in file.read_bytes()
     assert json.loads((tmp_path / "run" / "tracking.json").read_text())["wandb"] == folder.name.rpartition("-")[2]
+
+
+class Sulking:
+    """A tracker whose server goes away in the second round."""
+
+    def __init__(self):
+        self.got = []
+
+    def scalars(self, number, values):
+        if number == 2:
+            raise ConnectionError("the server is gone")
+        self.got.append(number)
+
+
+def test_training_goes_on_without_a_tracker_that_fails(tmp_path, capsys):
+    sulking = Sulking()
+    tracked = Tracking([sulking], RunDirectory(tmp_path))
+    for number in (1, 2, 3):
+        tracked.round({"round": number, "accuracy": 0.5})
+    tracked.close()
+    assert sulking.got == [1]
+    assert capsys.readouterr().err.count("gets no more numbers") == 1
+
+
+def test_a_store_that_cannot_be_reached_is_one_sentence(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("mlflow", reason="mlflow is not installed (make test-tracking)")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://store")
+    arguments = ["run", "fedavg", "--rounds", "1", "--clients", "4", "--samples", "20", "--track", "mlflow"]
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 2
+    assert "fedrema: --track mlflow cannot begin: " in capsys.readouterr().err

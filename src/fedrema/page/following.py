@@ -1,5 +1,6 @@
 """Runs that are being watched: looks for what is new, and makes the parts of the document that have changed."""
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -101,9 +102,8 @@ class Followed:
     def _new_matrices(self) -> bool:
         now = {}
         for run in self.runs:
-            try:
-                now[run.path] = run.directory.relations_file.stat().st_mtime
-            except OSError:
-                continue
+            for file in (run.directory.relations_file, run.directory.checkpoint_file):
+                with contextlib.suppress(OSError):
+                    now[file] = file.stat().st_mtime
         changed, self.seen = now != self.seen, now
         return changed

@@ -1,11 +1,13 @@
 """The part of the page's document about pairs of clients: who is like whom, who learns from whom."""
 
+import json
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
 
 from fedrema.page.encode import packed
 from fedrema.page.people import evenly
@@ -60,8 +62,10 @@ class Stacks:
 
 def _relations(run: ThinnedRun, file: Stacks, share: int) -> dict[str, Any] | None:
     clients = len(run.names)
-    if not file.rounds or not file.names or clients < 2:
+    if clients < 2:
         return None
+    if not file.rounds or not file.names:
+        return _from_checkpoint(run)
     telling = "S" if "S" in file.names else file.names[0]
     among = np.array(evenly(range(clients), CLUSTERED))
     last = file.read(telling, file.rounds[-1:], among)[0]
@@ -80,6 +84,29 @@ def _relations(run: ThinnedRun, file: Stacks, share: int) -> dict[str, Any] | No
     if source:
         found["graph"] = {"source": source, **_graph(_latest(matrices[source]))}
     return found
+
+
+def _from_checkpoint(run: ThinnedRun) -> dict[str, Any] | None:
+    """Return the dependency map of a run that recorded no matrices, as FedReMa's server keeps it to go on from."""
+    try:
+        with safe_open(run.directory.checkpoint_file, framework="np") as content:
+            counts = np.asarray(content.get_tensor("server/dependencies"), np.float32)
+            number = int(json.loads(content.metadata()["fedrema"])["round"])
+    except (SafetensorError, OSError, KeyError, ValueError, TypeError):  # another method, or no checkpoint yet
+        return None
+    clients = len(run.names)
+    counts = counts[:clients, :clients]
+    among = np.array(evenly(range(clients), CLUSTERED))
+    order = among[neighbours(np.minimum(counts, counts.T)[np.ix_(among, among)])]
+    rows = np.array(evenly(order.tolist(), KEPT_CLIENTS))
+    shown = counts[np.ix_(rows, rows)]
+    return {
+        "rounds": [number],
+        "clients": rows.tolist(),
+        "matrices": {"G": packed(shown[None])},
+        "notes": [f"As of the checkpoint of round {number:,}.", *_notes(len(rows), clients, 1, 1)],
+        "graph": {"source": "G", **_graph(shown)},
+    }
 
 
 def _packed(name: str, stack: np.ndarray) -> dict[str, Any]:

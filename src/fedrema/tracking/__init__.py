@@ -2,8 +2,9 @@
 
 import importlib
 import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,20 +41,29 @@ def check_trackers(names: Sequence[str]) -> None:
 class Tracking:
     """Everything that a run is sent to."""
 
-    def __init__(self, trackers: Sequence[Tracker], directory: RunDirectory) -> None:
+    def __init__(self, trackers: list[Tracker], directory: RunDirectory) -> None:
         self.trackers, self.directory = trackers, directory
         self.finished = False
+
+    def _send(self, what: Callable[[Tracker], None]) -> None:
+        """Send to all; one that fails is left out from now on, for training is worth more than its diary."""
+        for tracker in list(self.trackers):
+            try:
+                what(tracker)
+            except Exception as error:
+                self.trackers.remove(tracker)
+                name = type(tracker).__module__.rpartition("_")[2]
+                print(f"fedrema: {name} gets no more numbers of {self.directory.path}: {error}", file=sys.stderr)
 
     def round(self, record: dict[str, Any]) -> None:
         """Send the numbers of a round."""
         if self.trackers:
             values = scalars_of(record)
-            for tracker in self.trackers:
-                tracker.scalars(int(record["round"]), values)
+            self._send(lambda tracker: tracker.scalars(int(record["round"]), values))
 
-    def close(self, tracker: Tracker) -> None:
-        """Let one of them write out everything."""
-        tracker.close(self.finished)
+    def close(self) -> None:
+        """Let all write out everything."""
+        self._send(lambda tracker: tracker.close(self.finished))
 
     def end(self) -> None:
         """Send pictures of the run, which has ended."""
@@ -62,22 +72,27 @@ class Tracking:
             from fedrema.tracking.pictures import drawn
 
             with drawn(self.directory) as (number, files):
-                for tracker in self.trackers:
-                    tracker.pictures(number, files)
+                self._send(lambda tracker: tracker.pictures(number, files))
 
 
 @contextmanager
 def tracking(names: Sequence[str], directory: RunDirectory, after: int) -> Iterator[Tracking]:
     """Keep connections open while a run is played."""
-    with ExitStack() as stack:
-        trackers: list[Tracker] = []
+    trackers: list[Tracker] = []
+    everyone = Tracking(trackers, directory)
+    try:
         for name in names:
             kind = importlib.import_module(f"fedrema.tracking.to_{name}").Tracker
-            trackers.append(kind(directory, directory.config(), after))
-        both = Tracking(trackers, directory)
-        for tracker in trackers:
-            stack.callback(both.close, tracker)
-        yield both
+            try:
+                trackers.append(kind(directory, directory.config(), after))
+            except Exception as error:  # whatever another program's store, server or account lacks
+                reason = " ".join(str(error).split()).rstrip(".")
+                raise BadInput(
+                    f"--track {name} cannot begin: {reason}; nothing was run in {directory.path}."
+                ) from error
+        yield everyone
+    finally:
+        everyone.close()
 
 
 def scalars_of(record: dict[str, Any]) -> dict[str, float]:
