@@ -77,10 +77,11 @@ def test_tensorboard_gets_numbers_and_pictures_also_after_a_stop(tmp_path):
     assert [event.step for event in events.Images("S")] == [3]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, of the database library it uses
 def test_mlflow_gets_numbers_settings_and_pictures_also_after_a_stop(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (make test-tracking)")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.chdir(tmp_path)  # its pictures lie in ./mlruns
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     out = tmp_path / "run"
     settings = {**QUICK, "track": "mlflow", "record": "relations", "checkpoint_every": 1}
     with pytest.raises(Interrupted):

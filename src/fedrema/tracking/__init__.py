@@ -87,9 +87,8 @@ def tracking(names: Sequence[str], directory: RunDirectory, after: int) -> Itera
                 trackers.append(kind(directory, directory.config(), after))
             except Exception as error:  # whatever another program's store, server or account lacks
                 reason = " ".join(str(error).split()).rstrip(".")
-                raise BadInput(
-                    f"--track {name} cannot begin: {reason}; nothing was run in {directory.path}."
-                ) from error
+                again = f"fedrema resume {directory.path} tries again"
+                raise BadInput(f"--track {name} cannot begin: {reason}; {again}.") from error
         yield everyone
     finally:
         everyone.close()

@@ -1,4 +1,4 @@
-"""MLflow: one run in the experiment `fedrema`, in the store that MLFLOW_TRACKING_URI names, or a local one."""
+"""MLflow: one run in the experiment `fedrema`, in the store that MLFLOW_TRACKING_URI names, or MLflow's default."""
 
 import time
 from pathlib import Path
