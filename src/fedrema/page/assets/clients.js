@@ -60,7 +60,7 @@ function drawClients() {
   return {
     data, words: `${order.length} clients sorted by accuracy, from client ${nameOf(worst)} with ${percent(final[worst])} to client ${nameOf(best)} with ${percent(final[best])}.`,
     layout: {
-      height: clientsHeight(order.length), shapes: place >= 0 ? [clientBox(place)] : [],
+      height: clientsHeight(order.length) + (same.length > 4 ? 16 * Math.ceil(same.length / 3) : 0), shapes: place >= 0 ? [clientBox(place)] : [],
       xaxis: axis({ title: 'Accuracy (%)', domain: [0, share], range: accuracyRange(data) }), ...(labels ? { xaxis2: axis({ title: 'Class', domain: [share + 0.04, 1], dtick: labels.classes > 20 ? null : 1, showgrid: false, tickangle: 0 }) } : {}),
       yaxis: axis({ showgrid: few, tickvals: ticks, ticktext: ticks.map((at) => safe(short(run.names[order[at]]))), range: [-0.7, order.length - 0.3], title: 'Client' }),
     },

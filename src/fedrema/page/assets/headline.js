@@ -34,7 +34,8 @@ function drawCards() {
     const found = parts.main.differences.honest_accuracy?.rows.filter((row) => row.mean != null) ?? [];
     const next = found.sort((a, b) => b.mean - a.mean)[0];
     if (next) {
-      const sure = next.low == null ? next.reason : `95 % sure: between ${signed(-next.high)} and ${signed(-next.low)}`;
+      const between = next.low == null ? next.reason : `between ${signed(-next.high)} and ${signed(-next.low)}`;
+      const sure = next.low == null ? between : next.low <= 0 && next.high >= 0 ? `may be luck: ${between}, with 95 % confidence` : `95 % sure: ${between}`;
       cards.push(card(`Ahead of ${next.label} by`, `${Math.abs(100 * next.mean).toFixed(1)} points`, sure));
     }
     const worst = best.statistics.worst_tenth;
@@ -82,8 +83,7 @@ function drawDifferences() {
   const found = parts.main.differences[state.difference];
   if (parts.main.groups.length < 2) return { hidden: true };
   if (!found) return { empty: 'Nothing to compare yet.' };
-  const rows = [...found.rows].reverse();
-  const drawn = rows.filter((row) => row.mean != null);
+  const drawn = found.rows.filter((row) => row.mean != null).sort((a, b) => a.mean - b.mean);
   if (!drawn.length) return { empty: found.rows.map((row) => `${row.label}: ${row.reason}`).join('; ') };
   const trace = {
     type: 'scatter', mode: 'markers', y: drawn.map((row) => safe(row.label)), x: drawn.map((row) => 100 * row.mean),

@@ -7,7 +7,7 @@ function drawSettings() {
   const of = (pick, kind) => [...new Set(firsts.flatMap((run) => Object.keys(pick(run))))].filter((name) => kind !== 'setting' || !ownWords.has(name)).map((name) => ({ kind, name, values: firsts.map((run) => told(pick(run)[name])) }));
   const seeds = { kind: 'setting', name: 'seeds run', values: parts.main.groups.map((_, at) => parts.main.runs.filter((run) => run.group === at).map((run) => run.seed).join(', ')) };
   const rows = [seeds, ...of((run) => run.settings, 'setting'), ...of(versions, 'version')];
-  for (const row of rows) row.differs = row.kind === 'setting' && row !== seeds && new Set(row.values).size > 1;
+  for (const row of rows) row.differs = row.kind === 'setting' && row !== seeds && new Set(row.values.filter((value) => value !== '–')).size > 1;
   const main = new Set(['dataset', 'clients', 'rounds', 'lr', 'epochs', 'batch', 'net', 'device', 'fedrema', 'torch', 'started', 'commit', 'seeds run']);
   rows.sort((a, b) => Number(b.differs) - Number(a.differs) || Number(main.has(b.name)) - Number(main.has(a.name)));
   const head = make('tr', {}, make('th', { scope: 'col' }, 'setting'), ...parts.main.groups.map((group) => make('th', { scope: 'col' }, group.label)));
