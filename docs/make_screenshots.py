@@ -13,6 +13,7 @@ from fedrema.page.browser import chromium
 from fedrema.page.render import write_page
 
 FIGURES = Path(__file__).parent / "figures"
+MARGIN = 16
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 VIEWS: list[tuple[str, str, dict[str, Any]]] = [
     # file, what of the page, how it is looked at
@@ -39,10 +40,15 @@ def take(report: Path, figures: Path) -> None:
                 page.select_option("#choose-client", label=how["client"])
                 page.wait_for_selector("html[data-drawn=all]", timeout=60_000)
             # Whatever floats above a part would be in its picture.
-            page.add_style_tag(content="body > .bar { position: static; } main > section { padding: 0.75rem; }")
-            shot = page.locator(part).screenshot() if part else page.screenshot()
-            (figures / f"{name}.png").write_bytes(shot)
+            page.add_style_tag(content="body > .bar { position: static; }")
+            around = {"clip": _around(page.locator(part).bounding_box()), "full_page": True} if part else {}
+            page.screenshot(path=figures / f"{name}.png", **around)
             context.close()
+
+
+def _around(box: dict[str, float]) -> dict[str, float]:
+    wider = {"x": box["x"] - MARGIN, "width": box["width"] + 2 * MARGIN}
+    return {**wider, "y": box["y"] - MARGIN, "height": box["height"] + 2 * MARGIN}
 
 
 def make(runs: Path | None, quick: bool) -> None:

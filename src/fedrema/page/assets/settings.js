@@ -3,7 +3,9 @@ function drawSettings() {
   const firsts = parts.main.groups.map((_, at) => parts.main.runs.find((run) => run.group === at));
   const ownWords = new Set(['out', 'overwrite', 'config', 'quiet', 'seed', 'data-dir']);
   const told = (value) => (value == null ? '–' : value === true ? 'yes' : value === false ? 'no' : typeof value === 'object' ? Object.entries(value).map((pair) => pair.join(' ')).join(', ') : String(value));
-  const versions = (run) => ({ ...Object.fromEntries(Object.entries(run.ran_on).filter(([name]) => name !== 'versions')), ...run.ran_on.versions });
+  // Short enough for a column; config.json has them whole.
+  const brief = { commit: (value) => value?.slice(0, 10), started: (value) => value?.slice(0, 16).replace('T', ' ') };
+  const versions = (run) => ({ ...Object.fromEntries(Object.entries(run.ran_on).filter(([name]) => name !== 'versions').map(([name, value]) => [name, brief[name]?.(value) ?? value])), ...run.ran_on.versions });
   const of = (pick, kind) => [...new Set(firsts.flatMap((run) => Object.keys(pick(run))))].filter((name) => kind !== 'setting' || !ownWords.has(name)).map((name) => ({ kind, name, values: firsts.map((run) => told(pick(run)[name])) }));
   const seeds = { kind: 'setting', name: 'seeds run', values: parts.main.groups.map((_, at) => parts.main.runs.filter((run) => run.group === at).map((run) => run.seed).join(', ')) };
   const rows = [seeds, ...of((run) => run.settings, 'setting'), ...of(versions, 'version')];
