@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 SIDE_BY_SIDE := -n 2 --dist loadgroup
 
-.PHONY: demo test lint types tests test-datasets test-gpu test-network test-scale figures results clean
+.PHONY: demo test lint types tests test-datasets test-gpu test-network test-scale test-browser test-tracking
+.PHONY: figures screenshots results clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedrema run
@@ -39,6 +40,19 @@ test-network: $(VENV)/.developing
 test-scale: $(VENV)/.developing
 	$(BIN)/python docs/check_scale.py
 
+# The page in a real browser: the system's Chromium, else one that playwright or the system's packages bring.
+test-browser: $(VENV)/.browsing
+	$(BIN)/pytest -m browser
+
+# --track into real local stores of MLflow and W&B; TensorBoard's is among the ordinary tests.
+test-tracking: $(VENV)/.developing
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mlflow,wandb]'
+	$(BIN)/pytest tests/tracking
+
+# The page's pictures in README and docs.
+screenshots: $(VENV)/.browsing
+	$(BIN)/python docs/make_screenshots.py
+
 # Every picture and table in README and docs.
 figures: $(VENV)/.installed
 	$(BIN)/python docs/make_figures.py
@@ -55,6 +69,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.developing: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(VENV)/.browsing: $(VENV)/.developing
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	command -v chromium chromium-browser google-chrome || $(BIN)/playwright install --with-deps chromium \
+		|| { apt-get update && apt-get install --yes chromium; }
 	touch $@
 
 clean:

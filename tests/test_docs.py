@@ -1,15 +1,17 @@
 """Every command and every Python block in README and docs runs, in the order in which it stands there.
 
 A fence's second word says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, cut down to a
-round that a CPU can do), `slow` (cut down with --quick), `network` (starts real nodes), `make` (checked with `make
--n`), `install` (what the test environment has already done).
+round that a CPU can do), `slow` (cut down with --quick), `network` (starts real nodes), `serve` (goes on until it is
+interrupted), `make` (checked with `make -n`), `install` (what the test environment has already done).
 """
 
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +30,15 @@ def blocks(page: Path, needs: set[str]) -> list[tuple[str, str]]:
     return [(found[1], found[3]) for found in FENCE.finditer(page.read_text()) if (found[2] or "") in needs]
 
 
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": INSTALLED,
+    # Ray leaves files open when it ends; Flower's command line uses what its own will no longer have
+    "PYTHONWARNINGS": "error,ignore::ResourceWarning,ignore:'click.:DeprecationWarning",
+    "COLUMNS": "120",
+}
+
+
 @pytest.fixture
 def run(programs):
     """What runs a block; `fedrema` and `python` start at once."""
@@ -35,15 +46,8 @@ def run(programs):
 
 
 def run_in(path: str, language: str, text: str, folder: Path) -> None:
-    environment = {
-        **os.environ,
-        "PATH": path,
-        # Ray leaves files open when it ends; Flower's command line uses what its own will no longer have
-        "PYTHONWARNINGS": "error,ignore::ResourceWarning,ignore:'click.:DeprecationWarning",
-        "COLUMNS": "120",
-    }
     command = ["python", "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    ended = subprocess.run(command, cwd=folder, env={**ENVIRONMENT, "PATH": path}, capture_output=True, text=True)
     assert ended.returncode == 0, f"{text}\n{ended.stdout}\n{ended.stderr}"
     assert "Traceback" not in ended.stderr
 
@@ -52,6 +56,21 @@ def run_in(path: str, language: str, text: str, folder: Path) -> None:
 def test_everything_on_a_page_runs(page, run, tmp_path):
     for language, text in blocks(page, {""}):
         run(language, text, tmp_path)
+    for _, text in blocks(page, {"serve"}):
+        serve(f"{text.strip()} --port 0", tmp_path)
+
+
+def serve(text: str, folder: Path) -> None:
+    """Start what goes on until it is interrupted, look at what it serves, and interrupt it."""
+    with subprocess.Popen(text.split(), cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = re.search(r"http://\S+", server.stdout.readline())[0]
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                assert b"plotly-source" in answer.read()
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
 
 
 @pytest.mark.datasets
@@ -106,19 +125,9 @@ def test_links_and_pictures_exist(page):
 def test_every_fence_is_known():
     for page in PAGES:
         for words in re.findall(r"^```(\S.*)$", page.read_text(), re.M):
-            assert words in (
-                "bash",
-                "python",
-                "bash datasets",
-                "bash gpu",
-                "bash slow",
-                "bash make",
-                "bash install",
-                "bash network",
-            ), (
-                page,
-                words,
-            )
+            kind, _, needs = words.partition(" ")
+            assert kind in ("bash", "python"), (page, words)
+            assert needs in ("", "datasets", "gpu", "slow", "make", "install", "network", "serve"), (page, words)
 
 
 def test_pages_carry_no_paths_of_a_machine():

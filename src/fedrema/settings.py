@@ -27,6 +27,8 @@ from fedrema.simulate import Simulation
 CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
 """How the parser reads our dataclasses. Help stands in docstrings; to look for it in comments takes half its time."""
 
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+
 
 @dataclasses.dataclass(frozen=True)
 class Output:
@@ -47,12 +49,26 @@ class Output:
     tuned: Path | None = None
     """TOML file with settings by dataset and method, as a sweep writes it; --config and arguments override it."""
     quiet: bool = False
-    """No progress bar, no table."""
+    """No progress bar, no table, no report."""
+    open: bool = False
+    """Open the report in the browser at the end."""
+    track: str | None = None
+    """Send numbers and pictures to tensorboard, mlflow or wandb as well; several with a comma between them."""
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         at_least(0, self, "checkpoint_every")
         at_least(1, self, "seeds")
+        unknown = [name for name in self.trackers if name not in TRACKERS]
+        if unknown:
+            raise BadInput(f"--track {unknown[0]!r} is unknown; valid are {', '.join(TRACKERS)}.")
+        if self.open and self.quiet:
+            raise BadInput("--open needs a report, and --quiet writes none: give one of them.")
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """Names of what is sent numbers."""
+        return tuple(name.strip() for name in self.track.split(",")) if self.track else ()
 
     @property
     def folder(self) -> Path:

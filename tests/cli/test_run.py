@@ -58,8 +58,25 @@ def test_without_arguments_three_methods_run_side_by_side(in_an_empty_folder, ca
     folder = next((in_an_empty_folder / "runs").iterdir())
     assert folder.name.startswith("demo-digits-")
     assert f"Results: runs/{folder.name}" in shown
-    assert sorted(path.name for path in folder.iterdir()) == ["curves.png", "fedavg", "fedrema", "local"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "curves.png",
+        "fedavg",
+        "fedrema",
+        "local",
+        "report.html",
+    ]
+    assert f"Report:  runs/{folder.name}/report.html" in shown
+    assert fedrema.load(folder / "fedrema" / "seed-0").relations()  # so that the report shows who learns from whom
     assert sorted(path.name for path in (folder / "local").iterdir()) == ["seed-0", "seed-1"]
+
+
+def test_the_report_can_be_opened_at_the_end(in_an_empty_folder, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    assert main(["run", "fedavg", *QUICK, "--out", "run", "--open"]) == 0
+    assert opened == [(in_an_empty_folder / "run" / "report.html").as_uri()]
+    assert main(["run", "fedavg", *QUICK, "--out", "other", "--open", "--quiet"]) == 2
+    assert "--open needs a report, and --quiet writes none" in capsys.readouterr().err
 
 
 def test_one_command_compares_all_methods(in_an_empty_folder, capsys):

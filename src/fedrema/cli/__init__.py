@@ -12,6 +12,8 @@ COMMANDS = {
     "run": ("fedrema.cli.run", "train clients with a method; without arguments: a demonstration"),
     "resume": ("fedrema.cli.run", "go on with a run that was stopped"),
     "compare": ("fedrema.cli.after", "compare runs: table, differences with confidence, picture of the curves"),
+    "report": ("fedrema.cli.page", "write one HTML page about runs: curves, every client, who learns from whom"),
+    "watch": ("fedrema.cli.page", "show the same page in the browser while runs go on"),
     "grid": ("fedrema.cli.grid", "run an experiment from a file: methods × settings × seeds, resumable"),
     "reproduce": ("fedrema.cli.reproduce", "the paper's tables and figures, ours beside the published"),
     "methods": ("fedrema.cli.look", "list every method, its settings and its paper"),

@@ -9,10 +9,12 @@ import tyro
 from rich.console import Console
 
 from fedrema.cli.after import common_folder
+from fedrema.cli.page import REPORT, show
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.spread import devices_for, spread
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
+from fedrema.page.render import write_page
 from fedrema.report.compare import comparison_table
 from fedrema.report.curves import draw_curves
 from fedrema.runs.directory import RunDirectory
@@ -34,7 +36,7 @@ def run(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(rest):
         print(_usage())
         return 0
-    options = rest if named else ["--seeds", "3", *rest]
+    options = rest if named else ["--seeds", "3", "--record", "relations", *rest]
     several = [parse_settings(name, fitting(name, options, names)) for name in names]
     out = several[0].output.out or default_folder(several[0], "comparison" if named else "demo")
     placed = [settings.placed(out / name.replace(":", "-")) for name, settings in zip(names, several, strict=True)]
@@ -106,7 +108,7 @@ def _run(wanted: list[Settings]) -> int:
     except Interrupted as stop:
         return _interrupted(stop)
     if done and not quiet:
-        _close(done)
+        _close(done, wanted[0].output.open)
     for sentence in failed:
         print(sentence, file=sys.stderr)
     return 2 if failed else 0
@@ -115,7 +117,7 @@ def _run(wanted: list[Settings]) -> int:
 def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool) -> int:
     done, complaints, stopped = spread(groups, devices)
     if done and not quiet:
-        _close(done)
+        _close(done, groups[0][0].output.open)
     if stopped:
         print("fedrema: stopped; each run that was going on can be taken up with fedrema resume DIR.", file=sys.stderr)
     return 130 if stopped else 2 if complaints else 0
@@ -131,16 +133,23 @@ def _interrupted(stop: Interrupted) -> int:
     return 130
 
 
-def _close(runs: list[Run]) -> None:
+def _close(runs: list[Run], look: bool) -> None:
     console = Console()
     console.print(comparison_table(runs))
     where = common_folder(tuple(run.path for run in runs))
-    lines = [f"Results: {where}", f"Next:    fedrema {'compare' if len(runs) > 1 else 'export'} {where}"]
+    lines = [f"Results: {where}"]
     if len(runs) > 1:
         draw_curves(runs, where / "curves.png")
-        lines.insert(1, f"Curves:  {where / 'curves.png'}")
+        lines.append(f"Curves:  {where / 'curves.png'}")
+    write_page([run.path for run in runs], where / REPORT)
+    lines += [
+        f"Report:  {where / REPORT}  (open it in a browser)",
+        f"Next:    fedrema {'compare' if len(runs) > 1 else 'export'} {where}",
+    ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
+    if look:
+        show(where / REPORT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +165,9 @@ class Resume:
     device: str | None = None
     """Where to train, if not where it began: auto, cpu or cuda."""
     quiet: bool = False
-    """No progress bar, no table."""
+    """No progress bar, no table, no report."""
+    open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Open the report in the browser at the end."""
 
 
 def resume(arguments: list[str]) -> int:
@@ -174,5 +185,5 @@ def resume(arguments: list[str]) -> int:
     except Interrupted as stop:
         return _interrupted(stop)
     if not asked.quiet:
-        _close([done])
+        _close([done], asked.open)
     return 0

@@ -84,7 +84,7 @@ def command(group: Group) -> list[str]:
     folder = first.output.folder
     several = first.output.seeds > 1
     output = dataclasses.replace(
-        first.output, seeds=len(group) if several else 1, config=None, paper=None, tuned=None, quiet=False
+        first.output, seeds=len(group) if several else 1, config=None, paper=None, tuned=None, quiet=False, open=False
     )
     settings = dataclasses.replace(first, output=output).flat()
     settings["out"] = str(folder.parent if several and len(group) > 1 else folder)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import method_name
+from fedrema.runs.player import playing
 from fedrema.score import summarise
 from fedrema.settings import Settings
 
@@ -32,6 +34,8 @@ class Ledger:
         self.directory, self.settings, self.plan, self.central = RunDirectory(folder), settings, plan, central
         what = {name: value for name, value in run_config(settings, plan).items() if name not in WHERE}
         self.identity = hashlib.sha256(json.dumps(sorted(what.items())).encode()).hexdigest()[:32]
+        self.note = ExitStack()
+        """Says in the folder that the federation goes on; after a crash it names a process that is gone."""
         self.pending: dict[str, Any] | None = None
         """The record of the last round, which still lacks its accuracies."""
 
@@ -41,6 +45,7 @@ class Ledger:
         if not directory.checkpoint_file.is_file():
             directory.check_free(overwrite=False)
             directory.create(self._config())
+            self.note.enter_context(playing(directory.player_file, 0))
             return
         facts, _ = read_checkpoint(directory.checkpoint_file)
         world = load_world(directory.checkpoint_file, self.identity)
@@ -51,6 +56,7 @@ class Ledger:
         self.pending = facts["more"]["pending"]
         directory.keep_rounds(world.round - 1 if self.pending else world.round)
         directory.summary_file.unlink(missing_ok=True)
+        self.note.enter_context(playing(directory.player_file, len(directory.rounds())))
 
     def scored(self, scores: Mapping[str, Score | None]) -> None:
         """Complete the last round's record by what clients say of the models that came of it."""
@@ -70,6 +76,7 @@ class Ledger:
         """Write the last record and the summary."""
         self.scored(scores)
         self.directory.write_json(self.directory.summary_file, summarise(self.directory.rounds()))
+        self.note.close()
 
     def _config(self) -> dict[str, Any]:
         return {

@@ -37,7 +37,7 @@ def draw_curves(
     kind = picture_kind(path)
     groups = group_runs(runs)
     shown = zip(groups, looks([group.method for group in groups]), strict=True)
-    curves = [curve for group, look in shown if (curve := _curve(group, look, quantity))]
+    curves = [curve for group, look in shown if (curve := group_curve(group, look, quantity))]
     if not curves:
         raise BadInput(f"There is no {quantity!r} to draw: no round of these runs has it.")
     # Imported here: it takes half a second that only a picture is worth.
@@ -63,7 +63,7 @@ def picture_kind(path: Path) -> str:
     return kind
 
 
-def _curve(group: Group, look: Look, quantity: str) -> Curve | None:
+def group_curve(group: Group, look: Look, quantity: str) -> Curve | None:
     found = []
     for run in group.counted:
         try:

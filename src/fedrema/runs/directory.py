@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ import numpy as np
 
 from fedrema.data.atomic import write_text, written_whole
 from fedrema.errors import BadInput
+from fedrema.runs.player import Player
 
 
 class RunDirectory:
     """Reads and writes a run's folder; every file but the growing `rounds.jsonl` is whole or not there.
 
     config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once it has ended),
-    checkpoint/ and models/ (on request).
+    clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request); running.json
+    while it is being played.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,6 +29,8 @@ class RunDirectory:
         self.rounds_file = self.path / "rounds.jsonl"
         self.relations_file = self.path / "relations.npz"
         self.summary_file = self.path / "summary.json"
+        self.clients_file = self.path / "clients.npz"
+        self.player_file = self.path / "running.json"
         self.checkpoint_file = self.path / "checkpoint" / "world.safetensors"
 
     @classmethod
@@ -101,6 +106,25 @@ class RunDirectory:
         kept = [record for record in self.rounds() if record["round"] <= last]
         write_text(self.rounds_file, "".join(json.dumps(record) + "\n" for record in kept))
         return kept
+
+    def player(self) -> Player | None:
+        """Return which process plays it; None where none does."""
+        return Player.read(self.player_file)
+
+    def write_label_counts(self, train: np.ndarray, test: np.ndarray) -> None:
+        """Write clients.npz: how many samples of each class each client trains on, and is tested with [K, classes]."""
+        with written_whole(self.clients_file) as temporary, temporary.open("wb") as stream:
+            np.savez_compressed(stream, allow_pickle=False, train=train, test=test)
+
+    def label_counts(self) -> dict[str, np.ndarray] | None:
+        """Return clients.npz; None where nobody knows, as on a server that never sees samples."""
+        try:
+            with self.clients_file.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+                return {part: np.asarray(file[part]) for part in ("train", "test")}
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise BadInput(f"{self.clients_file} cannot be read: {error}.") from error
 
     def write_relations(self, relations: dict[int, dict[str, np.ndarray]]) -> None:
         """Write relations.npz: `rounds` [R] and a stack [R, K, K] of each matrix; NaN where there was none."""

@@ -16,11 +16,13 @@ from fedrema.nets import build_net
 from fedrema.runs.checkpoint import load_world, save_world
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import FEDERATION_FILE, default_folder, describe, identity_of, saved_settings
+from fedrema.runs.player import playing
 from fedrema.runs.run import Run
 from fedrema.runs.stopping import StopRequest, stopping_gently
 from fedrema.score import summarise
 from fedrema.settings import Settings
 from fedrema.simulate import Simulator
+from fedrema.tracking import Tracking, check_trackers, tracking
 from fedrema.world import Round, World
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
@@ -61,10 +63,12 @@ def begin_on(settings: Settings, federation: Federation, module: nn.Module | Non
     """Prepare a new run. Nothing is written before everything that can be refused has been checked."""
     directory = RunDirectory(settings.output.out or default_folder(settings))
     directory.check_free(settings.output.overwrite)
+    check_trackers(settings.output.trackers)
     simulator = prepare(settings, federation, module)
     world = simulator.start()
     directory.create(describe(settings, simulator, module is not None))
-    return Prepared(directory, simulator, world, settings.output.checkpoint_every)
+    directory.write_label_counts(federation.label_counts("train"), federation.label_counts("test"))
+    return Prepared(directory, simulator, world, settings.output.checkpoint_every, settings.output.trackers)
 
 
 def take_up(
@@ -76,6 +80,7 @@ def take_up(
     """Prepare to go on; on a CPU the end is bit-identical to that of a run that was never stopped."""
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, arguments, module is not None)
+    check_trackers(settings.output.trackers)
     simulator = prepare(settings, federation or build_federation(settings.data), module)
     config = directory.config()
     if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
@@ -86,7 +91,7 @@ def take_up(
         world = simulator.start()
     config["settings"]["rounds"] = settings.simulation.rounds
     directory.write_json(directory.config_file, config)
-    return Prepared(directory, simulator, world, settings.output.checkpoint_every)
+    return Prepared(directory, simulator, world, settings.output.checkpoint_every, settings.output.trackers)
 
 
 def prepare(settings: Settings, federation: Federation, module: nn.Module | None = None) -> Simulator:
@@ -110,6 +115,7 @@ class Prepared:
     simulator: Simulator
     world: World
     checkpoint_every: int
+    trackers: tuple[str, ...] = ()
 
     def play(self, watch: Watcher | None = None) -> Run:
         """Play to the last round, recording and saving; `watch` is called with every round as it ends."""
@@ -117,7 +123,12 @@ class Prepared:
             return self.play_until(request, watch)
 
     def play_until(self, request: StopRequest, watch: Watcher | None = None) -> Run:
-        """Play to the last round, or until someone asks to stop."""
+        """Play to the last round, or until someone asks to stop, with a note in the folder as long as it goes on."""
+        first = self.world.round
+        with playing(self.directory.player_file, first), tracking(self.trackers, self.directory, first) as tracked:
+            return self._play(request, watch, tracked)
+
+    def _play(self, request: StopRequest, watch: Watcher | None, tracked: Tracking) -> Run:
         directory, world = self.directory, self.world
         records = directory.keep_rounds(world.round)
         relations = directory.relations(world.round)
@@ -129,6 +140,7 @@ class Prepared:
                 records.append(played.record)
                 if played.relations:
                     relations[world.round] = played.relations
+                tracked.round(played.record)
                 if watch:
                     watch(played)
                 if request.asked:
@@ -144,6 +156,7 @@ class Prepared:
         if world.round < self.simulator.settings.rounds:
             raise Interrupted(f"Stopped after round {world.round}; go on with: fedrema resume {directory.path}")
         directory.write_json(directory.summary_file, summarise(records))
+        tracked.end()
         return Run(directory.path)
 
     def _due(self, seconds: float) -> bool:

@@ -26,7 +26,7 @@ FEDERATION_FILE = "federation.npz"
 
 # Where things lie, how long it goes on, and how fast it is computed are no part of what a run is.
 CIRCUMSTANCES = {
-    *("out", "overwrite", "checkpoint-every", "seeds", "config", "paper", "tuned", "quiet"),
+    *("out", "overwrite", "checkpoint-every", "seeds", "config", "paper", "tuned", "quiet", "open", "track"),
     *("data-dir", "federation", "partition-file", "device", "backend", "rounds", "chunk", "memory", "scratch"),
 }
 

@@ -1,0 +1,145 @@
+"""Reads records from runs of any length, growing or not: of a long run, evenly spaced rounds only."""
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrema.runs.run import Run
+from fedrema.score import summarise
+
+KEPT_ROUNDS = 400
+"""Rounds that a picture can show; more would lie on the same pixels."""
+PIECE = 2**24
+PER_CLIENT = ("client_accuracy", "trained_client_accuracy", "client_loss", "participants", "dropped")
+
+
+class RecordsFile:
+    """A `rounds.jsonl` that may be growing; only the rounds that are kept are ever parsed.
+
+    Where there are more than `most`, every k-th is kept, with the first and the last; k is `every` times a power of
+    two, so that runs of one length keep the same rounds, and rounds that were scored.
+    """
+
+    def __init__(self, path: Path, every: int = 1, most: int = KEPT_ROUNDS) -> None:
+        self.path, self.every, self.most = path, every, most
+        self._forget()
+
+    def _forget(self) -> None:
+        self.starts = [0]
+        """Where each line begins; the last one may not be whole yet."""
+        self.node = 0
+        self.parsed: dict[int, dict[str, Any]] = {}
+
+    @property
+    def count(self) -> int:
+        """How many whole lines there are."""
+        return len(self.starts) - 1
+
+    @property
+    def stride(self) -> int:
+        """Every how manyth round is kept."""
+        if self.count <= self.most:
+            return 1
+        stride = self.every
+        while self.count // stride > self.most:
+            stride *= 2
+        return stride
+
+    def grow(self) -> bool:
+        """Look for new lines; tells whether there are any, or the file was replaced."""
+        try:
+            facts = self.path.stat()
+        except OSError:
+            had = self.count > 0
+            self._forget()
+            return had
+        replaced = self.node not in (0, facts.st_ino) or facts.st_size < self.starts[-1]
+        if replaced:  # a resumed run forgets what came after its checkpoint
+            self._forget()
+        self.node = facts.st_ino
+        before = self.count
+        with self.path.open("rb") as stream:
+            place = self.starts[-1]
+            stream.seek(place)
+            while piece := stream.read(PIECE):
+                ends = np.flatnonzero(np.frombuffer(piece, np.uint8) == ord("\n"))
+                self.starts += (ends + (place + 1)).tolist()
+                place += len(piece)
+        return replaced or self.count > before
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the kept records; lines that are damaged are left out."""
+        stride, last = self.stride, self.count - 1
+        wanted = [place for place in range(self.count) if (place + 1) % stride == 0 or place in (0, last)]
+        self.parsed = {place: self.parsed[place] for place in wanted if place in self.parsed}
+        missing = [place for place in wanted if place not in self.parsed]
+        if missing:
+            with self.path.open("rb") as stream:
+                for place in missing:
+                    stream.seek(self.starts[place])
+                    self._parse(place, stream.read(self.starts[place + 1] - self.starts[place]))
+        return [self.parsed[place] for place in wanted if self.parsed.get(place)]
+
+    def _parse(self, place: int, line: bytes) -> None:
+        try:
+            record = json.loads(line)
+            record["round"] = int(record["round"])
+        except (ValueError, TypeError, KeyError):
+            record = {}
+        for name in PER_CLIENT:
+            if isinstance(record.get(name), list):  # a tenth of the room that Python's numbers take
+                kind = np.int64 if name in ("participants", "dropped") else np.float32
+                record[name] = np.array(record[name], kind)  # None becomes NaN
+        self.parsed[place] = record
+
+
+class ThinnedRun(Run):
+    """A run whose rounds are thinned where there are more than a page can show."""
+
+    def __init__(self, path: Path | str, most: int = KEPT_ROUNDS) -> None:
+        super().__init__(path)
+        every = int(self.config.get("settings", {}).get("evaluate-every", 1))
+        self.file = RecordsFile(self.directory.rounds_file, max(1, every), most)
+        self.file.grow()
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        """The kept records."""
+        return self.file.records()
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Headline numbers; of the kept rounds where the run has not ended."""
+        found = self.directory.summary()
+        if found is None:
+            found = summarise(self.rounds)
+            if self.file.stride > 1:  # sums over some of the rounds would mislead
+                found = {name: value for name, value in found.items() if not name.startswith(("seconds", "bytes"))}
+        return found
+
+    def refresh(self) -> bool:
+        """Read what is new; tells whether anything is."""
+        config, finished = self.directory.config(), self.directory.summary_file.is_file()
+        changed = self.file.grow() or config != self.config or finished != self.__dict__.get("ended")
+        self.config = config
+        if changed:
+            self.__dict__["ended"] = finished
+            for name in ("rounds", "summary"):
+                self.__dict__.pop(name, None)
+        return changed
+
+
+def thinned_notes(runs: Sequence[ThinnedRun]) -> list[str]:
+    """Say in sentences what was left out."""
+    strides = {run.file.stride: run for run in runs if run.file.stride > 1}
+    notes = [
+        f"Of {run.file.count:,} rounds every {stride}th is drawn, with the first and the last."
+        for stride, run in sorted(strides.items())
+    ]
+    if any(not run.finished for run in strides.values()):
+        notes.append("The headline numbers of runs that go on are of the rounds drawn.")
+    return notes

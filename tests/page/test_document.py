@@ -1,0 +1,214 @@
+"""What the page shows, against numbers worked out by hand."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+
+import fedrema
+from fedrema.cli import main
+from fedrema.page.document import main_part, order
+from fedrema.page.encode import packed, plain
+from fedrema.page.people import evenly, people_part, spread
+from fedrema.page.reading import ThinnedRun
+from fedrema.page.relations import Stacks, neighbours, relations_part
+from fedrema.page.render import as_text, page, write_page
+from fedrema.runs.directory import RunDirectory
+from tests.report.folders import write_run, write_two_groups
+
+
+def unpacked(found):
+    small = np.frombuffer(base64.b64decode(found["data"]), "<u2").astype(float).reshape(found["shape"])
+    return np.where(small == 65535, np.nan, small / 65534 * found["highest"])
+
+
+def test_numbers_survive_packing():
+    values = np.array([[0.0, 0.25, 1.0], [np.nan, 0.9, 0.5]])
+    np.testing.assert_allclose(unpacked(packed(values, 1.0)), values, atol=1 / 65534)
+    counts = np.array([0.0, 7.0, 1234.0])
+    np.testing.assert_array_equal(np.rint(unpacked(packed(counts))), counts)
+    assert np.isnan(unpacked(packed(np.full(2, np.nan)))).all()
+    assert unpacked(packed(np.zeros(2))).tolist() == [0, 0]
+
+
+def test_json_holds_no_number_that_is_none():
+    found = plain({"a": np.float32("nan"), 1: (np.int64(3), float("inf")), "b": np.array([1.5])})
+    assert found == {"a": None, "1": [3, None], "b": [1.5]}
+
+
+def test_evenly_keeps_both_ends():
+    assert evenly(range(5), 9) == [0, 1, 2, 3, 4]
+    assert evenly(range(101), 5) == [0, 25, 50, 75, 100]
+
+
+def test_absent_clients_have_no_numbers():
+    np.testing.assert_array_equal(spread([0.5, None], [2, 0], 3), [np.nan, np.nan, 0.5])
+    np.testing.assert_array_equal(spread(None, [0], 2), [np.nan, np.nan])
+
+
+def test_groups_curves_and_differences(tmp_path):
+    write_two_groups(tmp_path)
+    runs = order([ThinnedRun(path.parent) for path in sorted(tmp_path.rglob("config.json"))])
+    found = main_part(runs)
+    assert [group["label"] for group in found["groups"]] == ["FedAvg", "FedReMa"]
+    assert [(run["group"], run["seed"]) for run in found["runs"]] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    fedrema = found["groups"][1]
+    assert fedrema["statistics"]["honest_accuracy"] == pytest.approx([0.82, 0.02])
+    assert fedrema["curves"]["accuracy"] == {
+        "rounds": [1, 2, 3], "mean": [50, 70, 80], "low": [50, 70, 80], "high": [50, 70, 80],
+        "critical_end": pytest.approx((1 + 2 + 2) / 3),
+    }  # fmt: skip
+    (row,) = found["differences"]["honest_accuracy"]["rows"]
+    assert found["differences"]["honest_accuracy"]["reference"] == "FedReMa"
+    assert (row["label"], row["pairs"], row["mean"]) == ("FedAvg", 3, pytest.approx(-0.04))
+    assert row["low"] == pytest.approx(-0.04 - 4.302653 * 0.02 / np.sqrt(3))  # t of 2 degrees of freedom
+    assert [run["status"]["state"] for run in found["runs"]] == ["finished"] * 6
+    assert found["notes"] == []
+
+
+def test_different_data_is_said(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", method="fedrema", fingerprint="b" * 64)
+    found = main_part([ThinnedRun(tmp_path / "a"), ThinnedRun(tmp_path / "b")])
+    assert not found["comparable"]
+    assert found["notes"] == ["The groups ran on different data: their accuracies are not comparable."]
+
+
+def test_single_clients(tmp_path):
+    run = write_run(tmp_path / "run", accuracies=(), ended=False, rounds=3)
+    records = [
+        {"round": 1, "participants": [0, 1], "dropped": [], "client_accuracy": [0.5, 0.25], "client_loss": [2.0, 1.0]},
+        {"round": 2, "participants": [1], "dropped": [0], "client_accuracy": [None, 0.75], "client_loss": [0.5],
+         "trained_client_accuracy": [1.0], "trace": {"set_sizes": [1]}},
+        {"round": 3, "participants": [], "rejected": {"south": "it is late"}},
+    ]  # fmt: skip
+    for record in records:
+        run.directory.append(record)
+    run.directory.write_label_counts(np.array([[3, 0], [1, 2]]), np.array([[1, 1], [0, 0]]))
+    (found,) = people_part([ThinnedRun(tmp_path / "run")])["runs"]
+    assert found["rounds"] == [1, 2, 3]
+    np.testing.assert_allclose(unpacked(found["accuracy"]), [[0.5, 0.25], [np.nan, 0.75], [np.nan] * 2], atol=1e-4)
+    np.testing.assert_allclose(unpacked(found["trained"])[1], [np.nan, 1.0], atol=1e-4)
+    np.testing.assert_allclose(unpacked(found["loss"])[:2], [[2, 1], [np.nan, 0.5]], atol=1e-4)
+    np.testing.assert_array_equal(np.rint(unpacked(found["there"])), [[2, 2], [1, 2], [0, 1]])
+    np.testing.assert_allclose(unpacked(found["final"]), [0.5, 0.5], atol=1e-4)
+    np.testing.assert_array_equal(np.rint(unpacked(found["labels"]["train"])), [[3, 0], [1, 2]])
+
+
+def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
+    clients, group = 6, np.array([0, 1, 0, 1, 0, 1])
+    names = [f"c{row}" for row in range(clients)]
+    directory = RunDirectory(tmp_path / "run")
+    federation = {"fingerprint": "f", "names": names, "classes": 2, "info": {}}
+    settings = {"seed": 0, "rounds": 2}
+    directory.create({"method": "fedrema", "settings": settings, "identity": "0", "federation": federation})
+    directory.append({"round": 1})
+    alike = np.where(group[:, None] == group, 0.9, 0.1).astype(np.float32)
+    np.fill_diagonal(alike, 1)
+    chosen = (alike > 0.5).astype(np.float32)
+    directory.write_relations({1: {"S": alike, "sets": chosen, "G": chosen}, 2: {"S": alike, "G": 2 * chosen}})
+    (found,) = relations_part([ThinnedRun(tmp_path / "run")])["runs"]
+    ordered = group[found["clients"]]
+    assert np.count_nonzero(np.diff(ordered)) == 1  # all of one group, then all of the other
+    similar = unpacked(found["matrices"]["S"])
+    np.testing.assert_allclose(similar[0], alike[np.ix_(found["clients"], found["clients"])], atol=1e-4)
+    assert np.isnan(unpacked(found["matrices"]["sets"])[1]).all()
+    assert found["graph"]["source"] == "G"
+    clusters = np.array(found["graph"]["cluster"])
+    assert len(set(clusters)) == 2
+    assert all(len(set(clusters[ordered == one])) == 1 for one in (0, 1))
+
+
+def test_matrices_of_many_clients_are_thinned_and_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrema.page.relations.KEPT_CLIENTS", 3)
+    monkeypatch.setattr("fedrema.page.relations.KEPT_ROUNDS", 2)
+    run = write_run(tmp_path / "run")
+    config = run.config | {"federation": run.config["federation"] | {"names": list("abcde")}}
+    run.directory.write_json(run.directory.config_file, config)
+    run.directory.write_relations({number: {"S": np.eye(5, dtype=np.float32)} for number in range(1, 8)})
+    (found,) = relations_part([ThinnedRun(tmp_path / "run")])["runs"]
+    assert (len(found["clients"]), found["rounds"], found["matrices"]["S"]["shape"]) == (3, [1, 7], [2, 3, 3])
+    assert found["notes"] == [
+        "3 of 5 clients are drawn, evenly spaced in the order of similarity.",
+        "2 of 7 recorded rounds can be looked at, evenly spaced.",
+    ]
+
+
+def test_a_damaged_file_of_matrices_is_as_good_as_none(tmp_path):
+    (tmp_path / "relations.npz").write_bytes(b"PK\x03\x04 cut off")
+    assert Stacks(tmp_path / "relations.npz").rounds == []
+    assert Stacks(tmp_path / "missing.npz").rounds == []
+
+
+def test_without_recorded_matrices_the_dependency_map_comes_from_the_checkpoint(tmp_path):
+    made = fedrema.run("fedrema", out=tmp_path / "run", rounds=2, clients=4, samples=20, epochs=1)
+    (found,) = relations_part([ThinnedRun(made.path)])["runs"]
+    counts = made.world().server["dependencies"].numpy()
+    order = found["clients"]
+    np.testing.assert_array_equal(np.rint(unpacked(found["matrices"]["G"])[0]), counts[np.ix_(order, order)])
+    assert found["notes"] == ["As of the checkpoint of round 2."]
+    other = fedrema.run("fedavg", out=tmp_path / "other", rounds=1, clients=4, samples=20, epochs=1)
+    assert relations_part([ThinnedRun(other.path)])["runs"] == [None]
+
+
+def test_neighbours_bear_absent_clients():
+    similarity = np.full((4, 4), np.nan)
+    similarity[:2, :2] = 1.0
+    assert sorted(neighbours(similarity).tolist()) == [0, 1, 2, 3]
+
+
+def test_the_page_holds_everything_and_fetches_nothing(tmp_path):
+    write_two_groups(tmp_path)
+    write_page([tmp_path], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert text.count('<script type="application/json"') == 3
+    own = text.partition('id="plotly-source"')[0]
+    assert "http://" not in own
+    assert "https://" not in own
+    assert "default-src 'none'" in own
+    assert len(text) < 6_000_000
+
+
+def test_names_cannot_break_out_of_the_page():
+    name = "</script><script>alert(1)</script>\u2028"
+    text = as_text({"name": name})
+    assert "<" not in text
+    assert "\u2028" not in text
+    assert json.loads(text)["name"] == name
+    assert "alert(1)</script>" not in page({"main": {"name": name}})
+
+
+def test_the_command_writes_where_it_says(tmp_path, capsys):
+    write_two_groups(tmp_path)
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"Report: {tmp_path / 'report.html'}\n"
+    assert main(["report", str(tmp_path / "fedavg"), "--out", str(tmp_path / "some.html")]) == 0
+    assert (tmp_path / "some.html").stat().st_size > 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "needs at least one folder"),
+        (["nowhere"], "nowhere does not exist"),
+        (["{runs}", "--out", "page.pdf"], "--out page.pdf is not a page: names ending in .html are valid."),
+    ],
+)
+def test_bad_requests_are_one_sentence(tmp_path, capsys, arguments, words):
+    write_run(tmp_path / "run")
+    assert main(["report", *(one.replace("{runs}", str(tmp_path)) for one in arguments)]) == 2
+    shown = capsys.readouterr().err
+    assert words in shown
+    assert shown.count("\n") == 1
+
+
+def test_open_shows_it(tmp_path, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    write_run(tmp_path / "run")
+    assert main(["report", str(tmp_path / "run"), "--open"]) == 0
+    assert opened == [(tmp_path / "run" / "report.html").as_uri()]
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    assert main(["report", str(tmp_path / "run"), "--open"]) == 0
+    assert "There is no browser here" in capsys.readouterr().out

@@ -1,0 +1,112 @@
+"""Records of long, growing and damaged runs."""
+
+import json
+
+import numpy as np
+
+from fedrema.page.reading import RecordsFile, ThinnedRun, thinned_notes
+from tests.report.folders import write_run
+
+
+def lines(first, last):
+    return "".join(
+        json.dumps({"round": number, "client_accuracy": [0.5, None]}) + "\n" for number in range(first, last)
+    )
+
+
+def test_short_files_are_read_whole(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text(lines(1, 11))
+    file = RecordsFile(path, most=10)
+    assert file.grow()
+    assert (file.count, file.stride) == (10, 1)
+    records = file.records()
+    assert [record["round"] for record in records] == list(range(1, 11))
+    assert records[0]["client_accuracy"][0] == 0.5
+    assert np.isnan(records[0]["client_accuracy"][1])
+
+
+def test_of_long_files_every_kth_round_is_read_with_the_first_and_the_last(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text(lines(1, 24))
+    file = RecordsFile(path, most=10)
+    file.grow()
+    assert file.stride == 4  # 23 // 2 = 11 are still too many
+    assert [record["round"] for record in file.records()] == [1, 4, 8, 12, 16, 20, 23]
+    assert len(file.parsed) == 7
+
+
+def test_rounds_are_kept_that_were_scored(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text(lines(1, 101))
+    file = RecordsFile(path, every=5, most=10)
+    file.grow()
+    assert file.stride == 10
+    assert [record["round"] for record in file.records()] == [1, *range(10, 101, 10)]
+
+
+def test_a_line_that_is_being_written_does_not_count_until_it_is_whole(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text(lines(1, 3) + '{"round": 3, "acc')
+    file = RecordsFile(path)
+    assert file.grow()
+    assert [record["round"] for record in file.records()] == [1, 2]
+    assert not file.grow()
+    with path.open("a") as stream:
+        stream.write('uracy": 0.5}\n')
+    assert file.grow()
+    assert file.records()[-1] == {"round": 3, "accuracy": 0.5}
+
+
+def test_damaged_lines_are_left_out(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text(lines(1, 2) + "{]\n[1]\n" + lines(4, 5))
+    file = RecordsFile(path)
+    file.grow()
+    assert [record["round"] for record in file.records()] == [1, 4]
+
+
+def test_a_file_that_was_replaced_is_read_anew(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text(lines(1, 6))
+    file = RecordsFile(path)
+    file.grow()
+    assert len(file.records()) == 5
+    shorter = tmp_path / "shorter"
+    shorter.write_text(lines(1, 4))
+    shorter.replace(path)
+    assert file.grow()
+    assert [record["round"] for record in file.records()] == [1, 2, 3]
+    path.unlink()
+    assert file.grow()
+    assert not file.grow()
+    assert file.records() == []
+
+
+def test_a_run_says_what_was_left_out_and_sums_nothing_up_from_it(tmp_path):
+    accuracies = [0.5 + place / 100 for place in range(20)]
+    write_run(tmp_path / "going", accuracies=accuracies, ended=False, rounds=30)
+    run = ThinnedRun(tmp_path / "going", most=8)
+    assert [record["round"] for record in run.rounds] == [1, 4, 8, 12, 16, 20]
+    assert run.summary["best_accuracy"] == accuracies[-1]
+    assert "seconds" not in run.summary
+    assert thinned_notes([run]) == [
+        "Of 20 rounds every 4th is drawn, with the first and the last.",
+        "The headline numbers of runs that go on are of the rounds drawn.",
+    ]
+    whole = ThinnedRun(tmp_path / "going")
+    assert whole.summary["seconds"] == {"train": 20.0, "evaluate": 10.0}
+    assert thinned_notes([whole]) == []
+
+
+def test_a_run_notices_what_is_new(tmp_path):
+    write_run(tmp_path / "going", ended=False)
+    run = ThinnedRun(tmp_path / "going")
+    run.refresh()
+    assert not run.refresh()
+    run.directory.append({"round": 4, "accuracy": 0.9})
+    assert run.refresh()
+    assert run.rounds[-1]["accuracy"] == 0.9
+    run.directory.write_json(run.directory.summary_file, {"rounds": 4, "best_accuracy": 0.9})
+    assert run.refresh()
+    assert run.summary == {"rounds": 4, "best_accuracy": 0.9}
