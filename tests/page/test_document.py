@@ -168,6 +168,7 @@ def test_the_page_holds_everything_and_fetches_nothing(tmp_path):
     assert "https://" not in own
     assert "default-src 'none'" in own
     assert len(text) < 6_000_000
+    assert str(tmp_path) not in text  # who is sent the page need not know where things lie
 
 
 def test_names_cannot_break_out_of_the_page():
