@@ -73,8 +73,8 @@ $(VENV)/.developing: $(VENV)/.installed
 
 $(VENV)/.browsing: $(VENV)/.developing
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
-	command -v chromium chromium-browser google-chrome || $(BIN)/playwright install --with-deps chromium \
-		|| { apt-get update && apt-get install --yes chromium; }
+	command -v chromium || command -v chromium-browser || command -v google-chrome \
+		|| $(BIN)/playwright install --with-deps chromium || { apt-get update && apt-get install --yes chromium; }
 	touch $@
 
 clean:

@@ -118,6 +118,9 @@ def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
     clusters = np.array(found["graph"]["cluster"])
     assert len(set(clusters)) == 2
     assert all(len(set(clusters[ordered == one])) == 1 for one in (0, 1))
+    places = np.array([found["graph"]["x"], found["graph"]["y"]]).T[ordered == 0]
+    apart = np.linalg.norm(places - places.mean(axis=0), axis=1)
+    assert apart.max() > 0.25  # without ties to the others, springs alone would pull them into a point
 
 
 def test_matrices_of_many_clients_are_thinned_and_it_is_said(tmp_path, monkeypatch):
@@ -168,6 +171,7 @@ def test_the_page_holds_everything_and_fetches_nothing(tmp_path):
     assert "https://" not in own
     assert "default-src 'none'" in own
     assert len(text) < 6_000_000
+    assert str(tmp_path) not in text  # who is sent the page need not know where things lie
 
 
 def test_names_cannot_break_out_of_the_page():

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 from fedrema.cli import main
 from fedrema.page.following import Followed
 from fedrema.page.reading import ThinnedRun
-from fedrema.page.server import _events, watching_app
+from fedrema.page.server import LOOPBACK, _events, names_of, watching_app
 from fedrema.page.status import status_of
 from fedrema.runs.player import Player, playing
 from tests.report.folders import write_run
@@ -71,10 +72,19 @@ def test_it_only_reads(tmp_path, method):
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.parametrize(("host", "code"), [("evil.example", 400), ("127.0.0.1:8384", 200), ("localhost:1", 200)])
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [("evil.example", 400), ("192.0.2.1", 400), ("127.0.0.1:8384", 200), ("localhost:1", 200), ("[::1]:1", 200)],
+)
 def test_other_names_for_this_machine_are_refused(tmp_path, host, code):
     write_run(tmp_path / "run")
     assert ask(tmp_path, "/parts/main", headers={"Host": host}).status_code == code
+
+
+def test_who_listens_for_others_may_be_called_by_its_own_names():
+    assert names_of("127.0.0.1") == names_of("::1") == LOOPBACK
+    assert {"0.0.0.0", socket.gethostname(), "127.0.0.1"} <= set(names_of("0.0.0.0"))
+    assert "evil.example" not in names_of("0.0.0.0")
 
 
 def test_a_folder_without_runs_waits_for_one(tmp_path):
@@ -199,7 +209,7 @@ def test_time_left_and_who_is_missing(tmp_path):
     run.directory.append({"round": 4, "participants": [], "dropped": [0], "rejected": {"south": "it is late"}})
     me = psutil.Process()
     written = run.directory.rounds_file.stat().st_mtime
-    note = {"host": __import__("socket").gethostname(), "process": me.pid, "process_began": me.create_time()}
+    note = {"host": socket.gethostname(), "process": me.pid, "process_began": me.create_time()}
     run.directory.write_json(run.directory.player_file, {**note, "since": written - 8, "first": 2})
     found = status_of(ThinnedRun(run.path))
     assert found["seconds_left"] == pytest.approx(12, abs=0.01)  # 2 rounds in 8 s, 3 more to come

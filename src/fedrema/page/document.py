@@ -20,6 +20,7 @@ from fedrema.report.lines import Look, looks
 ACCURACIES = ("honest_accuracy", "best_accuracy", "final_accuracy", "worst_tenth")
 QUANTITIES = ("accuracy", "worst_tenth", "trained_accuracy", "loss")
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot"}
+PLACES = ("out", "overwrite", "config", "tuned", "quiet", "open", "track", "data-dir", "scratch")
 SCALARS = ("mean_gap", "gap_ratio", "critical", "own_weight")
 
 
@@ -60,7 +61,6 @@ def _group(group: Group, look: Look) -> dict[str, Any]:
         "label": group.label,
         "method": group.method,
         "seeds": len(group.counted),
-        "progress": group.progress,
         "colour": look.colour,
         "dash": DASHES[look.stroke],
         "emphasis": look.emphasis,
@@ -90,7 +90,6 @@ def _run(run: ThinnedRun, group: int) -> dict[str, Any]:
     return {
         "group": group,
         "seed": run.settings["seed"],
-        "folder": _folder(run.path),
         "data": str(federation["fingerprint"])[:12],
         "names": run.names,
         "classes": federation.get("classes"),
@@ -101,22 +100,25 @@ def _run(run: ThinnedRun, group: int) -> dict[str, Any]:
         "delta": run.settings.get("delta"),
         "bytes": _bytes(run),
         "seconds": run.summary.get("seconds", {}),
-        "rounds_summed": run.summary.get("rounds"),
-        "settings": run.settings,
+        "settings": _settings(run.settings),
         "ran_on": run.config.get("ran_on", {}),
         "status": status_of(run),
     }
+
+
+def _settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what makes a run what it is; where things lie is nobody's business who is sent the page."""
+    shown = {name: value for name, value in settings.items() if name not in PLACES}
+    for name in ("federation", "partition-file"):
+        if shown.get(name):
+            shown[name] = Path(shown[name]).name
+    return shown
 
 
 def _groups(run: ThinnedRun) -> list[int] | None:
     # Settings have defaults that mean nothing where clients brought their own data.
     dealt = run.config["federation"].get("info", {}).get("partition") == "grouped"
     return true_groups(run.settings, len(run.names)) if dealt else None
-
-
-def _folder(path: Path) -> str:
-    """Name a run by the end of its path: the whole may tell more than its owner wants to hand on."""
-    return "/".join(path.resolve().parts[-3:])
 
 
 def _series(traces: Sequence[tuple[int, dict[str, Any]]], name: str) -> dict[str, Any]:

@@ -144,12 +144,21 @@ def _graph(weights: np.ndarray) -> dict[str, Any]:
     graph = networkx.from_numpy_array(ties + ties.T)
     clusters = networkx.community.louvain_communities(graph, seed=0)
     cluster = {client: place for place, members in enumerate(sorted(clusters, key=min)) for client in members}
-    places = networkx.spring_layout(graph, seed=0, k=3.0 / np.sqrt(len(ties)), iterations=300)
-    return {
-        "x": [round(float(places[client][0]), 4) for client in range(len(ties))],
-        "y": [round(float(places[client][1]), 4) for client in range(len(ties))],
-        "cluster": [cluster[client] for client in range(len(ties))],
-    }
+    placed = networkx.spring_layout(graph, seed=0, k=3.0 / np.sqrt(len(ties)), iterations=300)
+    places = np.array([placed[client] for client in range(len(ties))])
+    for members in map(list, clusters):
+        _give_room(places, members)
+    x, y = places.round(4).T.tolist()
+    return {"x": x, "y": y, "cluster": [cluster[client] for client in range(len(ties))]}
+
+
+def _give_room(places: np.ndarray, members: list[int]) -> None:
+    """Draw a cluster apart that springs have pulled into a point, as they do where it has no ties to others."""
+    centre = places[members].mean(axis=0)
+    radius = float(np.linalg.norm(places[members] - centre, axis=1).max())
+    wanted = 0.4 * np.sqrt(len(members) / len(places))
+    if 0 < radius < wanted:
+        places[members] = centre + (places[members] - centre) * wanted / radius
 
 
 def _notes(shown: int, clients: int, rounds: int, recorded: int) -> list[str]:

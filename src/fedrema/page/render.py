@@ -15,8 +15,8 @@ from fedrema.page.relations import relations_part
 from fedrema.runs.directory import find_runs
 
 SCRIPTS = (
-    "base.js", "charts.js", "headline.js", "learning.js", "clients.js", "relations.js", "sets.js", "period.js",
-    "cost.js", "settings.js", "live.js", "main.js",
+    "base.js", "charts.js", "headline.js", "learning.js", "clients.js", "path.js", "relations.js", "graph.js",
+    "sets.js", "period.js", "cost.js", "settings.js", "live.js", "main.js",
 )  # fmt: skip
 """In the order in which they build on each other."""
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -23,7 +24,8 @@ from fedrema.page.following import Followed
 from fedrema.page.render import as_text, page
 
 SECONDS_BETWEEN_LOOKS = 0.5
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "[")
+"""Starlette cuts [::1] off at its first colon; no name in the DNS begins with a bracket."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -86,13 +88,23 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[str], None]) -> N
     listener = _listener(host, port)
     port = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    app = watching_app(folder, LOOPBACK if host in LOOPBACK else (*LOOPBACK, host, socket.gethostname()))
+    app = watching_app(folder, names_of(host))
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     app.state.ending = lambda: server.should_exit
     ready(f"http://{shown}:{port}/")
     with contextlib.suppress(KeyboardInterrupt):  # the ordinary end
         server.run(sockets=[listener])
+
+
+def names_of(host: str) -> tuple[str, ...]:
+    """Return how a machine that listens on an address may be called by those who ask."""
+    if host in (*LOOPBACK, "::1"):
+        return LOOPBACK
+    addresses = [
+        one.address for found in psutil.net_if_addrs().values() for one in found if one.family == socket.AF_INET
+    ]
+    return (*LOOPBACK, host, socket.gethostname(), socket.getfqdn(), *addresses)
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -30,7 +30,8 @@ function unpack(packed) {
 
 // Row of a table [rows, columns]; page `at` of a stack [pages, rows, columns] as a list of rows.
 const rowOf = (table, row) => table.values.subarray(row * table.shape[1], (row + 1) * table.shape[1]);
-const columnOf = (table, column) => Array.from({ length: table.shape[0] }, (_, row) => table.values[row * table.shape[1] + column]);
+const columnOf = (table, column) =>
+  Array.from({ length: table.shape[0] }, (_, row) => table.values[row * table.shape[1] + column]);
 function pageOf(stack, at) {
   const [, rows, columns] = stack.shape;
   return Array.from({ length: rows }, (_, row) => {
@@ -39,7 +40,8 @@ function pageOf(stack, at) {
   });
 }
 
-const percent = (share, digits = 1) => (share == null || Number.isNaN(share) ? '–' : `${(100 * share).toFixed(digits)} %`);
+const percent = (share, digits = 1) =>
+  share == null || Number.isNaN(share) ? '–' : `${(100 * share).toFixed(digits)} %`;
 const signed = (share) => `${share >= 0 ? '+' : '−'}${Math.abs(100 * share).toFixed(1)}`;
 const known = (values) => Array.from(values).filter((value) => value != null && !Number.isNaN(value));
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : NaN);
@@ -51,7 +53,10 @@ function quantile(sorted, share) {
 function bytesInWords(count) {
   const units = ['B', 'kB', 'MB', 'GB', 'TB'];
   let unit = 0;
-  while (count >= 1000 && unit < units.length - 1) { count /= 1000; unit += 1; }
+  while (count >= 1000 && unit < units.length - 1) {
+    count /= 1000;
+    unit += 1;
+  }
   return `${count >= 100 || unit === 0 ? count.toFixed(0) : count.toFixed(1)} ${units[unit]}`;
 }
 function secondsInWords(seconds) {
@@ -84,7 +89,9 @@ function options(select, items, chosen) {
   select.value = chosen ?? '';
 }
 
-function say(sentence) { byId('spoken').textContent = sentence; }
+function say(sentence) {
+  byId('spoken').textContent = sentence;
+}
 
 const currentRun = () => parts.main.runs[state.run];
 const currentGroup = () => parts.main.groups[currentRun().group];
@@ -93,7 +100,9 @@ const relations = () => parts.relations?.runs[state.run] ?? null;
 const nameOf = (client) => currentRun().names[client] ?? String(client);
 function runLabel(run) {
   const group = parts.main.groups[run.group];
-  return parts.main.runs.filter((other) => other.group === run.group).length > 1 ? `${group.label}, seed ${run.seed}` : group.label;
+  return parts.main.runs.filter((other) => other.group === run.group).length > 1
+    ? `${group.label}, seed ${run.seed}`
+    : group.label;
 }
 
 function save(name, text, kind) {

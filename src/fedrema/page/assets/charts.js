@@ -16,12 +16,22 @@ function faded(colour, strength) {
   const number = parseInt(ink(colour).slice(1), 16);
   return `rgba(${number >> 16},${(number >> 8) & 255},${number & 255},${strength})`;
 }
-const ramp = () => [[0, css('low')], [1, css('high')]];
+const ramp = () => [
+  [0, css('low')],
+  [1, css('high')],
+];
 
 function axis(more = {}) {
   return {
-    gridcolor: css('line'), linecolor: css('line'), zerolinecolor: css('line'), tickcolor: css('line'),
-    automargin: true, zeroline: false, fixedrange: isNarrow(), ...more, title: { text: more.title ?? '', standoff: 8 },
+    gridcolor: css('line'),
+    linecolor: css('line'),
+    zerolinecolor: css('line'),
+    tickcolor: css('line'),
+    automargin: true,
+    zeroline: false,
+    fixedrange: isNarrow(),
+    ...more,
+    title: { text: more.title ?? '', standoff: 8 },
   };
 }
 
@@ -31,12 +41,22 @@ function spanOf(rounds) {
   return last > first ? [first, last] : [first - 0.5, last + 0.5];
 }
 
-const roundAxis = (rounds, more = {}) => axis({ title: 'Communication round', ...(Math.max(...rounds) - Math.min(...rounds) < 12 ? { dtick: 1 } : {}), ...more });
+const roundAxis = (rounds, more = {}) =>
+  axis({
+    title: 'Communication round',
+    ...(Math.max(...rounds) - Math.min(...rounds) < 12 ? { dtick: 1 } : {}),
+    ...more,
+  });
 
 function dressed(layout) {
   return {
-    paper_bgcolor: css('card'), plot_bgcolor: css('card'), height: 380, hovermode: 'closest', uirevision: `${state.run} ${state.quantity}`,
-    margin: { l: 8, r: 8, t: 8, b: 8 }, dragmode: isNarrow() ? false : 'zoom',
+    paper_bgcolor: css('card'),
+    plot_bgcolor: css('card'),
+    height: 380,
+    hovermode: 'closest',
+    uirevision: `${state.run} ${state.quantity}`,
+    margin: { l: 8, r: 8, t: 8, b: 8 },
+    dragmode: isNarrow() ? false : 'zoom',
     font: { color: css('ink'), size: isNarrow() ? 11 : 12.5, family: getComputedStyle(document.body).fontFamily },
     legend: { orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom', xanchor: 'left' },
     hoverlabel: { bgcolor: css('card'), bordercolor: css('line'), font: { color: css('ink') } },
@@ -61,9 +81,18 @@ function picture(id, draw) {
 
 function exportAs(entry, kind) {
   const name = `fedrema-${entry.id}`;
-  if (kind === 'CSV') { save(`${name}.csv`, asCsv(entry.rows()), 'text/csv'); return; }
+  if (kind === 'CSV') {
+    save(`${name}.csv`, asCsv(entry.rows()), 'text/csv');
+    return;
+  }
   const { width, height } = entry.plot.getBoundingClientRect();
-  Plotly.downloadImage(entry.plot, { format: kind.toLowerCase(), filename: name, width, height, scale: kind === 'PNG' ? 2 : 1 });
+  Plotly.downloadImage(entry.plot, {
+    format: kind.toLowerCase(),
+    filename: name,
+    width,
+    height,
+    scale: kind === 'PNG' ? 2 : 1,
+  });
 }
 
 function render(entry) {
@@ -84,7 +113,10 @@ function render(entry) {
     entry.plot.textContent = drawn.empty;
     return;
   }
-  if (!entry.seen) { entry.plot.textContent = ''; entry.plot.classList.remove('empty'); }
+  if (!entry.seen) {
+    entry.plot.textContent = '';
+    entry.plot.classList.remove('empty');
+  }
   entry.plot.setAttribute('role', 'img');
   entry.plot.setAttribute('aria-label', drawn.words ?? caption.textContent);
   Plotly.react(entry.plot, drawn.data, dressed(drawn.layout ?? {}), { displayModeBar: false, responsive: true });
@@ -118,14 +150,25 @@ function redraw(...ids) {
 function drawNext() {
   queued = null;
   const entry = [...pictures.values()].find((one) => one.stale);
-  if (!entry) { performance.mark('all'); document.documentElement.dataset.drawn = 'all'; return; }
+  if (!entry) {
+    performance.mark('all');
+    document.documentElement.dataset.drawn = 'all';
+    return;
+  }
   render(entry);
   queued = setTimeout(drawNext, 0);
 }
 
 const clientBox = (row, width = 0.5) => ({
-  type: 'rect', xref: 'paper', x0: 0, x1: 1, yref: 'y', y0: row - width, y1: row + width,
-  line: { color: css('accent'), width: 2 }, fillcolor: 'rgba(0,0,0,0)',
+  type: 'rect',
+  xref: 'paper',
+  x0: 0,
+  x1: 1,
+  yref: 'y',
+  y0: row - width,
+  y1: row + width,
+  line: { color: css('accent'), width: 2 },
+  fillcolor: 'rgba(0,0,0,0)',
 });
 function emptyRelations() {
   const { settings, status } = currentRun();

@@ -1,4 +1,4 @@
-// Every client: accuracy sorted, with what it holds beside it; and its way through the rounds.
+// Every client: accuracy sorted, with what it holds beside it.
 function sortedClients() {
   const final = unpack(people()?.final)?.values;
   if (!final) return null;
@@ -6,7 +6,8 @@ function sortedClients() {
   return everyone.sort((a, b) => final[a] - final[b] || b - a);
 }
 
-const clientsHeight = (count) => (isNarrow() ? Math.min(640, Math.max(320, 110 + 18 * count)) : Math.min(760, Math.max(320, 110 + 20 * count)));
+const clientsHeight = (count) =>
+  isNarrow() ? Math.min(640, Math.max(320, 110 + 18 * count)) : Math.min(760, Math.max(320, 110 + 20 * count));
 
 function accuracyRange(traces) {
   const values = known(traces.filter((trace) => trace.type === 'scatter').flatMap((trace) => trace.x));
@@ -18,7 +19,12 @@ function labelsOf() {
   const labels = people()?.labels;
   if (!labels) return null;
   const [train, test] = [unpack(labels.train), unpack(labels.test)];
-  return { classes: train.shape[1], of: (client) => rowOf(train, client).map((count, at) => Math.round(count + rowOf(test, client)[at])), train, test };
+  return {
+    classes: train.shape[1],
+    of: (client) => rowOf(train, client).map((count, at) => Math.round(count + rowOf(test, client)[at])),
+    train,
+    test,
+  };
 }
 
 function drawClients() {
@@ -31,25 +37,49 @@ function drawClients() {
   const places = order.map((_, place) => place);
   const share = labels ? 0.46 : 1;
   const data = [];
-  const same = parts.main.runs.map((other, at) => ({ other, at })).filter(({ other, at }) => other.data === run.data && (at === state.run || (other.group !== run.group && other.seed === run.seed)));
+  const same = parts.main.runs
+    .map((other, at) => ({ other, at }))
+    .filter(
+      ({ other, at }) =>
+        other.data === run.data && (at === state.run || (other.group !== run.group && other.seed === run.seed)),
+    );
   for (const { other, at } of same) {
     const group = parts.main.groups[other.group];
     const values = unpack(parts.people.runs[at].final)?.values;
     if (!values) continue;
     data.push({
-      type: 'scatter', mode: 'markers', name: safe(group.label), y: places, x: order.map((client) => 100 * values[client]), customdata: order, visible: at === state.run ? true : 'legendonly',
+      type: 'scatter',
+      mode: 'markers',
+      name: safe(group.label),
+      y: places,
+      x: order.map((client) => 100 * values[client]),
+      customdata: order,
+      visible: at === state.run ? true : 'legendonly',
       marker: {
-        size: few ? 9 : 4, color: ink(group.colour), symbol: marks[other.group % marks.length],
+        size: few ? 9 : 4,
+        color: ink(group.colour),
+        symbol: marks[other.group % marks.length],
         opacity: state.client == null ? 1 : order.map((client) => (client === state.client ? 1 : 0.3)),
       },
-      text: order.map((client) => safe(run.names[client])), hovertemplate: `client %{text}: %{x:.1f} %<extra>${safe(group.label)}</extra>`,
+      text: order.map((client) => safe(run.names[client])),
+      hovertemplate: `client %{text}: %{x:.1f} %<extra>${safe(group.label)}</extra>`,
     });
   }
   if (labels) {
     data.push({
-      type: 'heatmap', xaxis: 'x2', y: places, x: Array.from({ length: labels.classes }, (_, label) => label), z: order.map((client) => labels.of(client)), customdata: order.map((client) => Array(labels.classes).fill(client)),
-      colorscale: ramp(), zmin: 0, xgap: few ? 1 : 0, ygap: few ? 1 : 0, colorbar: { title: { text: 'samples', side: 'right' }, thickness: 10, len: 0.6, outlinewidth: 0 },
-      text: order.map((client) => Array(labels.classes).fill(safe(run.names[client]))), hovertemplate: 'client %{text}, class %{x}: %{z} samples<extra></extra>',
+      type: 'heatmap',
+      xaxis: 'x2',
+      y: places,
+      x: Array.from({ length: labels.classes }, (_, label) => label),
+      z: order.map((client) => labels.of(client)),
+      customdata: order.map((client) => Array(labels.classes).fill(client)),
+      colorscale: ramp(),
+      zmin: 0,
+      xgap: few ? 1 : 0,
+      ygap: few ? 1 : 0,
+      colorbar: { title: { text: 'samples', side: 'right' }, thickness: 10, len: 0.6, outlinewidth: 0 },
+      text: order.map((client) => Array(labels.classes).fill(safe(run.names[client]))),
+      hovertemplate: 'client %{text}, class %{x}: %{z} samples<extra></extra>',
     });
   }
   const place = order.indexOf(state.client);
@@ -58,16 +88,49 @@ function drawClients() {
   const worst = order[0];
   const best = order.at(-1);
   return {
-    data, words: `${order.length} clients sorted by accuracy, from client ${nameOf(worst)} with ${percent(final[worst])} to client ${nameOf(best)} with ${percent(final[best])}.`,
+    data,
+    words: `${order.length} clients sorted by accuracy, from client ${nameOf(worst)} with ${percent(final[worst])} to client ${nameOf(best)} with ${percent(final[best])}.`,
     layout: {
-      height: clientsHeight(order.length) + (same.length > 4 ? 16 * Math.ceil(same.length / 3) : 0), shapes: place >= 0 ? [clientBox(place)] : [],
-      xaxis: axis({ title: 'Accuracy (%)', domain: [0, share], range: accuracyRange(data) }), ...(labels ? { xaxis2: axis({ title: 'Class', domain: [share + 0.04, 1], dtick: labels.classes > 20 ? null : 1, showgrid: false, tickangle: 0 }) } : {}),
-      yaxis: axis({ showgrid: few, tickvals: ticks, ticktext: ticks.map((at) => safe(short(run.names[order[at]]))), range: [-0.7, order.length - 0.3], title: 'Client' }),
+      height: clientsHeight(order.length) + (same.length > 4 ? 16 * Math.ceil(same.length / 3) : 0),
+      shapes: place >= 0 ? [clientBox(place)] : [],
+      xaxis: axis({ title: 'Accuracy (%)', domain: [0, share], range: accuracyRange(data) }),
+      ...(labels
+        ? {
+            xaxis2: axis({
+              title: 'Class',
+              domain: [share + 0.04, 1],
+              dtick: labels.classes > 20 ? null : 1,
+              showgrid: false,
+              tickangle: 0,
+            }),
+          }
+        : {}),
+      yaxis: axis({
+        showgrid: few,
+        tickvals: ticks,
+        ticktext: ticks.map((at) => safe(short(run.names[order[at]]))),
+        range: [-0.7, order.length - 0.3],
+        title: 'Client',
+      }),
     },
     caption: `Each row is a client of ${runLabel(run)}, the best served at the top: the mean accuracy of its last five scored rounds${labels ? ', and beside it how many samples of each class it holds' : ''}. Choose a client here or above to follow it through every picture.${same.length > 1 ? ' Click a name in the legend to see another method with the same seed.' : ''}${labels ? '' : ' What the clients hold is not known here.'}`,
     rows: () => [
-      ['client', 'accuracy', 'train_samples', 'test_samples', ...(labels ? Array.from({ length: labels.classes }, (_, label) => `class_${label}`) : [])],
-      ...[...order].reverse().map((client) => [run.names[client], final[client].toFixed(5), run.train_counts?.[client], run.test_counts?.[client], ...(labels ? labels.of(client) : [])]),
+      [
+        'client',
+        'accuracy',
+        'train_samples',
+        'test_samples',
+        ...(labels ? Array.from({ length: labels.classes }, (_, label) => `class_${label}`) : []),
+      ],
+      ...[...order]
+        .reverse()
+        .map((client) => [
+          run.names[client],
+          final[client].toFixed(5),
+          run.train_counts?.[client],
+          run.test_counts?.[client],
+          ...(labels ? labels.of(client) : []),
+        ]),
     ],
   };
 }
@@ -76,39 +139,4 @@ function chooseFrom(event) {
   const point = event.points[0];
   const client = Array.isArray(point.customdata) ? point.customdata[0] : point.customdata;
   if (Number.isInteger(client)) follow(client === state.client ? null : client);
-}
-
-function drawPath() {
-  const found = people();
-  const table = unpack(found?.accuracy);
-  byId('path-heading').textContent = state.client == null ? 'All clients through the rounds' : `Client ${nameOf(state.client)} through the rounds`;
-  if (!table) return { empty: 'No client has been scored yet.' };
-  const rounds = found.rounds;
-  const sorted = rounds.map((_, at) => known(rowOf(table, at)).map((value) => 100 * value).sort((a, b) => a - b));
-  const at = rounds.map((_, place) => place).filter((place) => sorted[place].length);
-  const line = (share) => at.map((place) => quantile(sorted[place], share));
-  const shown = at.map((place) => rounds[place]);
-  const colour = currentGroup().colour;
-  const data = [
-    { type: 'scatter', mode: 'lines', name: 'middle 80 % of the clients', x: [...shown, ...[...shown].reverse()], y: [...line(0.9), ...line(0.1).reverse()], fill: 'toself', fillcolor: faded(colour, 0.2), line: { width: 0 }, hoverinfo: 'skip' },
-    { type: 'scatter', mode: 'lines', name: 'median client', x: shown, y: line(0.5), line: { color: ink(colour), width: 2 }, hovertemplate: 'round %{x}: %{y:.1f} %<extra>median</extra>' },
-  ];
-  let caption = 'Half of the clients lie above the line, half below; the band holds the middle 80 % of them. A narrow band means that nobody is left behind.';
-  let absent = [];
-  if (state.client != null) {
-    const own = columnOf(table, state.client).map((value) => 100 * value);
-    const trained = unpack(found.trained);
-    const there = unpack(found.there);
-    data.push({ type: 'scatter', mode: 'lines+markers', name: 'its model', x: rounds, y: own, connectgaps: true, line: { color: css('ink'), width: 2.2 }, marker: { size: 4 }, hovertemplate: 'round %{x}: %{y:.1f} %<extra>its model</extra>' });
-    if (trained) data.push({ type: 'scatter', mode: 'lines', name: 'right after local training', x: rounds, y: columnOf(trained, state.client).map((value) => 100 * value), connectgaps: true, line: { color: ink('#E69F00'), width: 1.6, dash: 'dot' }, hovertemplate: 'round %{x}: %{y:.1f} %<extra>after local training</extra>' });
-    if (there) absent = columnOf(there, state.client).map((value, place) => [Math.round(value), rounds[place]]).filter(([value]) => value < 2);
-    if (absent.length) data.push({ type: 'scatter', mode: 'markers', name: 'absent or failed', x: absent.map(([, round]) => round), y: absent.map(() => Math.min(...known(own))), marker: { symbol: 'x', size: 7, color: css('bad') }, hovertemplate: 'round %{x}: absent or failed<extra></extra>' });
-    caption = `Client ${nameOf(state.client)}: the heavy line is the model that it uses, dotted the same right after local training, before the server has mixed it with others'. The band is where most clients lie.`;
-  }
-  if (found.note) caption += ` ${found.note}`;
-  return {
-    data, caption, layout: { height: clientsHeight(table.shape[1]), xaxis: roundAxis(rounds, { range: spanOf(rounds) }), yaxis: axis({ title: 'Accuracy (%)' }) },
-    words: state.client == null ? `The median client ends at ${line(0.5).at(-1).toFixed(1)} percent.` : `Client ${nameOf(state.client)} ends at ${known(columnOf(table, state.client)).at(-1)?.toFixed(3)} of 1; it was absent or failed in ${absent.length} of ${rounds.length} rounds shown.`,
-    rows: () => [['round', ...currentRun().names], ...rounds.map((round, place) => [round, ...Array.from(rowOf(table, place), (value) => (Number.isNaN(value) ? '' : value.toFixed(5)))])],
-  };
 }

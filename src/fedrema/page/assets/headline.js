@@ -1,8 +1,13 @@
 // The result: cards, table of methods, differences with their confidence.
 const columns = [
-  ['honest_accuracy', 'honest', 'honest accuracy'], ['best_accuracy', 'best (peeks)', 'best accuracy'],
-  ['final_accuracy', 'final (last 5)', 'final accuracy'], ['worst_tenth', 'worst tenth', 'accuracy of the worst-served tenth'],
-  ['critical_rounds', 'critical rounds'], ['seconds', 'seconds'], ['bytes_up', 'sent'], ['bytes_down', 'received'],
+  ['honest_accuracy', 'honest', 'honest accuracy'],
+  ['best_accuracy', 'best (peeks)', 'best accuracy'],
+  ['final_accuracy', 'final (last 5)', 'final accuracy'],
+  ['worst_tenth', 'worst tenth', 'accuracy of the worst-served tenth'],
+  ['critical_rounds', 'critical rounds'],
+  ['seconds', 'seconds'],
+  ['bytes_up', 'sent'],
+  ['bytes_down', 'received'],
 ];
 const isAccuracy = (name) => name.endsWith('accuracy') || name === 'worst_tenth';
 
@@ -12,16 +17,27 @@ function leader() {
 }
 
 function card(name, value, more) {
-  return make('div', { class: 'card' }, make('div', { class: 'name' }, name), make('div', { class: 'value' }, value), make('div', { class: 'more' }, more));
+  return make(
+    'div',
+    { class: 'card' },
+    make('div', { class: 'name' }, name),
+    make('div', { class: 'value' }, value),
+    make('div', { class: 'more' }, more),
+  );
 }
 
 // Whether it goes on or was stopped, the progress above the page says.
 function progressOf(group) {
-  const going = parts.main.runs.filter((run) => parts.main.groups[run.group] === group && run.status.state !== 'finished');
-  return going.length ? `(round ${Math.min(...going.map((run) => run.status.done)).toLocaleString('en')} of ${going[0].status.rounds.toLocaleString('en')})` : '';
+  const going = parts.main.runs.filter(
+    (run) => parts.main.groups[run.group] === group && run.status.state !== 'finished',
+  );
+  return going.length
+    ? `(round ${Math.min(...going.map((run) => run.status.done)).toLocaleString('en')} of ${going[0].status.rounds.toLocaleString('en')})`
+    : '';
 }
 
-const stillCritical = (group) => parts.main.runs.some((run) => parts.main.groups[run.group] === group && run.series.critical?.values.at(-1));
+const stillCritical = (group) =>
+  parts.main.runs.some((run) => parts.main.groups[run.group] === group && run.series.critical?.values.at(-1));
 
 function drawCards() {
   const best = leader();
@@ -30,23 +46,45 @@ function drawCards() {
   if (best) {
     const [value, spread] = best.statistics.honest_accuracy;
     const over = best.seeds > 1 ? `mean of ${best.seeds} seeds, spread ± ${(100 * spread).toFixed(1)}` : 'one seed';
-    cards.push(card(several && parts.main.comparable ? `${best.label} leads: accuracy` : `${best.label}: accuracy`, percent(value), `honest: no peeking; ${over}`));
+    cards.push(
+      card(
+        several && parts.main.comparable ? `${best.label} leads: accuracy` : `${best.label}: accuracy`,
+        percent(value),
+        `honest: no peeking; ${over}`,
+      ),
+    );
     const found = parts.main.differences.honest_accuracy?.rows.filter((row) => row.mean != null) ?? [];
     const next = found.sort((a, b) => b.mean - a.mean)[0];
     if (next) {
       const between = next.low == null ? next.reason : `between ${signed(-next.high)} and ${signed(-next.low)}`;
-      const sure = next.low == null ? between : next.low <= 0 && next.high >= 0 ? `may be luck: ${between}, with 95 % confidence` : `95 % sure: ${between}`;
+      const sure =
+        next.low == null
+          ? between
+          : next.low <= 0 && next.high >= 0
+            ? `may be luck: ${between}, with 95 % confidence`
+            : `95 % sure: ${between}`;
       cards.push(card(`Ahead of ${next.label} by`, `${Math.abs(100 * next.mean).toFixed(1)} points`, sure));
     }
     const worst = best.statistics.worst_tenth;
-    if (worst) cards.push(card('The worst-served tenth', percent(worst[0]), `of the clients with ${best.label}, last rounds`));
+    if (worst)
+      cards.push(card('The worst-served tenth', percent(worst[0]), `of the clients with ${best.label}, last rounds`));
     const critical = best.statistics.critical_rounds;
-    if (critical) cards.push(card('Peers were sought for', `${+critical[0].toFixed(1)} rounds`, stillCritical(best) ? 'so far: the critical period has not ended' : 'the critical period; then each keeps the peers it chose most'));
+    if (critical)
+      cards.push(
+        card(
+          'Peers were sought for',
+          `${+critical[0].toFixed(1)} rounds`,
+          stillCritical(best)
+            ? 'so far: the critical period has not ended'
+            : 'the critical period; then each keeps the peers it chose most',
+        ),
+      );
   } else {
     cards.push(card('Accuracy', '–', 'no round has been scored yet'));
   }
   const run = currentRun();
-  if (cards.length < 4) cards.push(card('Clients', String(run.names.length), `${run.status.done} of ${run.status.rounds} rounds`));
+  if (cards.length < 4)
+    cards.push(card('Clients', String(run.names.length), `${run.status.done} of ${run.status.rounds} rounds`));
   byId('cards').replaceChildren(...cards);
 }
 
@@ -61,20 +99,46 @@ function cellText(name, statistic) {
 function drawComparison() {
   const groups = parts.main.groups;
   const shown = columns.filter(([name]) => groups.some((group) => group.statistics[name]));
-  const highest = Object.fromEntries(shown.filter(([name]) => isAccuracy(name)).map(([name]) => [name, Math.max(...groups.map((group) => group.statistics[name]?.[0] ?? -1))]));
-  const head = make('tr', {}, ...['method', 'seeds', ...shown.map(([, label]) => label)].map((label) => make('th', { scope: 'col' }, label)));
+  const highest = Object.fromEntries(
+    shown
+      .filter(([name]) => isAccuracy(name))
+      .map(([name]) => [name, Math.max(...groups.map((group) => group.statistics[name]?.[0] ?? -1))]),
+  );
+  const head = make(
+    'tr',
+    {},
+    ...['method', 'seeds', ...shown.map(([, label]) => label)].map((label) => make('th', { scope: 'col' }, label)),
+  );
   const body = groups.map((group) => {
-    const name = make('th', { scope: 'row' }, make('span', { class: 'swatch', style: `border-color:${ink(group.colour)};border-top-style:${group.dash === 'solid' ? 'solid' : 'dashed'}` }), `${group.label} ${progressOf(group)}`.trim());
+    const name = make(
+      'th',
+      { scope: 'row' },
+      make('span', {
+        class: 'swatch',
+        style: `border-color:${ink(group.colour)};border-top-style:${group.dash === 'solid' ? 'solid' : 'dashed'}`,
+      }),
+      `${group.label} ${progressOf(group)}`.trim(),
+    );
     const cells = shown.map(([column]) => {
-      const best = groups.length > 1 && parts.main.comparable && group.statistics[column] && group.statistics[column][0] === highest[column];
+      const best =
+        groups.length > 1 &&
+        parts.main.comparable &&
+        group.statistics[column] &&
+        group.statistics[column][0] === highest[column];
       return make('td', { class: best ? 'best' : null }, cellText(column, group.statistics[column]));
     });
     return make('tr', {}, name, make('td', {}, String(group.seeds)), ...cells);
   });
-  byId('comparison').querySelector('.scroll').replaceChildren(make('table', {}, make('thead', {}, head), make('tbody', {}, ...body)));
+  byId('comparison')
+    .querySelector('.scroll')
+    .replaceChildren(make('table', {}, make('thead', {}, head), make('tbody', {}, ...body)));
   const rows = () => [
     ['method', 'seeds', ...shown.flatMap(([name]) => [name, `${name}_std`])],
-    ...groups.map((group) => [group.label, group.seeds, ...shown.flatMap(([name]) => group.statistics[name] ?? ['', ''])]),
+    ...groups.map((group) => [
+      group.label,
+      group.seeds,
+      ...shown.flatMap(([name]) => group.statistics[name] ?? ['', '']),
+    ]),
   ];
   return { rows, caption: `${parts.main.explanation} Sent and received: by all clients together, over the whole run.` };
 }
@@ -86,24 +150,57 @@ function drawDifferences() {
   const drawn = found.rows.filter((row) => row.mean != null).sort((a, b) => a.mean - b.mean);
   if (!drawn.length) return { empty: found.rows.map((row) => `${row.label}: ${row.reason}`).join('; ') };
   const trace = {
-    type: 'scatter', mode: 'markers', y: drawn.map((row) => safe(row.label)), x: drawn.map((row) => 100 * row.mean),
-    marker: { size: 11, color: drawn.map((row) => ink(parts.main.groups.find((group) => group.label === row.label).colour)) },
-    error_x: {
-      type: 'data', symmetric: false, thickness: 2, width: 6, color: css('muted'),
-      array: drawn.map((row) => (row.high == null ? 0 : 100 * (row.high - row.mean))), arrayminus: drawn.map((row) => (row.low == null ? 0 : 100 * (row.mean - row.low))),
+    type: 'scatter',
+    mode: 'markers',
+    y: drawn.map((row) => safe(row.label)),
+    x: drawn.map((row) => 100 * row.mean),
+    marker: {
+      size: 11,
+      color: drawn.map((row) => ink(parts.main.groups.find((group) => group.label === row.label).colour)),
     },
-    customdata: drawn.map((row) => (row.low == null ? row.reason : `${signed(row.low)} to ${signed(row.high)}, ${row.pairs} seeds`)),
+    error_x: {
+      type: 'data',
+      symmetric: false,
+      thickness: 2,
+      width: 6,
+      color: css('muted'),
+      array: drawn.map((row) => (row.high == null ? 0 : 100 * (row.high - row.mean))),
+      arrayminus: drawn.map((row) => (row.low == null ? 0 : 100 * (row.mean - row.low))),
+    },
+    customdata: drawn.map((row) =>
+      row.low == null ? row.reason : `${signed(row.low)} to ${signed(row.high)}, ${row.pairs} seeds`,
+    ),
     hovertemplate: '%{y}: %{x:+.1f} points<br>%{customdata}<extra></extra>',
   };
-  const words = drawn.map((row) => `${row.label}: ${signed(row.mean)} points${row.low == null ? '' : `, ${signed(row.low)} to ${signed(row.high)}`}`).join('; ');
-  const rest = found.rows.filter((row) => row.mean == null).map((row) => ` ${row.label}: ${row.reason}.`).join('');
+  const words = drawn
+    .map(
+      (row) =>
+        `${row.label}: ${signed(row.mean)} points${row.low == null ? '' : `, ${signed(row.low)} to ${signed(row.high)}`}`,
+    )
+    .join('; ');
+  const rest = found.rows
+    .filter((row) => row.mean == null)
+    .map((row) => ` ${row.label}: ${row.reason}.`)
+    .join('');
   return {
-    data: [trace], words: `Differences to ${found.reference}. ${words}`,
+    data: [trace],
+    words: `Differences to ${found.reference}. ${words}`,
     layout: {
-      height: 110 + 42 * drawn.length, showlegend: false, yaxis: axis({ showgrid: false }),
-      xaxis: axis({ title: `Difference to ${safe(found.reference)}, percentage points`, zeroline: true, zerolinewidth: 2, zerolinecolor: css('muted'), rangemode: 'tozero' }),
+      height: 110 + 42 * drawn.length,
+      showlegend: false,
+      yaxis: axis({ showgrid: false }),
+      xaxis: axis({
+        title: `Difference to ${safe(found.reference)}, percentage points`,
+        zeroline: true,
+        zerolinewidth: 2,
+        zerolinecolor: css('muted'),
+        rangemode: 'tozero',
+      }),
     },
     caption: `How far each method lies from ${found.reference}, seed by seed. The bar is where the true difference lies with 95 % confidence: if it does not touch zero, luck is an unlikely explanation. ${parts.main.confidence}${rest}`,
-    rows: () => [['method', 'reference', 'difference', 'low', 'high', 'pairs', 'reason'], ...found.rows.map((row) => [row.label, found.reference, row.mean, row.low, row.high, row.pairs, row.reason])],
+    rows: () => [
+      ['method', 'reference', 'difference', 'low', 'high', 'pairs', 'reason'],
+      ...found.rows.map((row) => [row.label, found.reference, row.mean, row.low, row.high, row.pairs, row.reason]),
+    ],
   };
 }

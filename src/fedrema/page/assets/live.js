@@ -7,15 +7,38 @@ function statusCard(run) {
   const facts = [`round ${status.done.toLocaleString('en')} of ${status.rounds.toLocaleString('en')}`];
   const now = Date.now() / 1000;
   if (status.seconds_left != null) facts.push(`about ${secondsInWords(status.seconds_left)} left`);
-  if (status.news && status.state !== 'finished') facts.push(`last news ${secondsInWords(Math.max(0, now - status.news))} ago`);
-  if (status.state !== 'finished') facts.push(status.checkpoint ? `checkpoint ${secondsInWords(Math.max(0, now - status.checkpoint))} old` : 'no checkpoint yet');
+  if (status.news && status.state !== 'finished')
+    facts.push(`last news ${secondsInWords(Math.max(0, now - status.news))} ago`);
+  if (status.state !== 'finished')
+    facts.push(
+      status.checkpoint
+        ? `checkpoint ${secondsInWords(Math.max(0, now - status.checkpoint))} old`
+        : 'no checkpoint yet',
+    );
   if (status.state === 'stopped') facts.push('fedrema resume goes on with it');
-  const more = (names, count) => `${names.join(', ')}${count > names.length ? ` and ${count - names.length} more` : ''}`;
-  if (status.absent_count && status.done) facts.push(`absent in the last round: ${more(status.absent, status.absent_count)}`);
-  return make('div', { class: 'status' },
-    make('div', { class: 'line' }, make('span', { class: `state ${status.state}` }, stateWords[status.state]), make('strong', {}, runLabel(run)), make('span', { class: 'facts' }, facts.join(' · '))),
-    make('progress', { max: Math.max(1, status.rounds), value: status.done, 'aria-label': `Progress of ${runLabel(run)}` }),
-    status.failed_count ? make('div', { class: 'failed' }, `Failed in the last round: ${more(status.failed, status.failed_count)}`) : null);
+  const more = (names, count) =>
+    `${names.join(', ')}${count > names.length ? ` and ${count - names.length} more` : ''}`;
+  if (status.absent_count && status.done)
+    facts.push(`absent in the last round: ${more(status.absent, status.absent_count)}`);
+  return make(
+    'div',
+    { class: 'status' },
+    make(
+      'div',
+      { class: 'line' },
+      make('span', { class: `state ${status.state}` }, stateWords[status.state]),
+      make('strong', {}, runLabel(run)),
+      make('span', { class: 'facts' }, facts.join(' · ')),
+    ),
+    make('progress', {
+      max: Math.max(1, status.rounds),
+      value: status.done,
+      'aria-label': `Progress of ${runLabel(run)}`,
+    }),
+    status.failed_count
+      ? make('div', { class: 'failed' }, `Failed in the last round: ${more(status.failed, status.failed_count)}`)
+      : null,
+  );
 }
 
 function drawProgress() {
@@ -25,8 +48,30 @@ function drawProgress() {
   const shown = parts.main.runs.length <= 4 ? parts.main.runs : going.slice(0, 4);
   const cards = shown.map(statusCard);
   const rest = parts.main.runs.length - shown.length;
-  if (lost) cards.unshift(make('div', { class: 'status' }, make('span', { class: 'state lost' }, 'fedrema watch has ended, or cannot be reached: this page no longer changes.')));
-  if (rest > 0) cards.push(make('div', { class: 'status' }, make('span', { class: 'facts' }, `${plural(rest, 'more run')}: ${parts.main.runs.filter((run) => run.status.state === 'finished').length} of ${parts.main.runs.length} are finished.`)));
+  if (lost)
+    cards.unshift(
+      make(
+        'div',
+        { class: 'status' },
+        make(
+          'span',
+          { class: 'state lost' },
+          'fedrema watch has ended, or cannot be reached: this page no longer changes.',
+        ),
+      ),
+    );
+  if (rest > 0)
+    cards.push(
+      make(
+        'div',
+        { class: 'status' },
+        make(
+          'span',
+          { class: 'facts' },
+          `${plural(rest, 'more run')}: ${parts.main.runs.filter((run) => run.status.state === 'finished').length} of ${parts.main.runs.length} are finished.`,
+        ),
+      ),
+    );
   byId('progress').replaceChildren(...cards);
 }
 
@@ -41,9 +86,18 @@ function goLive() {
   let latest = null;
   let busy = false;
   const source = new EventSource('events');
-  source.onmessage = (event) => { latest = JSON.parse(event.data); if (!busy) catchUp(); };
-  source.onopen = () => { lost = false; drawProgress(); };
-  source.onerror = () => { lost = true; drawProgress(); };
+  source.onmessage = (event) => {
+    latest = JSON.parse(event.data);
+    if (!busy) catchUp();
+  };
+  source.onopen = () => {
+    lost = false;
+    drawProgress();
+  };
+  source.onerror = () => {
+    lost = true;
+    drawProgress();
+  };
   setInterval(drawProgress, 5000); // ages grow also where there is no news
 
   // Of news that arrive while older ones are being drawn only the latest count.
@@ -52,8 +106,14 @@ function goLive() {
     while (latest) {
       const now = latest;
       latest = null;
-      try { await take(now); } catch { /* the server is gone, or the run is being replaced: the next news will do */ }
-      await new Promise((done) => { setTimeout(done, 500); });
+      try {
+        await take(now);
+      } catch {
+        /* the server is gone, or the run is being replaced: the next news will do */
+      }
+      await new Promise((done) => {
+        setTimeout(done, 500);
+      });
     }
     busy = false;
   }
@@ -64,7 +124,10 @@ function goLive() {
     for (const name of changed) fresh[name] = await fetchPart(name);
     Object.assign(parts, fresh);
     Object.assign(versions, now.versions);
-    now.status.forEach((status, at) => { if (parts.main.runs[at]) parts.main.runs[at].status = status; });
-    if (changed.length) refresh(); else drawProgress();
+    now.status.forEach((status, at) => {
+      if (parts.main.runs[at]) parts.main.runs[at].status = status;
+    });
+    if (changed.length) refresh();
+    else drawProgress();
   }
 }

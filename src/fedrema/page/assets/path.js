@@ -1,0 +1,106 @@
+// All clients through the rounds, or the one that is followed.
+function drawPath() {
+  const found = people();
+  const table = unpack(found?.accuracy);
+  byId('path-heading').textContent =
+    state.client == null ? 'All clients through the rounds' : `Client ${nameOf(state.client)} through the rounds`;
+  if (!table) return { empty: 'No client has been scored yet.' };
+  const rounds = found.rounds;
+  const sorted = rounds.map((_, at) =>
+    known(rowOf(table, at))
+      .map((value) => 100 * value)
+      .sort((a, b) => a - b),
+  );
+  const at = rounds.map((_, place) => place).filter((place) => sorted[place].length);
+  const line = (share) => at.map((place) => quantile(sorted[place], share));
+  const shown = at.map((place) => rounds[place]);
+  const colour = currentGroup().colour;
+  const data = [
+    {
+      type: 'scatter',
+      mode: 'lines',
+      name: 'middle 80 % of the clients',
+      x: [...shown, ...[...shown].reverse()],
+      y: [...line(0.9), ...line(0.1).reverse()],
+      fill: 'toself',
+      fillcolor: faded(colour, 0.2),
+      line: { width: 0 },
+      hoverinfo: 'skip',
+    },
+    {
+      type: 'scatter',
+      mode: 'lines',
+      name: 'median client',
+      x: shown,
+      y: line(0.5),
+      line: { color: ink(colour), width: 2 },
+      hovertemplate: 'round %{x}: %{y:.1f} %<extra>median</extra>',
+    },
+  ];
+  let caption =
+    'Half of the clients lie above the line, half below; the band holds the middle 80 % of them. A narrow band means that nobody is left behind.';
+  let absent = [];
+  if (state.client != null) {
+    const own = columnOf(table, state.client).map((value) => 100 * value);
+    const trained = unpack(found.trained);
+    const there = unpack(found.there);
+    data.push({
+      type: 'scatter',
+      mode: 'lines+markers',
+      name: 'its model',
+      x: rounds,
+      y: own,
+      connectgaps: true,
+      line: { color: css('ink'), width: 2.2 },
+      marker: { size: 4 },
+      hovertemplate: 'round %{x}: %{y:.1f} %<extra>its model</extra>',
+    });
+    if (trained)
+      data.push({
+        type: 'scatter',
+        mode: 'lines',
+        name: 'right after local training',
+        x: rounds,
+        y: columnOf(trained, state.client).map((value) => 100 * value),
+        connectgaps: true,
+        line: { color: ink('#E69F00'), width: 1.6, dash: 'dot' },
+        hovertemplate: 'round %{x}: %{y:.1f} %<extra>after local training</extra>',
+      });
+    if (there)
+      absent = columnOf(there, state.client)
+        .map((value, place) => [Math.round(value), rounds[place]])
+        .filter(([value]) => value < 2);
+    if (absent.length)
+      data.push({
+        type: 'scatter',
+        mode: 'markers',
+        name: 'absent or failed',
+        x: absent.map(([, round]) => round),
+        y: absent.map(() => Math.min(...known(own))),
+        marker: { symbol: 'x', size: 7, color: css('bad') },
+        hovertemplate: 'round %{x}: absent or failed<extra></extra>',
+      });
+    caption = `Client ${nameOf(state.client)}: the heavy line is the model that it uses, dotted the same right after local training, before the server has mixed it with others'. The band is where most clients lie.`;
+  }
+  if (found.note) caption += ` ${found.note}`;
+  return {
+    data,
+    caption,
+    layout: {
+      height: clientsHeight(table.shape[1]),
+      xaxis: roundAxis(rounds, { range: spanOf(rounds) }),
+      yaxis: axis({ title: 'Accuracy (%)' }),
+    },
+    words:
+      state.client == null
+        ? `The median client ends at ${line(0.5).at(-1).toFixed(1)} percent.`
+        : `Client ${nameOf(state.client)} ends at ${known(columnOf(table, state.client)).at(-1)?.toFixed(3)} of 1; it was absent or failed in ${absent.length} of ${rounds.length} rounds shown.`,
+    rows: () => [
+      ['round', ...currentRun().names],
+      ...rounds.map((round, place) => [
+        round,
+        ...Array.from(rowOf(table, place), (value) => (Number.isNaN(value) ? '' : value.toFixed(5))),
+      ]),
+    ],
+  };
+}
