@@ -31,10 +31,11 @@ def test_statistics_are_never_descended_along_nor_are_those_of_a_copy():
 
 def test_a_distance_leaves_statistics_out():
     net = make_net()
-    moved = {name: value + 2 for name, value in net.initial.items()}
+    first = {name: torch.full_like(value, 3.0) for name, value in net.initial.items()}
+    second = {name: torch.ones_like(value) for name, value in net.initial.items()}
     numbers = sum(value.numel() for name, value in net.initial.items() if "running" not in name)
-    assert float(squared_distance(net, moved, net.initial)) == 4 * numbers
-    assert float(squared_distance(net, {"head.bias": moved["head.bias"]}, net.initial)) == 8
+    assert float(squared_distance(net, first, second)) == 4 * numbers
+    assert float(squared_distance(net, {"head.bias": first["head.bias"]}, second)) == 8
 
 
 def test_a_number_per_client_is_multiplied_with_its_tensors():

@@ -117,7 +117,7 @@ def test_a_file_with_mistakes(tmp_path):
 
 
 def test_an_unknown_method_names_the_known():
-    with pytest.raises(BadInput, match="Method 'fedmagic' is unknown; valid are fedavg, fedbabu, feddistill, fedpac"):
+    with pytest.raises(BadInput, match="Method 'fedmagic' is unknown; valid are apfl, creff, ditto, fedala"):
         parse_settings("fedmagic", [])
 
 

@@ -6,7 +6,7 @@ import torch
 
 from fedrema.core import Moment
 from fedrema.errors import BadInput
-from fedrema.methods.fedkd import LEAST_LOSS, FedKD, compressed
+from fedrema.methods.fedkd import FedKD, compressed
 
 from .by_hand import (
     BACKENDS,
@@ -31,18 +31,21 @@ def params_of(mentee, mentor):
     return tensors({**mentee, **{f"mentor.{name}": value for name, value in mentor.items()}})
 
 
-def by_hand(mentee, mentor):
+def by_hand(mentee, mentor, least=0.01):
     s, m = softmax(logits(mentee, X)), softmax(logits(mentor, X))
     divergence = (s * np.log(s / m)).mean() + (m * np.log(m / s)).mean()  # over samples and classes
     hidden = ((features(mentee, X) - features(mentor, X)) ** 2).mean()
     own = entropy(mentor, X, Y) + entropy(mentee, X, Y)
-    return own + (divergence + 2 * hidden) / max(own, LEAST_LOSS)
+    return own + (divergence + 2 * hidden) / max(own, least)
 
 
 def test_a_loss_computed_by_hand():
     mentee, mentor = drawn(0), drawn(1)
     found = FedKD().loss(linear_net(), client_of(params_of(mentee, mentor)), batch_of(X, Y))
     assert float(found) == pytest.approx(by_hand(mentee, mentor), rel=1e-12)
+    found = FedKD(least_loss=20.0).loss(linear_net(), client_of(params_of(mentee, mentor)), batch_of(X, Y))
+    assert float(found) == pytest.approx(by_hand(mentee, mentor, 20.0), rel=1e-12)
+    assert by_hand(mentee, mentor, 20.0) < by_hand(mentee, mentor)
 
 
 def test_padding_does_not_count():

@@ -1,5 +1,6 @@
 """Load a public dataset as one pool of samples: from disk if it is there, else from its publisher."""
 
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -125,13 +126,20 @@ def _source(name: str) -> Source:
 
 
 def _load_digits() -> Pool:
+    x, y = _digits()
+    return Pool("digits", x.copy(), y.copy(), 10)
+
+
+@functools.cache
+def _digits() -> tuple[NDArray[Any], NDArray[np.int64]]:
+    # Read once: it comes as compressed text, and a node on the network asks for it with every message.
     # Imported here: scikit-learn takes a second, and only this dataset needs it.
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     # Values 0..16, brought to -1..1 as (v/16 - 0.5)/0.5.
     x = (digits.data.reshape(-1, 1, 8, 8) / 8 - 1).astype(np.float32)
-    return Pool("digits", x, digits.target.astype(np.int64), 10)
+    return x, digits.target.astype(np.int64)
 
 
 def _digits_home() -> Path:

@@ -10,11 +10,8 @@ from torch.nn import functional
 
 from fedrema.copies import copied, copy_of, model_of
 from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads, cross_entropy
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, above_zero
 from fedrema.net import Net, Tensors
-
-LEAST_LOSS = 0.01
-"""What the teaching is divided by at least: two networks that make no mistake would divide it by 0."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +39,14 @@ class FedKD(Method):
     """e at the start: share of the squared singular values that is kept (authors: 0.95); 1 compresses nothing."""
     energy_last: float = 0.98
     """e in the last round (authors: 0.98)."""
+    least_loss: float = 0.01
+    """What teaching is divided by at least (ours): two networks that make no mistake would divide it by 0."""
     predict_by: Literal["mentor", "mentee"] = "mentor"
     """Which of the two networks answers."""
 
     def __post_init__(self) -> None:
         """Refuse settings without meaning."""
+        above_zero(self, "least_loss")
         for name in ("energy_first", "energy_last"):
             if not 0 < getattr(self, name) <= 1:
                 raise BadInput(f"--{name.replace('_', '-')} must lie in (0, 1], got {getattr(self, name)}.")
@@ -74,7 +74,7 @@ class FedKD(Method):
         # KL(s‖m) + KL(m‖s) = Σ_c (s_c − m_c) (log s_c − log m_c)
         divergence = ((learner.exp() - teacher.exp()) * (learner - teacher)).mean(dim=1)
         apart = divergence + 2 * (hidden[0] - hidden[1]).square().mean(dim=1)
-        return own + (apart * batch.mask).sum() / batch.mask.sum().clamp(min=1) / own.clamp(min=LEAST_LOSS)
+        return own + (apart * batch.mask).sum() / batch.mask.sum().clamp(min=1) / own.clamp(min=self.least_loss)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Compress the mentee's update."""
