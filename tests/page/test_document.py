@@ -8,12 +8,13 @@ import pytest
 
 import fedrema
 from fedrema.cli import main
-from fedrema.page.document import main_part, order
+from fedrema.page.document import DASHES, main_part, order
 from fedrema.page.encode import packed, plain
 from fedrema.page.people import evenly, people_part, spread
 from fedrema.page.reading import ThinnedRun
 from fedrema.page.relations import Stacks, neighbours, relations_part
 from fedrema.page.render import as_text, page, write_page
+from fedrema.report.lines import STROKES
 from fedrema.runs.directory import RunDirectory
 from tests.report.folders import write_run, write_two_groups
 
@@ -216,3 +217,7 @@ def test_open_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     assert main(["report", str(tmp_path / "run"), "--open"]) == 0
     assert "There is no browser here" in capsys.readouterr().out
+
+
+def test_every_stroke_of_pictures_is_one_of_the_page():
+    assert set(DASHES) == set(STROKES)

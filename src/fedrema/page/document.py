@@ -19,7 +19,7 @@ from fedrema.report.lines import Look, looks
 
 ACCURACIES = ("honest_accuracy", "best_accuracy", "final_accuracy", "worst_tenth")
 QUANTITIES = ("accuracy", "worst_tenth", "trained_accuracy", "loss")
-DASHES = {"-": "solid", "--": "dash", "-.": "dashdot"}
+DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 PLACES = ("out", "overwrite", "config", "tuned", "quiet", "open", "track", "data-dir", "scratch")
 SCALARS = ("mean_gap", "gap_ratio", "critical", "own_weight")
 
