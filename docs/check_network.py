@@ -2,11 +2,12 @@
 
 A hundred nodes in Flower's simulation engine, one after the other: Flower's FedAvg with a plain PyTorch client, our
 FedAvg and our FedReMa, with the same network, samples and single epoch, so that almost nothing but the cost of a round
-is left. Seconds per round are medians; bytes are those of one node in one round.
+is left. Seconds per round are medians, the better of two plays; bytes are those of one node in one round.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-WORDS = "--net mlp --hidden 200 --epochs 1 --batch 20 --lr 0.05 --device cpu --backend loop --rounds"
+WORDS = "--net mlp --hidden 200 --epochs 1 --batch 20 --lr 0.05 --device cpu --backend loop --no-keep-momentum --rounds"
 SAMPLES, FEATURES, CLASSES = 40, 784, 10
 LIMIT = 1.1
 
@@ -83,11 +84,11 @@ def flowers(file: Path, nodes: int, rounds: int) -> dict[str, float]:
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
-        from fedrema.data import load_own
+        from fedrema.data import DataSettings
+        from fedrema.deploy.client_app import dealt
 
-        if not hasattr(train, "federation"):
-            train.federation = load_own(str(file), 0, 0.5)
-        one = train.federation.only(int(context.node_config["partition-id"]))
+        # Read once per process, as by our own client: it is not reading files that is compared.
+        one = dealt(DataSettings(federation=str(file))).only(int(context.node_config["partition-id"]))
         net = network()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
@@ -131,19 +132,21 @@ def main(arguments: list[str]) -> int:
         found = flowers(file, nodes, rounds) if name == "flower" else ours(name, file, Path(folder), nodes, rounds)
         print("\n" + json.dumps(found))
         return 0
-    nodes, rounds = (4, 3) if "--quick" in arguments else (100, 8)
+    nodes, rounds = (4, 3) if "--quick" in arguments else (100, 10)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "samples.npz"
         make_samples(file, nodes)
-        found = {}
-        for name in ("flower", "fedavg", "fedrema"):
+        found: dict[str, dict[str, float]] = {}
+        for name in ("flower", "fedavg", "fedrema") * 2:  # the better of two, in turn: others use the machine as well
+            shutil.rmtree(Path(folder) / name, ignore_errors=True)
             asked = json.dumps([name, str(file), str(Path(folder) / name), nodes, rounds])
             command = [sys.executable, __file__, "one", asked]
             ended = subprocess.run(command, capture_output=True, text=True)
             if ended.returncode:
                 print(ended.stdout[-3000:], ended.stderr[-3000:])
                 return 1
-            found[name] = json.loads(ended.stdout.splitlines()[-1])
+            one = json.loads(ended.stdout.splitlines()[-1])
+            found[name] = min(one, found.get(name, one), key=lambda each: each["seconds"])
     titles = {"flower": "Flower's FedAvg", "fedavg": "FedAvg", "fedrema": "FedReMa"}
     print(f"| {nodes} nodes | seconds per round | ratio | kB up | kB down |\n|---|---|---|---|---|")
     for name, one in found.items():

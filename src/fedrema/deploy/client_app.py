@@ -38,7 +38,7 @@ def train(message: Message, context: Context) -> Message:
     """Train for a round, or only score what came."""
     letter, name = read_letter(message.content)
     settings, plan = read_run_config(context.run_config)
-    with kept_in(context) as folder, noted(folder, letter.round) as note:
+    with kept_in(context) as folder, noted(context.node_config.get("folder"), letter.round) as note:
         samples = plan.fitted(samples_of_node(settings, context, name))
         node = Node(settings, samples, folder)
         guard = guard_of(context, folder)
@@ -57,18 +57,25 @@ def kept_in(context: Context) -> Iterator[Path]:
     if folder := context.node_config.get("folder"):
         yield Path(str(folder))
         return
-    with tempfile.TemporaryDirectory() as temporary:
-        kept = Path(temporary) / KEPT
-        kept.mkdir()
-        for name, content in context.state.config_records.get(KEPT, ConfigRecord({})).items():
-            (kept / name).write_bytes(cast(bytes, content))
-        yield kept
-        context.state[KEPT] = ConfigRecord({file.name: file.read_bytes() for file in kept.iterdir()})
+    kept = Path(_scratch().name) / str(context.node_id)
+    kept.mkdir(exist_ok=True)
+    for name, content in context.state.config_records.get(KEPT, ConfigRecord({})).items():
+        (kept / name).write_bytes(cast(bytes, content))
+    yield kept
+    files = list(kept.iterdir())
+    context.state[KEPT] = ConfigRecord({file.name: file.read_bytes() for file in files})
+    for file in files:  # the next message may come to another process
+        file.unlink()
+
+
+@functools.cache
+def _scratch() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory()
 
 
 @contextmanager
-def noted(folder: Path, number: int) -> Iterator[Callable[[Reply], None]]:
-    """Write what happens in a round to node.log, beside what the node keeps: for its owner alone."""
+def noted(folder: object, number: int) -> Iterator[Callable[[Reply], None]]:
+    """Write what happens in a round to node.log, beside the folder of what the node keeps: for its owner alone."""
     lines: list[str] = []
     try:
         yield lambda reply: lines.append(_told(reply))
@@ -76,8 +83,9 @@ def noted(folder: Path, number: int) -> Iterator[Callable[[Reply], None]]:
         lines.append(str(error))
         raise
     finally:
-        with (folder.parent / "node.log").open("a", encoding="utf-8") as log:
-            log.writelines(f"{datetime.now():%Y-%m-%d %H:%M:%S} round {number}: {line}\n" for line in lines)
+        if folder:
+            with (Path(str(folder)).parent / "node.log").open("a", encoding="utf-8") as log:
+                log.writelines(f"{datetime.now():%Y-%m-%d %H:%M:%S} round {number}: {line}\n" for line in lines)
 
 
 def _told(reply: Reply) -> str:
@@ -103,7 +111,7 @@ def samples_of_node(settings: Settings, context: Context, name: str) -> Federati
         row = context.node_config.get("partition-id")
         if row is None:
             raise BadInput("The node has no data: give it data=FILE, data=FOLDER or data=module:function.")
-        return _dealt(settings.data).only(int(row))
+        return dealt(settings.data).only(int(row))
     federation = own_samples(str(data), settings, name)
     if len(federation) > 1:
         if name not in federation.names:
@@ -113,7 +121,8 @@ def samples_of_node(settings: Settings, context: Context, name: str) -> Federati
 
 
 @functools.lru_cache(maxsize=1)  # Flower's simulation engine plays many nodes in one process
-def _dealt(data: DataSettings) -> Federation:
+def dealt(data: DataSettings) -> Federation:
+    """Return the dataset that is dealt out for trying."""
     return build_federation(data)
 
 

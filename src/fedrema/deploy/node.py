@@ -4,6 +4,7 @@ It is the simulator with a federation of one. What it keeps for itself (private 
 only once the server says that the reply did: a round that is lost on the way leaves no trace.
 """
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,12 @@ from fedrema.deploy.letters import Letter, Reply, Score
 from fedrema.engine import Stacked
 from fedrema.errors import BadInput
 from fedrema.harvest import Harvest
-from fedrema.net import Tensors
+from fedrema.net import Net, Tensors
+from fedrema.nets import Network, build_net
 from fedrema.runs.checkpoint import load_world, save_world
-from fedrema.runs.execute import prepare
 from fedrema.runs.manifest import identity_of
 from fedrema.settings import Settings
+from fedrema.simulate import Simulator
 from fedrema.world import COMMON, Clock, World
 
 ME = torch.zeros(1, dtype=torch.long)
@@ -33,12 +35,16 @@ class Node:
     def __init__(self, settings: Settings, federation: Federation, folder: Path | None = None) -> None:
         if len(federation) != 1:
             raise BadInput(f"A node holds the samples of one client, but its data has {len(federation)}.")
-        self.simulator = prepare(settings, federation)
+        net = _network(settings.network, federation.sample_shape, federation.classes, settings.simulation.seed)
+        self.simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
         self.name = federation.names[0]
         self.folder = folder
         self.identity = identity_of(settings, federation, own_module=False)
         self.worlds: dict[int, World] = {0: self.simulator.start()}
         """What it has kept after a round: the last that counted, and the one that is not yet known to."""
+        begun, local = self.worlds[0], settings.local
+        self.keeps = bool(begun.params.own or begun.memory or (local.keep_momentum and local.momentum))
+        """Whether there is anything to keep: some methods leave nothing at a client."""
         if folder is not None:
             files = sorted(folder.glob("round-*.safetensors"))
             for file in files:
@@ -76,6 +82,8 @@ class Node:
 
     def _standing(self, letter: Letter) -> World:
         """Return this client at the start of the round: what it kept when it last counted, and what has come since."""
+        if not self.keeps:
+            self.worlds = {letter.accepted: self.worlds[0]} | self.worlds
         if letter.accepted not in self.worlds:
             known = ", ".join(map(str, sorted(self.worlds)))
             raise BadInput(
@@ -97,6 +105,8 @@ class Node:
 
     def _keep(self, letter: Letter, world: World, harvest: Harvest) -> None:
         """Remember what does not travel, beside what counted last."""
+        if not self.keeps:
+            return
         private = {
             name: harvest.kept.tensors.get(name, value)
             for name, value in world.params.own.items()
@@ -115,6 +125,11 @@ class Node:
     def _file(self, number: int) -> Path:
         assert self.folder is not None
         return self.folder / f"round-{number:06}.safetensors"
+
+
+@functools.lru_cache(maxsize=1)  # Flower's simulation engine plays many nodes in one process
+def _network(network: Network, shape: tuple[int, ...], classes: int, seed: int) -> Net:
+    return build_net(network, shape, classes, seed)
 
 
 def _only(tensors: Tensors) -> Tensors:

@@ -86,7 +86,11 @@ class Loop:
 
         def train_keyed(net: Net, k: int) -> None:
             # Layers that draw for themselves (dropout) follow the client's key too.
-            torch.manual_seed(seed_of(*job.key, crowd.names[k], "layers"))
+            seed = seed_of(*job.key, crowd.names[k], "layers")
+            if devices:
+                torch.manual_seed(seed)
+            else:
+                torch.default_generator.manual_seed(seed)  # the same, without a traceback for GPUs that are not there
             train(net, k)
 
         devices = [samples.x.device] if samples.x.is_cuda else []
