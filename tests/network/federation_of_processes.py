@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,7 +78,7 @@ class Processes:
     def rounds(self):
         """How many rounds have been closed, by the server's own log."""
         log = self.folder / "server" / "run.log"
-        return log.read_text().count(" clients") if log.exists() else 0
+        return len(re.findall(r"round \d+ of \d+: \d+ clients", log.read_text())) if log.exists() else 0
 
     def status(self):
         told = subprocess.run(
