@@ -255,3 +255,17 @@ def test_when_nobody_ever_counts_it_gives_up_and_says_why(tmp_path):
     )
     with pytest.raises(BadInput, match=r"Nobody has counted in round 1 for 0 s; 0: no reply within 300 s"):
         made.conductor().conduct()
+
+
+def test_a_server_that_was_killed_before_its_first_round_was_closed_begins_anew(tmp_path):
+    made = Federated(tmp_path, "fedavg", ["--rounds", "1"])
+    made.conductor().ledger.take_up()  # and then it is gone
+    made.conductor().conduct()
+    assert [record["round"] for record in Run(tmp_path / "server").rounds] == [1]
+    (tmp_path / "server" / "checkpoint" / "world.safetensors").unlink()
+    with pytest.raises(BadInput, match="already exists"):  # rounds that were closed are not replaced
+        made.conductor().conduct()
+    (tmp_path / "server" / "rounds.jsonl").unlink()
+    other = Federated(tmp_path, "fedavg", ["--rounds", "1", "--lr", "0.5"])
+    with pytest.raises(BadInput, match="already exists"):  # nor a run of other settings
+        other.conductor().conduct()

@@ -41,12 +41,18 @@ class Ledger:
 
     def take_up(self) -> None:
         """Go on from the last checkpoint, or begin."""
-        directory, central = self.directory, self.central
-        if not directory.checkpoint_file.is_file():
-            directory.check_free(overwrite=False)
+        directory = self.directory
+        if directory.checkpoint_file.is_file():
+            self._go_on()
+        else:
+            # One that was killed before it had closed a round has left nothing but its settings.
+            mine = directory.config_file.is_file() and directory.config().get("identity") == self.identity
+            directory.check_free(overwrite=mine and not directory.rounds())
             directory.create(self._config())
-            self.note.enter_context(playing(directory.player_file, 0))
-            return
+        self.note.enter_context(playing(directory.player_file, len(directory.rounds())))
+
+    def _go_on(self) -> None:
+        directory, central = self.directory, self.central
         facts, _ = read_checkpoint(directory.checkpoint_file)
         world = load_world(directory.checkpoint_file, self.identity)
         if world.clients != central.capacity:
@@ -56,7 +62,6 @@ class Ledger:
         self.pending = facts["more"]["pending"]
         directory.keep_rounds(world.round - 1 if self.pending else world.round)
         directory.summary_file.unlink(missing_ok=True)
-        self.note.enter_context(playing(directory.player_file, len(directory.rounds())))
 
     def scored(self, scores: Mapping[str, Score | None]) -> None:
         """Complete the last round's record by what clients say of the models that came of it."""

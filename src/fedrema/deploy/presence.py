@@ -39,7 +39,7 @@ def present(folder: Path) -> Iterator[None]:
         log.error("%s", error)
         write_text(beside(folder, "stopped"), f"{error}\n")
         raise
-    except Exception:
+    except Exception:  # it is told and goes on to whoever called
         log.exception("this should not have happened")
         raise
     finally:

@@ -17,6 +17,7 @@ from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, comp
 
 from fedrema.data.atomic import write_text
 from fedrema.deploy.letters import Reply
+from fedrema.deploy.places import PRIVACY
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.net import Tensors
 from fedrema.runs.directory import read_object
@@ -45,8 +46,7 @@ class Protection:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Protection":
         """Take it out of a node's configuration."""
-        names = ("privacy-clip", "privacy-noise", "privacy-delta", "privacy-budget")
-        return cls(**{name.replace("-", "_"): float(config[name]) for name in names if name in config})
+        return cls(**{name.replace("-", "_"): float(config[name]) for name in PRIVACY if name in config})
 
 
 class Guard:

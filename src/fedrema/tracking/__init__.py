@@ -50,7 +50,7 @@ class Tracking:
         for tracker in list(self.trackers):
             try:
                 what(tracker)
-            except Exception as error:
+            except Exception as error:  # whatever another program's store or network does
                 self.trackers.remove(tracker)
                 name = type(tracker).__module__.rpartition("_")[2]
                 print(f"fedrema: {name} gets no more numbers of {self.directory.path}: {error}", file=sys.stderr)
