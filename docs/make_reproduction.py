@@ -1,8 +1,9 @@
-"""Write the tables of docs/reproduction.md, and all of results/paper, anew from the finished runs: `make results`.
+"""Write the tables of docs/reproduction.md and docs/results.md, and all of results/paper, anew: `make results`.
 
 Nothing is trained: results/paper/cells holds what was, and results/paper/README.md by which commands.
 """
 
+import csv
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from make_figures import DOCS, fill
 
 from fedrema.cli import main
 from fedrema.cli.reproduce import NAMES
+from fedrema.report.compare import markdown_lines
 
 RESULTS = DOCS.parent / "results" / "paper"
 PAGE = DOCS / "reproduction.md"
@@ -27,9 +29,22 @@ def section(file: Path, heading: str) -> str:
     return found[1] if found else ""
 
 
+def ranking(file: Path) -> str:
+    """Return a table file's rows with places, by honest accuracy; rows of other rounds than the rest come last."""
+    with file.open(newline="") as opened:
+        found = list(csv.DictReader(opened))
+    ranked = sorted(found, key=lambda row: (" rounds" in row["method"], -float(row["honest"])))
+    columns = ("method", "honest", "best (peeks)", "final", "seconds")
+    rows = [
+        ("–" if " rounds" in row["method"] else str(place), *(row[name] for name in columns))
+        for place, row in enumerate(ranked, 1)
+    ]
+    return "\n".join(markdown_lines(("place", *columns), rows, texts=2))
+
+
 def make() -> None:
     """Write everything."""
-    main(["reproduce", "--minutes", "0", "--quiet", "--out", str(RESULTS)])
+    main(["reproduce", "all", "methods", "--minutes", "0", "--quiet", "--out", str(RESULTS)])
     for name in NAMES:
         page = RESULTS / f"{name}.md"
         if f"<!-- {name} -->" in PAGE.read_text():
@@ -40,6 +55,7 @@ def make() -> None:
             lines += table(section(RESULTS / f"{name}.md", "### Claims")).splitlines()[2:]
     fill(PAGE, "verdicts", "\n".join(lines))
     fill(PAGE, "state", table((RESULTS / "README.md").read_text()).replace("](", "](../results/paper/"))
+    fill(DOCS / "results.md", "ranking", ranking(RESULTS / "methods.csv"))
     fill(PAGE, "commands", section(RESULTS / "README.md", "## Commands").strip())
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from fedrema.cli import main
 from fedrema.cli.playing import chosen
-from fedrema.cli.reproduce import NAMES, Playing, _experiment, _ordered
+from fedrema.cli.reproduce import NAMES, Playing, _experiment, _names, _ordered
 from fedrema.grid.store import Store
+from fedrema.methods import registry
 
 pytestmark = pytest.mark.xdist_group("reproduce")  # what is played once serves all
 
@@ -26,7 +27,7 @@ def test_everything_is_written(smoke):
     assert {f"{name}.{ending}" for name in NAMES for ending in ("md", "csv", "tex")} <= found
     figures = {
         *("table1-ranks", "table1-clients", "table2-ranks", "table3-gap", "curves-curves", "motivation-samples"),
-        *("heatmaps-similarity", "heatmaps-matching", "heatmaps-gap", "heatmaps-dependencies"),
+        *("heatmaps-similarity", "heatmaps-matching", "heatmaps-gap", "heatmaps-dependencies", "methods-curves"),
     }
     assert {path.stem for path in smoke.glob("*.png")} == {path.stem for path in smoke.glob("*.pdf")} == figures
     assert {"README.md", "cells", "sittings"} <= found
@@ -82,9 +83,21 @@ def test_what_is_most_telling_is_played_first():
     assert pieces[0] == ("table1", {"cifar10"})
     order = [name for name, _ in pieces]
     assert order == [
-        *("table1", "table3", "table4", "table5", "heatmaps", "table2", "curves", "table1", "motivation", "partitions")
+        *("table1", "table3", "table4", "table5", "heatmaps", "table2", "curves", "table1", "motivation", "partitions"),
+        "methods",
     ]
     assert pieces[7] == ("table1", {"mnist", "fmnist"})
+
+
+def test_all_is_the_paper():
+    assert _names(("all",)) == [name for name in NAMES if name != "methods"]
+    assert _names(("methods", "all"))[0] == "methods"
+    assert _names(("table2", "all", "table2"))[:2] == ["table2", "table1"]
+
+
+def test_every_method_there_is_has_a_row():
+    rows = {cell.method for cell in _experiment("methods", False, Playing()).cells}
+    assert rows == set(registry())
 
 
 def test_only_some_rows_and_columns():

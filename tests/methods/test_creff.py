@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from fedrema.core import Moment
 from fedrema.errors import BadInput
-from fedrema.methods.creff import CReFF, gradients_apart, inputs_of_last, last_layer
+from fedrema.last_layer import inputs_of_last, last_layer
+from fedrema.methods.creff import CReFF, gradients_apart
 from fedrema.net import Net
 from fedrema.nets import Split
 

@@ -45,8 +45,8 @@ class Reproduce:
     """Run the paper's experiments on the real data and lay the results beside the published ones."""
 
     what: Annotated[tuple[str, ...], tyro.conf.Positional] = ("all",)
-    """table1, table2, table3, table4, table5, heatmaps, curves, motivation, partitions; or all: these nine. And methods:
-    every method there is on CIFAR-10."""
+    """table1, table2, table3, table4, table5, heatmaps, curves, motivation, partitions; or all: these nine.
+    And methods: every method there is, on CIFAR-10."""
     smoke: bool = False
     """Try everything out on digits, in a minute; shows that it works, and nothing about the methods."""
     playing: Playing = dataclasses.field(default_factory=Playing)

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedrema.core import Answer, Batch, Client, Method, Moment, State, Uploads
-from fedrema.errors import BadInput, above_zero, at_least
+from fedrema.errors import above_zero, at_least
+from fedrema.last_layer import inputs_of_last, last_layer
 from fedrema.net import Net, Tensors
 
 
@@ -142,19 +143,3 @@ def gradients_apart(features: Tensor, real: Tensor, weight: Tensor, bias: Tensor
     by_weight, by_bias = torch.einsum("cmo,cmd->cod", wrong, features), wrong.sum(dim=1)
     rows = 1 - functional.cosine_similarity(by_weight, real[..., :-1], dim=2)
     return rows.sum(dim=1) + 1 - functional.cosine_similarity(by_bias, real[..., -1], dim=1)
-
-
-def last_layer(net: Net) -> tuple[str, str]:
-    """Return the names of the last linear layer's weight and bias."""
-    names = [name for name in net.initial if net.in_head(name) and name in net.trainable]
-    if len(names) < 2 or [net.initial[name].dim() for name in names[-2:]] != [2, 1]:
-        raise BadInput("CReFF needs a network whose last layer is linear, with a bias: this one's is not.")
-    return names[-2], names[-1]
-
-
-def inputs_of_last(net: Net, params: Tensors, x: Tensor) -> Tensor:
-    """Return what the last linear layer is given [n, d]: with the identity in its place it hands that on."""
-    weight, bias = last_layer(net)
-    width = params[weight].shape[1]
-    identity = torch.eye(width, device=x.device, dtype=params[weight].dtype)
-    return net({**params, weight: identity, bias: identity.new_zeros(width)}, x)
