@@ -18,6 +18,7 @@ from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.fedpac import FedPAC
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.fedrema import FedReMa
+from fedrema.methods.fedrema_prior import FedReMaPrior
 from fedrema.methods.fedrep import FedRep
 from fedrema.methods.fedselect import FedSelect
 from fedrema.methods.fedvf import FedVF
@@ -43,6 +44,7 @@ VARIANTS = [
     FedRep(head_epochs=1, finetune_epochs=1),
     FedSelect(select_every=1),
     FedVF(first_stage=0.0, head_every=2),
+    FedReMaPrior(align=1.0, alternate=True, smooth=0.1),
 ]
 METHODS = [*(quick(name) for name in registry()), *VARIANTS]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)

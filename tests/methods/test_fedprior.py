@@ -1,0 +1,96 @@
+"""FedPrior: log π_k beside the logits, in training and in use, by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedrema.errors import BadInput
+from fedrema.methods.fedprior import FedPrior
+from fedrema.net import Net
+from fedrema.nets import Split
+
+from .by_hand import (
+    BACKENDS,
+    LR,
+    assert_same,
+    back,
+    batch_of,
+    begun,
+    client_of,
+    linear_net,
+    local,
+    logits,
+    mean,
+    plus,
+    softmax,
+    tensor,
+)
+
+
+def log_prior(y, smooth):
+    counts = np.array([(y == c).sum() + smooth for c in range(3)])
+    return np.log(counts / counts.sum())
+
+
+def trained(w, x, y, smooth, steps):
+    for _ in range(steps):
+        wrong = softmax(logits(w, x) + log_prior(y, smooth)) - np.eye(3)[y]
+        w = plus(w, back(w, x, wrong / len(y)), -LR)
+    return w
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("smooth", [1.0, 0.25])
+def test_two_rounds_by_hand(backend, smooth):
+    simulator, world, w, data = begun(FedPrior(smooth=smooth), backend, local(epochs=2))
+    for _ in range(2):
+        simulator.play_round(world)
+        w = mean([trained(w, x, y, smooth, 2) for x, y in data], data)
+    assert_same(world.params.common, w)
+    for row, (x, y) in enumerate(data):
+        client = simulator.crowd(world, torch.arange(2)).one(row)
+        answers = simulator.method.predict(simulator.net, client, torch.from_numpy(x))
+        assert answers.numpy() == pytest.approx(logits(w, x) + log_prior(y, smooth), abs=1e-12)
+
+
+def test_padding_is_not_counted():
+    method, net = FedPrior(), linear_net()
+    client = client_of(net.initial, memory={"log_prior": tensor([0.0, 0.0, 0.0])})
+    data = batch_of([[0.0, 0.0]] * 5, [0, 0, 2, 1, 1], mask=[1.0, 1.0, 1.0, 0.0, 0.0])
+    found = method.begin(net, client, data, moment=None).memory["log_prior"]
+    assert found.exp().tolist() == pytest.approx([3 / 6, 1 / 6, 2 / 6])
+
+
+def test_whoever_has_not_trained_yet_has_no_preference():
+    net = linear_net()
+    client = FedPrior().start(net, client_of(net.initial), moment=None)
+    model = FedPrior().model(net, client)
+    assert all(torch.equal(model[name], value) for name, value in net.initial.items())
+
+
+def test_equal_frequencies_change_no_answer_and_no_gradient():
+    method, net = FedPrior(), linear_net()
+    data = batch_of([[1.0, 2.0], [-1.0, 0.5], [0.3, -2.0]], [0, 1, 2])
+    params = {name: value.clone().requires_grad_() for name, value in net.initial.items()}
+    client = method.begin(net, method.start(net, client_of(params), moment=None), data, moment=None)
+    ours = torch.autograd.grad(method.loss(net, client, data), list(params.values()))
+    plain = torch.autograd.grad(nn.functional.cross_entropy(net(params, data.x), data.y), list(params.values()))
+    for mine, other in zip(ours, plain, strict=True):
+        assert torch.allclose(mine, other, atol=1e-14)
+
+
+def test_its_model_is_a_network_of_its_own():
+    net = linear_net()
+    client = client_of(net.initial, memory={"log_prior": tensor([-1.0, -2.0, -3.0])})
+    x = tensor([[1.0, -1.0]])
+    answer = net(FedPrior().model(net, client), x)
+    assert torch.allclose(answer, net(net.initial, x) + tensor([-1.0, -2.0, -3.0]))
+
+
+def test_what_it_cannot_work_with():
+    with pytest.raises(BadInput, match="--smooth must be above 0, got 0"):
+        FedPrior(smooth=0)
+    net = Net(Split(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3))
+    with pytest.raises(BadInput, match="last layer is linear, with a bias"):
+        FedPrior().start(net, client_of(net.initial), moment=None)
