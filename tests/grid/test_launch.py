@@ -14,6 +14,7 @@ from fedrema.grid.launch import Event, Here, Workers
 from fedrema.grid.reading import read_experiment
 from fedrema.grid.store import Store, key_of
 from fedrema.grid.tasks import Task, divided, missing
+from fedrema.runs.execute import Interrupted
 
 pytestmark = [pytest.mark.usefixtures("others_start_at_once"), pytest.mark.xdist_group("launch")]
 
@@ -72,6 +73,30 @@ def tasks_of(folder, text, store, seeds=1):
 
 def everything(task):
     return True
+
+
+def test_who_is_asked_to_stop_before_a_run_begins_stops_in_its_first_round(tmp_path):
+    store, work = Store(tmp_path / "cells"), tmp_path / "unfinished"
+    tasks = tasks_of(tmp_path, FILE, store)
+    ended = []
+
+    def stop_at_the_second(event):
+        if event.kind == "began" and event.task is tasks[1]:
+            signal.raise_signal(signal.SIGTERM)  # while its data are still to be read
+
+    with pytest.raises(Interrupted):
+        ended += Here(store, work).play(tasks, everything, stop_at_the_second)
+    assert len(store.keys()) == 1
+    rounds = [file.read_text().count("\n") for file in work.rglob("rounds.jsonl")]
+    assert rounds == [1]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    for event in Here(store, work).play(missing_again(tmp_path, store), everything, lambda event: None):
+        assert not event.failed
+    assert len(store.keys()) == 3
+
+
+def missing_again(folder, store):
+    return missing(read_experiment(folder / "some.toml", ("--device", "cpu")).cells, 1, store)
 
 
 def kept(folder):

@@ -80,9 +80,12 @@ class Here:
 
     def play(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
         """Play them."""
-        for task in filter(fits, tasks):
-            report(Event("began", task))
-            yield outcome(Runner(self.store, self.work, telling(report)), task)
+        with stopping_gently() as request:
+            for task in filter(fits, tasks):
+                report(Event("began", task))
+                yield outcome(Runner(self.store, self.work, telling(report)), task)
+                if request.asked:
+                    raise Interrupted("Stopped.")
 
 
 def outcome(runner: Runner, task: Task) -> Event:

@@ -1,6 +1,7 @@
 """A command that has played something, remembered: where, how long, how many runs. One small file each."""
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from datetime import datetime
@@ -27,7 +28,9 @@ def write_sitting(
         "devices": sorted({str(run.ran_on["device"]) for run in runs}),
         "versions": sorted({json.dumps(run.ran_on["versions"]) for run in runs}),
     }
-    write_text(out / FOLDER / f"{started.strftime('%Y%m%d-%H%M%S')}.json", json.dumps(content, indent=2) + "\n")
+    # The process's number keeps commands apart that were given in the same second.
+    name = f"{started.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.json"
+    write_text(out / FOLDER / name, json.dumps(content, indent=2) + "\n")
 
 
 def read_sittings(out: Path) -> list[dict[str, Any]]:
