@@ -7,11 +7,13 @@ Pages come from the methods' own docstrings and settings, and from one run of al
 """
 
 import inspect
+import statistics
 import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from draw_ranking import draw_ranking
 from time_methods import times_markdown
 
 from fedrema.cli import main
@@ -103,6 +105,19 @@ def on_digits(name: str, runs: list[Run]) -> str:
     )
 
 
+def scores(runs: list[Run]) -> list[tuple[str, float, float]]:
+    """Return titles with mean honest and final accuracies over seeds, in percent."""
+    found = []
+    for group in group_runs(runs):
+        summaries = [run.summary for run in group.runs]
+        means = (
+            100 * statistics.mean(summary[which] for summary in summaries)
+            for which in ("honest_accuracy", "final_accuracy")
+        )
+        found.append((registry()[group.method].title, *means))
+    return found
+
+
 def make(folder: Path) -> None:
     """Write everything from the runs in a folder."""
     from make_figures import fill
@@ -112,7 +127,7 @@ def make(folder: Path) -> None:
     runs = [Run(path) for path in find_runs([folder])]
     for name, kind in registry().items():
         (PAGES / page_name(name)).write_text(f"{about(kind)}\n{on_digits(name, runs)}")
-    draw_curves(runs, DOCS / "figures" / "methods.png", size=(7.2, 6.4))
+    draw_ranking(scores(runs), DOCS / "figures" / "methods.png", (registry()["fedrema"].title,))
     fill(DOCS / "methods.md", "index", index())
     fill(DOCS / "methods.md", "methods", comparison_markdown(runs))
     fill(DOCS / "methods.md", "times", times_markdown())

@@ -7,10 +7,12 @@ import csv
 import re
 from pathlib import Path
 
+from draw_ranking import draw_ranking
 from make_figures import DOCS, fill
 
 from fedrema.cli import main
 from fedrema.cli.reproduce import NAMES
+from fedrema.grid.table import MISSING
 from fedrema.report.compare import markdown_lines
 
 RESULTS = DOCS.parent / "results" / "paper"
@@ -32,7 +34,9 @@ def section(file: Path, heading: str) -> str:
 def ranking(file: Path) -> str:
     """Return a table file's rows with places, by honest accuracy; rows of other rounds than the rest come last."""
     with file.open(newline="") as opened:
-        found = list(csv.DictReader(opened))
+        found = [row for row in csv.DictReader(opened) if row["honest"] != MISSING]
+    scores = [(row["method"], float(row["honest"]), float(row["final"])) for row in found]
+    draw_ranking(scores, DOCS / "figures" / "results.png", ("FedReMa",))
     ranked = sorted(found, key=lambda row: (" rounds" in row["method"], -float(row["honest"])))
     columns = ("method", "honest", "best (peeks)", "final", "seconds")
     rows = [

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedrema.errors import BadInput
-from fedrema.methods.fedprior import FedPrior
+from fedrema.methods.fedprior import SMOOTHINGS, FedPrior, likeliest_smoothing
 from fedrema.net import Net
 from fedrema.nets import Split
 
@@ -54,8 +54,36 @@ def test_two_rounds_by_hand(backend, smooth):
         assert answers.numpy() == pytest.approx(logits(w, x) + log_prior(y, smooth), abs=1e-12)
 
 
-def test_padding_is_not_counted():
+def likelihood(counts, a):
+    """Return the chance of labels in an order that has these numbers: drawn one by one, as from Pólya's urn."""
+    found, total = 1.0, 0
+    for count in counts:
+        for already in range(count):
+            found *= (already + a) / (total + a * len(counts))
+            total += 1
+    return found
+
+
+@pytest.mark.parametrize("counts", [(6, 1, 0), (3, 2, 1), (0, 9, 1), (4, 4, 1)])
+def test_each_client_smooths_as_its_numbers_advise(counts):
+    best = max(SMOOTHINGS.tolist(), key=lambda a: likelihood(counts, a))
+    assert float(likeliest_smoothing(tensor([float(count) for count in counts]))) == best
     method, net = FedPrior(), linear_net()
+    labels = [label for label, count in enumerate(counts) for _ in range(count)]
+    client = method.start(net, client_of(net.initial), moment=None)
+    found = method.begin(net, client, batch_of([[0.0, 0.0]] * len(labels), labels), moment=None).memory["log_prior"]
+    expected = [(count + best) / (sum(counts) + 3 * best) for count in counts]
+    assert found.exp().tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_numbers_as_equal_as_by_chance_say_nothing_and_a_single_class_says_most():
+    assert float(likeliest_smoothing(tensor([5.0, 5.0, 5.0]))) == float(SMOOTHINGS[-1])
+    assert float(likeliest_smoothing(tensor([15.0, 0.0, 0.0]))) == float(SMOOTHINGS[0])
+    assert float(likeliest_smoothing(tensor([0.0, 0.0, 0.0]))) > 0
+
+
+def test_padding_is_not_counted():
+    method, net = FedPrior(smooth=1.0), linear_net()
     client = client_of(net.initial, memory={"log_prior": tensor([0.0, 0.0, 0.0])})
     data = batch_of([[0.0, 0.0]] * 5, [0, 0, 2, 1, 1], mask=[1.0, 1.0, 1.0, 0.0, 0.0])
     found = method.begin(net, client, data, moment=None).memory["log_prior"]
@@ -89,8 +117,8 @@ def test_its_model_is_a_network_of_its_own():
 
 
 def test_what_it_cannot_work_with():
-    with pytest.raises(BadInput, match="--smooth must be above 0, got 0"):
-        FedPrior(smooth=0)
+    with pytest.raises(BadInput, match="--smooth must be 0 or more, got -1"):
+        FedPrior(smooth=-1)
     net = Net(Split(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3))
     with pytest.raises(BadInput, match="last layer is linear, with a bias"):
         FedPrior().start(net, client_of(net.initial), moment=None)
