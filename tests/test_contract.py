@@ -51,10 +51,10 @@ LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 COUNTS = (14, 6, 19, 9)
 
 
-def simulator(method: Method, federation, local=LOCAL, **settings) -> Simulator:
+def simulator(method: Method, federation, local=LOCAL, net="mlp", **settings) -> Simulator:
     chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
-    net = build_net(Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=3)
-    return Simulator(method, net, federation, local, Simulation(seed=3, **chosen))
+    network = build_net(Network(net=net, hidden=7), federation.sample_shape, federation.classes, seed=3)
+    return Simulator(method, network, federation, local, Simulation(seed=3, **chosen))
 
 
 def play(method, federation, local=LOCAL, **settings):
@@ -118,6 +118,20 @@ def test_loop_and_stacked_agree_with_unequal_clients(method, federation, momentu
         assert one["client_accuracy"] == other["client_accuracy"]
         assert one["trained_client_accuracy"] == other["trained_client_accuracy"]
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [*METHODS[: len(registry())], *(each for each in VARIANTS if each.name in ("apfl", "per-fedavg"))],
+    ids=label,
+)
+def test_with_batch_norm_loop_and_stacked_agree(method):
+    federation = make_federation(counts=(9, 3, 14))  # the second has finished when others go on
+    local = LocalTraining(epochs=1, batch=4, lr=0.05, drop_incomplete=False)
+    worlds = [play(method, federation, local, net="mlp-bn", rounds=2, backend=each)[0] for each in ("loop", "stacked")]
+    looped, stacked = map(snapshot, worlds)
+    assert any(name.endswith("running_var") for name in looped)
+    assert differences(looped, stacked) < 1e-9
 
 
 def test_permuting_clients_permutes_results(method, federation):

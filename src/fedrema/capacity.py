@@ -34,8 +34,10 @@ def step_bytes(net: Net, batch: Tensor) -> int:
         return value
 
     params = {name: value.clone().requires_grad_(name in net.trainable) for name, value in net.initial.items()}
+    net.train(True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-        net(params, batch)
+        net(params, batch, mask=batch.new_ones(len(batch)))
+    net.train(False)
     return sum(seen.values())
 
 

@@ -1,12 +1,14 @@
 """Any `nn.Module`, split into a feature extractor (body) and a classifier (head), as functions of named tensors."""
 
 import copy
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from fedrema.batch_norm import Sight, adopt
 from fedrema.errors import BadInput
 
 Tensors = dict[str, Tensor]
@@ -41,6 +43,8 @@ class Net:
         self.head_name = _head_name(module, head)
         whole = copy.deepcopy(module).eval()
         body = copy.deepcopy(whole)
+        self._sight = Sight()
+        adopt(body, self._sight)
         self._head = body.get_submodule(self.head_name)
         parent, _, leaf = self.head_name.rpartition(".")
         setattr(body.get_submodule(parent), leaf, nn.Identity())
@@ -111,17 +115,32 @@ class Net:
             self.original_names[full] = prefix + name
             self.initial[full] = value
 
-    def features(self, params: Tensors, x: Tensor) -> Tensor:
-        """Return features h [n, d] of inputs x [n, ...]."""
-        return self._call("body", self._body, params, x)
+    def features(self, params: Tensors, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return features h [n, d] of inputs x [n, ...].
 
-    def classify(self, params: Tensors, h: Tensor) -> Tensor:
+        `mask` [n] says which of them are real, for batch norm in training, where they are not a batch's samples.
+        """
+        return self._call("body", self._body, params, x, mask)
+
+    def classify(self, params: Tensors, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return logits [n, C] of features h [n, d]."""
-        return self._call("head", self._head, params, h)
+        return self._call("head", self._head, params, h, mask)
 
-    def __call__(self, params: Tensors, x: Tensor) -> Tensor:
+    def __call__(self, params: Tensors, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return logits [n, C] of inputs x [n, ...]."""
-        return self.classify(params, self.features(params, x))
+        return self.classify(params, self.features(params, x, mask), mask)
+
+    def looking_at(self, mask: Tensor | None, own: Tensors | None = None) -> AbstractContextManager[None]:
+        """Return the context in which a batch is looked at.
+
+        Parameters
+        ----------
+        mask
+            [n] which of its samples are real; None where all are, whatever the network is called with.
+        own
+            What the client trains: among these, batch norm's statistics follow the batch.
+        """
+        return self._sight.on(mask, {id(value): value for value in (own or {}).values()})
 
     def classify_all(self, heads: Tensors, h: Tensor) -> Tensor:
         """Return logits [k, n, C] of k stacked heads on the same features h [n, d]."""
@@ -171,9 +190,10 @@ class Net:
         self.initial = {name: value.to(device, dtype) for name, value in self.initial.items()}
         return self
 
-    def _call(self, part: str, module: nn.Module, params: Tensors, value: Tensor) -> Tensor:
+    def _call(self, part: str, module: nn.Module, params: Tensors, value: Tensor, mask: Tensor | None) -> Tensor:
         given: dict[str, Any] = {name: params[full] for name, full in self._names[part]}
-        result: Tensor = functional_call(module, given, (value,))
+        with self._sight.on(self._sight.mask if mask is None else mask, self._sight.own):
+            result: Tensor = functional_call(module, given, (value,))
         # Layers may compute in sixteen bits; methods see the precision that parameters have.
         return result.to(next(iter(given.values())).dtype) if given else result
 

@@ -275,6 +275,7 @@ class Simulator(Clients):
         answer = Answer(shared={}, state=world.server)
         if uploads.mean or uploads.params or uploads.extras:
             uploads = replace(uploads, before=world.params.common, everyone=uploads.everyone or world.clients)
+            self.net.train(False)  # a server that asks the network wants its answers in use
             answer = self.method.aggregate(self.net, world.server, uploads, moment)
         world.check(answer, roles, memory, type(self.method).__name__)
         return answer

@@ -174,5 +174,5 @@ class Central:
 
 
 def _nobody(shape: tuple[int, ...], classes: int) -> Federation:
-    samples = np.zeros((3, *shape), np.float32)  # two to train on: batch norm refuses to look at one
+    samples = np.zeros((3, *shape), np.float32)  # two to train on: some layers refuse to look at one
     return Federation.from_arrays(samples, [0] * 3, ["nobody"] * 3, [False, False, True], classes=classes)

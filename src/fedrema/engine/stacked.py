@@ -47,7 +47,7 @@ class StackedEngine:
         data = samples.stacked(crowd.clients) if samples else Batch(nothing, nothing, nothing, nothing)
 
         def computed(client: Client, batch: Batch) -> dict[str, Tensors]:
-            with self.computing():
+            with self.computing(), self.net.looking_at(batch.mask if samples else None):
                 return hook(client, batch)
 
         with torch.no_grad():
@@ -68,11 +68,13 @@ class StackedEngine:
         """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
         self.net.train(False)
 
+        def answered(client: Client, batch: Batch) -> Tensor:
+            with self.net.looking_at(batch.mask):
+                return method.predict(self.net, client, batch.x)
+
         def predicted(client: Client, data: Batch) -> Tensor:
             with torch.no_grad(), self.computing():
-                logits: Tensor = _over_clients(
-                    lambda one, batch: method.predict(self.net, one, batch.x), crowd, client, data
-                )
+                logits: Tensor = _over_clients(answered, crowd, client, data)
             return torch.where(data.mask > 0, logits.argmax(-1), -1)
 
         if self.recorder is None:
@@ -94,10 +96,12 @@ class StackedEngine:
         stage = self.recorder.training(job) if self.recorder else Stage.training(job)
 
         def value_of(loss: Loss, client: Client, batch: Batch) -> Tensor:
+            def lost(one: Client, its: Batch) -> Tensor:
+                with self.net.looking_at(its.mask, one.params):
+                    return loss(self.net, one, its)
+
             with self.computing():
-                value: Tensor = _over_clients(
-                    lambda one, its: loss(self.net, one, its), crowd, client, batch, params_axis=0
-                )
+                value: Tensor = _over_clients(lost, crowd, client, batch, params_axis=0)
             return value
 
         for phase, order in job.plan:

@@ -67,7 +67,8 @@ class FedFA(Method):
         by_class, _ = class_means(distances, batch, net.classes)
         if self.calibrate:
             named = torch.arange(net.classes, device=anchors.device)
-            loss = loss + self.calibrate * functional.cross_entropy(net.classify(client.params, anchors), named)
+            logits = net.classify(client.params, anchors, mask=anchors.new_ones(net.classes))
+            loss = loss + self.calibrate * functional.cross_entropy(logits, named)
         return loss + self.align * by_class.sum() / net.classes
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:

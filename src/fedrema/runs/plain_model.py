@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedrema.batch_norm import release
 from fedrema.errors import BadInput
 from fedrema.net import Net, Tensors
 from fedrema.nets import Network, build_net, own_module
@@ -81,7 +82,7 @@ def plain_model(config: Mapping[str, Any], module: nn.Module | None = None) -> P
     for full, original in net.original_names.items():
         layer, _, leaf = original.rpartition(".")
         names[full] = f"{places[layer]}.{leaf}"
-    modules = [copy.deepcopy(layer) for _, layer in layers]
+    modules = [release(copy.deepcopy(layer)) for _, layer in layers]
     # A layer's repr is the call that makes it.
     construction = f"Sequential({', '.join(repr(layer) for layer in modules)})"
     imports = ("from torch.nn import *",)
