@@ -10,6 +10,7 @@ from torch.func import vmap
 
 from fedrema.batch_norm import BatchNorm1d, release
 from fedrema.core import LocalTraining, cross_entropy
+from fedrema.engine.kernels import Operators
 from fedrema.engine.stackable import why_not_stackable
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
@@ -132,7 +133,7 @@ def test_sixteen_bits_come_out_as_they_went_in_and_are_counted_in_thirty_two():
     net = Net(Split(nn.BatchNorm1d(4), nn.Linear(4, 3)), torch.zeros(2, 4))
     layer = dict(net.layers())["body"].train()
     x = torch.randn(5, 4).bfloat16()
-    with net.looking_at(torch.ones(5), {"mean": layer.running_mean}):
+    with net.looking_at(torch.ones(5), {"mean": layer.running_mean}), Operators("bf16"):
         y = layer(x)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(layer.running_mean, 0.1 * x.float().mean(0))

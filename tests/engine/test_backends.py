@@ -120,7 +120,6 @@ def test_on_a_cpu_convolutions_are_looped_and_the_rest_is_stacked(network, shape
 @pytest.mark.parametrize(
     ("build", "layer"),
     [
-        (with_batch_norm, "layer 'body.0' (BatchNorm1d) mixes the samples of a batch"),
         (with_dropout, "layer 'body.2' (Dropout) does not run under vmap"),
         (Recurrent, "layer 'memory' (LSTM) does not run under vmap"),
     ],
@@ -196,10 +195,11 @@ def test_predictions_do_not_drop_anything():
     assert torch.equal(predicted, torch.where(real, expected, -1))
 
 
-def test_running_statistics_are_averaged_like_weights():
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_running_statistics_are_averaged_like_weights(backend):
     federation = make_federation()
     local = LocalTraining(epochs=1, batch=1000, lr=0.1)
-    _, world, _ = play(make_net(with_batch_norm), federation, local, rounds=1)
+    _, world, _ = play(make_net(with_batch_norm), federation, local, rounds=1, backend=backend)
     train = federation.split("train")
     # One step on all samples: statistics move a tenth of the way from (0, 1) to each client's own.
     own = [train.x[row, :count].astype(float) for row, count in enumerate(train.count)]
@@ -212,9 +212,10 @@ def test_running_statistics_are_averaged_like_weights():
     assert "body.0.weight" in world.velocity
 
 
-def test_a_network_with_batch_norm_learns():
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_a_network_with_batch_norm_learns(backend):
     local = LocalTraining(epochs=3, batch=5, lr=0.1)
-    _, _, records = play(make_net(with_batch_norm), make_federation(), local, rounds=6)
+    _, _, records = play(make_net(with_batch_norm), make_federation(), local, rounds=6, backend=backend)
     assert records[-1]["loss"] < 0.7 * records[0]["loss"]
     assert records[-1]["accuracy"] > 0.6
 
@@ -228,7 +229,9 @@ def image_federation(shape, counts=(4, 7, 3)):
     return Federation.from_arrays(x, generator.integers(0, 10, len(client)), client, split=test, classes=10)
 
 
-@pytest.mark.parametrize(("network", "shape"), [("cnn", (1, 28, 28)), ("alexnet", (3, 32, 32))])
+@pytest.mark.parametrize(
+    ("network", "shape"), [("cnn", (1, 28, 28)), ("alexnet", (3, 32, 32)), ("cnn-bn", (1, 28, 28))]
+)
 def test_the_papers_networks_train_alike_looped_and_stacked(network, shape):
     federation = image_federation(shape)
     local = LocalTraining(epochs=1, batch=2, lr=0.05, drop_incomplete=False)

@@ -14,6 +14,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from fedrema.engine.kernels import Operators, descriptors, products, sums, tiles, usable
 from fedrema.engine.kernels.functions import convolve
 from fedrema.engine.kernels.products import Geometry
+from fedrema.net import Net
+from fedrema.nets import Split
 
 TOLERANCE = 3e-6
 
@@ -339,3 +341,38 @@ def test_bf16_is_widened_where_it_would_harm():
 def test_only_float32_on_a_gpu_is_usable():
     assert not usable(torch.device("cpu"), torch.float32, "float32")
     assert not usable(torch.device("cuda"), torch.float64, "float64")
+
+
+def test_batch_norm_between_our_layers_sees_real_samples_only():
+    torch.manual_seed(0)
+    # A bias before batch norm would have no gradient but rounding.
+    convolution = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+    body = nn.Sequential(convolution, nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    net = Net(Split(body, nn.Linear(64, 3)), torch.zeros(2, 3, 4, 4))
+    net.train(True)
+    x, real = torch.randn(3, 4, 3, 4, 4), [4, 2, 0]
+    mask = (torch.arange(4) < torch.tensor(real)[:, None]).float()
+    stacked = {name: value.expand(3, *value.shape).clone() for name, value in net.initial.items()}
+
+    def loss(own, x, mask):
+        with net.looking_at(mask, own):
+            return (net(own, x).logsumexp(-1).pow(2) * mask).sum()
+
+    def found(values, params):
+        leaves = [params[name] for name in sorted(net.trainable)]
+        return [
+            *torch.autograd.grad(values.sum(), leaves),
+            *(params[f"body.1.running_{name}"] for name in ("mean", "var")),
+        ]
+
+    leaves = {name: value.requires_grad_(name in net.trainable) for name, value in stacked.items()}
+    with Operators("float32"):
+        values = vmap(loss)(leaves, x, mask)
+    ours = found(values, leaves)
+    exact = net.to(torch.device("cpu"), torch.float64)
+    for row, count in enumerate(real[:2]):
+        alone = {name: value.clone().requires_grad_(name in net.trainable) for name, value in exact.initial.items()}
+        wanted = found(loss(alone, x[row, :count].double(), torch.ones(count)), alone)
+        for one, other in zip(ours, wanted, strict=True):
+            assert distance(one[row], other) < 1e-5
+    assert torch.equal(ours[-1][2], torch.ones(16))  # who has finished stays

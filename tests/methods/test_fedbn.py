@@ -35,8 +35,9 @@ def test_batch_norm_is_found_by_its_kind():
     }
 
 
-def test_a_round_by_hand():
-    played = simulator(FedBN())
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_a_round_by_hand(backend):
+    played = simulator(FedBN(), backend=backend)
     world = played.start()
     before = {name: value.numpy().copy() for name, value in played.net.initial.items()}
     played.play_round(world)
@@ -65,16 +66,17 @@ def test_a_round_by_hand():
     assert set(world.params.own) == NORM
 
 
-def test_with_batch_norm_a_run_can_be_taken_up_and_cut_into_groups(tmp_path):
-    whole = simulator(FedBN())
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_with_batch_norm_a_run_can_be_taken_up(backend, tmp_path):
+    whole = simulator(FedBN(), backend=backend)
     world = whole.start()
     list(whole.play(world))
-    first = simulator(FedBN())
+    first = simulator(FedBN(), backend=backend)
     taken = first.start()
     first.play_round(taken)
     save_world(taken, tmp_path / "world.safetensors", "test")
     taken = load_world(tmp_path / "world.safetensors", "test")
-    list(simulator(FedBN()).play(taken))
+    list(simulator(FedBN(), backend=backend).play(taken))
     for row in range(4):
         for name, value in world.params.row(row).items():
             assert torch.equal(value, taken.params.row(row)[name]), name

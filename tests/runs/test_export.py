@@ -42,6 +42,11 @@ class Tied(nn.Module):
 
 def without_arguments():
     return Tied((6,), 4)
+
+def cumulative(shape, classes):
+    module = Tied(shape, classes)
+    module.norm.momentum = None
+    return module
 '''
 
 # What somebody does who has the files and PyTorch, but not fedrema: the README's lines, word for word.
@@ -113,8 +118,10 @@ def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, 
         "double": ((6,), ("--precision", "float64")),
         "own": ((6,), ("--net", f"{own_network}:Tied")),
         "bare": ((6,), ("--net", f"{own_network}:without_arguments")),
+        "norm": ((6,), ("--net", "mlp-bn", "--backend", "stacked")),
+        "cumulative": ((6,), ("--net", f"{own_network}:cumulative", "--backend", "stacked")),
     }
-    expected = {}
+    expected, modules = {}, {}
     for name, (shape, arguments) in cases.items():
         run = make_run(tmp_path / name, *arguments, shape=shape)
         (run.path / "federation.npz").unlink()  # whoever exports may no longer have the data
@@ -122,7 +129,9 @@ def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, 
         double = name == "double"
         x = torch.randn(5, *shape, dtype=torch.float64 if double else torch.float32)
         np.save(run.path / "x.npy", x.numpy())
-        net = plain_model(run.config).net.to(torch.device("cpu"), x.dtype)
+        plain = plain_model(run.config)
+        modules[name] = plain.module
+        net = plain.net.to(torch.device("cpu"), x.dtype)
         expected[name] = net(run.personal_model(0), x).detach().numpy()
     command = [sys.executable, "-c", STRANGER, *(str(tmp_path / name / "models") for name in cases)]
     where = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -133,6 +142,11 @@ def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, 
         assert got.dtype == logits.dtype
         np.testing.assert_allclose(got, logits, atol=1e-6, rtol=1e-6)
         assert (np.load(tmp_path / name / "classes.npy") == logits.argmax(axis=1)).all()
+    # The layers that everybody has, and what federated training counted in them.
+    assert type(modules["norm"][2]) is nn.BatchNorm1d
+    (file, *_) = (tmp_path / "cumulative" / "models").glob("*.safetensors")
+    batches = load_file(file)["norm.num_batches_tracked"]
+    assert (batches.dtype, int(batches)) == (torch.int64, 2)
 
 
 def test_every_client_has_its_own_file_and_the_index_tells_whose(run):
