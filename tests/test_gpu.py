@@ -11,8 +11,11 @@ from torch import nn
 from fedrema.core import LocalTraining, cross_entropy
 from fedrema.data import Federation
 from fedrema.engine import Room, kernels
+from fedrema.methods.ditto import Ditto
 from fedrema.methods.fedavg import FedAvg
+from fedrema.methods.fedbn import FedBN
 from fedrema.methods.fedrema import FedReMa
+from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.net import Net
 from fedrema.nets import Network, Split, build_net
 from fedrema.simulate import Simulation, Simulator
@@ -54,6 +57,33 @@ def test_every_method_trains_as_on_a_cpu(method):
         assert apart(world, expected) < 2e-3
         for record, other in zip(records, expected_records, strict=True):
             assert record["loss"] == pytest.approx(other["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("method", [FedBN(), Ditto(), PerFedAvg()], ids=label)
+def test_batch_norm_is_recorded_and_trains_as_on_a_cpu(method):
+    def network():
+        return build_net(Network(net="mlp-bn", hidden=7), federation.sample_shape, federation.classes, seed=3)
+
+    federation = make_federation()  # of unequal clients: some finish early
+    simulator, world, _ = play(method, federation, network=network, rounds=4)
+    assert simulator.engine.name == "stacked"
+    assert simulator.engine.recorder.graphs, "nothing was recorded"
+    _, expected, _ = play(method, federation, network=network, rounds=4, device="cpu")
+    assert apart(world, expected) < 2e-3
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_batch_norm_between_convolutions_learns_what_the_loop_learns(precision):
+    federation, local = images(), LocalTraining(epochs=3, batch=10, lr=0.02)
+
+    def network():
+        return build_net(Network(net="cnn-bn"), federation.sample_shape, federation.classes, seed=3)
+
+    _, _, looped = play(FedBN(), federation, local, network, rounds=6, backend="loop", device="cpu")
+    _, world, records = play(FedBN(), federation, local, network, rounds=6, precision=precision)
+    assert records[0]["loss"] == pytest.approx(looped[0]["loss"], rel=0.02)
+    assert records[-1]["accuracy"] == pytest.approx(looped[-1]["accuracy"], abs=0.1)
+    assert all(value.dtype == torch.float32 for value in world.params.row(0).values())
 
 
 @pytest.mark.parametrize("schedule", ["exponential", "cosine"])
