@@ -66,9 +66,9 @@ class RealSamples(_BatchNorm):
         return self._normalised(input, mean, variance)
 
     def _by_batch(self, x: Tensor) -> Tensor:
-        own = self.training and id(self.running_mean) in self.sight.own
+        own = id(self.running_mean) in self.sight.own
         if self.sight.mask is None and self.momentum is not None and x.numel() > x.shape[1]:
-            # Nothing is padded: on a CPU torch's own is several times faster.
+            # Nothing is padded: on a CPU torch's own takes a third of the time.
             running = (self.running_mean, self.running_var) if own else (None, None)
             return functional.batch_norm(x, *running, self.weight, self.bias, True, self.momentum, self.eps)
         wide = _wide(x)
@@ -80,9 +80,10 @@ class RealSamples(_BatchNorm):
 
     def _normalised(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         scale = torch.rsqrt(variance + self.eps)
-        scale = scale if self.weight is None else scale * self.weight
-        y = (_wide(x) - _along(mean, x)) * _along(scale, x)
-        return (y if self.bias is None else y + _along(self.bias, x)).to(x.dtype)
+        scale = _along(scale if self.weight is None else scale * self.weight, x)
+        apart = _wide(x) - _along(mean, x)
+        y = apart * scale if self.bias is None else torch.addcmul(_along(self.bias, x), apart, scale)
+        return y.to(x.dtype)
 
     @torch.no_grad()
     def _count(self, mean: Tensor, variance: Tensor, values: Tensor) -> None:
