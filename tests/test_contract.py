@@ -16,6 +16,7 @@ from fedrema.methods.fedamp import FedAMP
 from fedrema.methods.fedbabu import FedBABU
 from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.fedpac import FedPAC
+from fedrema.methods.fedprior import FedPrior
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.fedrema_prior import FedReMaPrior
@@ -44,7 +45,8 @@ VARIANTS = [
     FedRep(head_epochs=1, finetune_epochs=1),
     FedSelect(select_every=1),
     FedVF(first_stage=0.0, head_every=2),
-    FedReMaPrior(align=1.0, alternate=True, smooth=0.1),
+    FedReMaPrior(align=1.0, alternate=True, smooth=0.1, held_out=0.3),
+    FedPrior(held_out=0.0),
 ]
 METHODS = [*(quick(name) for name in registry()), *VARIANTS]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedrema.errors import BadInput
-from fedrema.methods.fedprior import SMOOTHINGS, FedPrior, likeliest_smoothing
+from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, FedPrior, likeliest_smoothing
 from fedrema.net import Net
 from fedrema.nets import Split
 
@@ -33,17 +33,19 @@ def log_prior(y, smooth):
     return np.log(counts / counts.sum())
 
 
-def trained(w, x, y, smooth, steps):
+def trained(w, x, y, smooth, steps, counted=None):
+    """Descend on some of the samples; all are counted in the frequencies."""
+    some = np.ones(len(y), bool) if counted is None else counted
     for _ in range(steps):
         wrong = softmax(logits(w, x) + log_prior(y, smooth)) - np.eye(3)[y]
-        w = plus(w, back(w, x, wrong / len(y)), -LR)
+        w = plus(w, back(w, x, wrong * some[:, None] / some.sum()), -LR)
     return w
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("smooth", [1.0, 0.25])
 def test_two_rounds_by_hand(backend, smooth):
-    simulator, world, w, data = begun(FedPrior(smooth=smooth), backend, local(epochs=2))
+    simulator, world, w, data = begun(FedPrior(smooth=smooth, held_out=0), backend, local(epochs=2))
     for _ in range(2):
         simulator.play_round(world)
         w = mean([trained(w, x, y, smooth, 2) for x, y in data], data)
@@ -52,6 +54,39 @@ def test_two_rounds_by_hand(backend, smooth):
         client = simulator.crowd(world, torch.arange(2)).one(row)
         answers = simulator.method.predict(simulator.net, client, torch.from_numpy(x))
         assert answers.numpy() == pytest.approx(logits(w, x) + log_prior(y, smooth), abs=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_samples_that_are_not_trained_on_choose_the_temperature(backend):
+    # Every fourth training sample is held out.
+    simulator, world, w, data = begun(FedPrior(smooth=1.0, held_out=0.25), backend, local(epochs=2))
+    held = [np.arange(len(y)) % 4 == 3 for _, y in data]
+    assert [int(each.sum()) for each in held] == [2, 1]
+    remembered = 0.0
+    for _ in range(3):
+        played = simulator.play_round(world)
+        lost = np.zeros(len(TEMPERATURES))
+        for (x, y), own in zip(data, held, strict=True):
+            for place, temperature in enumerate(TEMPERATURES.tolist()):
+                chances = softmax(logits(w, x[own]) / temperature + log_prior(y, 1.0))
+                lost[place] -= np.log(chances[np.arange(own.sum()), y[own]]).sum()
+        remembered = 0.8 * remembered + lost
+        w = mean([trained(w, x, y, 1.0, 2, ~own) for (x, y), own in zip(data, held, strict=True)], data)
+        chosen = TEMPERATURES.tolist()[int(remembered.argmin())]
+        assert played.record["trace"]["temperature"] == chosen
+    assert_same(world.params.common, w)
+    assert chosen != 1
+    for row, (x, y) in enumerate(data):
+        client = simulator.crowd(world, torch.arange(2)).one(row)
+        answers = simulator.method.predict(simulator.net, client, torch.from_numpy(x))
+        assert answers.numpy() == pytest.approx(logits(w, x) / chosen + log_prior(y, 1.0), abs=1e-12)
+
+
+def test_where_nobody_has_samples_to_spare_nothing_is_held_out():
+    simulator, world, w, data = begun(FedPrior(smooth=1.0, held_out=0.05), "stacked", local(epochs=1))
+    assert max(len(y) for _, y in data) < 20
+    assert simulator.play_round(world).record["trace"]["temperature"] == 1
+    assert_same(world.params.common, mean([trained(w, x, y, 1.0, 1) for x, y in data], data))
 
 
 def likelihood(counts, a):
@@ -83,7 +118,7 @@ def test_numbers_as_equal_as_by_chance_say_nothing_and_a_single_class_says_most(
 
 
 def test_padding_is_not_counted():
-    method, net = FedPrior(smooth=1.0), linear_net()
+    method, net = FedPrior(smooth=1.0, held_out=0), linear_net()
     client = client_of(net.initial, memory={"log_prior": tensor([0.0, 0.0, 0.0])})
     data = batch_of([[0.0, 0.0]] * 5, [0, 0, 2, 1, 1], mask=[1.0, 1.0, 1.0, 0.0, 0.0])
     found = method.begin(net, client, data, moment=None).memory["log_prior"]
@@ -114,11 +149,15 @@ def test_its_model_is_a_network_of_its_own():
     x = tensor([[1.0, -1.0]])
     answer = net(FedPrior().model(net, client), x)
     assert torch.allclose(answer, net(net.initial, x) + tensor([-1.0, -2.0, -3.0]))
+    warmed = net(FedPrior().model(net, client.having(inbox={"temperature": tensor(4.0)})), x)
+    assert torch.allclose(warmed, net(net.initial, x) / 4 + tensor([-1.0, -2.0, -3.0]))
 
 
 def test_what_it_cannot_work_with():
     with pytest.raises(BadInput, match="--smooth must be 0 or more, got -1"):
         FedPrior(smooth=-1)
+    with pytest.raises(BadInput, match=r"--held-out must lie in \[0, 0.5\], got 0.6"):
+        FedPrior(held_out=0.6)
     net = Net(Split(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3))
     with pytest.raises(BadInput, match="last layer is linear, with a bias"):
         FedPrior().start(net, client_of(net.initial), moment=None)

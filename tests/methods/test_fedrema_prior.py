@@ -15,7 +15,7 @@ from .test_fedprior import log_prior, trained
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_round_by_hand(backend):
     # Of two clients, Algorithm 1 always takes both (the one below the only gap belongs to the set): heads are averaged.
-    simulator, world, w, data = begun(FedReMaPrior(smooth=1.0), backend, local(epochs=3))
+    simulator, world, w, data = begun(FedReMaPrior(smooth=1.0, held_out=0), backend, local(epochs=3))
     simulator.play_round(world)
     w = mean([trained(w, x, y, 1.0, 3) for x, y in data], data)
     for row, (x, y) in enumerate(data):
@@ -27,7 +27,7 @@ def test_a_round_by_hand(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_in_turn_the_head_too_is_trained_under_the_frequencies(backend):
-    simulator, world, w, data = begun(FedReMaPrior(alternate=True, smooth=1.0), backend, local(epochs=1))
+    simulator, world, w, data = begun(FedReMaPrior(alternate=True, smooth=1.0, held_out=0), backend, local(epochs=1))
     simulator.play_round(world)
     models = []
     for x, y in data:

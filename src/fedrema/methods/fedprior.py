@@ -1,31 +1,39 @@
 """FedPrior: one model says what the samples show, everyone's own class frequencies what is usual there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Batch, Client, Method, Moment
-from fedrema.errors import at_least
+from fedrema.core import Answer, Batch, Client, Method, Moment, State, Uploads
+from fedrema.errors import BadInput, at_least
 from fedrema.last_layer import last_layer
 from fedrema.net import Net, Tensors
 
 SMOOTHINGS = 2.0 ** torch.arange(-4, 11, 0.5, dtype=torch.float64)
 """The values of a that are tried, from a sixteenth to over a thousand; the differences are too small for float32."""
+TEMPERATURES = 2.0 ** torch.arange(-2, 6.25, 0.25)
+"""The values of T that are tried, from a quarter to 64."""
+REMEMBERED = 0.8
+"""How much of the losses by which T is chosen is kept from one round to the next: they waver."""
 
 
 @dataclass(frozen=True)
 class FedPrior(Method):
-    """FedAvg of a model in which every client has its own, known class frequencies: p_k(y | x) ∝ π_ky e^{z_y(x)}.
+    """FedAvg of a model in which every client has its own, known class frequencies: p_k(y | x) ∝ π_ky e^{z_y(x)/T}.
 
-    log π_k is added to the bias of client k's last layer, in training as in use, where π_kc = (n_kc + a) / (n_k + a C)
-    and n_kc are its numbers of samples by class. So z need not learn how frequent classes are at whom, and what is
+    log π_k is added to the logits z, in training (with T = 1) as in use, where π_kc = (n_kc + a) / (n_k + a C) and n_kc
+    are client k's numbers of samples by class. So z need not learn how frequent classes are at whom, and what is
     averaged has one meaning everywhere: how much a sample speaks for a class (balanced softmax, or logit adjustment,
-    with each client's own frequencies). A client whose numbers are no more unequal than by chance has a large a, and
-    so equal frequencies: where all clients are such, this is FedAvg. z is averaged and travels; π_k never leaves its
-    client.
+    with each client's own frequencies). A client whose numbers are no more unequal than by chance has a large a, and so
+    equal frequencies: where all clients are such, this is FedAvg.
+
+    The longer z is trained, the surer it is of samples it has not seen, until frequencies no longer matter beside it.
+    T takes that back. It is one number for all: the clients keep some samples from training and send what these lose
+    under each T; the server sums that up and hands out the T that loses least. z, these losses and T travel; π_k never
+    leaves its client. A client's model is the network with W/T and b/T + log π_k as its last layer.
 
     It knows of no difference between clients but their class frequencies.
     """
@@ -33,16 +41,21 @@ class FedPrior(Method):
     name: ClassVar[str] = "fedprior"
     title: ClassVar[str] = "FedPrior"
     paper: ClassVar[str] = (
-        "ours (docs/beyond.md), after Menon et al., Long-tail Learning via Logit Adjustment, ICLR 2021"
+        "ours (docs/beyond.md), after Menon et al., Long-tail Learning via Logit Adjustment, ICLR 2021, and Guo et al.,"
+        " On Calibration of Modern Neural Networks, ICML 2017"
     )
 
     smooth: float = 0.0
     """a: added to the number of samples of every class, so that what a client has not met is rare, not impossible;
     0: each client's own, under which its numbers are likeliest."""
+    held_out: float = 0.1
+    """Share of a client's samples that is kept from training and chooses T; 0: none, and T = 1."""
 
     def __post_init__(self) -> None:
         """Refuse settings without meaning."""
         at_least(0, self, "smooth")
+        if not 0 <= self.held_out <= 0.5:
+            raise BadInput(f"--held-out must lie in [0, 0.5], got {self.held_out}.")
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
         """Begin with no preference, for those who are scored before they first train."""
@@ -50,20 +63,70 @@ class FedPrior(Method):
         return client.having(memory={**client.memory, "log_prior": client.params[bias] * 0})
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
-        """Compute log π_k."""
+        """Compute log π_k, and what the samples that are not trained on lose under each T."""
         member = functional.one_hot(data.y, net.classes).to(client.memory["log_prior"])
         counts = (member * data.mask[:, None]).sum(dim=0)
         counts = counts + (self.smooth or likeliest_smoothing(counts))
-        return client.having(memory={**client.memory, "log_prior": (counts / counts.sum()).log()})
+        log_prior = (counts / counts.sum()).log()
+        client = client.having(memory={**client.memory, "log_prior": log_prior})
+        if not self.held_out:
+            return client
+        tried = TEMPERATURES.to(log_prior)[:, None, None]
+        chances = functional.log_softmax(net(client.params, data.x) / tried + log_prior, dim=2)
+        losses = -torch.einsum("tnc,nc,n->t", chances, member, self._held(data))
+        return client.having(inbox={**client.inbox, "held_losses": losses})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """−log[π_ky e^{z_y} / Σ_c π_kc e^{z_c}]."""
-        return super().loss(net, client.having(params=self.model(net, client)), batch)
+        return super().loss(net, self._knowing(net, client), self._trained(batch))
+
+    def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
+        """Send the losses under each T."""
+        client, sent = super().end(net, client, data, moment)
+        return client, {**sent, "held_losses": client.inbox["held_losses"]} if self.held_out else sent
 
     def model(self, net: Net, client: Client) -> Tensors:
-        """Answer with z + log π_k."""
+        """Answer with z/T + log π_k."""
+        weight, bias = last_layer(net)
+        params = dict(client.params)
+        if "temperature" in client.inbox:
+            params |= {name: params[name] / client.inbox["temperature"] for name in (weight, bias)}
+        return {**params, bias: params[bias] + client.memory["log_prior"]}
+
+    def server(self, net: Net, clients: int) -> State:
+        """Remember what each T has lost."""
+        losses = {"held_losses": torch.zeros(len(TEMPERATURES))} if self.held_out else {}
+        return {**super().server(net, clients), **losses}
+
+    def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
+        """Choose T, beside the average."""
+        answer = super().aggregate(net, state, uploads, moment)
+        if not self.held_out:
+            return answer
+        fresh = uploads.extras["held_losses"].sum(dim=0)
+        losses = REMEMBERED * torch.as_tensor(state["held_losses"]).to(fresh) + fresh
+        # Where nobody has samples to spare, all lose nothing, and T is 1.
+        temperature = torch.where(losses.max() > 0, TEMPERATURES.to(losses)[losses.argmin()], 1.0)
+        return replace(
+            answer,
+            shared={**answer.shared, "temperature": temperature},
+            state={**answer.state, "held_losses": losses},
+            trace={**answer.trace, "temperature": temperature},
+        )
+
+    def _knowing(self, net: Net, client: Client) -> Client:
+        """Return the client with log π_k in its last layer's bias."""
         _, bias = last_layer(net)
-        return {**client.params, bias: client.params[bias] + client.memory["log_prior"]}
+        known = client.params[bias] + client.memory["log_prior"]
+        return client.having(params={**client.params, bias: known})
+
+    def _held(self, data: Batch) -> Tensor:
+        """Return 1 for samples that are kept from training: every tenth, say, so that of nine there is none."""
+        every = round(1 / self.held_out)
+        return data.mask * (data.index % every == every - 1)
+
+    def _trained(self, batch: Batch) -> Batch:
+        return replace(batch, mask=batch.mask - self._held(batch)) if self.held_out else batch
 
 
 def likeliest_smoothing(counts: Tensor) -> Tensor:

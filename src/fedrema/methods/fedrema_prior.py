@@ -34,4 +34,4 @@ class FedReMaPrior(FedPrior, FedReMa):
 
     def head_loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Train the head alone under the known frequencies too."""
-        return super().head_loss(net, client.having(params=self.model(net, client)), batch)
+        return super().head_loss(net, self._knowing(net, client), self._trained(batch))
