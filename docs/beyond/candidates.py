@@ -291,6 +291,7 @@ class HeldOut(FedReMa):
 class PriorSignificant(FedPrior, Significant):
     """FedReMa+P in which nobody is cut off by chance."""
 
+    held_out: float = 0.0
     name: ClassVar[str] = "prior-significant"
     title: ClassVar[str] = "prior and significant peers"
 
@@ -299,5 +300,25 @@ class PriorSignificant(FedPrior, Significant):
 class PriorMixed(FedPrior, MixedAfter):
     """FedReMa+P in which the global head is mixed in after the critical period."""
 
+    held_out: float = 0.0
     name: ClassVar[str] = "prior-mixed"
     title: ClassVar[str] = "prior and peers, global head mixed in afterwards"
+
+
+@dataclass(frozen=True)
+class Doubtful(FedPrior):
+    """FedPrior without a temperature, whose labels are doubted instead: (1 − ε) of each is its class, ε is π_k."""
+
+    name: ClassVar[str] = "doubtful"
+    title: ClassVar[str] = "doubted labels"
+    paper: ClassVar[str] = OURS
+    held_out: float = 0.0
+    doubt: float = 0.3
+    """ε."""
+
+    def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
+        """Cross-entropy with (1 − ε) e_y + ε π."""
+        chances = functional.log_softmax(net(self.model(net, client), batch.x), dim=1)
+        usual = client.memory["log_prior"].exp()
+        truth = (1 - self.doubt) * functional.one_hot(batch.y, net.classes).to(usual) + self.doubt * usual
+        return -((chances * truth).sum(dim=1) * batch.mask).sum() / batch.mask.sum().clamp(min=1)
