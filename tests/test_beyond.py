@@ -1,0 +1,50 @@
+"""What docs/beyond.md tells of can be run again: its grid files are valid, its candidates train in both backends."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from fedrema.core import Method
+from fedrema.grid.reading import read_experiment
+from fedrema.grid.store import Store, key_of
+
+from .conftest import make_federation
+from .test_contract import COUNTS, differences, models, play
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted((ROOT / "docs" / "beyond").glob("*.toml"))
+
+
+def candidates():
+    from docs.beyond import candidates as module
+
+    kinds = (value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Method))
+    return [kind for kind in kinds if kind.__module__ == module.__name__]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_grid_files_can_be_read(file, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert read_experiment(file).cells
+
+
+@pytest.mark.parametrize("kind", candidates(), ids=lambda kind: kind.__name__)
+def test_candidates_train_alike_in_both_backends(kind):
+    federation = make_federation(counts=COUNTS)
+    looped, stacked = (play(kind(), federation, backend=backend)[0] for backend in ("loop", "stacked"))
+    for first, second in zip(models(looped, 4), models(stacked, 4), strict=True):
+        assert differences(first, second) < 1e-9
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_finished_runs_belong_to_their_file(file, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    folder = ROOT / "results" / "beyond" / file.stem / "cells"
+    if not folder.is_dir():
+        pytest.skip("nothing of it has been run")
+    experiment = read_experiment(file)
+    wanted = {key_of(cell.settings(seed)) for cell in experiment.cells for seed in range(experiment.seeds)}
+    store = Store(folder)
+    store.check()
+    assert set(store.keys()) <= wanted
