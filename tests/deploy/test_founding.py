@@ -178,6 +178,8 @@ def test_a_folder_that_is_taken_stays_as_it_is(made, capsys):
         ('name = "n"\nserver = "a:1"\ndata = "d.npz"\nport = 3\n', "port is unknown; valid are name, server, data"),
         ('name = "n"\nserver = 3\ndata = "d.npz"\n', "server must be a text, got 3"),
         ('name = "n"\nserver = "a:1"\ndata = "d.npz"\nprivacy-clip = "much"\n', "privacy-clip must be a number"),
+        ('name = "n"\nserver = "a:1"\ndata = "d.npz"\nprivacy-noise = 1\n', "privacy-noise needs privacy-clip"),
+        ('name = "n"\ndata = "d.npz"\n', "server is missing; name, server, data must be there"),
         ("name = ", "is not valid TOML"),
     ],
 )

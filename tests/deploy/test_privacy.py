@@ -13,7 +13,8 @@ pytest.importorskip("opacus")
 from flwr.app import ConfigRecord
 
 from fedrema.deploy.letters import Reply, Score
-from fedrema.deploy.privacy import Guard, Protection
+from fedrema.deploy.privacy import Guard
+from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput
 from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated

@@ -18,7 +18,8 @@ from fedrema.deploy.carried import FACTS, read_letter, reply_record
 from fedrema.deploy.letters import Reply
 from fedrema.deploy.node import Node
 from fedrema.deploy.plan import read_run_config
-from fedrema.deploy.privacy import Guard, Protection
+from fedrema.deploy.privacy import Guard
+from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput, FedremaError
 from fedrema.settings import Settings
 

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedrema.deploy.protection import PRIVACY, Protection
 from fedrema.errors import BadInput
 from fedrema.settings import read_toml
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a node may be called: it becomes the name of a folder and of a service."""
-
-PRIVACY = ("privacy-clip", "privacy-noise", "privacy-delta", "privacy-budget")
 
 
 def check_name(name: str) -> str:
@@ -34,7 +33,8 @@ class ServerPlace:
     def open(cls, path: Path) -> "ServerPlace":
         """Read the folder that `fedrema deploy init` made; its parent is understood, too."""
         found = path / "server" if (path / "server" / "server.toml").is_file() else path
-        return cls(found.resolve(), **_read(found / "server.toml", {"port": int, "control-port": int, "listen": str}))
+        told = _read(found / "server.toml", {"port": int, "control-port": int, "listen": str})
+        return cls(found.resolve(), **{name.replace("-", "_"): value for name, value in told.items()})
 
     @property
     def control(self) -> str:
@@ -70,20 +70,21 @@ class NodePlace:
     name: str
     server: str
     data: str
-    privacy_clip: float = 0.0
-    """Length to which a round's change is cut before it leaves; 0: none of this."""
-    privacy_noise: float = 0.0
-    """Gaussian noise on what leaves, as a multiple of the length."""
-    privacy_delta: float = 1e-5
-    """The δ at which the privacy budget is told."""
-    privacy_budget: float = 0.0
-    """Largest ε that may be spent; the node then takes no further part. 0: no limit."""
+    protection: Protection
 
     @classmethod
     def open(cls, path: Path) -> "NodePlace":
         """Read a node's folder."""
-        kinds = {"name": str, "server": str, "data": str, **dict.fromkeys(PRIVACY, float)}
-        return cls(path.resolve(), **_read(path / "node.toml", kinds))
+        file = path / "node.toml"
+        needed: dict[str, type] = {"name": str, "server": str, "data": str}
+        found = _read(file, needed | dict.fromkeys(PRIVACY, float))
+        if missing := [name for name in needed if name not in found]:
+            raise BadInput(f"{file}: {missing[0]} is missing; {', '.join(needed)} must be there.")
+        try:
+            protection = Protection.of(found)
+        except BadInput as error:
+            raise BadInput(f"{file}: {error}") from None
+        return cls(path.resolve(), found["name"], found["server"], found["data"], protection)
 
     @property
     def kept(self) -> Path:
@@ -98,7 +99,7 @@ class NodePlace:
             if not Path(data).exists():
                 raise BadInput(f"{self.path / 'node.toml'}: data = {self.data!r} is not there.")
         told: dict[str, str | float] = {"name": self.name, "data": data, "folder": str(self.kept)}
-        return told | {name: float(getattr(self, name.replace("-", "_"))) for name in PRIVACY}
+        return told | self.protection.config()
 
 
 def _read(file: Path, kinds: dict[str, type]) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def _read(file: Path, kinds: dict[str, type]) -> dict[str, Any]:
             raise BadInput(f"{file}: {name} is unknown; valid are {', '.join(kinds)}.")
         if not isinstance(value, (int, float) if kinds[name] is float else kinds[name]) or isinstance(value, bool):
             raise BadInput(f"{file}: {name} must be {_called(kinds[name])}, got {value!r}.")
-    return {name.replace("-", "_"): value for name, value in found.items()}
+    return found
 
 
 def _called(kind: type) -> str:

@@ -7,8 +7,7 @@ is a Gaussian mechanism with noise multiplier z/2, and the accountant composes a
 
 import json
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +16,10 @@ from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, comp
 
 from fedrema.data.atomic import write_text
 from fedrema.deploy.letters import Reply
-from fedrema.deploy.places import PRIVACY
-from fedrema.errors import BadInput, above_zero, at_least
+from fedrema.deploy.protection import Protection
+from fedrema.errors import BadInput
 from fedrema.net import Tensors
 from fedrema.runs.directory import read_object
-
-
-@dataclass(frozen=True)
-class Protection:
-    """What a node's owner has asked for, in node.toml."""
-
-    privacy_clip: float = 0.0
-    privacy_noise: float = 0.0
-    privacy_delta: float = 1e-5
-    privacy_budget: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Refuse what protects nothing."""
-        at_least(0, self, "privacy_clip", "privacy_noise", "privacy_budget")
-        above_zero(self, "privacy_delta")
-        if self.privacy_delta >= 1:
-            raise BadInput(f"privacy-delta must be below 1, got {self.privacy_delta}.")
-        if self.privacy_noise and not self.privacy_clip:
-            raise BadInput("privacy-noise needs privacy-clip: without a length to cut to, noise promises nothing.")
-        if self.privacy_budget and not self.privacy_noise:
-            raise BadInput("privacy-budget needs privacy-noise: without noise there is no budget.")
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> "Protection":
-        """Take it out of a node's configuration."""
-        return cls(**{name.replace("-", "_"): float(config[name]) for name in PRIVACY if name in config})
 
 
 class Guard:
