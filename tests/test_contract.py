@@ -19,7 +19,6 @@ from fedrema.methods.fedpac import FedPAC
 from fedrema.methods.fedprior import FedPrior
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.fedrema import FedReMa
-from fedrema.methods.fedrema_prior import FedReMaPrior
 from fedrema.methods.fedrep import FedRep
 from fedrema.methods.fedselect import FedSelect
 from fedrema.methods.fedvf import FedVF
@@ -45,7 +44,7 @@ VARIANTS = [
     FedRep(head_epochs=1, finetune_epochs=1),
     FedSelect(select_every=1),
     FedVF(first_stage=0.0, head_every=2),
-    FedReMaPrior(align=1.0, alternate=True, smooth=0.1, held_out=0.3),
+    FedPrior(smooth=0.1, held_out=0.3),
     FedPrior(held_out=0.0),
 ]
 METHODS = [*(quick(name) for name in registry()), *VARIANTS]

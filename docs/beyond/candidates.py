@@ -288,6 +288,15 @@ class HeldOut(FedReMa):
 
 
 @dataclass(frozen=True)
+class PriorMatched(FedPrior, FedReMa):
+    """FedReMa+P: FedReMa whose classifiers need not learn the frequencies."""
+
+    name: ClassVar[str] = "prior-matched"
+    title: ClassVar[str] = "FedReMa+P"
+    paper: ClassVar[str] = OURS
+
+
+@dataclass(frozen=True)
 class PriorSignificant(FedPrior, Significant):
     """FedReMa+P in which nobody is cut off by chance."""
 

@@ -103,15 +103,11 @@ class FedReMa(Method):
         training = Phase(local.epochs, local.rate(moment), local.momentum)
         if not self.alternate:
             return (training,)
-        return replace(training, trains=Net.in_head, loss=self.head_loss), replace(training, trains=Net.in_body)
+        return replace(training, trains=Net.in_head, loss=super().loss), replace(training, trains=Net.in_body)
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Cross-entropy; with alignment (+F), + λ · mean (1/d)‖h − c̄_y‖²."""
         return aligned_loss(net, client, batch, self.align)
-
-    def head_loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy alone, where the head is trained by itself."""
-        return super().loss(net, client, batch)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """With alignment, send the means of the trained features by class."""
