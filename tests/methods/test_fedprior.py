@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedrema.errors import BadInput
-from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, FedPrior, likeliest_smoothing
+from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, likeliest_smoothing
 from fedrema.net import Net
 from fedrema.nets import Split
 
@@ -34,10 +34,10 @@ def log_prior(y, smooth):
 
 
 def trained(w, x, y, smooth, steps, counted=None):
-    """Descend on some of the samples; all are counted in the frequencies."""
+    """Descend on some of the samples, which are those that are counted in the frequencies."""
     some = np.ones(len(y), bool) if counted is None else counted
     for _ in range(steps):
-        wrong = softmax(logits(w, x) + log_prior(y, smooth)) - np.eye(3)[y]
+        wrong = softmax(logits(w, x) + log_prior(y[some], smooth)) - np.eye(3)[y]
         w = plus(w, back(w, x, wrong * some[:, None] / some.sum()), -LR)
     return w
 
@@ -57,35 +57,38 @@ def test_two_rounds_by_hand(backend, smooth):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_samples_that_are_not_trained_on_choose_the_temperature(backend):
-    # Every fourth training sample is held out.
+def test_samples_that_are_not_trained_on_choose_temperature_and_trust(backend):
     simulator, world, w, data = begun(FedPrior(smooth=1.0, held_out=0.25), backend, local(epochs=2))
     held = [np.arange(len(y)) % 4 == 3 for _, y in data]
     assert [int(each.sum()) for each in held] == [2, 1]
+    usual = [log_prior(y[~own], 1.0) for (_, y), own in zip(data, held, strict=True)]
     remembered = 0.0
     for _ in range(3):
         played = simulator.play_round(world)
-        lost = np.zeros(len(TEMPERATURES))
-        for (x, y), own in zip(data, held, strict=True):
-            for place, temperature in enumerate(TEMPERATURES.tolist()):
-                chances = softmax(logits(w, x[own]) / temperature + log_prior(y, 1.0))
-                lost[place] -= np.log(chances[np.arange(own.sum()), y[own]]).sum()
+        lost = np.zeros((len(TEMPERATURES), len(TRUSTS)))
+        for (x, y), own, prior in zip(data, held, usual, strict=True):
+            for i, temperature in enumerate(TEMPERATURES.tolist()):
+                for j, trust in enumerate(TRUSTS.tolist()):
+                    chances = softmax(logits(w, x[own]) / temperature + trust * prior)
+                    lost[i, j] -= np.log(chances[np.arange(own.sum()), y[own]]).sum()
         remembered = 0.8 * remembered + lost
         w = mean([trained(w, x, y, 1.0, 2, ~own) for (x, y), own in zip(data, held, strict=True)], data)
-        chosen = TEMPERATURES.tolist()[int(remembered.argmin())]
-        assert played.record["trace"]["temperature"] == chosen
+        i, j = np.unravel_index(remembered.argmin(), remembered.shape)
+        chosen = {"temperature": TEMPERATURES.tolist()[i], "trust": TRUSTS.tolist()[j]}
+        assert played.record["trace"] == chosen
     assert_same(world.params.common, w)
-    assert chosen != 1
-    for row, (x, y) in enumerate(data):
+    assert chosen != {"temperature": 1, "trust": 1}
+    for row, (x, _) in enumerate(data):
         client = simulator.crowd(world, torch.arange(2)).one(row)
         answers = simulator.method.predict(simulator.net, client, torch.from_numpy(x))
-        assert answers.numpy() == pytest.approx(logits(w, x) / chosen + log_prior(y, 1.0), abs=1e-12)
+        expected = logits(w, x) / chosen["temperature"] + chosen["trust"] * usual[row]
+        assert answers.numpy() == pytest.approx(expected, abs=1e-12)
 
 
 def test_where_nobody_has_samples_to_spare_nothing_is_held_out():
     simulator, world, w, data = begun(FedPrior(smooth=1.0, held_out=0.05), "stacked", local(epochs=1))
     assert max(len(y) for _, y in data) < 20
-    assert simulator.play_round(world).record["trace"]["temperature"] == 1
+    assert simulator.play_round(world).record["trace"] == {"temperature": 1, "trust": 1}
     assert_same(world.params.common, mean([trained(w, x, y, 1.0, 1) for x, y in data], data))
 
 
@@ -103,7 +106,7 @@ def likelihood(counts, a):
 def test_each_client_smooths_as_its_numbers_advise(counts):
     best = max(SMOOTHINGS.tolist(), key=lambda a: likelihood(counts, a))
     assert float(likeliest_smoothing(tensor([float(count) for count in counts]))) == best
-    method, net = FedPrior(), linear_net()
+    method, net = FedPrior(held_out=0), linear_net()
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
     client = method.start(net, client_of(net.initial), moment=None)
     found = method.begin(net, client, batch_of([[0.0, 0.0]] * len(labels), labels), moment=None).memory["log_prior"]
@@ -149,8 +152,8 @@ def test_its_model_is_a_network_of_its_own():
     x = tensor([[1.0, -1.0]])
     answer = net(FedPrior().model(net, client), x)
     assert torch.allclose(answer, net(net.initial, x) + tensor([-1.0, -2.0, -3.0]))
-    warmed = net(FedPrior().model(net, client.having(inbox={"temperature": tensor(4.0)})), x)
-    assert torch.allclose(warmed, net(net.initial, x) / 4 + tensor([-1.0, -2.0, -3.0]))
+    warmed = net(FedPrior().model(net, client.having(inbox={"temperature": tensor(4.0), "trust": tensor(0.5)})), x)
+    assert torch.allclose(warmed, net(net.initial, x) / 4 + tensor([-0.5, -1.0, -1.5]))
 
 
 def test_what_it_cannot_work_with():

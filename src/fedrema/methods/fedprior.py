@@ -14,26 +14,29 @@ from fedrema.net import Net, Tensors
 
 SMOOTHINGS = 2.0 ** torch.arange(-4, 11, 0.5, dtype=torch.float64)
 """The values of a that are tried, from a sixteenth to over a thousand; the differences are too small for float32."""
-TEMPERATURES = 2.0 ** torch.arange(-2, 6.25, 0.25)
+TEMPERATURES = 2.0 ** torch.arange(-2, 6.5, 0.5)
 """The values of T that are tried, from a quarter to 64."""
+TRUSTS = torch.linspace(0, 1, 5)
+"""The values of b that are tried."""
 REMEMBERED = 0.8
-"""How much of the losses by which T is chosen is kept from one round to the next: they waver."""
+"""How much of the losses by which T and b are chosen is kept from one round to the next: they waver."""
 
 
 @dataclass(frozen=True)
 class FedPrior(Method):
-    """FedAvg of a model in which every client has its own, known class frequencies: p_k(y | x) ∝ π_ky e^{z_y(x)/T}.
+    """FedAvg of a model in which every client has its own, known class frequencies: p_k(y) ∝ π_ky^b e^{z_y/T}.
 
-    log π_k is added to the logits z, in training (with T = 1) as in use, where π_kc = (n_kc + a) / (n_k + a C) and n_kc
-    are client k's numbers of samples by class. So z need not learn how frequent classes are at whom, and what is
+    log π_k is added to the logits z, in training (with T = b = 1) as in use, where π_kc = (n_kc + a) / (n_k + a C) and
+    n_kc are client k's numbers of samples by class. So z need not learn how frequent classes are at whom, and what is
     averaged has one meaning everywhere: how much a sample speaks for a class (balanced softmax, or logit adjustment,
     with each client's own frequencies). A client whose numbers are no more unequal than by chance has a large a, and so
     equal frequencies: where all clients are such, this is FedAvg.
 
-    The longer z is trained, the surer it is of samples it has not seen, until frequencies no longer matter beside it.
-    T takes that back. It is one number for all: the clients keep some samples from training and send what these lose
-    under each T; the server sums that up and hands out the T that loses least. z, these losses and T travel; π_k never
-    leaves its client. A client's model is the network with W/T and b/T + log π_k as its last layer.
+    The longer z is trained, the surer it is of samples it has not seen, until frequencies no longer matter beside it:
+    T takes that back. And how far frequencies can be trusted, b, is found out rather than believed: where they do not
+    help, b = 0 leaves the global model. Both are one number for all. Clients keep some samples from training and send
+    what these lose under each pair (T, b); the server sums that up and hands out the pair that loses least. z, these
+    losses, T and b travel; π_k never leaves its client, whose model has W/T and bias/T + b log π_k as its last layer.
 
     It knows of no difference between clients but their class frequencies.
     """
@@ -49,7 +52,7 @@ class FedPrior(Method):
     """a: added to the number of samples of every class, so that what a client has not met is rare, not impossible;
     0: each client's own, under which its numbers are likeliest."""
     held_out: float = 0.1
-    """Share of a client's samples that is kept from training and chooses T; 0: none, and T = 1."""
+    """Share of a client's samples that is kept from training and chooses T and b; 0: none, and T = b = 1."""
 
     def __post_init__(self) -> None:
         """Refuse settings without meaning."""
@@ -63,17 +66,18 @@ class FedPrior(Method):
         return client.having(memory={**client.memory, "log_prior": client.params[bias] * 0})
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
-        """Compute log π_k, and what the samples that are not trained on lose under each T."""
+        """Compute log π_k, and what the samples that are not trained on lose under each (T, b)."""
         member = functional.one_hot(data.y, net.classes).to(client.memory["log_prior"])
-        counts = (member * data.mask[:, None]).sum(dim=0)
+        counts = (member * self._trained(data).mask[:, None]).sum(dim=0)
         counts = counts + (self.smooth or likeliest_smoothing(counts))
         log_prior = (counts / counts.sum()).log()
         client = client.having(memory={**client.memory, "log_prior": log_prior})
         if not self.held_out:
             return client
-        tried = TEMPERATURES.to(log_prior)[:, None, None]
-        chances = functional.log_softmax(net(client.params, data.x) / tried + log_prior, dim=2)
-        losses = -torch.einsum("tnc,nc,n->t", chances, member, self._held(data))
+        evidence = net(client.params, data.x) / TEMPERATURES.to(log_prior)[:, None, None, None]  # [T, 1, n, C]
+        usual = TRUSTS.to(log_prior)[:, None, None] * log_prior  # [b, 1, C]
+        chances = functional.log_softmax(evidence + usual, dim=-1)
+        losses = -torch.einsum("tbnc,nc,n->tb", chances, member, self._held(data))
         return client.having(inbox={**client.inbox, "held_losses": losses})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
@@ -81,37 +85,41 @@ class FedPrior(Method):
         return super().loss(net, self._knowing(net, client), self._trained(batch))
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Send the losses under each T."""
+        """Send the losses under each (T, b)."""
         client, sent = super().end(net, client, data, moment)
         return client, {**sent, "held_losses": client.inbox["held_losses"]} if self.held_out else sent
 
     def model(self, net: Net, client: Client) -> Tensors:
-        """Answer with z/T + log π_k."""
+        """Answer with z/T + b log π_k."""
         weight, bias = last_layer(net)
-        params = dict(client.params)
-        if "temperature" in client.inbox:
-            params |= {name: params[name] / client.inbox["temperature"] for name in (weight, bias)}
-        return {**params, bias: params[bias] + client.memory["log_prior"]}
+        own = client.memory["log_prior"]
+        if "temperature" not in client.inbox:
+            return {**client.params, bias: client.params[bias] + own}
+        cooled = {name: client.params[name] / client.inbox["temperature"] for name in (weight, bias)}
+        return {**client.params, **cooled, bias: cooled[bias] + client.inbox["trust"] * own}
 
     def server(self, net: Net, clients: int) -> State:
-        """Remember what each T has lost."""
-        losses = {"held_losses": torch.zeros(len(TEMPERATURES))} if self.held_out else {}
+        """Remember what each (T, b) has lost."""
+        losses = {"held_losses": torch.zeros(len(TEMPERATURES), len(TRUSTS))} if self.held_out else {}
         return {**super().server(net, clients), **losses}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Choose T, beside the average."""
+        """Choose T and b, beside the average."""
         answer = super().aggregate(net, state, uploads, moment)
         if not self.held_out:
             return answer
         fresh = uploads.extras["held_losses"].sum(dim=0)
         losses = REMEMBERED * torch.as_tensor(state["held_losses"]).to(fresh) + fresh
-        # Where nobody has samples to spare, all lose nothing, and T is 1.
-        temperature = torch.where(losses.max() > 0, TEMPERATURES.to(losses)[losses.argmin()], 1.0)
+        place = losses.argmin()
+        chosen = TEMPERATURES.to(losses)[place // len(TRUSTS)], TRUSTS.to(losses)[place % len(TRUSTS)]
+        # Where nobody has samples to spare nothing is lost, and nothing chosen.
+        temperature, trust = (torch.where(losses.max() > 0, value, 1.0) for value in chosen)
+        sent = {"temperature": temperature, "trust": trust}
         return replace(
             answer,
-            shared={**answer.shared, "temperature": temperature},
+            shared={**answer.shared, **sent},
             state={**answer.state, "held_losses": losses},
-            trace={**answer.trace, "temperature": temperature},
+            trace={**answer.trace, **sent},
         )
 
     def _knowing(self, net: Net, client: Client) -> Client:
