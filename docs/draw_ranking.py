@@ -29,6 +29,6 @@ def draw_ranking(scores: Iterable[tuple[str, float, float]], file: Path, emphasi
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)  # above: points are everywhere
     figure.savefig(file, dpi=110)
     pyplot.close(figure)
