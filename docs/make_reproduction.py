@@ -47,15 +47,21 @@ def ranking(file: Path) -> str:
 
 
 def by_columns(file: Path, quantities: tuple[str, ...] = ("honest", "final")) -> str:
-    """Return a table file with a line per method and a column per kind of data: means over seeds, and how many."""
+    """Return a table file with a line per method and a column per kind of data: means over seeds, and how many.
+
+    What has not been run is left out.
+    """
     with file.open(newline="") as opened:
-        found = list(csv.DictReader(opened))
+        found = [row for row in csv.DictReader(opened) if row["seeds"] != "0"]
     columns = list(dict.fromkeys(row["data"] for row in found))
     rows = []
     for method in dict.fromkeys(row["method"] for row in found):
         own = {row["data"]: row for row in found if row["method"] == method}
         seeds = sorted({row["seeds"] for row in own.values()})
-        cells = [" / ".join(own[column][each].split(" ±")[0] for each in quantities) for column in columns]
+        cells = [
+            " / ".join(own[column][each].split(" ±")[0] for each in quantities) if column in own else MISSING
+            for column in columns
+        ]
         rows.append((method, "–".join(seeds), *cells))
     return "\n".join(markdown_lines(("method", "seeds", *columns), rows, texts=1))
 

@@ -52,6 +52,7 @@ def quickest_rounds(arguments: list[str]) -> dict[str, dict[str, float]]:
 
 def times_markdown() -> str:
     """Return a table of times relative to FedAvg's."""
+    torch.set_num_threads(1)  # several would wait for each other in operations as small as these
     found = {title: quickest_rounds(arguments) for title, arguments in SETTINGS.items()}
     usual = {title: sum(times["fedavg"].values()) for title, times in found.items()}
     rows = []
@@ -63,11 +64,7 @@ def times_markdown() -> str:
         rows.append((kind.title, *cells))
     headings = ["method", *(heading for title in SETTINGS for heading in (title, "of it server"))]
     milliseconds = ", ".join(f"{title} {1000 * seconds:.0f} ms" for title, seconds in usual.items())
-    threads = torch.get_num_threads()
-    note = (
-        f"Times as multiples of FedAvg's round ({milliseconds}), on {threads} thread{'s' if threads > 1 else ''} of"
-        " a machine that had other work too: a few tenths are noise."
-    )
+    note = f"Times as multiples of FedAvg's round ({milliseconds}), on 1 thread: a tenth or two are noise."
     return "\n".join([*markdown_lines(headings, rows), "", note])
 
 

@@ -297,24 +297,6 @@ class PriorMatched(FedPrior, FedReMa):
 
 
 @dataclass(frozen=True)
-class PriorSignificant(FedPrior, Significant):
-    """FedReMa+P in which nobody is cut off by chance."""
-
-    held_out: float = 0.0
-    name: ClassVar[str] = "prior-significant"
-    title: ClassVar[str] = "prior and significant peers"
-
-
-@dataclass(frozen=True)
-class PriorMixed(FedPrior, MixedAfter):
-    """FedReMa+P in which the global head is mixed in after the critical period."""
-
-    held_out: float = 0.0
-    name: ClassVar[str] = "prior-mixed"
-    title: ClassVar[str] = "prior and peers, global head mixed in afterwards"
-
-
-@dataclass(frozen=True)
 class Doubtful(FedPrior):
     """FedPrior without a temperature, whose labels are doubted instead: (1 − ε) of each is its class, ε is π_k."""
 
