@@ -53,12 +53,13 @@ def keep(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
         return order, streams
     for stream in streams:
         os.close(stream)
-    asker.sendall(b"%d\n" % program)
+    with contextlib.suppress(ConnectionError):  # who asked may be gone already; select tells
+        asker.sendall(b"%d\n" % program)
     ended = os.pidfd_open(program)
     if ended not in select.select([ended, asker], [], [])[0]:
         os.kill(program, signal.SIGKILL)  # as whoever asked, who cannot pass that on
     _, status = os.waitpid(program, 0)
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(ConnectionError):
         asker.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 
