@@ -11,6 +11,8 @@ import sys
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+# What comes before there is somebody to pass it on to waits.
+signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
 address, *arguments = sys.argv[1:]
 with socket.socket(socket.AF_UNIX) as server:
     server.connect(address)
@@ -21,6 +23,7 @@ with socket.socket(socket.AF_UNIX) as server:
     program = int(told.readline())
     for number in PASSED_ON:
         signal.signal(number, lambda number, frame: os.kill(program, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     code = int(told.readline())
 if code < 0:  # a signal ended it
     for number in PASSED_ON:

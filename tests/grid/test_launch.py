@@ -78,7 +78,7 @@ def everything(task):
 def test_who_is_asked_to_stop_before_a_run_begins_stops_in_its_first_round(tmp_path):
     store, work = Store(tmp_path / "cells"), tmp_path / "unfinished"
     tasks = tasks_of(tmp_path, FILE, store)
-    ended = []
+    ended, before = [], signal.getsignal(signal.SIGTERM)
 
     def stop_at_the_second(event):
         if event.kind == "began" and event.task is tasks[1]:
@@ -89,7 +89,7 @@ def test_who_is_asked_to_stop_before_a_run_begins_stops_in_its_first_round(tmp_p
     assert len(store.keys()) == 1
     rounds = [file.read_text().count("\n") for file in work.rglob("rounds.jsonl")]
     assert rounds == [1]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
     for event in Here(store, work).play(missing_again(tmp_path, store), everything, lambda event: None):
         assert not event.failed
     assert len(store.keys()) == 3

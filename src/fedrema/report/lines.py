@@ -45,6 +45,7 @@ METHOD_LOOKS = {
     "fedproto": Look("#E69F00"),
     "fedpac": Look("#CC79A7"),
     # More methods than colours: each of these takes that of a method it resembles.
+    "fedprior": Look("#D55E00", "--"),
     "per-fedavg": Look("#0072B2", "--"),
     "scaffold": Look("#0072B2", "-."),
     "fedbn": Look("#0072B2", ":"),
