@@ -79,12 +79,12 @@ def serve(text: str, folder: Path) -> None:
 def test_what_needs_datasets_runs(page, run, tmp_path):
     for language, text in blocks(page, {"datasets"}):
         run(language, text, tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", dirs_exist_ok=True)  # some are for the repository's root
     for language, text in blocks(page, {"gpu"}):
         text = re.sub(r" +#.*$", "", text, flags=re.M)
         text = re.sub(r"^fedrema run .*$", rf"\g<0> {CUT_DOWN}", text, flags=re.M)
         run(language, re.sub(r"^fedrema (grid|reproduce)\b.*$", r"\g<0> --minutes 0", text, flags=re.M), tmp_path)
     for language, text in blocks(page, {"slow"}):
-        shutil.copytree(ROOT / "docs", tmp_path / "docs", dirs_exist_ok=True)
         run(language, re.sub(r"$", " --quick", text.strip(), flags=re.M), tmp_path)
 
 
