@@ -32,7 +32,7 @@ def section(file: Path, heading: str) -> str:
 
 
 def ranking(file: Path) -> str:
-    """Return a table file's rows with places, by honest accuracy; rows of other rounds than the rest come last."""
+    """Draw and return a table file's rows, by honest accuracy; rows of other rounds than the rest come last."""
     with file.open(newline="") as opened:
         found = [row for row in csv.DictReader(opened) if row["honest"] != MISSING]
     scores = [(row["method"], float(row["honest"]), float(row["final"])) for row in found]

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedrema.core import Answer, Batch, Client, Moment, State, Uploads, mix
+from fedrema.copies import copied, copy_of
+from fedrema.core import Answer, Batch, Client, Moment, State, Uploads, average, mix
+from fedrema.last_layer import last_layer
 from fedrema.methods.fedprior import FedPrior
 from fedrema.methods.fedrema import FedReMa, maximum_difference_segmentation
 from fedrema.net import Net, Tensors
@@ -50,12 +52,26 @@ def by_spread(rows: Tensor, itself: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Significant(FedReMa):
+class Candidate(FedReMa):
+    """FedReMa, of which a variant may change how similarities are found."""
+
+    paper: ClassVar[str] = OURS
+
+    def similarity(self, net: Net, heads: Tensors, uploads: Uploads, moment: Moment) -> Tensor:
+        """Return S [k, k]."""
+        return head_similarity(net, heads, draw_probes(net, moment, self.probes, self.probe_high), self.temperature)
+
+    def _relevant(self, net: Net, heads: Tensors, uploads: Uploads, moment: Moment) -> tuple[Tensor, Tensor]:
+        rows = self.similarity(net, heads, uploads, moment)
+        return maximum_difference_segmentation(rows, self.gap_to_self, self.include_below_gap)
+
+
+@dataclass(frozen=True)
+class Significant(Candidate):
     """Nobody is cut off unless the largest gap among peers is wider than those of exchangeable clients."""
 
     name: ClassVar[str] = "significant"
     title: ClassVar[str] = "significant gap"
-    paper: ClassVar[str] = OURS
     probes: int = 32
     level: float = 0.05
     """How often exchangeable clients, of normal similarities, are cut all the same."""
@@ -75,10 +91,6 @@ class Significant(FedReMa):
         _, spread = by_spread(rows, itself)
         significant = gaps / spread[:, 0] > self.widest_by_chance(len(rows) - 1)
         return relevant | ~significant[:, None], gaps
-
-    def similarity(self, net: Net, heads: Tensors, uploads: Uploads, moment: Moment) -> Tensor:
-        """Return S [k, k]."""
-        return head_similarity(net, heads, draw_probes(net, moment, self.probes, self.probe_high), self.temperature)
 
 
 @dataclass(frozen=True)
@@ -101,30 +113,27 @@ class Soft(Significant):
 
 
 @dataclass(frozen=True)
-class LastLayer(FedReMa):
+class LastLayer(Candidate):
     """Layer by layer: peers share the last layer only, everything before it is global."""
 
     name: ClassVar[str] = "last-layer"
     title: ClassVar[str] = "last layer only"
-    paper: ClassVar[str] = OURS
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Average all but the last layer over all."""
         weights, state, trace = self.match(net, state, uploads.params, uploads, moment)
-        last = list(uploads.params)[-1].rpartition(".")[0]
-        own = {name: value for name, value in uploads.params.items() if name.rpartition(".")[0] == last}
+        own = {name: uploads.params[name] for name in last_layer(net)}
         rest = {name: value for name, value in uploads.params.items() if name not in own}
         personal = {**mix(rest, among_everyone(uploads)), **mix(own, weights)}
         return Answer(dict(uploads.mean), personal, state, trace)
 
 
 @dataclass(frozen=True)
-class ClassWise(FedReMa):
+class ClassWise(Candidate):
     """Class by class: each row of the last layer has peers of its own, whose chances of that class are alike."""
 
     name: ClassVar[str] = "class-wise"
     title: ClassVar[str] = "class-wise peers"
-    paper: ClassVar[str] = OURS
     probes: int = 64
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
@@ -132,8 +141,9 @@ class ClassWise(FedReMa):
         heads = uploads.params
         probes = draw_probes(net, moment, self.probes, self.probe_high)[0]
         chances = torch.softmax(net.classify_all(heads, probes) / self.temperature, dim=-1)  # [k, probes, C]
-        weight, bias = list(heads)[-2:]
-        personal = mix({name: heads[name] for name in list(heads)[:-2]}, among_everyone(uploads))
+        weight, bias = last_layer(net)
+        rest = {name: value for name, value in heads.items() if name not in (weight, bias)}
+        personal = mix(rest, among_everyone(uploads))
         rows: list[Tensor] = []
         shifts: list[Tensor] = []
         for c in range(net.classes):
@@ -147,65 +157,62 @@ class ClassWise(FedReMa):
 
 
 @dataclass(frozen=True)
-class Updates(FedReMa):
+class Updates(Candidate):
     """Peers by what heads learned: cosines between their differences to the mean head, instead of probes."""
 
     name: ClassVar[str] = "updates"
     title: ClassVar[str] = "peers by updates"
-    paper: ClassVar[str] = OURS
 
-    def _relevant(self, net: Net, heads: Tensors, uploads: Uploads, moment: Moment) -> tuple[Tensor, Tensor]:
+    def similarity(self, net: Net, heads: Tensors, uploads: Uploads, moment: Moment) -> Tensor:
+        """Return cosines between heads, less their mean."""
         flat = torch.cat([value.flatten(1) for value in heads.values()], dim=1)
         moved = functional.normalize(flat - flat.mean(dim=0), dim=1)
-        return maximum_difference_segmentation(moved @ moved.T, self.gap_to_self, self.include_below_gap)
+        return moved @ moved.T
 
 
 @dataclass(frozen=True)
-class Prototypes(FedReMa):
+class Prototypes(Candidate):
     """Peers by cosines between class prototypes, each times the share of its class, instead of probes."""
 
     name: ClassVar[str] = "prototypes"
     title: ClassVar[str] = "peers by prototypes"
-    paper: ClassVar[str] = OURS
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Send p_c µ_c."""
         means, counts = class_means(net.features(client.params, data.x), data, net.classes)
         return client, {"weighted": means * (counts / client.count)[:, None]}
 
-    def _relevant(self, net: Net, heads: Tensors, uploads: Uploads, moment: Moment) -> tuple[Tensor, Tensor]:
+    def similarity(self, net: Net, heads: Tensors, uploads: Uploads, moment: Moment) -> Tensor:
+        """Return cosines between what was sent."""
         rows = functional.normalize(uploads.extras["weighted"].flatten(1), dim=1)
-        return maximum_difference_segmentation(rows @ rows.T, self.gap_to_self, self.include_below_gap)
+        return rows @ rows.T
 
 
 @dataclass(frozen=True)
-class PrototypeProbes(FedReMa):
+class PrototypeProbes(Candidate):
     """The probes are the mean features of the classes, instead of random numbers."""
 
     name: ClassVar[str] = "prototype-probes"
     title: ClassVar[str] = "prototypes as probes"
-    paper: ClassVar[str] = OURS
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Send sums and numbers of the classes' features."""
         means, counts = class_means(net.features(client.params, data.x), data, net.classes)
         return client, {"sums": means * counts[:, None], "held": counts}
 
-    def _relevant(self, net: Net, heads: Tensors, uploads: Uploads, moment: Moment) -> tuple[Tensor, Tensor]:
-
+    def similarity(self, net: Net, heads: Tensors, uploads: Uploads, moment: Moment) -> Tensor:
+        """Return how alike heads answer the prototypes."""
         held = uploads.extras["held"].sum(dim=0).clamp(min=1)
         probes = uploads.extras["sums"].sum(dim=0) / held[:, None]
-        rows = head_similarity(net, heads, probes[None], self.temperature)
-        return maximum_difference_segmentation(rows, self.gap_to_self, self.include_below_gap)
+        return head_similarity(net, heads, probes[None], self.temperature)
 
 
 @dataclass(frozen=True)
-class ReEnter(FedReMa):
+class ReEnter(Candidate):
     """The critical period is entered again whenever the mean gap is above δ of its peak."""
 
     name: ClassVar[str] = "re-enter"
     title: ClassVar[str] = "re-entering"
-    paper: ClassVar[str] = OURS
 
     def match(self, net: Net, state: State, heads: Tensors, uploads: Uploads, moment: Moment) -> Matched:
         """Match in every round, and use the match if its gaps are wide, else G."""
@@ -217,12 +224,11 @@ class ReEnter(FedReMa):
 
 
 @dataclass(frozen=True)
-class MixedAfter(FedReMa):
+class MixedAfter(Candidate):
     """After the critical period everyone's head is drawn to the global one."""
 
     name: ClassVar[str] = "mixed-after"
     title: ClassVar[str] = "global head mixed in afterwards"
-    paper: ClassVar[str] = OURS
     share: float = 0.5
     """Of the global head."""
 
@@ -237,24 +243,23 @@ class MixedAfter(FedReMa):
 
 
 @dataclass(frozen=True)
-class HeldOut(FedReMa):
+class HeldOut(Candidate):
     """A fifth of a client's samples is not trained on: they choose between the peers' head and the global one."""
 
     name: ClassVar[str] = "held-out"
     title: ClassVar[str] = "chosen on held-out samples"
-    paper: ClassVar[str] = OURS
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
         """Remember how much better the peers' head has been."""
         ahead = next(iter(client.params.values())).new_zeros(())
-        head = {f"global.{name}": value for name, value in client.params.items() if net.in_head(name)}
-        return client.having(memory={**client.memory, "ahead": ahead, **head})
+        head = {name: value for name, value in client.params.items() if net.in_head(name)}
+        return client.having(memory={**client.memory, "ahead": ahead, **copied(head, "global")})
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
         """Compare the two heads that came."""
-        if not any(name.startswith("everyones.") for name in client.inbox):
+        head = copy_of(client.inbox, "everyones")
+        if not head:
             return client
-        head = {name.removeprefix("everyones."): value for name, value in client.inbox.items() if "everyones." in name}
         left = data.mask * (data.index % 5 == 0)
         h = net.features(client.params, data.x)
 
@@ -262,8 +267,7 @@ class HeldOut(FedReMa):
             return ((net.classify(params, h).argmax(dim=1) == data.y) * left).sum() / left.sum().clamp(min=1)
 
         ahead = 0.8 * client.memory["ahead"] + right(client.params) - right({**client.params, **head})
-        kept = {f"global.{name}": value for name, value in head.items()}
-        return client.having(memory={**client.memory, "ahead": ahead, **kept})
+        return client.having(memory={**client.memory, "ahead": ahead, **copied(head, "global")})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Leave a fifth of the samples out."""
@@ -273,17 +277,14 @@ class HeldOut(FedReMa):
     def model(self, net: Net, client: Client) -> Tensors:
         """Answer with the better head."""
         own = client.memory["ahead"] >= 0
-        head = {name: client.memory[f"global.{name}"] for name in client.params if net.in_head(name)}
+        head = copy_of(client.memory, "global")
         chosen = {name: torch.where(own, client.params[name], value) for name, value in head.items()}
         return {**client.params, **chosen}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Send the global head beside one's own."""
         answer = super().aggregate(net, state, uploads, moment)
-        weights = uploads.counts / uploads.counts.sum()
-        everyones = {
-            f"everyones.{name}": torch.tensordot(weights.to(value), value, 1) for name, value in uploads.params.items()
-        }
+        everyones = copied(average(uploads.params, uploads.counts), "everyones")
         return Answer({**answer.shared, **everyones}, answer.personal, answer.state, answer.trace)
 
 

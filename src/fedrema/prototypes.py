@@ -12,12 +12,17 @@ from fedrema.net import Net, Tensors
 Weighing = Literal["samples", "uniform"]
 
 
+def class_members(data: Batch, classes: int, dtype: torch.dtype) -> Tensor:
+    """Return [n, C] 1 where a real sample is of a class, else 0."""
+    return functional.one_hot(data.y, classes).to(dtype) * data.mask[:, None].to(dtype)
+
+
 def class_means(values: Tensor, data: Batch, classes: int) -> tuple[Tensor, Tensor]:
     """Return the mean of `values` [n, d] over the real samples of each class [C, d], and their numbers [C].
 
     A class without samples has the mean 0 and the number 0.
     """
-    member = functional.one_hot(data.y, classes).to(values.dtype) * data.mask[:, None].to(values.dtype)
+    member = class_members(data, classes, values.dtype)
     counts = member.sum(dim=0)
     return member.T @ values / counts.clamp(min=1)[:, None], counts
 

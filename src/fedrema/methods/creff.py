@@ -12,6 +12,7 @@ from fedrema.core import Answer, Batch, Client, Method, Moment, State, Uploads
 from fedrema.errors import above_zero, at_least
 from fedrema.last_layer import inputs_of_last, last_layer
 from fedrema.net import Net, Tensors
+from fedrema.prototypes import class_members
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class CReFF(Method):
         received = client.inbox if "classifier.weight" in client.inbox else client.received
         names = ("classifier.weight", "classifier.bias") if received is client.inbox else (weight, bias)
         chances = torch.softmax(inputs @ received[names[0]].T + received[names[1]], dim=1)
-        member = functional.one_hot(data.y, net.classes).to(chances) * data.mask[:, None]
+        member = class_members(data, net.classes, chances.dtype)
         wrong = (chances - functional.one_hot(data.y, net.classes)) * data.mask[:, None]
         ones = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=1)
         counts = member.sum(dim=0)

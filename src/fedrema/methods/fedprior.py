@@ -11,6 +11,7 @@ from fedrema.core import Answer, Batch, Client, Method, Moment, State, Uploads
 from fedrema.errors import BadInput, at_least
 from fedrema.last_layer import last_layer
 from fedrema.net import Net, Tensors
+from fedrema.prototypes import class_members
 
 SMOOTHINGS = 2.0 ** torch.arange(-4, 11, 0.5, dtype=torch.float64)
 """The values of a that are tried, from a sixteenth to over a thousand; the differences are too small for float32."""
@@ -67,8 +68,8 @@ class FedPrior(Method):
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
         """Compute log π_k, and what the samples that are not trained on lose under each (T, b)."""
-        member = functional.one_hot(data.y, net.classes).to(client.memory["log_prior"])
-        counts = (member * self._trained(data).mask[:, None]).sum(dim=0)
+        dtype = client.memory["log_prior"].dtype
+        counts = class_members(self._trained(data), net.classes, dtype).sum(dim=0)
         counts = counts + (self.smooth or likeliest_smoothing(counts))
         log_prior = (counts / counts.sum()).log()
         client = client.having(memory={**client.memory, "log_prior": log_prior})
@@ -77,7 +78,8 @@ class FedPrior(Method):
         evidence = net(client.params, data.x) / TEMPERATURES.to(log_prior)[:, None, None, None]  # [T, 1, n, C]
         usual = TRUSTS.to(log_prior)[:, None, None] * log_prior  # [b, 1, C]
         chances = functional.log_softmax(evidence + usual, dim=-1)
-        losses = -torch.einsum("tbnc,nc,n->tb", chances, member, self._held(data))
+        held = class_members(replace(data, mask=self._held(data)), net.classes, dtype)
+        losses = -torch.einsum("tbnc,nc->tb", chances, held)
         return client.having(inbox={**client.inbox, "held_losses": losses})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:

@@ -6,12 +6,12 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fedrema.copies import copied, copy_of, model_of
 from fedrema.core import Batch, Client, Method, Moment, Role, cross_entropy
 from fedrema.errors import at_least
 from fedrema.net import Net
+from fedrema.prototypes import class_members
 
 NEVER = -1e4
 """The logarithm of no sample at all: far below any logit, and still a number."""
@@ -58,7 +58,7 @@ class FedRoD(Method):
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
         """Compute γ log n_c."""
-        counts = (functional.one_hot(data.y, net.classes).to(data.mask.dtype) * data.mask[:, None]).sum(dim=0)
+        counts = class_members(data, net.classes, data.mask.dtype).sum(dim=0)
         prior = torch.where(counts > 0, self.gamma * counts.clamp(min=1).log(), NEVER if self.gamma else 0.0)
         return client.having(inbox={**client.inbox, "prior": prior})
 
