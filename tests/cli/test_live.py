@@ -176,7 +176,7 @@ def test_quiet_says_nothing(tmp_path, capsys, monkeypatch):
 def test_in_a_terminal_the_table_is_shown_while_it_fills_up(programs, tmp_path):
     (tmp_path / "two.toml").write_text(FILE)
     ours, theirs = pty.openpty()
-    command = [programs / "fedrema", "grid", "two.toml", "--device", "cpu", "--out", "out", "--rounds", "40"]
+    command = [programs / "fedrema", "grid", "two.toml", "--device", "cpu", "--out", "out", "--rounds", "1"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)

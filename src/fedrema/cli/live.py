@@ -76,6 +76,8 @@ class LiveTable:
             self._say(f"{'; '.join(map(self._state, self.running))}; {self._footer()}")
         if task in self.waiting and event.kind == "began":
             self.waiting.remove(task)
+        if self.live and event.kind != "round":  # what is over before the next refresh is to be seen as well
+            self.live.refresh()
 
     def _say(self, line: str) -> None:
         self.written = time.monotonic()
