@@ -290,11 +290,12 @@ class HeldOut(Candidate):
 
 @dataclass(frozen=True)
 class PriorMatched(FedPrior, FedReMa):
-    """FedReMa+P: FedReMa whose classifiers need not learn the frequencies."""
+    """FedReMa+P: FedReMa whose classifiers need not learn the frequencies; without T, b and the best round."""
 
     name: ClassVar[str] = "prior-matched"
     title: ClassVar[str] = "FedReMa+P"
     paper: ClassVar[str] = OURS
+    held_out: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """FedPrior: one model says what the samples show, everyone's own class frequencies what is usual there."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -20,7 +21,13 @@ TEMPERATURES = 2.0 ** torch.arange(-2, 6.5, 0.5)
 TRUSTS = torch.linspace(0, 1, 5)
 """The values of b that are tried."""
 REMEMBERED = 0.8
-"""How much of the losses by which T and b are chosen is kept from one round to the next: they waver."""
+"""How much of the losses by which T, b and z are chosen is kept from one round to the next: they waver."""
+BEST = "best."
+"""Begins the names under which the best z so far travels."""
+NEITHER = {"temperature": 1.0, "trust": 1.0}
+"""T and b before anything is known."""
+SENT = ("held_losses", "held_count")
+"""What clients send beside their parameters."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +43,11 @@ class FedPrior(Method):
     The longer z is trained, the surer it is of samples it has not seen, until frequencies no longer matter beside it:
     T takes that back. And how far frequencies can be trusted, b, is found out rather than believed: where they do not
     help, b = 0 leaves the global model. Both are one number for all. Clients keep some samples from training and send
-    what these lose under each pair (T, b); the server sums that up and hands out the pair that loses least. z, these
-    losses, T and b travel; π_k never leaves its client, whose model has W/T and bias/T + b log π_k as its last layer.
+    what these lose under each pair (T, b); the server sums that up and hands out the pair that loses least. By the same
+    losses it knows when z gets worse: training goes on, but everyone answers with the z that lost least.
+
+    z, these losses, T, b and the best z travel; π_k never leaves its client, whose model has W/T and bias/T + b log π_k
+    as its last layer.
 
     It knows of no difference between clients but their class frequencies.
     """
@@ -53,7 +63,7 @@ class FedPrior(Method):
     """a: added to the number of samples of every class, so that what a client has not met is rare, not impossible;
     0: each client's own, under which its numbers are likeliest."""
     held_out: float = 0.1
-    """Share of a client's samples that is kept from training and chooses T and b; 0: none, and T = b = 1."""
+    """Share of a client's samples that is kept from training and chooses T, b and z; 0: none, T = b = 1, the last z."""
 
     def __post_init__(self) -> None:
         """Refuse settings without meaning."""
@@ -80,48 +90,58 @@ class FedPrior(Method):
         chances = functional.log_softmax(evidence + usual, dim=-1)
         held = class_members(replace(data, mask=self._held(data)), net.classes, dtype)
         losses = -torch.einsum("tbnc,nc->tb", chances, held)
-        return client.having(inbox={**client.inbox, "held_losses": losses})
+        return client.having(inbox={**client.inbox, "held_losses": losses, "held_count": held.sum()})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """−log[π_ky e^{z_y} / Σ_c π_kc e^{z_c}]."""
         return super().loss(net, self._knowing(net, client), self._trained(batch))
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Send the losses under each (T, b)."""
+        """Send the losses under each (T, b), and of how many samples they are."""
         client, sent = super().end(net, client, data, moment)
-        return client, {**sent, "held_losses": client.inbox["held_losses"]} if self.held_out else sent
+        return client, {**sent, **{name: client.inbox[name] for name in SENT}} if self.held_out else sent
 
     def model(self, net: Net, client: Client) -> Tensors:
-        """Answer with z/T + b log π_k."""
+        """Answer with z/T + b log π_k, z being the best so far."""
         weight, bias = last_layer(net)
         own = client.memory["log_prior"]
         if "temperature" not in client.inbox:
             return {**client.params, bias: client.params[bias] + own}
-        cooled = {name: client.params[name] / client.inbox["temperature"] for name in (weight, bias)}
-        return {**client.params, **cooled, bias: cooled[bias] + client.inbox["trust"] * own}
+        best = {name: client.inbox[BEST + name] for name in client.params}
+        cooled = {name: best[name] / client.inbox["temperature"] for name in (weight, bias)}
+        return {**best, **cooled, bias: cooled[bias] + client.inbox["trust"] * own}
 
     def server(self, net: Net, clients: int) -> State:
-        """Remember what each (T, b) has lost."""
-        losses = {"held_losses": torch.zeros(len(TEMPERATURES), len(TRUSTS))} if self.held_out else {}
-        return {**super().server(net, clients), **losses}
+        """Remember what each (T, b) has lost, and the best z with its T and b."""
+        state = super().server(net, clients)
+        if not self.held_out:
+            return state
+        best = {BEST + name: value for name, value in net.initial.items()}
+        losses = torch.zeros(len(TEMPERATURES), len(TRUSTS))
+        return {**state, **best, "held_losses": losses, "held_count": 0.0, "least": math.inf, **NEITHER}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Choose T and b, beside the average."""
+        """Choose T, b and z, beside the average."""
         answer = super().aggregate(net, state, uploads, moment)
         if not self.held_out:
             return answer
-        fresh = uploads.extras["held_losses"].sum(dim=0)
-        losses = REMEMBERED * torch.as_tensor(state["held_losses"]).to(fresh) + fresh
-        place = losses.argmin()
-        chosen = TEMPERATURES.to(losses)[place // len(TRUSTS)], TRUSTS.to(losses)[place % len(TRUSTS)]
-        # Where nobody has samples to spare nothing is lost, and nothing chosen.
-        temperature, trust = (torch.where(losses.max() > 0, value, 1.0) for value in chosen)
-        sent = {"temperature": temperature, "trust": trust}
+        before = {name: torch.as_tensor(value).to(uploads.counts.device) for name, value in state.items()}
+        sums = {name: REMEMBERED * before[name] + uploads.extras[name].sum(dim=0) for name in SENT}
+        losses, count = sums["held_losses"], sums["held_count"]
+        place, loss = losses.argmin(), losses.min() / count.clamp(min=1)
+        row, column = place // len(TRUSTS), place % len(TRUSTS)
+        pair = {"temperature": TEMPERATURES.to(losses)[row], "trust": TRUSTS.to(losses)[column]}
+        # The losses are those of the z that this round began with. While it is better than any before, so may the new
+        # one be, and is used; where nobody has samples to spare nothing is lost, and nothing chosen.
+        better = loss <= before["least"]
+        best = {BEST + name: torch.where(better, value, before[BEST + name]) for name, value in uploads.before.items()}
+        used = {BEST + name: torch.where(better, value, best[BEST + name]) for name, value in answer.shared.items()}
+        pair = {name: torch.where(better & (count > 0), value, before[name]) for name, value in pair.items()}
         return replace(
             answer,
-            shared={**answer.shared, **sent},
-            state={**answer.state, "held_losses": losses},
-            trace={**answer.trace, **sent},
+            shared={**answer.shared, **used, **pair},
+            state={**answer.state, **sums, **best, **pair, "least": torch.where(better, loss, before["least"])},
+            trace={**answer.trace, **pair},
         )
 
     def _knowing(self, net: Net, client: Client) -> Client:
