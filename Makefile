@@ -61,6 +61,7 @@ figures: $(VENV)/.installed
 # The tables and figures of results/paper and docs/reproduction.md, from the finished runs; trains nothing.
 results: $(VENV)/.installed
 	$(BIN)/python docs/make_reproduction.py
+	$(BIN)/python docs/make_beyond.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

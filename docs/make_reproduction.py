@@ -46,35 +46,6 @@ def ranking(file: Path) -> str:
     return "\n".join(markdown_lines(("place", *columns), rows, texts=2))
 
 
-def by_columns(file: Path, quantities: tuple[str, ...] = ("honest", "final")) -> str:
-    """Return a table file with a line per method and a column per kind of data: means over seeds, and how many.
-
-    What has not been run is left out.
-    """
-    with file.open(newline="") as opened:
-        found = [row for row in csv.DictReader(opened) if row["seeds"] != "0"]
-    columns = list(dict.fromkeys(row["data"] for row in found))
-    rows = []
-    for method in dict.fromkeys(row["method"] for row in found):
-        own = {row["data"]: row for row in found if row["method"] == method}
-        seeds = sorted({row["seeds"] for row in own.values()})
-        cells = [
-            " / ".join(own[column][each].split(" ±")[0] for each in quantities) if column in own else MISSING
-            for column in columns
-        ]
-        rows.append((method, "–".join(seeds), *cells))
-    return "\n".join(markdown_lines(("method", "seeds", *columns), rows, texts=1))
-
-
-def make_beyond() -> None:
-    """Write the tables of docs/beyond.md and of results/beyond."""
-    for file in sorted((DOCS / "beyond").glob("*.toml")):
-        out = RESULTS.parent / "beyond" / file.stem
-        if (out / "cells").is_dir():
-            main(["grid", str(file), "--minutes", "0", "--quiet", "--out", str(out)])
-        fill(DOCS / "beyond.md", file.stem, by_columns(out / f"{file.stem}.csv") if out.is_dir() else "Not run yet.")
-
-
 def make() -> None:
     """Write everything."""
     main(["reproduce", "all", "methods", "--minutes", "0", "--quiet", "--out", str(RESULTS)])
@@ -94,4 +65,3 @@ def make() -> None:
 
 if __name__ == "__main__":
     make()
-    make_beyond()

@@ -45,7 +45,7 @@ VARIANTS = [
     FedSelect(select_every=1),
     FedVF(first_stage=0.0, head_every=2),
     FedPrior(smooth=0.1, held_out=0.3),
-    FedPrior(held_out=0.0),
+    FedPrior(align=0.0, held_out=0.0),
 ]
 METHODS = [*(quick(name) for name in registry()), *VARIANTS]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)

@@ -295,6 +295,7 @@ class PriorMatched(FedPrior, FedReMa):
     name: ClassVar[str] = "prior-matched"
     title: ClassVar[str] = "FedReMa+P"
     paper: ClassVar[str] = OURS
+    align: float = 0.0
     held_out: float = 0.0
 
 
@@ -305,6 +306,7 @@ class Doubtful(FedPrior):
     name: ClassVar[str] = "doubtful"
     title: ClassVar[str] = "doubted labels"
     paper: ClassVar[str] = OURS
+    align: float = 0.0
     held_out: float = 0.0
     doubt: float = 0.3
     """ε."""

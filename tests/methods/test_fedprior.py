@@ -45,7 +45,7 @@ def trained(w, x, y, smooth, steps, counted=None):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("smooth", [1.0, 0.25])
 def test_two_rounds_by_hand(backend, smooth):
-    simulator, world, w, data = begun(FedPrior(smooth=smooth, held_out=0), backend, local(epochs=2))
+    simulator, world, w, data = begun(FedPrior(smooth=smooth, align=0, held_out=0), backend, local(epochs=2))
     for _ in range(2):
         simulator.play_round(world)
         w = mean([trained(w, x, y, smooth, 2) for x, y in data], data)
@@ -70,7 +70,7 @@ def lost(w, data, held, usual):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(backend):
     """In eleven rounds these samples first gain by training, then lose: everyone stays with what was best."""
-    simulator, world, w, data = begun(FedPrior(smooth=1.0, held_out=0.5), backend, local(epochs=10))
+    simulator, world, w, data = begun(FedPrior(smooth=1.0, align=0, held_out=0.5), backend, local(epochs=10))
     held = [np.arange(len(y)) % 2 == 1 for _, y in data]
     assert [int(each.sum()) for each in held] == [5, 2]
     usual = [log_prior(y[~own], 1.0) for (_, y), own in zip(data, held, strict=True)]
@@ -99,10 +99,31 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
 
 
 def test_where_nobody_has_samples_to_spare_nothing_is_held_out():
-    simulator, world, w, data = begun(FedPrior(smooth=1.0, held_out=0.05), "stacked", local(epochs=1))
+    simulator, world, w, data = begun(FedPrior(smooth=1.0, align=0, held_out=0.05), "stacked", local(epochs=1))
     assert max(len(y) for _, y in data) < 20
     assert simulator.play_round(world).record["trace"] == {"temperature": 1, "trust": 1}
     assert_same(world.params.common, mean([trained(w, x, y, 1.0, 1) for x, y in data], data))
+
+
+def test_features_are_drawn_to_prototypes_of_what_was_trained_on():
+    method, net = FedPrior(smooth=1.0, align=0.7, held_out=0.5), linear_net()
+    x, y = [[1.0, 2.0], [5.0, 5.0], [-1.0, 0.5], [9.0, 9.0]], [0, 0, 2, 1]  # every second sample is held out
+    data = batch_of(x, y)
+    client = method.begin(net, method.start(net, client_of(net.initial), moment=None), data, moment=None)
+    plain = method.loss(net, client, data)
+    prototypes = tensor([[1.0, 0.0, 0.5], [7.0, 7.0, 7.0], [0.0, 1.0, 2.0]])
+    inbox = {**client.inbox, "prototypes": prototypes, "known": tensor([1.0, 1.0, 1.0])}
+    aligned = method.loss(net, client.having(inbox=inbox), data)
+    features = net.features(net.initial, tensor(x)).detach().numpy()
+    away = [np.mean((features[0] - [1, 0, 0.5]) ** 2), np.mean((features[2] - [0, 1, 2]) ** 2)]
+    assert float(aligned - plain) == pytest.approx(0.7 * np.mean(away), abs=1e-12)
+
+    _, sent = method.end(net, client, data, moment=None)
+    assert sent["label_counts"].tolist() == [1, 0, 1]
+    assert sent["means"].detach().numpy() == pytest.approx(np.stack([features[0], 0 * features[0], features[2]]))
+    assert set(sent) == {"means", "label_counts", "held_losses", "held_count"}
+    _, sent = FedPrior(align=0).end(net, client, data, moment=None)
+    assert set(sent) == {"held_losses", "held_count"}
 
 
 def likelihood(counts, a):
@@ -174,6 +195,8 @@ def test_its_model_is_a_network_of_its_own():
 def test_what_it_cannot_work_with():
     with pytest.raises(BadInput, match="--smooth must be 0 or more, got -1"):
         FedPrior(smooth=-1)
+    with pytest.raises(BadInput, match="--align must be 0 or more, got -1"):
+        FedPrior(align=-1)
     with pytest.raises(BadInput, match=r"--held-out must lie in \[0, 0.5\], got 0.6"):
         FedPrior(held_out=0.6)
     net = Net(Split(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3))

@@ -12,7 +12,7 @@ from fedrema.core import Answer, Batch, Client, Method, Moment, State, Uploads
 from fedrema.errors import BadInput, at_least
 from fedrema.last_layer import last_layer
 from fedrema.net import Net, Tensors
-from fedrema.prototypes import class_members
+from fedrema.prototypes import aligned_loss, class_members, global_prototypes, no_prototypes, own_prototypes
 
 SMOOTHINGS = 2.0 ** torch.arange(-4, 11, 0.5, dtype=torch.float64)
 """The values of a that are tried, from a sixteenth to over a thousand; the differences are too small for float32."""
@@ -46,8 +46,11 @@ class FedPrior(Method):
     what these lose under each pair (T, b); the server sums that up and hands out the pair that loses least. By the same
     losses it knows when z gets worse: training goes on, but everyone answers with the z that lost least.
 
-    z, these losses, T, b and the best z travel; π_k never leaves its client, whose model has W/T and bias/T + b log π_k
-    as its last layer.
+    Where samples are few, z learns them by heart. Feature alignment, as in FedPAC and FedReMa+F, works against that:
+    λ · mean (1/d)‖h − c̄_y‖² is added to the loss, c̄ being the prototypes of all clients' features by class.
+
+    z, these losses, T, b, the best z, and the means and numbers of features by class travel. A client's model is a
+    plain network, with W/T and bias/T + b log π_k as its last layer.
 
     It knows of no difference between clients but their class frequencies.
     """
@@ -62,12 +65,14 @@ class FedPrior(Method):
     smooth: float = 0.0
     """a: added to the number of samples of every class, so that what a client has not met is rare, not impossible;
     0: each client's own, under which its numbers are likeliest."""
+    align: float = 1.0
+    """λ: how strongly features are drawn to their class's prototype; 0 switches it off, and π_k stays at its client."""
     held_out: float = 0.1
     """Share of a client's samples that is kept from training and chooses T, b and z; 0: none, T = b = 1, the last z."""
 
     def __post_init__(self) -> None:
         """Refuse settings without meaning."""
-        at_least(0, self, "smooth")
+        at_least(0, self, "smooth", "align")
         if not 0 <= self.held_out <= 0.5:
             raise BadInput(f"--held-out must lie in [0, 0.5], got {self.held_out}.")
 
@@ -93,13 +98,15 @@ class FedPrior(Method):
         return client.having(inbox={**client.inbox, "held_losses": losses, "held_count": held.sum()})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """−log[π_ky e^{z_y} / Σ_c π_kc e^{z_c}]."""
-        return super().loss(net, self._knowing(net, client), self._trained(batch))
+        """−log[π_ky e^{z_y} / Σ_c π_kc e^{z_c}] + λ · (1/d)‖h − c̄_y‖², on average."""
+        return aligned_loss(net, self._knowing(net, client), self._trained(batch), self.align)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Send the losses under each (T, b), and of how many samples they are."""
+        """Send prototypes, the losses under each (T, b), and of how many samples they are."""
         client, sent = super().end(net, client, data, moment)
-        return client, {**sent, **{name: client.inbox[name] for name in SENT}} if self.held_out else sent
+        prototypes = own_prototypes(net, client, self._trained(data)) if self.align else {}
+        losses = {name: client.inbox[name] for name in SENT} if self.held_out else {}
+        return client, {**sent, **prototypes, **losses}
 
     def model(self, net: Net, client: Client) -> Tensors:
         """Answer with z/T + b log π_k, z being the best so far."""
@@ -112,8 +119,9 @@ class FedPrior(Method):
         return {**best, **cooled, bias: cooled[bias] + client.inbox["trust"] * own}
 
     def server(self, net: Net, clients: int) -> State:
-        """Remember what each (T, b) has lost, and the best z with its T and b."""
-        state = super().server(net, clients)
+        """Remember prototypes, what each (T, b) has lost, and the best z with its T and b."""
+        prototypes = no_prototypes(net.classes, net.features_count) if self.align else {}
+        state = {**super().server(net, clients), **prototypes}
         if not self.held_out:
             return state
         best = {BEST + name: value for name, value in net.initial.items()}
@@ -121,28 +129,35 @@ class FedPrior(Method):
         return {**state, **best, "held_losses": losses, "held_count": 0.0, "least": math.inf, **NEITHER}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Choose T, b and z, beside the average."""
+        """Average models and prototypes; choose T, b and z."""
         answer = super().aggregate(net, state, uploads, moment)
-        if not self.held_out:
-            return answer
+        prototypes = global_prototypes(state, uploads, "samples") if self.align else {}
+        chosen, known, trace = self._choose(state, uploads, answer.shared) if self.held_out else ({}, {}, {})
+        return replace(
+            answer,
+            shared={**answer.shared, **prototypes, **chosen},
+            state={**answer.state, **prototypes, **known},
+            trace={**answer.trace, **trace},
+        )
+
+    def _choose(self, state: State, uploads: Uploads, newest: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        """Return the z, T and b to answer with, what to remember for the next choice, and what to show of it."""
         before = {name: torch.as_tensor(value).to(uploads.counts.device) for name, value in state.items()}
         sums = {name: REMEMBERED * before[name] + uploads.extras[name].sum(dim=0) for name in SENT}
         losses, count = sums["held_losses"], sums["held_count"]
         place, loss = losses.argmin(), losses.min() / count.clamp(min=1)
-        row, column = place // len(TRUSTS), place % len(TRUSTS)
-        pair = {"temperature": TEMPERATURES.to(losses)[row], "trust": TRUSTS.to(losses)[column]}
         # The losses are those of the z that this round began with. While it is better than any before, so may the new
         # one be, and is used; where nobody has samples to spare nothing is lost, and nothing chosen.
         better = loss <= before["least"]
         best = {BEST + name: torch.where(better, value, before[BEST + name]) for name, value in uploads.before.items()}
-        used = {BEST + name: torch.where(better, value, best[BEST + name]) for name, value in answer.shared.items()}
-        pair = {name: torch.where(better & (count > 0), value, before[name]) for name, value in pair.items()}
-        return replace(
-            answer,
-            shared={**answer.shared, **used, **pair},
-            state={**answer.state, **sums, **best, **pair, "least": torch.where(better, loss, before["least"])},
-            trace={**answer.trace, **pair},
-        )
+        used = {BEST + name: torch.where(better, newest[name], best[BEST + name]) for name in uploads.before}
+        likeliest = TEMPERATURES.to(losses)[place // len(TRUSTS)], TRUSTS.to(losses)[place % len(TRUSTS)]
+        pair = {
+            name: torch.where(better & (count > 0), value, before[name])
+            for name, value in zip(NEITHER, likeliest, strict=True)
+        }
+        known = {**sums, **best, **pair, "least": torch.where(better, loss, before["least"])}
+        return {**used, **pair}, known, pair
 
     def _knowing(self, net: Net, client: Client) -> Client:
         """Return the client with log π_k in its last layer's bias."""
