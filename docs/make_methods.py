@@ -2,7 +2,7 @@
 
 Pages come from the methods' own docstrings and settings, and from one run of all methods on digits with three seeds:
 
-    python docs/make_methods.py            # runs `fedrema run all --seeds 3` first, half an hour on two cores
+    python docs/make_methods.py            # runs `fedrema run all --seeds 3` first, four minutes on two cores
     python docs/make_methods.py FOLDER     # takes finished runs from a folder instead
 """
 
