@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedrema.copies import copied, copy_of
 from fedrema.core import Answer, Batch, Client, Method, Moment, State, Uploads
 from fedrema.errors import BadInput, at_least
 from fedrema.last_layer import last_layer
@@ -22,8 +23,8 @@ TRUSTS = torch.linspace(0, 1, 5)
 """The values of b that are tried."""
 REMEMBERED = 0.8
 """How much of the losses by which T, b and z are chosen is kept from one round to the next: they waver."""
-BEST = "best."
-"""Begins the names under which the best z so far travels."""
+BEST = "best"
+"""What the copy is called under which the best z so far travels."""
 NEITHER = {"temperature": 1.0, "trust": 1.0}
 """T and b before anything is known."""
 SENT = ("held_losses", "held_count")
@@ -114,7 +115,7 @@ class FedPrior(Method):
         own = client.memory["log_prior"]
         if "temperature" not in client.inbox:
             return {**client.params, bias: client.params[bias] + own}
-        best = {name: client.inbox[BEST + name] for name in client.params}
+        best = copy_of(client.inbox, BEST)
         cooled = {name: best[name] / client.inbox["temperature"] for name in (weight, bias)}
         return {**best, **cooled, bias: cooled[bias] + client.inbox["trust"] * own}
 
@@ -124,9 +125,15 @@ class FedPrior(Method):
         state = {**super().server(net, clients), **prototypes}
         if not self.held_out:
             return state
-        best = {BEST + name: value for name, value in net.initial.items()}
         losses = torch.zeros(len(TEMPERATURES), len(TRUSTS))
-        return {**state, **best, "held_losses": losses, "held_count": 0.0, "least": math.inf, **NEITHER}
+        return {
+            **state,
+            **copied(net.initial, BEST),
+            "held_losses": losses,
+            "held_count": 0.0,
+            "least": math.inf,
+            **NEITHER,
+        }
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
         """Average models and prototypes; choose T, b and z."""
@@ -149,15 +156,15 @@ class FedPrior(Method):
         # The losses are those of the z that this round began with. While it is better than any before, so may the new
         # one be, and is used; where nobody has samples to spare nothing is lost, and nothing chosen.
         better = loss <= before["least"]
-        best = {BEST + name: torch.where(better, value, before[BEST + name]) for name, value in uploads.before.items()}
-        used = {BEST + name: torch.where(better, newest[name], best[BEST + name]) for name in uploads.before}
+        best = {name: torch.where(better, uploads.before[name], value) for name, value in copy_of(before, BEST).items()}
+        used = {name: torch.where(better, newest[name], value) for name, value in best.items()}
         likeliest = TEMPERATURES.to(losses)[place // len(TRUSTS)], TRUSTS.to(losses)[place % len(TRUSTS)]
         pair = {
             name: torch.where(better & (count > 0), value, before[name])
             for name, value in zip(NEITHER, likeliest, strict=True)
         }
-        known = {**sums, **best, **pair, "least": torch.where(better, loss, before["least"])}
-        return {**used, **pair}, known, pair
+        known = {**sums, **copied(best, BEST), **pair, "least": torch.where(better, loss, before["least"])}
+        return {**copied(used, BEST), **pair}, known, pair
 
     def _knowing(self, net: Net, client: Client) -> Client:
         """Return the client with log π_k in its last layer's bias."""
