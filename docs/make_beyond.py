@@ -3,13 +3,14 @@
 Nothing is trained: results/beyond/NAME/cells holds what was, by the commands that stand in docs/beyond.md.
 """
 
-import csv
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 
 from make_figures import DOCS, fill
 
 from fedrema.cli import main
+from fedrema.grid.experiment import Experiment
 from fedrema.grid.reading import read_experiment
 from fedrema.grid.statistics import Scores, compare, runs_of, scores
 from fedrema.grid.store import Store
@@ -23,42 +24,69 @@ ROWS = ("fedavg", "fedrema", OURS)
 PAIRED = ("lasting", "choose-few", "choose-more", "confirm")
 
 
-def by_columns(file: Path, quantities: tuple[str, ...] = ("honest", "final")) -> str:
-    """Return a table file with a line per method and a column per kind of data: means over seeds, and how many.
+@dataclass(frozen=True)
+class Found:
+    """What is finished of a grid file, by kind of data: columns that differ only in a partition are one kind."""
+
+    experiment: Experiment
+    kinds: dict[str, list[str]]
+    """By title, the names of its columns."""
+    accuracy: dict[str, Scores]
+    """`honest`, `final` and `best`."""
+
+    @classmethod
+    def of(cls, file: Path, store: Store) -> "Found":
+        """Read a grid file and its runs."""
+        experiment = read_experiment(file)
+        runs = runs_of(experiment.cells, experiment.seeds, store)
+        kinds: dict[str, list[str]] = {}
+        for column in experiment.columns:
+            kinds.setdefault(column.title.split(", partition")[0], []).append(column.name)
+        return cls(experiment, kinds, {name: scores(runs, f"{name}_accuracy") for name in ("honest", "final", "best")})
+
+    def of_row(self, quantity: str, row: str, kind: str) -> dict[int, float]:
+        """Return a row's accuracies on one kind of data, numbered by partition and seed."""
+        columns = self.kinds[kind]
+        return {
+            1000 * columns.index(column) + seed: value
+            for (column, seed), value in self.accuracy[quantity][row].items()
+            if column in columns
+        }
+
+
+def means(found: Found) -> str:
+    """Return a line per method and a column per kind of data: mean accuracies, and of how many runs.
 
     What has not been run is left out.
     """
-    with file.open(newline="") as opened:
-        found = [row for row in csv.DictReader(opened) if row["seeds"] != "0"]
-    columns = list(dict.fromkeys(row["data"] for row in found))
     rows = []
-    for method in dict.fromkeys(row["method"] for row in found):
-        own = {row["data"]: row for row in found if row["method"] == method}
-        seeds = sorted({row["seeds"] for row in own.values()})
+    for row in found.experiment.rows:
+        honest, final = (
+            {kind: found.of_row(name, row.name, kind) for kind in found.kinds} for name in ("honest", "final")
+        )
+        numbers = sorted({len(runs) for runs in honest.values() if runs})
         cells = [
-            " / ".join(own[column][each].split(" ±")[0] for each in quantities) if column in own else MISSING
-            for column in columns
-        ]
-        rows.append((method, "–".join(seeds), *cells))
-    return "\n".join(markdown_lines(("method", "seeds", *columns), rows, texts=1))
+            f"{statistics.mean(honest[kind].values()):.1f} / {statistics.mean(final[kind].values()):.1f}"
+            if honest[kind] else MISSING
+            for kind in found.kinds
+        ]  # fmt: skip
+        if numbers:
+            rows.append((row.title, "–".join(str(number) for number in numbers), *cells))
+    return "\n".join(markdown_lines(("method", "runs", *found.kinds), rows, texts=1))
 
 
-def paired(file: Path, store: Store) -> str:
+def paired(found: Found) -> str:
     """Return how FedPrior differs from FedAvg and FedReMa, and how far each falls after its best.
 
-    Columns whose titles differ only in a partition are taken together: a pair has the same partition and seed.
+    A pair has the same partition and seed.
     """
-    experiment = read_experiment(file)
-    runs = runs_of(experiment.cells, experiment.seeds, store)
-    found = {name: scores(runs, f"{name}_accuracy") for name in ("honest", "final", "best")}
-    groups: dict[str, list[str]] = {}
-    for column in experiment.columns:
-        groups.setdefault(column.title.split(", partition")[0], []).append(column.name)
     rows = []
-    for title, columns in groups.items():
-        honest, final, best = ({row: within(found[name], row, columns) for row in ROWS} for name in found)
+    for kind in found.kinds:
+        honest, final, best = (
+            {row: found.of_row(name, row, kind) for row in ROWS} for name in ("honest", "final", "best")
+        )
         differences = [
-            compare(OURS, other, title, quantity[OURS], quantity[other])
+            compare(OURS, other, kind, quantity[OURS], quantity[other])
             for other in ROWS if other != OURS
             for quantity in (honest, final)
         ]  # fmt: skip
@@ -67,18 +95,11 @@ def paired(file: Path, store: Store) -> str:
             cells = (
                 f"{each.mean:+.1f}" + f" ({each.low:+.1f} to {each.high:+.1f})" * each.tested for each in differences
             )
-            rows.append((title, str(differences[0].pairs), *cells, *(f"{fall:.1f}" for fall in falls)))
-    titles = {row: experiment.title_of(row) for row in ROWS}
+            rows.append((kind, str(differences[0].pairs), *cells, *(f"{fall:.1f}" for fall in falls)))
+    titles = {row: found.experiment.title_of(row) for row in ROWS}
     over = (f"over {titles[other]}, {name}" for other in ROWS if other != OURS for name in ("honest", "final"))
     headings = ("data", "pairs", *over, *(f"fall of {title}" for title in titles.values()))
     return "\n".join(markdown_lines(headings, rows, texts=1))
-
-
-def within(table: Scores, row: str, columns: list[str]) -> dict[int, float]:
-    """Return a row's values in some columns, numbered by column and seed."""
-    return {
-        1000 * columns.index(column) + seed: value for (column, seed), value in table[row].items() if column in columns
-    }
 
 
 def make() -> None:
@@ -89,7 +110,8 @@ def make() -> None:
             fill(DOCS / "beyond.md", name, "Not run yet.")
             continue
         main(["grid", str(file), "--minutes", "0", "--quiet", "--out", str(out)])
-        tables = [by_columns(out / f"{name}.csv"), *([paired(file, Store(out / "cells"))] if name in PAIRED else [])]
+        found = Found.of(file, Store(out / "cells"))
+        tables = [means(found), *([paired(found)] if name in PAIRED else [])]
         fill(DOCS / "beyond.md", name, "\n\n".join(tables))
 
 

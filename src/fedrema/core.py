@@ -45,7 +45,8 @@ class Batch:
     y: Tensor
     mask: Tensor
     index: Tensor
-    """Position of each sample among the client's own, for what a method keeps per sample."""
+    """Position of each sample among the client's own, for what a method keeps per sample. What `begin` and `end` are
+    given is all of them, in this order."""
 
 
 @dataclass(frozen=True)

@@ -416,3 +416,34 @@ def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
     played.play_round(world)
     for name, value in first.items():
         assert torch.equal(world.server[name], value), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_begin_and_end_are_given_all_samples_in_their_order(backend):
+    @dataclass(frozen=True)
+    class Orderly(Method):
+        """Sends a number that only the whole data in its own order, padding last, gives."""
+
+        name: ClassVar[str] = "orderly"
+
+        def begin(self, net, client, data, moment):
+            return client.having(inbox={**client.inbox, "begun": self.told(data)})
+
+        def end(self, net, client, data, moment):
+            return client, {"begun": client.inbox["begun"], "ended": self.told(data)}
+
+        def told(self, data):
+            places = torch.arange(len(data.y))
+            return (data.mask * (1 + places) * (1 + data.index) ** 2 * (1 + data.y)).sum()
+
+        def aggregate(self, net, state, uploads, moment):
+            return Answer(super().aggregate(net, state, uploads, moment).shared, state=dict(uploads.extras))
+
+    played = simulator(Orderly(), backend)
+    world = played.start()
+    played.play_round(world)
+    split = played.federation.split("train")
+    labels = [y[:count] for y, count in zip(split.y, split.count, strict=True)]
+    assert len({len(y) for y in labels}) > 1, "without padding this would show less"
+    expected = [sum((place + 1) ** 3 * (1 + int(label)) for place, label in enumerate(y)) for y in labels]
+    assert world.server["begun"].tolist() == world.server["ended"].tolist() == expected

@@ -91,10 +91,12 @@ class FedPrior(Method):
         client = client.having(memory={**client.memory, "log_prior": log_prior})
         if not self.held_out:
             return client
-        evidence = net(client.params, data.x) / TEMPERATURES.to(log_prior)[:, None, None, None]  # [T, 1, n, C]
+        kept = slice(self._every - 1, None, self._every)
+        few = Batch(data.x[kept], data.y[kept], data.mask[kept], data.index[kept])
+        evidence = net(client.params, few.x) / TEMPERATURES.to(log_prior)[:, None, None, None]  # [T, 1, n, C]
         usual = TRUSTS.to(log_prior)[:, None, None] * log_prior  # [b, 1, C]
         chances = functional.log_softmax(evidence + usual, dim=-1)
-        held = class_members(replace(data, mask=self._held(data)), net.classes, dtype)
+        held = class_members(few, net.classes, dtype)
         losses = -torch.einsum("tbnc,nc->tb", chances, held)
         return client.having(inbox={**client.inbox, "held_losses": losses, "held_count": held.sum()})
 
@@ -172,13 +174,16 @@ class FedPrior(Method):
         known = client.params[bias] + client.memory["log_prior"]
         return client.having(params={**client.params, bias: known})
 
-    def _held(self, data: Batch) -> Tensor:
-        """Return 1 for samples that are kept from training: every tenth, say, so that of nine there is none."""
-        every = round(1 / self.held_out)
-        return data.mask * (data.index % every == every - 1)
+    @property
+    def _every(self) -> int:
+        """Every so many samples one is kept from training: the tenth, say, so that of nine there is none."""
+        return round(1 / self.held_out)
 
     def _trained(self, batch: Batch) -> Batch:
-        return replace(batch, mask=batch.mask - self._held(batch)) if self.held_out else batch
+        """Return the samples with those masked that are kept from training."""
+        if not self.held_out:
+            return batch
+        return replace(batch, mask=batch.mask * (batch.index % self._every != self._every - 1))
 
 
 def likeliest_smoothing(counts: Tensor) -> Tensor:
