@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedrema.copies import copied, copy_of
-from fedrema.core import Answer, Batch, Client, Moment, State, Uploads, average, mix
+from fedrema.core import Answer, Batch, Client, Moment, Role, State, Uploads, average, mix
 from fedrema.last_layer import last_layer
 from fedrema.methods.fedprior import FedPrior
 from fedrema.methods.fedrema import FedReMa, maximum_difference_segmentation
@@ -49,6 +49,13 @@ def by_spread(rows: Tensor, itself: Tensor) -> tuple[Tensor, Tensor]:
     mean = others.sum(dim=1, keepdim=True) / count
     square = ((rows - mean).square().masked_fill(itself, 0)).sum(dim=1, keepdim=True) / max(count - 1, 1)
     return mean, square.sqrt().clamp(min=1e-12)
+
+
+def alike_in_learning(params: Tensors) -> Tensor:
+    """Return the cosines [k, k] between clients' parameters, less their mean."""
+    flat = torch.cat([value.flatten(1) for value in params.values()], dim=1)
+    moved = functional.normalize(flat - flat.mean(dim=0), dim=1)
+    return moved @ moved.T
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,29 @@ class LastLayer(Candidate):
 
 
 @dataclass(frozen=True)
+class LayerWise(Candidate):
+    """Layer by layer: each, of the body too, has peers of its own, by cosines between what that layer learned."""
+
+    name: ClassVar[str] = "layer-wise"
+    title: ClassVar[str] = "layer-wise peers"
+
+    def role(self, net: Net, name: str) -> Role:
+        """Everything travels, and comes back as one's own."""
+        return Role.PERSONAL
+
+    def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
+        """Cut at the largest gap for every layer."""
+        layers: dict[str, dict[str, Tensor]] = {}
+        for name, value in uploads.params.items():
+            layers.setdefault(name.rpartition(".")[0], {})[name] = value
+        personal: dict[str, Tensor] = {}
+        for layer in layers.values():
+            relevant, _ = maximum_difference_segmentation(alike_in_learning(layer))
+            personal |= mix(layer, relevant * uploads.counts)
+        return Answer({}, personal, state, {})
+
+
+@dataclass(frozen=True)
 class ClassWise(Candidate):
     """Class by class: each row of the last layer has peers of its own, whose chances of that class are alike."""
 
@@ -165,9 +195,7 @@ class Updates(Candidate):
 
     def similarity(self, net: Net, heads: Tensors, uploads: Uploads, moment: Moment) -> Tensor:
         """Return cosines between heads, less their mean."""
-        flat = torch.cat([value.flatten(1) for value in heads.values()], dim=1)
-        moved = functional.normalize(flat - flat.mean(dim=0), dim=1)
-        return moved @ moved.T
+        return alike_in_learning(heads)
 
 
 @dataclass(frozen=True)
@@ -221,6 +249,31 @@ class ReEnter(Candidate):
             return weights, after, trace
         weights, _, _ = super().match(net, {**state, "critical": False}, heads, uploads, moment)
         return weights, {**state, "peak": after["peak"]}, trace
+
+
+@dataclass(frozen=True)
+class Forgetting(Candidate):
+    """After the critical period, clients are matched on, and G forgets: what was chosen long ago counts less."""
+
+    name: ClassVar[str] = "forgetting"
+    title: ClassVar[str] = "G forgets"
+    remembered: float = 0.9
+    """Of G from one round to the next."""
+
+    def server(self, net: Net, clients: int) -> State:
+        """Keep a G that forgets beside the one that counts."""
+        return {**super().server(net, clients), "recent": torch.zeros(clients, clients), "over": False}
+
+    def match(self, net: Net, state: State, heads: Tensors, uploads: Uploads, moment: Moment) -> Matched:
+        """Match in every round; once the period is over, average by what was chosen lately."""
+        weights, after, trace = super().match(net, {**state, "critical": True}, heads, uploads, moment)
+        if "sets" not in trace:
+            return weights, after, trace
+        recent = self.remembered * torch.as_tensor(state["recent"]).to(uploads.counts)
+        among = uploads.clients[:, None], uploads.clients
+        recent[among] += torch.as_tensor(trace["sets"]).to(recent)
+        used = recent[among] * uploads.counts if state["over"] else weights
+        return used, {**after, "recent": recent, "over": state["over"] or not after["critical"]}, trace
 
 
 @dataclass(frozen=True)
