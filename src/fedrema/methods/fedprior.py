@@ -53,7 +53,8 @@ class FedPrior(Method):
     z, these losses, T, b, the best z, and the means and numbers of features by class travel. A client's model is a
     plain network, with W/T and bias/T + b log π_k as its last layer.
 
-    It knows of no difference between clients but their class frequencies.
+    It knows of no difference between clients but their class frequencies. Where a class looks different from client to
+    client, alignment costs more than it gains (docs/beyond.md).
     """
 
     name: ClassVar[str] = "fedprior"
