@@ -48,6 +48,10 @@ class Batch:
     """Position of each sample among the client's own, for what a method keeps per sample. What `begin` and `end` are
     given is all of them, in this order."""
 
+    def rows(self, which: slice) -> "Batch":
+        """Return some of the samples."""
+        return Batch(self.x[which], self.y[which], self.mask[which], self.index[which])
+
 
 @dataclass(frozen=True)
 class Client:

@@ -105,7 +105,7 @@ class Loop:
         """Tell whether layers or losses draw random numbers; found by trying each loss once."""
         for loss in {phase.loss or job.method.loss for phase, _ in job.plan} - self._draws.keys():
             data = job.samples.of(int(job.crowd.clients[0]))
-            few = Batch(data.x[:2], data.y[:2], data.mask[:2], data.index[:2])
+            few = data.rows(slice(2))
             before = torch.get_rng_state()
             self.net.train(True)
             with torch.no_grad():

@@ -92,8 +92,7 @@ class FedPrior(Method):
         client = client.having(memory={**client.memory, "log_prior": log_prior})
         if not self.held_out:
             return client
-        kept = slice(self._every - 1, None, self._every)
-        few = Batch(data.x[kept], data.y[kept], data.mask[kept], data.index[kept])
+        few = data.rows(slice(self._every - 1, None, self._every))
         evidence = net(client.params, few.x) / TEMPERATURES.to(log_prior)[:, None, None, None]  # [T, 1, n, C]
         usual = TRUSTS.to(log_prior)[:, None, None] * log_prior  # [b, 1, C]
         chances = functional.log_softmax(evidence + usual, dim=-1)

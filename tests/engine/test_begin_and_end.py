@@ -1,0 +1,98 @@
+"""What a client is given when a round begins and ends, and what becomes of what it hands on."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fedrema.core import Answer, Method, Role
+
+from .test_hooks import BACKENDS, simulator
+
+
+class Echoing(Method):
+    """The server hands out whatever clients sent beside their parameters."""
+
+    def aggregate(self, net, state, uploads, moment):
+        answer = super().aggregate(net, state, uploads, moment)
+        return replace(answer, shared={**answer.shared, **uploads.extras})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_at_the_end_of_a_round_a_client_knows_what_it_received(backend):
+    @dataclass(frozen=True)
+    class Moved(Echoing):
+        name: ClassVar[str] = "moved"
+
+        def end(self, net, client, data, moment):
+            return client, {"moved": client.params["head.bias"] - client.received["head.bias"]}
+
+    played = simulator(Moved(), backend)
+    world = played.start()
+    crowd = played.crowd(world, torch.arange(4))
+    trained, _, _ = played.local_training(crowd, {}, played.moment(1))
+    played.play_round(world)
+    expected = trained["head.bias"] - played.net.initial["head.bias"]
+    assert expected.abs().min() > 1e-6
+    assert torch.allclose(world.inbox.common["moved"], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
+    @dataclass(frozen=True)
+    class Keeping(Method):
+        """Sends what it received and its mail as they are; the server keeps the first of each."""
+
+        name: ClassVar[str] = "keeping"
+
+        def role(self, net, name):
+            return Role.PERSONAL
+
+        def end(self, net, client, data, moment):
+            return client, {
+                "received": client.received["head.bias"],
+                "letter": client.inbox.get("letter", client.count),
+            }
+
+        def aggregate(self, net, state, uploads, moment):
+            kept = state or {name: uploads.extras[name] for name in ("received", "letter")}
+            personal = {name: value + moment.round for name, value in uploads.params.items()}
+            return Answer(shared={}, personal={**personal, "letter": uploads.counts * 0 + moment.round}, state=kept)
+
+    played = simulator(Keeping(), backend, rounds=3)
+    world = played.start()
+    played.play_round(world)
+    first = {name: value.clone() for name, value in world.server.items()}
+    played.play_round(world)
+    played.play_round(world)
+    for name, value in first.items():
+        assert torch.equal(world.server[name], value), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_begin_and_end_are_given_all_samples_in_their_order(backend):
+    @dataclass(frozen=True)
+    class Orderly(Echoing):
+        """Sends a number that only the whole data in its own order, padding last, gives."""
+
+        name: ClassVar[str] = "orderly"
+
+        def begin(self, net, client, data, moment):
+            return client.having(inbox={**client.inbox, "begun": self.told(data)})
+
+        def end(self, net, client, data, moment):
+            return client, {"begun": client.inbox["begun"], "ended": self.told(data)}
+
+        def told(self, data):
+            places = torch.arange(len(data.y))
+            return (data.mask * (1 + places) * (1 + data.index) ** 2 * (1 + data.y)).sum()
+
+    played = simulator(Orderly(), backend)
+    world = played.start()
+    played.play_round(world)
+    split = played.federation.split("train")
+    labels = [y[:count] for y, count in zip(split.y, split.count, strict=True)]
+    assert len({len(y) for y in labels}) > 1, "without padding this would show less"
+    expected = [sum((place + 1) ** 3 * (1 + int(label)) for place, label in enumerate(y)) for y in labels]
+    assert world.inbox.common["begun"].tolist() == world.inbox.common["ended"].tolist() == expected
