@@ -74,14 +74,15 @@ def test_batch_norm_is_recorded_and_trains_as_on_a_cpu(method):
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_batch_norm_between_convolutions_learns_what_the_loop_learns(precision):
-    federation, local = images(), LocalTraining(epochs=3, batch=10, lr=0.02)
+    # Steps so small that a rounding does not grow: with parameters 0.4 % off, a loop's losses differ by 0.4 % at most.
+    federation, local = images(), LocalTraining(epochs=3, batch=10, lr=0.002)
 
     def network():
         return build_net(Network(net="cnn-bn"), federation.sample_shape, federation.classes, seed=3)
 
     _, _, looped = play(FedBN(), federation, local, network, rounds=6, backend="loop", device="cpu")
     _, world, records = play(FedBN(), federation, local, network, rounds=6, precision=precision)
-    assert records[0]["loss"] == pytest.approx(looped[0]["loss"], rel=0.02)
+    assert [each["loss"] for each in records] == pytest.approx([each["loss"] for each in looped], rel=0.02)
     assert records[-1]["accuracy"] == pytest.approx(looped[-1]["accuracy"], abs=0.1)
     assert all(value.dtype == torch.float32 for value in world.params.row(0).values())
 
