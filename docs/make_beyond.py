@@ -12,7 +12,7 @@ from make_figures import DOCS, fill
 from fedrema.cli import main
 from fedrema.grid.experiment import Experiment
 from fedrema.grid.reading import read_experiment
-from fedrema.grid.statistics import Scores, compare, runs_of, scores
+from fedrema.grid.statistics import Comparison, Scores, compare, runs_of, scores
 from fedrema.grid.store import Store
 from fedrema.grid.table import MISSING
 from fedrema.report.compare import markdown_lines
@@ -21,6 +21,8 @@ RESULTS = DOCS.parent / "results" / "beyond"
 OURS = "fedprior"
 ROWS = ("fedavg", "fedrema", OURS)
 """What is compared in pairs."""
+RIVALS = ("fedrema-aligned", "fedpac", "fedprior-plain")
+"""What FedPrior is compared with beside those: methods that align features as it does, and FedPrior without."""
 PAIRED = ("lasting", "choose-few", "choose-more", "confirm")
 
 
@@ -102,6 +104,28 @@ def paired(found: Found) -> str:
     return "\n".join(markdown_lines(headings, rows, texts=1))
 
 
+def rivals(found: Found) -> str:
+    """Return by how much FedPrior is above its rivals: the mean of pairs, and of three and more half their interval."""
+    rows = []
+    for row in (each for each in found.experiment.rows if each.name in RIVALS):
+        differences = {
+            kind: [
+                compare(OURS, row.name, kind, found.of_row(name, OURS, kind), found.of_row(name, row.name, kind))
+                for name in ("honest", "final")
+            ]
+            for kind in found.kinds
+        }
+        numbers = sorted({honest.pairs for honest, _ in differences.values() if honest.pairs})
+        if numbers:
+            cells = (" / ".join(map(_difference, both)) if both[0].pairs else MISSING for both in differences.values())
+            rows.append((row.title, "–".join(str(number) for number in numbers), *cells))
+    return "\n".join(markdown_lines(("FedPrior over", "pairs", *found.kinds), rows, texts=1)) if rows else ""
+
+
+def _difference(found: Comparison) -> str:
+    return f"{found.mean:+.1f}" + f" ± {found.high - found.mean:.1f}" * (found.pairs > 2)
+
+
 def make() -> None:
     """Write everything."""
     for file in sorted((DOCS / "beyond").glob("*.toml")):
@@ -111,8 +135,8 @@ def make() -> None:
             continue
         main(["grid", str(file), "--minutes", "0", "--quiet", "--out", str(out)])
         found = Found.of(file, Store(out / "cells"))
-        tables = [means(found), *([paired(found)] if name in PAIRED else [])]
-        fill(DOCS / "beyond.md", name, "\n\n".join(tables))
+        tables = [means(found), *([paired(found), rivals(found)] if name in PAIRED else [])]
+        fill(DOCS / "beyond.md", name, "\n\n".join(filter(None, tables)))
 
 
 if __name__ == "__main__":
