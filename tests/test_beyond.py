@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fedrema.core import Method
 from fedrema.grid.reading import read_experiment
 from fedrema.grid.store import Store, key_of
 
@@ -19,8 +18,7 @@ FILES = sorted((ROOT / "docs" / "beyond").glob("*.toml"))
 def candidates():
     from docs.beyond import candidates as module
 
-    kinds = (value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, Method))
-    return [kind for kind in kinds if kind.__module__ == module.__name__]
+    return [value for name in module.__all__ if inspect.isclass(value := getattr(module, name))]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
