@@ -1,6 +1,7 @@
 """Write the tables of docs/reproduction.md and docs/results.md, and all of results/paper, anew: `make results`.
 
-Nothing is trained: results/paper/cells holds what was, and results/paper/README.md by which commands.
+Nothing is trained: results/paper/cells and results/fedfa/cells hold what was, results/paper/README.md and docs/results.md
+say by which commands.
 """
 
 import csv
@@ -60,6 +61,9 @@ def make() -> None:
     fill(PAGE, "verdicts", "\n".join(lines))
     fill(PAGE, "state", table((RESULTS / "README.md").read_text()).replace("](", "](../results/paper/"))
     fill(DOCS / "results.md", "ranking", ranking(RESULTS / "methods.csv"))
+    anchors = RESULTS.parent / "fedfa"
+    main(["grid", str(DOCS / "results" / "fedfa.toml"), "--minutes", "0", "--quiet", "--out", str(anchors)])
+    fill(DOCS / "results.md", "fedfa", table((anchors / "fedfa.md").read_text()))
     fill(PAGE, "commands", section(RESULTS / "README.md", "## Commands").strip())
 
 

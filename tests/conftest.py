@@ -1,6 +1,7 @@
 """Small federations that every test can afford."""
 
 import os
+import signal
 import sys
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from fedrema.data import Federation
 from tests import forked
 
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; more threads only get in each other's way
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which is when it is read

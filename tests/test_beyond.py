@@ -1,4 +1,4 @@
-"""What docs/beyond.md tells of can be run again: its grid files are valid, its candidates train in both backends."""
+"""What docs tell of can be run again: grid files are valid, the candidates of docs/beyond train in both backends."""
 
 import inspect
 from pathlib import Path
@@ -12,7 +12,11 @@ from .conftest import make_federation
 from .test_contract import COUNTS, differences, models, play
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted((ROOT / "docs" / "beyond").glob("*.toml"))
+FILES = {
+    **{file: ROOT / "results" / "beyond" / file.stem for file in sorted((ROOT / "docs" / "beyond").glob("*.toml"))},
+    ROOT / "docs" / "results" / "fedfa.toml": ROOT / "results" / "fedfa",
+}
+"""And where what was run of them lies."""
 
 
 def candidates():
@@ -38,7 +42,7 @@ def test_candidates_train_alike_in_both_backends(kind):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_finished_runs_belong_to_their_file(file, monkeypatch):
     monkeypatch.chdir(ROOT)
-    folder = ROOT / "results" / "beyond" / file.stem / "cells"
+    folder = FILES[file] / "cells"
     if not folder.is_dir():
         pytest.skip("nothing of it has been run")
     experiment = read_experiment(file)

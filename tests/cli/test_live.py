@@ -90,7 +90,7 @@ def test_it_fills_up(played):
     assert re.fullmatch(r"0 of 8 runs finished, about (a second|\d+ seconds) left", played.shown()[-1])
 
     table.report(Event("round", small, seed=0, round=4, accuracy=0.25))
-    assert played.shown()[4] == "FedAvg, small steps: round 4/10 of 2 seeds, accuracy 25.0 %"
+    assert played.shown()[4] == "FedAvg, small steps: round 4/10, seed 1 of 2, accuracy 25.0 %"
     table.report(Event("round", small, seed=1, round=6, accuracy=0.5))
     assert played.shown()[4] == "FedAvg, small steps: round 6/10 of 2 seeds, accuracy 37.5 %"
 
@@ -106,8 +106,8 @@ def test_it_fills_up(played):
     assert played.shown()[-1] == "2 of 8 runs finished, about 60 seconds left"
     table.report(Event("round", large, seed=0, round=10, accuracy=0.5))
     table.report(Event("round", large, seed=1, round=5))
-    assert played.shown()[4] == "FedAvg, large steps: round 10/10 of 2 seeds, accuracy 50.0 %"
-    assert played.shown()[-1] == "2 of 8 runs finished, about 45 seconds left"
+    assert played.shown()[4] == "FedAvg, large steps: round 5/10, seed 2 of 2"  # one after the other
+    assert played.shown()[-1] == "3 of 8 runs finished, about 45 seconds left"
 
     played.keep(large, 0, 0.7)  # one of two seeds
     played.keep(large, 1)
@@ -127,7 +127,7 @@ def test_in_this_process_rounds_belong_to_what_has_begun(played):
     task = played.tasks[0]
     played.table.report(Event("began", task))
     played.table.report(Event("round", seed=1, round=3, accuracy=0.0))
-    assert "FedAvg, small steps: round 3/10 of 2 seeds, accuracy 0.0 %" in played.shown()
+    assert "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 0.0 %" in played.shown()
 
 
 def test_without_columns_there_is_one_of_accuracies(tmp_path):
@@ -160,7 +160,7 @@ def test_of_a_long_task_a_line_tells_now_and_then(played, capsys, monkeypatch):
     capsys.readouterr()
     played.table.report(Event("round", task, seed=0, round=3, accuracy=0.5))
     told = capsys.readouterr().err
-    assert told.startswith("FedAvg, small steps: round 3/10 of 2 seeds, accuracy 50.0 %; 0 of 8 runs finished, about ")
+    assert told.startswith("FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 50.0 %; 0 of 8 runs finished, ")
     assert told.count("\n") == 1
 
 

@@ -114,14 +114,19 @@ class LiveTable:
         return Text("…", "cyan") if now else Text("·", "dim")
 
     def _state(self, task: Task) -> str:
-        events = [event for seed in task.seeds if (event := self.rounds.get((id(task), seed)))]
-        if not events:
+        begun = self._begun(task)
+        if not begun:
             return f"{task.cell.title}: starting"
         rounds = task.cell.parsed.simulation.rounds
-        scored = [event.accuracy for event in events if event.accuracy is not None]
+        now = [event for event in begun if event.round < rounds] or begun[-1:]
+        scored = [event.accuracy for event in now if event.accuracy is not None]
         accuracy = f", accuracy {100 * sum(scored) / len(scored):.1f} %" if scored else ""
-        several = f" of {len(task.seeds)} seeds" if len(task.seeds) > 1 else ""
-        return f"{task.cell.title}: round {max(event.round for event in events)}/{rounds}{several}{accuracy}"
+        seeds = len(task.seeds)
+        together = f" of {seeds} seeds" if len(now) == seeds else f", seed {len(begun)} of {seeds}"
+        return f"{task.cell.title}: round {now[-1].round}/{rounds}{together if seeds > 1 else ''}{accuracy}"
+
+    def _begun(self, task: Task) -> list[Event]:
+        return [event for seed in task.seeds if (event := self.rounds.get((id(task), seed)))]
 
     def _result(self, cell: Cell) -> str:
         experiment, seeds = next(
@@ -132,7 +137,10 @@ class LiveTable:
         return "no result" if found is None else f"{found} ({experiment.quantity.replace('_', ' ')})"
 
     def _footer(self) -> str:
-        return f"{self.done} of {self.wanted} runs finished{self._left()}"
+        done = self.done + sum(
+            event.round == task.cell.parsed.simulation.rounds for task in self.running for event in self._begun(task)
+        )
+        return f"{done} of {self.wanted} runs finished{self._left()}"
 
     def _left(self) -> str:
         if not self.waiting and not self.running:
@@ -148,5 +156,5 @@ class LiveTable:
 
     def _seconds_left(self, task: Task) -> float | None:
         expected = self.forecaster.seconds(task)
-        played = sum(self.rounds[id(task), seed].round for seed in task.seeds if (id(task), seed) in self.rounds)
+        played = sum(event.round for event in self._begun(task))
         return None if expected is None else expected * (1 - played / task.rounds)
