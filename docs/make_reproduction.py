@@ -1,7 +1,7 @@
 """Write the tables of docs/reproduction.md and docs/results.md, and all of results/paper, anew: `make results`.
 
-Nothing is trained: results/paper/cells and results/fedfa/cells hold what was, results/paper/README.md and docs/results.md
-say by which commands.
+Nothing is trained: results/paper/cells and results/fedfa/cells hold what was; results/paper/README.md and
+docs/results.md say by which commands.
 """
 
 import csv
