@@ -11,8 +11,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedrema.deploy.children import Child, Stopped, Told, environment, keeping
+from fedrema.cli import main
+from fedrema.deploy.children import Child, Stopped, Told, environment, free_port, keeping
+from fedrema.deploy.places import ServerPlace
 from fedrema.deploy.presence import beside, present, reason, somebody_is_there
+from fedrema.deploy.serving import Serving
 from fedrema.deploy.superlink import gated
 from fedrema.errors import BadInput
 
@@ -82,6 +85,25 @@ def test_lines_are_told_once_and_whole(tmp_path):
     file.write_text("anew\n")
     assert told.lines() == ["anew"]
     assert Told(tmp_path / "none").lines() == []
+
+
+def test_warnings_are_no_errors_of_flowers(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    assert "PYTHONWARNINGS" not in environment(tmp_path / "home", tmp_path)
+
+
+def test_a_server_whose_flower_cannot_start_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrema.deploy.children.LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr("fedrema.deploy.serving.SECONDS_BETWEEN_LOOKS", 0.01)
+    said = []
+    arguments = ["--deal", "--nodes", "north,south", "--host", "localhost", "--port", str(free_port())]
+    assert main(["deploy", "init", str(tmp_path / "federation"), "fedavg", *arguments]) == 0
+    serving = Serving(ServerPlace.open(tmp_path / "federation" / "server"), said.append)
+    broken = [child(tmp_path, "print('no room')"), child(tmp_path, "import time; time.sleep(99)")]
+    serving.children = tuple(broken)
+    assert serving.serve() == 1
+    assert said[-1] == f"it was started 5 times and never answered; {tmp_path / 'it.log'} tells why"
+    assert all(one.process.poll() is not None for one in broken)
 
 
 def test_nothing_calls_home(tmp_path):

@@ -31,7 +31,9 @@ def environment(home: Path, modules: Path) -> dict[str, str]:
         "PYTHONPATH": [str(modules), os.environ.get("PYTHONPATH", "")],
     }
     joined = {name: os.pathsep.join(part for part in parts if part) for name, parts in paths.items()}
-    return {**os.environ, **switches, **joined}
+    # Warnings as errors are meant for one's own code; Flower, whose libraries warn, would not start.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    return {**inherited, **switches, **joined}
 
 
 class Child:
@@ -42,6 +44,8 @@ class Child:
         self.process: subprocess.Popen[bytes] | None = None
         self.started = self.ended = -LONGEST_PAUSE
         self.pause = 0.0
+        self.vain = 0
+        """How many times in a row it has not lasted."""
         self.noticed = True
         """Whether its last end has been told."""
 
@@ -52,7 +56,8 @@ class Child:
             return ""
         if not self.noticed and self.process is not None:
             self.noticed, self.ended = True, now
-            self.pause = 1.0 if now - self.started > LONG_LIFE else min(LONGEST_PAUSE, max(1.0, 2 * self.pause))
+            self.vain = 1 if now - self.started > LONG_LIFE else self.vain + 1
+            self.pause = min(LONGEST_PAUSE, 2.0 ** min(self.vain - 1, 5))
             return f"{self.name} has ended ({self._last_words()}); it is started again in {self.pause:g} s"
         if now - self.ended >= self.pause:
             self._start()

@@ -58,9 +58,14 @@ class Serving:
         self.asked = 0.0
         """When a run was last asked for; 0: none is awaited."""
         self.vain, self.rounds = 0, self._rounds()
+        self.answered = False
+        """Whether the SuperLink has ever answered."""
 
     def serve(self) -> int:
-        """Serve until all rounds have been played (0), the federation has given up (2), or somebody stops it (130)."""
+        """Serve until all rounds have been played (0), the federation has given up (2), or somebody stops it (130).
+
+        1 says that Flower does not start here: a service manager tries again, a demonstration ends.
+        """
         self.place.state.mkdir(exist_ok=True)
         beside(self.place.run, "stopped").unlink(missing_ok=True)
         try:
@@ -85,8 +90,13 @@ class Serving:
             try:
                 with controlling(self.place.control, self.place.path / "ca.crt") as control:
                     self._tend(control)
-            except NotThere:
-                pass  # it is just being started
+                    self.answered = True
+            except NotThere:  # it is just being started, or cannot be
+                superlink = self.children[0]
+                if superlink.vain >= MOST_VAIN_STARTS and not self.answered:
+                    vain = f"was started {superlink.vain} times and never answered"
+                    self.say(f"{superlink.name} {vain}; {superlink.log} tells why")
+                    return 1
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _tend(self, control: Control) -> None:
