@@ -4,6 +4,7 @@ Nothing is trained: results/beyond/NAME/cells holds what was, by the commands th
 """
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,15 @@ class Found:
             if column in columns
         }
 
+    def over(self, quantity: str, other: str, kind: str) -> Comparison:
+        """Compare FedPrior with another row on one kind of data; a pair has the same partition and seed."""
+        return compare(OURS, other, kind, *(self.of_row(quantity, row, kind) for row in (OURS, other)))
+
+
+def counts(numbers: Iterable[int]) -> str:
+    """Return the numbers that there are, 0 aside: 3, or 1–3."""
+    return "–".join(str(number) for number in sorted({*numbers} - {0}))
+
 
 def means(found: Found) -> str:
     """Return a line per method and a column per kind of data: mean accuracies, and of how many runs.
@@ -66,31 +76,26 @@ def means(found: Found) -> str:
         honest, final = (
             {kind: found.of_row(name, row.name, kind) for kind in found.kinds} for name in ("honest", "final")
         )
-        numbers = sorted({len(runs) for runs in honest.values() if runs})
+        numbers = counts(len(runs) for runs in honest.values())
         cells = [
             f"{statistics.mean(honest[kind].values()):.1f} / {statistics.mean(final[kind].values()):.1f}"
             if honest[kind] else MISSING
             for kind in found.kinds
         ]  # fmt: skip
         if numbers:
-            rows.append((row.title, "–".join(str(number) for number in numbers), *cells))
+            rows.append((row.title, numbers, *cells))
     return "\n".join(markdown_lines(("method", "runs", *found.kinds), rows, texts=1))
 
 
 def paired(found: Found) -> str:
-    """Return how FedPrior differs from FedAvg and FedReMa, and how far each falls after its best.
-
-    A pair has the same partition and seed.
-    """
+    """Return how FedPrior differs from FedAvg and FedReMa, and how far each falls after its best."""
     rows = []
     for kind in found.kinds:
-        honest, final, best = (
-            {row: found.of_row(name, row, kind) for row in ROWS} for name in ("honest", "final", "best")
-        )
+        final, best = ({row: found.of_row(name, row, kind) for row in ROWS} for name in ("final", "best"))
         differences = [
-            compare(OURS, other, kind, quantity[OURS], quantity[other])
+            found.over(quantity, other, kind)
             for other in ROWS if other != OURS
-            for quantity in (honest, final)
+            for quantity in ("honest", "final")
         ]  # fmt: skip
         if all(each.pairs for each in differences):
             falls = (statistics.mean(best[row].values()) - statistics.mean(final[row].values()) for row in ROWS)
@@ -108,17 +113,11 @@ def rivals(found: Found) -> str:
     """Return by how much FedPrior is above its rivals: the mean of pairs, and of three and more half their interval."""
     rows = []
     for row in (each for each in found.experiment.rows if each.name in RIVALS):
-        differences = {
-            kind: [
-                compare(OURS, row.name, kind, found.of_row(name, OURS, kind), found.of_row(name, row.name, kind))
-                for name in ("honest", "final")
-            ]
-            for kind in found.kinds
-        }
-        numbers = sorted({honest.pairs for honest, _ in differences.values() if honest.pairs})
+        differences = [[found.over(name, row.name, kind) for name in ("honest", "final")] for kind in found.kinds]
+        numbers = counts(honest.pairs for honest, _ in differences)
         if numbers:
-            cells = (" / ".join(map(_difference, both)) if both[0].pairs else MISSING for both in differences.values())
-            rows.append((row.title, "–".join(str(number) for number in numbers), *cells))
+            cells = (" / ".join(map(_difference, both)) if both[0].pairs else MISSING for both in differences)
+            rows.append((row.title, numbers, *cells))
     return "\n".join(markdown_lines(("FedPrior over", "pairs", *found.kinds), rows, texts=1)) if rows else ""
 
 

@@ -160,7 +160,8 @@ def test_of_a_long_task_a_line_tells_now_and_then(played, capsys, monkeypatch):
     capsys.readouterr()
     played.table.report(Event("round", task, seed=0, round=3, accuracy=0.5))
     told = capsys.readouterr().err
-    assert told.startswith("FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 50.0 %; 0 of 8 runs finished, ")
+    state = "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 50.0 %"
+    assert told.startswith(f"{state}; 0 of 8 runs finished, about ")
     assert told.count("\n") == 1
 
 

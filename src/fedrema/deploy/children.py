@@ -43,11 +43,17 @@ class Child:
         self.name, self.arguments, self.log, self.environment = name, list(arguments), log, environment
         self.process: subprocess.Popen[bytes] | None = None
         self.started = self.ended = -LONGEST_PAUSE
-        self.pause = 0.0
         self.vain = 0
-        """How many times in a row it has not lasted."""
+        """Its ends in a row without a long life between them."""
         self.noticed = True
         """Whether its last end has been told."""
+
+    @property
+    def pause(self) -> float:
+        """How long it stays away after an end, in seconds: twice as long each time, up to a limit."""
+        if not self.vain:
+            return 0.0
+        return min(LONGEST_PAUSE, 2.0 ** min(self.vain - 1, 10))  # after days, two to that power would be no number
 
     def keep(self) -> str:
         """Start it if it is not there; returns a sentence when it has ended by itself, else nothing."""
@@ -57,7 +63,6 @@ class Child:
         if not self.noticed and self.process is not None:
             self.noticed, self.ended = True, now
             self.vain = 1 if now - self.started > LONG_LIFE else self.vain + 1
-            self.pause = min(LONGEST_PAUSE, 2.0 ** min(self.vain - 1, 5))
             return f"{self.name} has ended ({self._last_words()}); it is started again in {self.pause:g} s"
         if now - self.ended >= self.pause:
             self._start()

@@ -94,8 +94,10 @@ class Serving:
             except NotThere:  # it is just being started, or cannot be
                 superlink = self.children[0]
                 if superlink.vain >= MOST_VAIN_STARTS and not self.answered:
-                    vain = f"was started {superlink.vain} times and never answered"
-                    self.say(f"{superlink.name} {vain}; {superlink.log} tells why")
+                    self.say(
+                        f"{superlink.name} was started {superlink.vain} times and never answered; "
+                        f"{superlink.log} tells why"
+                    )
                     return 1
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
