@@ -12,7 +12,7 @@ from fedrema.cli.after import common_folder
 from fedrema.cli.page import REPORT, show
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.spread import devices_for, spread
-from fedrema.errors import BadInput, Diverged
+from fedrema.errors import Diverged
 from fedrema.methods import find_method, registry
 from fedrema.page.render import write_page
 from fedrema.report.compare import comparison_table
@@ -176,8 +176,6 @@ def resume(arguments: list[str]) -> int:
     run = Run(asked.dir)
     changes = as_arguments({name: getattr(asked, name) for name in ("rounds", "data_dir", "device")})
     rounds = asked.rounds if asked.rounds is not None else int(run.settings["rounds"])
-    if rounds < len(run.rounds):
-        raise BadInput(f"--rounds {rounds} lies before round {len(run.rounds)}, which {asked.dir} has reached.")
     prepared = take_up(asked.dir, tuple(changes))
     try:
         with RunProgress(asked.quiet) as progress:
