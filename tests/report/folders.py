@@ -31,6 +31,7 @@ def write_run(
         },
     }
     directory.create(config)
+    directory.keep_rounds(0)
     records = [
         {
             "round": place + 1,
@@ -57,6 +58,13 @@ def write_run(
         }
         directory.write_json(directory.summary_file, summary)
     return Run(path)
+
+
+def replace_records(run, records) -> None:
+    """Put other records in place of a run's."""
+    run.directory.rounds_file.unlink()
+    for record in records:
+        run.directory.append(record)
 
 
 def write_two_groups(folder) -> list[Run]:

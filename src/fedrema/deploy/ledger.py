@@ -48,6 +48,7 @@ class Ledger:
             mine = directory.config_file.is_file() and directory.config().get("identity") == self.identity
             directory.check_free(overwrite=mine and not directory.rounds())
             directory.create(self._config())
+            directory.keep_rounds(0)
         self.note.enter_context(playing(directory.player_file, len(directory.rounds())))
 
     def _go_on(self) -> None:
