@@ -2,9 +2,9 @@
 
 import json
 import os
-import shutil
+import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,29 @@ import numpy as np
 
 from fedrema.data.atomic import write_text, written_whole
 from fedrema.errors import BadInput
-from fedrema.runs.player import Player
+from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
+
+CONFIG_KEYS = {"method": str, "settings": dict, "identity": str, "federation": dict}
+"""What every config.json has; a folder with another file of that name is not a run."""
+FEDERATION_FILE = "federation.npz"
+"""Where a federation that was given in Python is saved, beside config.json."""
+MODELS = "models"
+"""Folder of exported models."""
+EXPORT_INDEX = "index.json"
+OWN_FILES = (
+    *("config.json", "rounds.jsonl", "relations.npz", "summary.json", "clients.npz", "checkpoint/world.safetensors"),
+    *("report.html", "curves.png", "tracking.json"),
+)
+"""Files that fedrema writes into a run's folder, whatever its settings."""
+OWN_PATTERNS = ("newcomers/*.safetensors", "tensorboard/events.out.tfevents.*")
 
 
 class RunDirectory:
     """Reads and writes a run's folder; every file but the growing `rounds.jsonl` is whole or not there.
 
     config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once it has ended),
-    clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request); running.json
-    while it is being played.
+    clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request); run.lock, and
+    running.json while a process writes to the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,7 +44,6 @@ class RunDirectory:
         self.relations_file = self.path / "relations.npz"
         self.summary_file = self.path / "summary.json"
         self.clients_file = self.path / "clients.npz"
-        self.player_file = self.path / "running.json"
         self.checkpoint_file = self.path / "checkpoint" / "world.safetensors"
 
     @classmethod
@@ -43,26 +56,74 @@ class RunDirectory:
             raise BadInput(f"{path} is not the folder of a run: it has no config.json.")
         return found
 
+    def lock(self) -> RunLock:
+        """Return the lock that everything which writes to this folder has to hold."""
+        return RunLock(self.path)
+
+    def trainer(self) -> Writer | None:
+        """Return the process that trains the run, as running.json names it; None where there is none."""
+        writer = Writer.read(self.path / WRITER_FILE)
+        return writer if writer and writer.first is not None else None
+
+    def is_run(self) -> bool:
+        """Whether the folder holds a run of fedrema, finished or not."""
+        try:
+            config = read_object(self.config_file, "")
+        except BadInput:
+            return False
+        return all(isinstance(config.get(key), kind) for key, kind in CONFIG_KEYS.items())
+
     def check_free(self, overwrite: bool) -> None:
         """Refuse a folder that is taken; --overwrite replaces a run, and only a run."""
-        if self.path.is_file():
-            raise BadInput(f"--out {self.path} is a file: name a folder for the run.")
-        if not self.path.exists() or not any(self.path.iterdir()):
-            return
+        try:
+            if self.path.is_symlink() and not self.path.exists():
+                raise BadInput(f"--out {self.path} is a link to something that does not exist: name another folder.")
+            if self.path.exists() and not self.path.is_dir():
+                raise BadInput(f"--out {self.path} is a file: name a folder for the run.")
+            if not self.path.exists() or {file.name for file in self.path.iterdir()} <= {LOCK_FILE, WRITER_FILE}:
+                return
+        except OSError as error:
+            raise BadInput(f"--out {self.path} cannot be read: {error.strerror}; name another folder.") from error
+        if not self.is_run():
+            if overwrite:
+                raise BadInput(f"--out {self.path} holds something other than a run; --overwrite replaces runs only.")
+            raise BadInput(f"--out {self.path} already exists: choose another folder.")
+        if not overwrite and not self.summary_file.is_file():
+            raise BadInput(
+                f"--out {self.path} already exists, unfinished: continue it with fedrema resume {self.path}, choose"
+                " another folder, or --overwrite to replace it."
+            )
         if not overwrite:
             raise BadInput(f"--out {self.path} already exists: choose another folder, or --overwrite to replace it.")
-        if not self.config_file.is_file():
-            raise BadInput(f"--out {self.path} holds something other than a run; --overwrite replaces runs only.")
 
-    def create(self, config: dict[str, Any]) -> None:
-        """Make the folder, in place of a run that was there."""
+    def create(self, config: dict[str, Any], inputs: Collection[Path] = ()) -> None:
+        """Make the folder; a run that is there is replaced, except for files that are `inputs` of the new run.
+
+        Only files that fedrema wrote are deleted. config.json comes last and is replaced in one step, so the folder
+        holds a run at every moment.
+        """
         try:
-            if self.path.exists():
-                shutil.rmtree(self.path)
-            self.path.mkdir(parents=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            kept = {file.resolve() for file in inputs}
+            for file in self._written_files():
+                if file != self.config_file and file.resolve() not in kept:
+                    file.unlink(missing_ok=True)
+                    if file.parent != self.path and not any(file.parent.iterdir()):
+                        file.parent.rmdir()
         except OSError as error:
-            raise BadInput(f"cannot make the folder {self.path}: {error.strerror}.") from error
+            raise BadInput(f"cannot write to the folder {self.path}: {error.strerror}.") from error
         self.write_json(self.config_file, config)
+
+    def _written_files(self) -> list[Path]:
+        """Return the files of a run in this folder that fedrema wrote; a user's own are not among them."""
+        if not self.is_run():
+            return []
+        named = [self.path / name for name in OWN_FILES]
+        if self.config()["federation"].get("saved"):
+            named.append(self.path / FEDERATION_FILE)
+        found = [file for file in named if file.is_file() or file.is_symlink()]
+        found += [file for pattern in OWN_PATTERNS for file in sorted(self.path.glob(pattern)) if not file.is_dir()]
+        return found + exported_files(self.path / MODELS)
 
     def write_json(self, file: Path, content: dict[str, Any]) -> None:
         """Write a JSON file, whole or not at all."""
@@ -106,10 +167,6 @@ class RunDirectory:
         kept = [record for record in self.rounds() if record["round"] <= last]
         write_text(self.rounds_file, "".join(json.dumps(record) + "\n" for record in kept))
         return kept
-
-    def player(self) -> Player | None:
-        """Return which process plays it; None where none does."""
-        return Player.read(self.player_file)
 
     def write_label_counts(self, train: np.ndarray, test: np.ndarray) -> None:
         """Write clients.npz: how many samples of each class each client trains on, and is tested with [K, classes]."""
@@ -164,6 +221,18 @@ def read_object(file: Path, complaint: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadInput(f"{file} {complaint}: it should hold a JSON object.")
     return content
+
+
+def exported_files(folder: Path) -> list[Path]:
+    """Return the files of an export in a folder, as its index lists them; empty where there is no export."""
+    try:
+        clients = read_object(folder / EXPORT_INDEX, "")["clients"]
+        names = [client[key] for client in clients for key in ("file", "added_file") if key in client]
+    except (BadInput, KeyError, TypeError):
+        return []
+    # The index may have been edited: only plain names of models are taken from it.
+    plain = [name for name in names if isinstance(name, str) and re.fullmatch(r"[\w-]+(\.added)?\.safetensors", name)]
+    return [file for name in (*plain, "README.md", EXPORT_INDEX) if (file := folder / name).is_file()]
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
