@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedrema.api import load as load
     from fedrema.api import make_federation as make_federation
     from fedrema.api import resume as resume
+    from fedrema.api import resume_all as resume_all
     from fedrema.api import run as run
     from fedrema.copies import copied as copied
     from fedrema.copies import copy_of as copy_of
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 # Where each public name lives. Loaded when first used: `fedrema --help` need not wait for torch.
 _HOMES = {
-    "fedrema.api": ("load", "make_federation", "resume", "run"),
+    "fedrema.api": ("load", "make_federation", "resume", "resume_all", "run"),
     "fedrema.copies": ("copied", "copy_of"),
     "fedrema.core": (
         *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Move", "Phase", "Role", "Uploads"),

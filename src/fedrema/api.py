@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 
@@ -11,7 +11,34 @@ from fedrema.data import DataSettings, Federation, build_federation
 from fedrema.runs.execute import Watcher, execute
 from fedrema.runs.execute import resume as go_on
 from fedrema.runs.run import Run
+from fedrema.runs.series import execute_seeds, resume_runs
 from fedrema.settings import as_arguments, parse_data, parse_settings
+
+
+@overload
+def run(
+    method: str | Method = "fedrema",
+    *,
+    federation: Federation | str | None = None,
+    net: nn.Module | str | None = None,
+    out: str | Path | None = None,
+    watch: Watcher | None = None,
+    seeds: None = None,
+    **settings: Any,
+) -> Run: ...
+
+
+@overload
+def run(
+    method: str | Method = "fedrema",
+    *,
+    federation: Federation | str | None = None,
+    net: nn.Module | str | None = None,
+    out: str | Path | None = None,
+    watch: Watcher | None = None,
+    seeds: int,
+    **settings: Any,
+) -> list[Run]: ...
 
 
 def run(
@@ -21,9 +48,10 @@ def run(
     net: nn.Module | str | None = None,
     out: str | Path | None = None,
     watch: Watcher | None = None,
+    seeds: int | None = None,
     **settings: Any,
-) -> Run:
-    """Train every client and return the run.
+) -> Run | list[Run]:
+    """Train every client and return the run; with `seeds`, a list of runs.
 
     Parameters
     ----------
@@ -34,9 +62,11 @@ def run(
     net
         A network, or what --net takes. Default: by the shape of a sample.
     out
-        Folder of the run; default: a new one under runs/.
+        Folder of the run; default: a new one under runs/. With `seeds`: the folder that holds seed-0, seed-1, …
     watch
         Called with every `Round` as it ends.
+    seeds
+        Repeat with this many training seeds, starting from `seed`. `fedrema.resume_all(out)` continues all of them.
     **settings
         Anything that `fedrema run METHOD --help` lists, with _ for -: `dataset="mnist", lr=0.05, rounds=100`.
 
@@ -46,6 +76,9 @@ def run(
     >>> done = fedrema.run("fedavg", rounds=2, out="runs/two-rounds", overwrite=True)
     >>> len(done.rounds)
     2
+    >>> runs = fedrema.run("fedavg", rounds=2, seeds=2, out="runs/two-seeds", overwrite=True)
+    >>> [each.settings["seed"] for each in runs]
+    [0, 1]
     """
     if isinstance(federation, str):
         settings["federation"] = federation
@@ -54,15 +87,26 @@ def run(
     given = federation if isinstance(federation, Federation) else None
     # A method's own settings are in the instance; any method knows the others.
     name = method if isinstance(method, str) else "fedavg"
-    chosen = parse_settings(name, as_arguments({**settings, "out": out}), "fedrema.run", own_data=given is not None)
+    arguments = as_arguments({**settings, "out": out, "seeds": seeds})
+    chosen = parse_settings(name, arguments, "fedrema.run", own_data=given is not None)
     if isinstance(method, Method):
         chosen = dataclasses.replace(chosen, method=method)
-    return execute(chosen, given, net if isinstance(net, nn.Module) else None, watch)
+    module = net if isinstance(net, nn.Module) else None
+    if seeds is None:
+        return execute(chosen, given, module, watch)
+    return execute_seeds(chosen, given, module, watch)
 
 
 def resume(path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any) -> Run:
     """Go on with a run that was stopped; `rounds`, `data_dir` and `device` may be given anew."""
     return go_on(Path(path), tuple(as_arguments(settings)), net, watch)
+
+
+def resume_all(
+    path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any
+) -> list[Run]:
+    """Go on with all runs in a folder, also those that had not begun when they were stopped; returns all of them."""
+    return resume_runs(Path(path), tuple(as_arguments(settings)), net, watch)
 
 
 def load(path: str | Path) -> Run:

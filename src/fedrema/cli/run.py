@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -18,10 +19,11 @@ from fedrema.page.render import write_page
 from fedrema.report.compare import comparison_table
 from fedrema.report.curves import draw_curves
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Interrupted, take_up
+from fedrema.runs.execute import Interrupted
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
-from fedrema.runs.together import play_seeds, seeds_apart
+from fedrema.runs.series import check_folders, end_series, resume_series, runs_in, seeds_of, write_series
+from fedrema.runs.together import Outcome, Watching, play_seeds, seeds_apart
 from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
@@ -32,7 +34,9 @@ def run(arguments: list[str]) -> int:
     named, rest = _methods(arguments)
     names = DEMONSTRATION if named is None else tuple(registry()) if named == "all" else _apart(named)
     if len(names) == 1:
-        return _run(_seeded(parse_settings(names[0], rest)))
+        settings = parse_settings(names[0], rest)
+        out = settings.output.out or default_folder(settings)
+        return _run(seeds_of(settings.placed(out)), out)
     if {"-h", "--help"} & set(rest):
         print(_usage())
         return 0
@@ -40,7 +44,7 @@ def run(arguments: list[str]) -> int:
     several = [parse_settings(name, fitting(name, options, names)) for name in names]
     out = several[0].output.out or default_folder(several[0], "comparison" if named else "demo")
     placed = [settings.placed(out / name.replace(":", "-")) for name, settings in zip(names, several, strict=True)]
-    return _run([seeded for settings in placed for seeded in _seeded(settings)])
+    return _run([seeded for settings in placed for seeded in seeds_of(settings)], out)
 
 
 def _methods(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -75,51 +79,63 @@ def _usage() -> str:
     )
 
 
-def _seeded(settings: Settings) -> list[Settings]:
-    """Return one set of settings per training seed, each with a folder of its own."""
-    out = settings.output.out or default_folder(settings)
-    if settings.output.seeds == 1:
-        return [settings.placed(out)]
-    first = settings.simulation.seed
-    return [settings.seeded(seed).placed(out / f"seed-{seed}") for seed in range(first, first + settings.output.seeds)]
-
-
-def _run(wanted: list[Settings]) -> int:
-    for settings in wanted:  # a taken folder is refused before the first run begins, not after
-        RunDirectory(settings.output.folder).check_free(settings.output.overwrite)
-    quiet = wanted[0].output.quiet
+def _run(wanted: list[Settings], out: Path) -> int:
+    check_folders(wanted)
+    if len(wanted) > 1:
+        write_series(out, wanted)
     groups, devices = seeds_apart(wanted), devices_for(wanted[0])
     if len(devices) > 1 and len(wanted) > 1:
-        return _spread(groups, devices, quiet)
+        return _spread(groups, devices, wanted[0].output.quiet, out)
+
+    def outcomes(watching: Watching) -> Iterator[tuple[Settings, Outcome]]:
+        for group in groups:
+            yield from play_seeds(group, watching)
+
+    return _follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
+
+
+def _follow(
+    outcomes: Callable[[Watching], Iterator[tuple[Settings, Outcome]]],
+    wanted: list[Settings],
+    out: Path,
+    quiet: bool,
+    look: bool,
+    resumed: bool = False,
+) -> int:
+    """Show the progress of runs and, at the end, their results."""
     done: list[Run] = []
     failed: list[str] = []
     try:
         with RunProgress(quiet) as progress:
 
             def watching(settings: Settings) -> Watch:
-                return progress.watch(_label(settings), settings.simulation.rounds)
+                reached = len(RunDirectory(settings.output.folder).rounds()) if resumed else 0
+                return progress.watch(_label(settings), settings.simulation.rounds, reached)
 
-            for group in groups:
-                for settings, outcome in play_seeds(group, watching):
-                    if isinstance(outcome, Diverged):  # one method's bad luck is no reason to leave out the others
-                        failed.append(f"fedrema: {_label(settings)}: {outcome}")
-                    else:
-                        done.append(outcome)
+            for settings, outcome in outcomes(watching):
+                if isinstance(outcome, Diverged):  # one run that diverges is no reason to leave out the others
+                    failed.append(f"fedrema: {_label(settings)}: {outcome}")
+                else:
+                    done.append(outcome)
     except Interrupted as stop:
-        return _interrupted(stop)
+        if len(wanted) == 1:
+            return _interrupted(str(stop))
+        return _interrupted(f"Stopped; go on with all {len(wanted)} runs: fedrema resume {out}")
+    end_series(out, [settings.output.folder for settings in wanted])
     if done and not quiet:
-        _close(done, wanted[0].output.open)
+        _close(done, look)
     for sentence in failed:
         print(sentence, file=sys.stderr)
     return 2 if failed else 0
 
 
-def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool) -> int:
+def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool, out: Path) -> int:
     done, complaints, stopped = spread(groups, devices)
+    end_series(out, [settings.output.folder for group in groups for settings in group])
     if done and not quiet:
         _close(done, groups[0][0].output.open)
     if stopped:
-        print("fedrema: stopped; each run that was going on can be taken up with fedrema resume DIR.", file=sys.stderr)
+        print(f"fedrema: Stopped; go on with all runs: fedrema resume {out}", file=sys.stderr)
     return 130 if stopped else 2 if complaints else 0
 
 
@@ -128,8 +144,8 @@ def _label(settings: Settings) -> str:
     return f"{settings.method.called()}{seed}"
 
 
-def _interrupted(stop: Interrupted) -> int:
-    print(f"fedrema: {stop}", file=sys.stderr)
+def _interrupted(sentence: str) -> int:
+    print(f"fedrema: {sentence}", file=sys.stderr)
     return 130
 
 
@@ -154,10 +170,13 @@ def _close(runs: list[Run], look: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """Go on from the last checkpoint of a run, to the same end as if it had never stopped."""
+    """Go on from the last checkpoint of a run, to the same end as if it had never stopped.
+
+    A folder that holds several runs continues all of them, also those that had not begun when they were stopped.
+    """
 
     dir: Annotated[Path, tyro.conf.Positional]
-    """Folder of the run."""
+    """Folder of a run, or one that holds runs."""
     rounds: int | None = None
     """Play to this round instead of the one first asked for."""
     data_dir: Path | None = None
@@ -171,17 +190,15 @@ class Resume:
 
 
 def resume(arguments: list[str]) -> int:
-    """Go on with a run."""
+    """Go on with a run, or with all runs in a folder."""
     asked: Resume = parse_arguments(Resume, arguments, "fedrema resume")
-    run = Run(asked.dir)
-    changes = as_arguments({name: getattr(asked, name) for name in ("rounds", "data_dir", "device")})
-    rounds = asked.rounds if asked.rounds is not None else int(run.settings["rounds"])
-    prepared = take_up(asked.dir, tuple(changes))
-    try:
-        with RunProgress(asked.quiet) as progress:
-            done = prepared.play(progress.watch(run.method, rounds, prepared.world.round))
-    except Interrupted as stop:
-        return _interrupted(stop)
-    if not asked.quiet:
-        _close([done], asked.open)
-    return 0
+    changes = tuple(as_arguments({name: getattr(asked, name) for name in ("rounds", "data_dir", "device")}))
+    wanted = runs_in(asked.dir, changes)
+    for settings in wanted:
+        directory = RunDirectory(settings.output.folder)
+        directory.lock().check()
+
+    def outcomes(watching: Watching) -> Iterator[tuple[Settings, Outcome]]:
+        return resume_series(wanted, watching, changes)
+
+    return _follow(outcomes, wanted, asked.dir, asked.quiet, asked.open, resumed=True)

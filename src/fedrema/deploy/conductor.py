@@ -16,6 +16,7 @@ from fedrema.deploy.letters import Reply
 from fedrema.deploy.plan import Plan
 from fedrema.errors import BadInput, FedremaError
 from fedrema.net import size
+from fedrema.runs.lock import RunLock
 from fedrema.settings import Settings
 from fedrema.simulate import taking_part
 
@@ -38,9 +39,13 @@ class Conductor:
         self.asked: dict[int, str] = {}
         """Names of nodes that are not known by a key, by what they said."""
 
-    def conduct(self) -> None:
-        """Play to the last round, then score what came of it."""
-        self.ledger.take_up()
+    def conduct(self, lock: RunLock | None = None) -> None:
+        """Play to the last round, then score what came of it; takes the run's lock unless the caller holds it."""
+        with lock or RunLock(Path(self.plan.folder)) as held:
+            self._conduct(held)
+
+    def _conduct(self, lock: RunLock) -> None:
+        self.ledger.take_up(lock)
         rounds = self.settings.simulation.rounds
         if self.central.round:
             log.info("going on after round %d of %d", self.central.round, rounds)

@@ -4,7 +4,6 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from fedrema.deploy.plan import Plan, run_config
 from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
 from fedrema.runs.directory import RunDirectory
+from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import method_name
-from fedrema.runs.player import playing
 from fedrema.settings import Settings
 
 WHERE = ("folder", "least-clients", "wait-seconds", "round-seconds", "rounds", "device")
@@ -33,12 +32,10 @@ class Ledger:
         self.directory, self.settings, self.plan, self.central = RunDirectory(folder), settings, plan, central
         what = {name: value for name, value in run_config(settings, plan).items() if name not in WHERE}
         self.identity = hashlib.sha256(json.dumps(sorted(what.items())).encode()).hexdigest()[:32]
-        self.note = ExitStack()
-        """Says in the folder that the federation goes on; after a crash it names a process that is gone."""
         self.pending: dict[str, Any] | None = None
         """The record of the last round, which still lacks its accuracies."""
 
-    def take_up(self) -> None:
+    def take_up(self, lock: RunLock) -> None:
         """Go on from the last checkpoint, or begin."""
         directory = self.directory
         if directory.checkpoint_file.is_file():
@@ -49,7 +46,7 @@ class Ledger:
             directory.check_free(overwrite=mine and not directory.rounds())
             directory.create(self._config())
             directory.keep_rounds(0)
-        self.note.enter_context(playing(directory.player_file, len(directory.rounds())))
+        lock.training_from(len(directory.rounds()))
 
     def _go_on(self) -> None:
         directory, central = self.directory, self.central
@@ -86,7 +83,6 @@ class Ledger:
         """Write the last record and the summary."""
         self.scored(scores)
         self.directory.write_summary(self.directory.rounds())
-        self.note.close()
 
     def _config(self) -> dict[str, Any]:
         return {

@@ -5,28 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from fedrema.data.atomic import write_text
-from fedrema.errors import BadInput, FedremaError
-
-SECONDS_TO_GET_IN = 5.0
+from fedrema.errors import FedremaError
+from fedrema.runs.lock import RunLock
 
 
 def beside(folder: Path, what: str) -> Path:
-    """Return a file beside a run's folder: lock, log or stopped."""
+    """Return a file beside a run's folder: log or stopped."""
     return folder.with_name(f"{folder.name}.{what}")
 
 
 @contextmanager
-def present(folder: Path) -> Iterator[None]:
-    """Be the only one who writes to a run's folder; what is logged, and why it ended in vain, is left beside it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(beside(folder, "lock"))
-    try:
-        lock.acquire(timeout=SECONDS_TO_GET_IN)
-    except Timeout as error:
-        raise BadInput(f"Another server conducts the federation in {folder}: end that one first.") from error
+def present(folder: Path) -> Iterator[RunLock]:
+    """Hold the run's lock; the log and, after a failure, its reason are written beside the run's folder."""
+    lock = RunLock(folder).acquire()
     handler = logging.FileHandler(beside(folder, "log"))
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     log = logging.getLogger("fedrema")
@@ -34,7 +26,7 @@ def present(folder: Path) -> Iterator[None]:
     log.setLevel(logging.INFO)
     beside(folder, "stopped").unlink(missing_ok=True)
     try:
-        yield
+        yield lock
     except FedremaError as error:
         log.error("%s", error)
         write_text(beside(folder, "stopped"), f"{error}\n")
@@ -50,13 +42,7 @@ def present(folder: Path) -> Iterator[None]:
 
 def somebody_is_there(folder: Path) -> bool:
     """Say whether a server conducts the federation in this folder at the moment."""
-    lock = FileLock(beside(folder, "lock"))
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return True
-    lock.release()
-    return False
+    return RunLock(folder).is_held()
 
 
 def reason(folder: Path) -> str:

@@ -21,6 +21,6 @@ def main(grid: Grid, context: Context) -> None:
     logging.basicConfig(level=logging.INFO)
     if os.environ.get("FEDREMA_TIED"):
         start_parent_process_monitor(os.getppid())  # nobody goes on when the server's command has been killed
-    with present(Path(str(context.run_config["folder"]))):
+    with present(Path(str(context.run_config["folder"]))) as lock:
         settings, plan = read_run_config(context.run_config)
-        Conductor(grid, settings, plan).conduct()
+        Conductor(grid, settings, plan).conduct(lock)

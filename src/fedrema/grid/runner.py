@@ -9,6 +9,7 @@ from fedrema.errors import Diverged
 from fedrema.grid.store import Store, key_of
 from fedrema.grid.tasks import Task
 from fedrema.runs.execute import Prepared, Watcher, begin_on, take_up
+from fedrema.runs.lock import RunLock
 from fedrema.runs.run import Run, is_finished
 from fedrema.runs.together import play_seeds
 from fedrema.settings import Settings
@@ -42,7 +43,7 @@ class Runner:
             else:
                 self.store.put(settings, outcome, self.beside)
         for settings in task.runs:
-            shutil.rmtree(self._placed(settings).output.folder, ignore_errors=True)
+            _remove(self._placed(settings).output.folder)
         return failed
 
     def _placed(self, settings: Settings) -> Settings:
@@ -52,5 +53,12 @@ class Runner:
         folder = settings.output.folder
         if (folder / "config.json").is_file():
             return take_up(folder, federation=federation)
-        shutil.rmtree(folder, ignore_errors=True)  # killed before it had begun
+        _remove(folder)  # its process was killed before the run had begun
         return begin_on(settings, federation)
+
+
+def _remove(folder: Path) -> None:
+    """Delete the folder of a run that is not needed any more; refuses while another process writes to it."""
+    if folder.exists():
+        with RunLock(folder):
+            shutil.rmtree(folder, ignore_errors=True)

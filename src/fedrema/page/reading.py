@@ -151,11 +151,10 @@ class ThinnedRun(Run):
         return RecordsFile(self.directory.chain(), max(1, every), self.most)
 
     def _grow(self) -> bool:
-        ended = self.directory.summary()
-        self.directory.has_rounds()
-        changed = self.file.grow()
-        if ended is not None and ended == self.directory.summary():  # it has not been resumed meanwhile
-            self.directory.check_count(self.file.count, ended)
+        with self.directory.complete() as counts:
+            self.directory.has_rounds()
+            changed = self.file.grow()
+            counts["rounds"] = self.file.count
         return changed
 
 

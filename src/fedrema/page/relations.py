@@ -35,10 +35,9 @@ def relations_part(runs: Sequence[ThinnedRun]) -> dict[str, Any]:
 
 
 def _stacks(run: ThinnedRun) -> "Stacks":
-    file = Stacks(run.directory.relations_file)
-    recorded = run.summary.get("recorded_relations", 0) if run.finished else 0
-    if len(file.rounds) < recorded:
-        raise BadInput(f"{file.path} holds matrices of {len(file.rounds)} rounds, not of {recorded}: {REMEDY}.")
+    with run.directory.complete() as counts:
+        file = Stacks(run.directory.relations_file)
+        counts["relations"] = len(file.rounds)
     return file
 
 

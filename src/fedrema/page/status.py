@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrema.page.reading import ThinnedRun
-from fedrema.runs.player import Player
+from fedrema.runs.lock import Writer
 
 SILENCE = 60.0
 """Seconds without news after which a run on another machine is no longer said to be going on."""
@@ -16,35 +16,35 @@ def status_of(run: ThinnedRun) -> dict[str, Any]:
     """Say how a run is doing now."""
     now = time.time()
     done, wanted = run.file.count, int(run.config["settings"]["rounds"])
-    player = run.directory.player()
-    state = _state(run, player, now)
+    writer = run.directory.trainer()
+    state = _state(run, writer, now)
     return {
         "state": state,
         "done": done,
         "rounds": wanted,
-        "seconds_left": _seconds_left(run, player, done, wanted) if state == "running" else None,
+        "seconds_left": _seconds_left(run, writer, done, wanted) if state == "running" else None,
         "checkpoint": _changed(run.directory.checkpoint_file),
         "news": _changed(run.directory.rounds_file) or _changed(run.directory.config_file),
         **_missing(run),
     }
 
 
-def _state(run: ThinnedRun, player: Player | None, now: float) -> str:
+def _state(run: ThinnedRun, writer: Writer | None, now: float) -> str:
     if run.finished:
         return "finished"
-    if player is None:
+    if writer is None:
         return "stopped"
-    if player.is_here:
-        return "running" if player.is_alive() else "stopped"
-    news = max(_changed(run.directory.rounds_file) or 0.0, player.since)
+    if writer.is_here:
+        return "running" if writer.is_alive() else "stopped"
+    news = max(_changed(run.directory.rounds_file) or 0.0, writer.since)
     return "running" if now - news < SILENCE else "silent"
 
 
-def _seconds_left(run: ThinnedRun, player: Player | None, done: int, wanted: int) -> float | None:
+def _seconds_left(run: ThinnedRun, writer: Writer | None, done: int, wanted: int) -> float | None:
     latest = _changed(run.directory.rounds_file)
-    if player is None or latest is None or done <= player.first or latest <= player.since:
+    if writer is None or latest is None or done <= (writer.first or 0) or latest <= writer.since:
         return None
-    return (wanted - done) * (latest - player.since) / (done - player.first)
+    return (wanted - done) * (latest - writer.since) / (done - (writer.first or 0))
 
 
 def _missing(run: ThinnedRun) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fedrema.runs.tensors import Altered, NotWhole, read_metadata, read_tensors,
 from fedrema.world import World
 
 FORMAT = 2
+RECORDED_RELATIONS = "recorded_relations"
 FACTS = {"clients": int, "round": int, "belongs_to": str, "server": dict, "order": list}
 
 
@@ -85,6 +86,22 @@ def load_world(file: Path, belongs_to: str | None, device: torch.device | None =
         groups.get("velocity", {}),
         server,
     )
+
+
+class CountedOn(NamedTuple):
+    """What must be in a run's folder for a checkpoint to be of use."""
+
+    rounds: int
+    """Records in rounds.jsonl."""
+    relations: int
+    """Rounds in relations.npz."""
+
+
+def counted_on(facts: dict[str, Any]) -> CountedOn:
+    """Return what a checkpoint counts on."""
+    more = facts.get("more", {})
+    # A server keeps the last round's record in the checkpoint until its accuracies are known.
+    return CountedOn(facts["round"] - bool(more.get("pending")), more.get(RECORDED_RELATIONS, 0))
 
 
 def read_checkpoint(file: Path, wanted: Sequence[str] | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,25 @@ import numpy as np
 from fedrema.data.atomic import make_folder, sync, write_text, written_whole
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
+from fedrema.runs.checkpoint import RECORDED_RELATIONS, counted_on, read_checkpoint
 from fedrema.runs.checksums import CHECKSUM, REMEDY, read_arrays, sealed, unsealed, write_arrays
-from fedrema.runs.player import Player
+from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
 from fedrema.runs.records import RecordChain, read_lines
 from fedrema.score import summarise
+
+CONFIG_KEYS = {"method": str, "settings": dict, "identity": str, "federation": dict}
+"""What every config.json has; a folder with another file of that name is not a run."""
+FEDERATION_FILE = "federation.npz"
+"""Where a federation that was given in Python is saved, beside config.json."""
+MODELS = "models"
+"""Folder of exported models."""
+EXPORT_INDEX = "index.json"
+OWN_FILES = (
+    *("config.json", "rounds.jsonl", "relations.npz", "summary.json", "clients.npz", "checkpoint/world.safetensors"),
+    *("report.html", "curves.png", "tracking.json"),
+)
+"""Files that fedrema writes into a run's folder, whatever its settings."""
+OWN_PATTERNS = ("newcomers/*.safetensors", "tensorboard/events.out.tfevents.*")
 
 
 class RunDirectory:
@@ -26,8 +43,8 @@ class RunDirectory:
     cannot be resumed.
 
     config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once it has ended),
-    clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request); running.json
-    while it is being played.
+    clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request); run.lock, and
+    running.json while a process writes to the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -37,7 +54,6 @@ class RunDirectory:
         self.relations_file = self.path / "relations.npz"
         self.summary_file = self.path / "summary.json"
         self.clients_file = self.path / "clients.npz"
-        self.player_file = self.path / "running.json"
         self.checkpoint_file = self.path / "checkpoint" / "world.safetensors"
         self._end: tuple[int, RecordChain] | None = None
         """How long rounds.jsonl was after the last record that was added, and its checksums up to there."""
@@ -58,26 +74,74 @@ class RunDirectory:
         """Whether there is a file that only a run has; other programs write a config.json too."""
         return any(file.exists() for file in (self.rounds_file, self.clients_file, self.checkpoint_file.parent))
 
+    def lock(self) -> RunLock:
+        """Return the lock that everything which writes to this folder has to hold."""
+        return RunLock(self.path)
+
+    def trainer(self) -> Writer | None:
+        """Return the process that trains the run, as running.json names it; None where there is none."""
+        writer = Writer.read(self.path / WRITER_FILE)
+        return writer if writer and writer.first is not None else None
+
+    def is_run(self) -> bool:
+        """Whether the folder holds a run of fedrema, finished or not."""
+        try:
+            config = read_object(self.config_file, "")
+        except BadInput:
+            return False
+        return all(isinstance(config.get(key), kind) for key, kind in CONFIG_KEYS.items())
+
     def check_free(self, overwrite: bool) -> None:
         """Refuse a folder that is taken; --overwrite replaces a run, and only a run."""
-        if self.path.is_file():
-            raise BadInput(f"--out {self.path} is a file: name a folder for the run.")
-        if not self.path.exists() or not any(self.path.iterdir()):
-            return
+        try:
+            if self.path.is_symlink() and not self.path.exists():
+                raise BadInput(f"--out {self.path} is a link to something that does not exist: name another folder.")
+            if self.path.exists() and not self.path.is_dir():
+                raise BadInput(f"--out {self.path} is a file: name a folder for the run.")
+            if not self.path.exists() or {file.name for file in self.path.iterdir()} <= {LOCK_FILE, WRITER_FILE}:
+                return
+        except OSError as error:
+            raise BadInput(f"--out {self.path} cannot be read: {error.strerror}; name another folder.") from error
+        if not self.is_run():
+            if overwrite:
+                raise BadInput(f"--out {self.path} holds something other than a run; --overwrite replaces runs only.")
+            raise BadInput(f"--out {self.path} already exists: choose another folder.")
+        if not overwrite and not self.summary_file.is_file():
+            raise BadInput(
+                f"--out {self.path} already exists, unfinished: continue it with fedrema resume {self.path}, choose"
+                " another folder, or --overwrite to replace it."
+            )
         if not overwrite:
             raise BadInput(f"--out {self.path} already exists: choose another folder, or --overwrite to replace it.")
-        if not self.config_file.is_file():
-            raise BadInput(f"--out {self.path} holds something other than a run; --overwrite replaces runs only.")
 
-    def create(self, config: dict[str, Any]) -> None:
-        """Make the folder, in place of a run that was there."""
+    def create(self, config: dict[str, Any], inputs: Collection[Path] = ()) -> None:
+        """Make the folder; a run that is there is replaced, except for files that are `inputs` of the new run.
+
+        Only files that fedrema wrote are deleted. config.json comes last and is replaced in one step, so the folder
+        holds a run at every moment.
+        """
         try:
-            if self.path.exists():
-                shutil.rmtree(self.path)
             make_folder(self.path)
+            kept = {file.resolve() for file in inputs}
+            for file in self._written_files():
+                if file != self.config_file and file.resolve() not in kept:
+                    file.unlink(missing_ok=True)
+                    if file.parent != self.path and not any(file.parent.iterdir()):
+                        file.parent.rmdir()
         except OSError as error:
-            raise BadInput(f"cannot make the folder {self.path}: {error.strerror}.") from error
+            raise BadInput(f"cannot write to the folder {self.path}: {error.strerror}.") from error
         self.write_json(self.config_file, config)
+
+    def _written_files(self) -> list[Path]:
+        """Return the files of a run in this folder that fedrema wrote; a user's own are not among them."""
+        if not self.is_run():
+            return []
+        named = [self.path / name for name in OWN_FILES]
+        if read_object(self.config_file, "cannot be read")["federation"].get("saved"):
+            named.append(self.path / FEDERATION_FILE)
+        found = [file for file in named if file.is_file() or file.is_symlink()]
+        found += [file for pattern in OWN_PATTERNS for file in sorted(self.path.glob(pattern)) if not file.is_dir()]
+        return found + exported_files(self.path / MODELS)
 
     def write_json(self, file: Path, content: dict[str, Any]) -> None:
         """Write a JSON file with its checksum, whole or not at all."""
@@ -124,7 +188,7 @@ class RunDirectory:
     def write_summary(self, records: Sequence[dict[str, Any]], recorded_relations: int = 0) -> None:
         """Write summary.json, which says that the run has ended: after everything else is on the disk."""
         self.sync_rounds()
-        recorded = {"recorded_relations": recorded_relations} if recorded_relations else {}
+        recorded = {RECORDED_RELATIONS: recorded_relations} if recorded_relations else {}
         self.write_json(self.summary_file, {**summarise(records), **recorded})
 
     def remove_summary(self) -> None:
@@ -135,6 +199,15 @@ class RunDirectory:
                 sync(self.path)
         except OSError as error:
             raise BadInput(f"cannot remove {self.summary_file}: {error.strerror}; remove it by hand.") from error
+
+    def remove_unfinished_files(self) -> None:
+        """Remove what a process left behind that was killed while it wrote a file."""
+        for folder in (self.path, self.checkpoint_file.parent):
+            for left in folder.glob(".*.part"):
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink(missing_ok=True)
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a round's record; if the disk is full, the file is as it was.
@@ -178,18 +251,32 @@ class RunDirectory:
 
     def rounds(self) -> list[dict[str, Any]]:
         """Return all records; a last line that is still being written does not count."""
-        ended = self.summary() if self.finished() else None
-        records = [record for record, _ in read_lines(self.chain())] if self.has_rounds() else []
-        if ended is not None and ended == self.summary():  # it has not been resumed meanwhile
-            self.check_count(len(records), ended)
+        with self.complete() as counts:
+            records = [record for record, _ in read_lines(self.chain())] if self.has_rounds() else []
+            counts["rounds"] = len(records)
         return records
 
-    def check_count(self, count: int, summary: dict[str, Any]) -> None:
-        """Refuse records that are not those of a finished run."""
-        if count != summary.get("rounds", count):
-            raise BadInput(
-                f"{self.rounds_file} ends after line {count}, but the run has {summary['rounds']} rounds: {REMEDY}."
-            )
+    @contextmanager
+    def complete(self) -> Iterator[dict[str, int]]:
+        """Take how many `rounds` and `relations` were read inside; refuses fewer than the run is known to have."""
+        known = self._known_counts()
+        counts: dict[str, int] = {}
+        yield counts
+        if known != self._known_counts():  # another process has gone on with the run, or replaced it
+            return
+        for name, file in (("rounds", self.rounds_file), ("relations", self.relations_file)):
+            if counts.get(name, known[name]) < known[name]:
+                raise BadInput(f"{file} ends after {counts[name]} rounds, but there were {known[name]}: {REMEDY}.")
+
+    def _known_counts(self) -> dict[str, int]:
+        """Return how many rounds were recorded for certain, and how many with matrices."""
+        summary = self.summary()
+        if summary is not None:
+            return {"rounds": summary.get("rounds", 0), "relations": summary.get(RECORDED_RELATIONS, 0)}
+        try:
+            return counted_on(read_checkpoint(self.checkpoint_file, wanted=())[0])._asdict()
+        except BadInput:  # there is none yet, or it is damaged, which is told when it is needed
+            return {"rounds": 0, "relations": 0}
 
     def check_rounds(self, last: int) -> None:
         """Refuse records that are not complete up to a round, that of the checkpoint."""
@@ -238,10 +325,6 @@ class RunDirectory:
         ends = [end for _, end in read_lines(chain)]
         return (ends[-1] if ends else 0), chain
 
-    def player(self) -> Player | None:
-        """Return which process plays it; None where none does."""
-        return Player.read(self.player_file)
-
     def write_label_counts(self, train: np.ndarray, test: np.ndarray) -> None:
         """Write clients.npz: how many samples of each class each client trains on, and is tested with [K, classes]."""
         write_arrays(self.clients_file, {"train": train, "test": test}, self._sealed_by()[0])
@@ -279,8 +362,8 @@ class RunDirectory:
         stacks = {name: np.stack([relations[number].get(name, missing) for number in rounds]) for name in names}
         write_arrays(self.relations_file, {"rounds": np.array(rounds), **stacks}, self._sealed_by()[0])
 
-    def relations(self, last: int | None = None, count: int | None = None) -> dict[int, dict[str, np.ndarray]]:
-        """Return the kept matrices by round, up to a round; refuses another number of rounds than `count`."""
+    def relations(self, last: int | None = None, least: int = 0) -> dict[int, dict[str, np.ndarray]]:
+        """Return the kept matrices by round, up to a round; refuses fewer rounds than `least`."""
         found: dict[int, dict[str, np.ndarray]] = {}
         if self.relations_file.exists():
             arrays = read_arrays(self.relations_file, *self._sealed_by(), REMEDY)
@@ -290,10 +373,8 @@ class RunDirectory:
                 for place, number in enumerate(rounds)
                 if last is None or number <= last
             }
-        if count is not None and len(found) != count:
-            raise BadInput(
-                f"{self.relations_file} holds matrices of {len(found)} rounds, but {count} were recorded: {REMEDY}."
-            )
+        if len(found) < least:
+            raise BadInput(f"{self.relations_file} ends after {len(found)} rounds, but there were {least}: {REMEDY}.")
         return found
 
 
@@ -308,6 +389,18 @@ def read_object(file: Path, complaint: str, remedy: str = "") -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadInput(f"{file} {complaint}: it should hold a JSON object{remedy}.")
     return content
+
+
+def exported_files(folder: Path) -> list[Path]:
+    """Return the files of an export in a folder, as its index lists them; empty where there is no export."""
+    try:
+        clients = read_object(folder / EXPORT_INDEX, "")["clients"]
+        names = [client[key] for client in clients for key in ("file", "added_file") if key in client]
+    except (BadInput, KeyError, TypeError):
+        return []
+    # The index may have been edited: only plain names of models are taken from it.
+    plain = [name for name in names if isinstance(name, str) and re.fullmatch(r"[\w-]+(\.added)?\.safetensors", name)]
+    return [file for name in (*plain, "README.md", EXPORT_INDEX) if (file := folder / name).is_file()]
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

@@ -1,7 +1,8 @@
 """Drives a run: prepares everything before the first file is written, then plays, records and saves."""
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from fedrema.data import Federation, build_federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.net import Net
 from fedrema.nets import build_net
-from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
-from fedrema.runs.directory import RunDirectory
-from fedrema.runs.manifest import FEDERATION_FILE, default_folder, describe, identity_of, saved_settings
-from fedrema.runs.player import playing
+from fedrema.runs.checkpoint import RECORDED_RELATIONS, counted_on, load_world, read_checkpoint, save_world
+from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
+from fedrema.runs.lock import RunLock
+from fedrema.runs.manifest import default_folder, describe, identity_of, saved_settings
 from fedrema.runs.run import Run
 from fedrema.runs.stopping import StopRequest, stopping_gently
 from fedrema.settings import Settings
@@ -51,23 +52,48 @@ def resume(
 
 
 def begin(settings: Settings, federation: Federation | None = None, module: nn.Module | None = None) -> "Prepared":
-    """Prepare a new run; a federation that came from Python is saved beside it."""
-    prepared = begin_on(settings, federation or build_federation(settings.data), module)
-    if federation is not None:
-        federation.save(prepared.directory.path / FEDERATION_FILE)
-    return prepared
+    """Prepare a new run; a federation that came from Python is saved in its folder."""
+    given = federation is not None
+    return begin_on(settings, federation or build_federation(settings.data), module, save_federation=given)
 
 
-def begin_on(settings: Settings, federation: Federation, module: nn.Module | None = None) -> "Prepared":
-    """Prepare a new run. Nothing is written before everything that can be refused has been checked."""
+def begin_on(
+    settings: Settings, federation: Federation, module: nn.Module | None = None, save_federation: bool = False
+) -> "Prepared":
+    """Prepare a new run and lock its folder.
+
+    Nothing is written before everything that can be refused has been checked. A run that --overwrite replaces stays
+    in the folder until the new one has finished its first round.
+    """
     directory = RunDirectory(settings.output.out or default_folder(settings))
-    directory.check_free(settings.output.overwrite)
+    overwrite = settings.output.overwrite
+    directory.check_free(overwrite)
+    directory.lock().check()
     check_trackers(settings.output.trackers)
     simulator = prepare(settings, federation, module)
     world = simulator.start()
-    directory.create(describe(settings, simulator, module is not None))
-    directory.write_label_counts(federation.label_counts("train"), federation.label_counts("test"))
-    return Prepared(directory, simulator, world, settings.output.checkpoint_every, settings.output.trackers)
+    config = describe(settings, simulator, module is not None, save_federation)
+    inputs = [Path(file) for file in (settings.data.federation, settings.data.partition_file) if file is not None]
+
+    def create() -> None:
+        directory.create(config, inputs)
+        directory.write_label_counts(federation.label_counts("train"), federation.label_counts("test"))
+        if save_federation:
+            federation.save(directory.path / FEDERATION_FILE)
+
+    lock = directory.lock().acquire()
+    try:
+        directory.check_free(overwrite)  # another process may have been faster
+        replaces = directory.is_run()
+        if not replaces:
+            create()
+    except BaseException:
+        lock.release()
+        raise
+    output = settings.output
+    return Prepared(
+        directory, simulator, world, output.checkpoint_every, output.trackers, lock, create if replaces else None
+    )
 
 
 def take_up(
@@ -78,29 +104,43 @@ def take_up(
 ) -> "Prepared":
     """Prepare to go on; on a CPU the end is bit-identical to that of a run that was never stopped."""
     directory = RunDirectory.open(path)
+    lock = directory.lock().acquire()
+    try:
+        return _take_up(directory, lock, arguments, module, federation)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _take_up(
+    directory: RunDirectory,
+    lock: RunLock,
+    arguments: tuple[str, ...],
+    module: nn.Module | None,
+    federation: Federation | None,
+) -> "Prepared":
     directory.check_version()
     settings = saved_settings(directory, arguments, module is not None)
     check_trackers(settings.output.trackers)
     simulator = prepare(settings, federation or build_federation(settings.data), module)
     config = directory.config()
     if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
-        raise BadInput(f"The settings or the data of {path} have changed since it began: it cannot go on.")
+        raise BadInput(f"The settings or the data of {directory.path} have changed since it began: it cannot go on.")
     world = simulator.start()
     recorded = 0
     if directory.checkpoint_file.parent.exists() or directory.finished():
         facts, _ = read_checkpoint(directory.checkpoint_file, wanted=())
-        recorded = facts.get("more", {}).get("recorded_relations", 0)
+        recorded = counted_on(facts).relations
         world = simulator.adopt(load_world(directory.checkpoint_file, config["identity"]))
     if settings.simulation.rounds < world.round:
-        raise BadInput(
-            f"--rounds {settings.simulation.rounds} lies before round {world.round}, which {path} has reached."
-        )
+        rounds = settings.simulation.rounds
+        raise BadInput(f"--rounds {rounds} lies before round {world.round}, which {directory.path} has reached.")
     # Everything that is read back is verified before the first file is changed.
     directory.check_rounds(world.round)
     directory.relations(world.round, recorded)
     config["settings"]["rounds"] = settings.simulation.rounds
     directory.write_json(directory.config_file, config)
-    return Prepared(directory, simulator, world, settings.output.checkpoint_every, settings.output.trackers)
+    return Prepared(directory, simulator, world, settings.output.checkpoint_every, settings.output.trackers, lock)
 
 
 def prepare(settings: Settings, federation: Federation, module: nn.Module | None = None) -> Simulator:
@@ -124,7 +164,11 @@ class Prepared:
     simulator: Simulator
     world: World
     checkpoint_every: int
-    trackers: tuple[str, ...] = ()
+    trackers: tuple[str, ...]
+    lock: RunLock
+    """Held since the run was prepared; released when it has been run."""
+    replace: Callable[[], None] | None = None
+    """Deletes the run that lies in the folder and writes this one's first files; called after the first round."""
 
     def play(self, watch: Watcher | None = None) -> Run:
         """Play to the last round, recording and saving; `watch` is called with every round as it ends."""
@@ -132,20 +176,30 @@ class Prepared:
             return self.play_until(request, watch)
 
     def play_until(self, request: StopRequest, watch: Watcher | None = None) -> Run:
-        """Play to the last round, or until someone asks to stop, with a note in the folder as long as it goes on."""
-        first = self.world.round
-        with playing(self.directory.player_file, first), tracking(self.trackers, self.directory, first) as tracked:
-            return self._play(request, watch, tracked)
+        """Run to the last round, or until someone asks to stop; then release the lock."""
+        with self.lock:
+            first = self.world.round
+            self.lock.training_from(first)
+            rounds = self.simulator.play(self.world)
+            if self.replace is not None:
+                begun = list(itertools.islice(rounds, 1))
+                self.replace()
+                rounds = itertools.chain(begun, rounds)
+            with tracking(self.trackers, self.directory, first) as tracked:
+                return self._play(rounds, first, request, watch, tracked)
 
-    def _play(self, request: StopRequest, watch: Watcher | None, tracked: Tracking) -> Run:
+    def _play(
+        self, rounds: Iterable[Round], first: int, request: StopRequest, watch: Watcher | None, tracked: Tracking
+    ) -> Run:
         directory, world = self.directory, self.world
-        directory.remove_summary()
+        directory.remove_unfinished_files()
         directory.ensure_label_counts(self.simulator.federation)
-        records = directory.keep_rounds(world.round)
-        relations = directory.relations(world.round)
+        directory.remove_summary()
+        records = directory.keep_rounds(first)
+        relations = directory.relations(first)
         saved = time.monotonic()
         try:
-            for played in self.simulator.play(world):
+            for played in rounds:
                 directory.append(played.record)
                 records.append(played.record)
                 if played.relations:
@@ -179,5 +233,5 @@ class Prepared:
         self.directory.sync_rounds()
         self.directory.write_relations(relations)
         identity = self.directory.config()["identity"]
-        more = {"recorded_relations": len(relations)}
+        more = {RECORDED_RELATIONS: len(relations)}
         save_world(self.world, self.directory.checkpoint_file, identity, more)

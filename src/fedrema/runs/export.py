@@ -5,7 +5,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ from fedrema.engine import Stacked
 from fedrema.errors import BadInput
 from fedrema.net import Tensors
 from fedrema.runs.checkpoint import load_world
+from fedrema.runs.directory import EXPORT_INDEX, MODELS, exported_files
 from fedrema.runs.execute import prepare
 from fedrema.runs.manifest import GIVEN, saved_settings
 from fedrema.runs.plain_model import PlainModel, plain_model
 from fedrema.runs.run import Run
 
-INDEX = "index.json"
 # Names that Windows keeps for devices, whatever follows them.
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 LONGEST_NAME = 100
@@ -65,8 +65,15 @@ def export_models(
         A file per client. Beside them lie index.json (which file is whose, with accuracy and sample count) and
         README.md (three lines of plain PyTorch that load one).
     """
-    folder = Path(out) if out is not None else run.path / "models"
+    folder = Path(out) if out is not None else run.path / MODELS
     _check_free(folder, overwrite)
+    with writing_to(run, folder):
+        return _export(run, folder, clients, overwrite, module, adapt)
+
+
+def _export(
+    run: Run, folder: Path, clients: Sequence[str] | None, overwrite: bool, module: nn.Module | None, adapt: bool
+) -> list[Path]:
     names = list(dict.fromkeys(run.names if clients is None else clients))
     rows = [_row(run, name) for name in names]
     files = file_names(run.names)
@@ -102,18 +109,26 @@ def export_models(
             "accuracy_round": scored["round"] if scored else None,
             "clients": entries,
         }
-        (temporary / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (temporary / EXPORT_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         (temporary / "README.md").write_text(_readme(run, model, entries, kind, adapt), encoding="utf-8")
     return [folder / entry["file"] for entry in entries]
+
+
+def writing_to(run: Run, place: Path) -> AbstractContextManager[object]:
+    """Return the run's lock where `place` lies inside the run's folder; elsewhere nothing needs to be locked."""
+    inside = place.resolve().is_relative_to(run.path.resolve())
+    return run.directory.lock() if inside else nullcontext()
 
 
 def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, overwrite: bool = False) -> Path:
     """Write one more model of a run's network, whole or not at all; returns its file."""
     file = Path(out) if out is not None else run.path / "newcomers" / f"{file_names([name])[0]}.safetensors"
+    if file.is_dir():
+        raise BadInput(f"--out {file} is a folder: name a file for the model.")
     if file.exists() and not overwrite:
         raise BadInput(f"{file} already exists: choose another with --out, or --overwrite to replace it.")
     model = plain_model(run.config)
-    with written_whole(file) as temporary:
+    with writing_to(run, file), written_whole(file) as temporary:
         _save(model.tensors({key: value.detach().cpu() for key, value in params.items()}), temporary)
     return file
 
@@ -147,32 +162,52 @@ def _last_scored(run: Run, last: int) -> dict[str, Any] | None:
 
 
 def _check_free(folder: Path, overwrite: bool) -> None:
-    if folder.is_file():
+    if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out {folder} is a file: name a folder for the models.")
     if not folder.exists() or not any(folder.iterdir()):
         return
+    is_export = bool(exported_files(folder))
     if not overwrite:
-        raise BadInput(f"{folder} already exists: choose another with --out, or --overwrite to replace it.")
-    if not (folder / INDEX).is_file():
+        remedy = ", or --overwrite to replace it" if is_export else ""
+        raise BadInput(f"{folder} already exists: choose another with --out{remedy}.")
+    if not is_export:
         raise BadInput(f"{folder} holds something other than exported models; --overwrite replaces only those.")
 
 
 @contextmanager
 def _folder_written_whole(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """Give a temporary folder; on success it becomes `folder`, in which only the files of an older export go."""
+    folder = folder.resolve()
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
     try:
         temporary.mkdir(parents=True)
         try:
             yield temporary
             _check_free(folder, overwrite)
-            if folder.exists():
-                shutil.rmtree(folder)
-            temporary.rename(folder)
+            _put_in_place(temporary, folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise BadInput(f"cannot write {folder}: {reason}; choose a place that is writable and has room.") from error
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    old = exported_files(folder) if folder.exists() else []
+    if folder.exists() and set(folder.iterdir()) != set(old):
+        # A user's own files lie there: they stay, and the new files come beside them, the index last.
+        new = sorted(temporary.iterdir(), key=lambda file: file.name == EXPORT_INDEX)
+        for file in new:
+            file.replace(folder / file.name)
+        for file in old:
+            if file.name not in {each.name for each in new}:
+                file.unlink()
+        return
+    replaced = temporary.with_name(f"{temporary.name}.old")
+    if folder.exists():
+        folder.rename(replaced)
+    temporary.rename(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _save(tensors: Tensors, file: Path) -> None:
@@ -214,7 +249,7 @@ def _readme(run: Run, model: PlainModel, entries: list[dict[str, Any]], kind: Me
     lines = [
         "# Models of clients",
         "",
-        f"Each `.safetensors` file is one client's model after training with {run.method}; `{INDEX}` tells whose.",
+        f"Each `.safetensors` file is one client's model, trained with {run.method}; `{EXPORT_INDEX}` says whose.",
         "In this folder, with PyTorch and safetensors:",
         "",
         "```python",
@@ -232,5 +267,8 @@ def _readme(run: Run, model: PlainModel, entries: list[dict[str, Any]], kind: Me
     left_out = [words for hook, words in told.items() if kind and overrides(kind, hook)]
     if left_out:
         otherwise = " and ".join(left_out)
-        lines += ["", f"Accuracies in `{INDEX}` are of what the client would use: {run.method} {otherwise} first."]
+        lines += [
+            "",
+            f"Accuracies in `{EXPORT_INDEX}` are of what the client would use: {run.method} {otherwise} first.",
+        ]
     return "\n".join(lines) + "\n"

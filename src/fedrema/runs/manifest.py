@@ -15,14 +15,12 @@ import fedrema
 from fedrema.core import Method
 from fedrema.data import Federation
 from fedrema.errors import BadInput
-from fedrema.runs.directory import RunDirectory
+from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
 from fedrema.settings import Settings, as_arguments, parse_settings
 from fedrema.simulate import Simulator
 
 GIVEN = "(given in Python)"
 """Stands for a network that has no name to import it by."""
-FEDERATION_FILE = "federation.npz"
-"""Where a federation that was given in Python is kept, beside config.json."""
 
 # Where things lie, how long it goes on, and how fast it is computed are no part of what a run is.
 CIRCUMSTANCES = {
@@ -31,7 +29,9 @@ CIRCUMSTANCES = {
 }
 
 
-def describe(settings: Settings, simulator: Simulator, own_module: bool) -> dict[str, Any]:
+def describe(
+    settings: Settings, simulator: Simulator, own_module: bool, saves_federation: bool = False
+) -> dict[str, Any]:
     """Return config.json: everything needed to run it again, and what it ran on."""
     federation = simulator.federation
     return {
@@ -46,6 +46,7 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool) -> dict
             "train_counts": simulator.train.counts.tolist(),
             "test_counts": simulator.test.counts.tolist(),
             "info": federation.info,
+            "saved": saves_federation,
         },
         "ran_on": {
             "device": torch.cuda.get_device_name(simulator.device) if simulator.device.type == "cuda" else "cpu",
@@ -91,7 +92,7 @@ def saved_settings(directory: RunDirectory, arguments: tuple[str, ...], own_modu
             )
         saved["net"] = "auto"
     saved |= {"out": str(directory.path), "config": None, "paper": None, "tuned": None}
-    if (directory.path / FEDERATION_FILE).is_file():
+    if config["federation"].get("saved"):
         saved["federation"] = str(directory.path / FEDERATION_FILE)
     return parse_settings(method, [*as_arguments(saved), *arguments], "fedrema resume")
 

@@ -81,7 +81,10 @@ class Run:
 
     def relations(self) -> dict[int, dict[str, np.ndarray]]:
         """Return the matrices between clients by round: S, sets and G (runs with --record relations)."""
-        return self.directory.relations(count=self.summary.get("recorded_relations") if self.finished else None)
+        with self.directory.complete() as counts:
+            found = self.directory.relations()
+            counts["relations"] = len(found)
+        return found
 
     def world(self) -> World:
         """Return the last saved state."""

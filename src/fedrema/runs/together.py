@@ -43,18 +43,22 @@ def shares(groups: Sequence[Sequence[T]], wanted: int) -> list[list[T]]:
 
 
 def play_seeds(
-    group: Sequence[Settings], watching: Watching, prepare: Preparing = begin_on
+    group: Sequence[Settings],
+    watching: Watching,
+    prepare: Preparing = begin_on,
+    federation: Federation | None = None,
 ) -> Iterator[tuple[Settings, Outcome]]:
     """Play runs that differ in their seed: as many at once as memory allows, if they can be stacked at all.
 
-    `prepare` begins a run, or takes up one that was stopped.
+    `prepare` begins a run, or takes up one that was stopped; `federation` is the one that the settings describe, or
+    another one given in Python.
 
     Raises
     ------
     Interrupted
         When someone asked to stop; every run that was going on has been saved.
     """
-    federation = build_federation(group[0].data)
+    federation = federation or build_federation(group[0].data)
     waiting = list(group)
     while waiting:
         first = prepare(waiting[0], federation)

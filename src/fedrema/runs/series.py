@@ -1,0 +1,168 @@
+"""Several runs that one command started: which ones they are, so that all of them can be resumed.
+
+`runs.json` in their common folder lists every run with its method and settings, also those that have not begun. It is
+deleted when all of them have finished.
+"""
+
+import copy
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch import nn
+
+from fedrema.data import Federation
+from fedrema.data.atomic import write_text
+from fedrema.errors import BadInput, Diverged
+from fedrema.runs.directory import FEDERATION_FILE, RunDirectory, read_object
+from fedrema.runs.execute import Prepared, Watcher, begin_on, take_up
+from fedrema.runs.manifest import default_folder, method_name, saved_settings
+from fedrema.runs.run import Run, is_finished
+from fedrema.runs.together import Outcome, Watching, play_seeds, seeds_apart
+from fedrema.settings import Settings, as_arguments, parse_settings
+
+SERIES_FILE = "runs.json"
+
+
+def write_series(folder: Path, wanted: Sequence[Settings], federation: Federation | None = None) -> None:
+    """List runs before the first of them begins; a federation that came from Python is saved with the list."""
+    runs = [
+        {
+            "folder": settings.output.folder.relative_to(folder).as_posix(),
+            "method": method_name(settings.method),
+            "settings": dataclasses.replace(
+                settings, output=dataclasses.replace(settings.output, out=None, config=None, paper=None, tuned=None)
+            ).flat(),
+        }
+        for settings in wanted
+    ]
+    if federation is not None:
+        federation.save(folder / FEDERATION_FILE)
+    content = {"runs": runs, "federation": federation is not None}
+    write_text(folder / SERIES_FILE, json.dumps(content, indent=2) + "\n")
+
+
+def runs_in(folder: Path, arguments: tuple[str, ...] = (), own_module: bool = False) -> list[Settings]:
+    """Return the settings of the run in a folder, or of all runs below it, also of those that have not begun.
+
+    `arguments` change settings of all of them; `own_module` says that the network is given in Python.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a folder: name that of a run, or one that holds runs.")
+    if (folder / "config.json").exists():
+        places = [folder]
+    else:
+        below = [RunDirectory(file.parent) for file in sorted(folder.rglob("config.json"))]
+        places = [one.path for one in below if one.is_run() or one.looks_like_run()]
+    found = {place: saved_settings(RunDirectory.open(place), arguments, own_module) for place in places}
+    for file in sorted(folder.rglob(SERIES_FILE)):
+        for place, settings in _listed(file, arguments).items():
+            found.setdefault(place, settings)
+    if not found:
+        raise BadInput(f"{folder} holds no run: there is no config.json of fedrema in it or below.")
+    return [settings.placed(place) for place, settings in sorted(found.items())]
+
+
+def _listed(file: Path, arguments: Sequence[str]) -> dict[Path, Settings]:
+    content = read_object(file, "cannot be read")
+    saved = ("--federation", str(file.parent / FEDERATION_FILE)) if content.get("federation") else ()
+    try:
+        return {
+            file.parent / run["folder"]: parse_settings(
+                run["method"], [*as_arguments(run["settings"]), *saved, *arguments]
+            )
+            for run in content["runs"]
+            if not Path(run["folder"]).is_absolute() and ".." not in Path(run["folder"]).parts
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{file} is damaged: remove it, and resume the runs below {file.parent} one by one.") from error
+
+
+def end_series(folder: Path, runs: Sequence[Path]) -> None:
+    """Delete the lists of runs in a folder and below, if all runs have finished."""
+    if all(is_finished(run) for run in runs):
+        for file in [*folder.rglob(SERIES_FILE)]:
+            if read_object(file, "cannot be read").get("federation"):
+                (file.parent / FEDERATION_FILE).unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
+
+
+def resume_series(
+    wanted: Sequence[Settings],
+    watching: Watching,
+    arguments: tuple[str, ...] = (),
+    module: nn.Module | None = None,
+) -> Iterator[tuple[Settings, Outcome]]:
+    """Resume the runs that have begun and start the others; seeds of one setting train jointly where possible.
+
+    Raises
+    ------
+    Interrupted
+        When someone asked to stop; every run that was going on has been saved.
+    """
+
+    def prepare(settings: Settings, federation: Federation) -> Prepared:
+        folder, own = settings.output.folder, copy.deepcopy(module)
+        if RunDirectory(folder).is_run():
+            return take_up(folder, arguments, own, federation)
+        return begin_on(settings, federation, own)
+
+    for group in seeds_apart(wanted):
+        yield from play_seeds(group, watching, prepare)
+
+
+def seeds_of(settings: Settings) -> list[Settings]:
+    """Return one set of settings per training seed; several seeds get a folder each inside --out."""
+    out = settings.output.folder
+    first, count = settings.simulation.seed, settings.output.seeds
+    if count == 1:
+        return [settings]
+    return [settings.seeded(seed).placed(out / f"seed-{seed}") for seed in range(first, first + count)]
+
+
+def check_folders(wanted: Sequence[Settings]) -> None:
+    """Refuse folders that are taken or in use before the first run begins."""
+    for settings in wanted:
+        directory = RunDirectory(settings.output.folder)
+        directory.check_free(settings.output.overwrite)
+        directory.lock().check()
+
+
+def execute_seeds(
+    settings: Settings, federation: Federation | None, module: nn.Module | None, watch: Watcher | None
+) -> list[Run]:
+    """Run all training seeds of some settings."""
+    out = settings.output.out or default_folder(settings)
+    wanted = seeds_of(settings.placed(out))
+    check_folders(wanted)
+    if len(wanted) > 1:
+        write_series(out, wanted, federation)
+
+    def prepare(each: Settings, data: Federation) -> Prepared:
+        return begin_on(each, data, copy.deepcopy(module), save_federation=federation is not None)
+
+    return _collect(play_seeds(wanted, _with(watch), prepare, federation), wanted, out)
+
+
+def resume_runs(folder: Path, arguments: tuple[str, ...], module: nn.Module | None, watch: Watcher | None) -> list[Run]:
+    """Resume all runs in a folder."""
+    wanted = runs_in(folder, arguments, module is not None)
+    return _collect(resume_series(wanted, _with(watch), arguments, module), wanted, folder)
+
+
+def _with(watch: Watcher | None) -> Watching:
+    def watching(settings: Settings) -> Watcher:
+        return watch or (lambda finished: None)
+
+    return watching
+
+
+def _collect(outcomes: Iterator[tuple[Settings, Outcome]], wanted: Sequence[Settings], folder: Path) -> list[Run]:
+    """Return the runs in the order of their settings; where one diverged, raise after all others have finished."""
+    found = [outcome for _, outcome in outcomes]
+    end_series(folder, [settings.output.folder for settings in wanted])
+    for outcome in found:
+        if isinstance(outcome, Diverged):
+            raise outcome
+    return [Run(settings.output.folder) for settings in wanted]
