@@ -92,10 +92,9 @@ def resume(folder: Path, out: Path) -> tuple[int, object, str]:
 
 
 def compare(folder: Path, out: Path) -> tuple[int, object, str]:
-    code, table, complaint = command(
-        "compare", folder, "--format", "markdown", "--plot", out.with_suffix(".svg")
-    )
-    return code, table, complaint.replace(f"Curves: {out.with_suffix('.svg')}\n", "")
+    picture = out.with_suffix(".png")
+    code, table, complaint = command("compare", folder, "--format", "markdown", "--plot", picture)
+    return code, table, complaint.replace(f"Curves: {picture}\n", "")
 
 
 def report(folder: Path, out: Path) -> tuple[int, object, str]:
@@ -153,6 +152,4 @@ def watch(folder: Path, out: Path) -> tuple[int, object, str]:
     return 0, parts, ""
 
 
-COMMANDS = {
-    each.__name__: each for each in (resume, compare, report, export, export_again, personalize, watch)
-}
+COMMANDS = {each.__name__: each for each in (resume, compare, report, export, export_again, personalize, watch)}

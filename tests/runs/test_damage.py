@@ -1,18 +1,16 @@
 """Damaged runs: every file × every kind of damage × every command that reads runs."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 
 import fedrema
-from fedrema.data import Federation
+from fedrema.runs.checkpoint import read_checkpoint
 
 from ..conftest import make_federation
 from .damaged import COMMANDS, NOT_READ, SETTINGS, Killed, command, contents, damages, killed_in
 
-# Each command reads some files of a run only; what others hold cannot change its result.
 KINDS = ("finished", "stopped", "given")
 
 
@@ -31,7 +29,6 @@ def runs(tmp_path_factory):
         )
     digits = fedrema.make_federation(clients=1, samples=20, partition="iid", data_seed=7)
     np.savez(folder / "new.npz", x=digits.x, y=digits.y)
-    assert isinstance(make_federation(), Federation)
     np.savez(folder / "blobs.npz", x=make_federation().x[:20], y=make_federation().y[:20])
     return folder
 
@@ -56,23 +53,39 @@ class Bench:
 
     def failures(self, many):
         """Yield every combination that does not end as it should, with the reason."""
-        for file in self.files:
-            content = (self.original / file).read_bytes()
-            for damage, do in damages(content, many):
-                for name in COMMANDS:
+        for place, file in enumerate(self.files):
+            if file.startswith("models/") and not many and file != "models/index.json":
+                continue
+            # No command reads exported models.
+            ways = list(damages((self.original / file).read_bytes(), many and not file.startswith("models/")))
+            for turn, name in enumerate(COMMANDS):
+                # In short: every file, every damage and every command, but not every combination.
+                chosen = ways if many else [ways[(place + 3 * turn) % len(ways)]]
+                for damage, do in chosen:
                     self.restore()
                     do(self.folder / file)
-                    reason = self.fault(name, file)
+                    reason = self.fault(name, file, damage)
                     if reason:
                         yield f"{file} {damage} × {name}: {reason}"
 
-    def fault(self, name, file):
+    def is_an_earlier_state(self, file, damage):
+        """Whether a run that was going on would have looked like that a moment before."""
+        if file == "summary.json":
+            return damage == "removed"
+        records = self.folder / "rounds.jsonl"
+        if file != "rounds.jsonl" or not damage.startswith("cut") or (self.original / "summary.json").exists():
+            return False
+        facts, _ = read_checkpoint(self.original / "checkpoint" / "world.safetensors")
+        return records.read_bytes().count(b"\n") >= facts["round"]
+
+    def fault(self, name, file, damage):
         before = contents(self.folder)
         code, result, complaint = COMMANDS[name](self.folder, self.out)
         if code == 0:
             if complaint:
                 return f"succeeds with a complaint: {complaint}"
-            return "" if result == self.expected[name] else "succeeds with another result"
+            same = result == self.expected[name] or self.is_an_earlier_state(file, damage)
+            return "" if same else "succeeds with another result"
         if code != 2:
             return f"exit code {code}: {complaint.splitlines()[-1:]}"
         lines = complaint.splitlines()

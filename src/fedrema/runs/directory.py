@@ -57,6 +57,8 @@ class RunDirectory:
         self.checkpoint_file = self.path / "checkpoint" / "world.safetensors"
         self._end: tuple[int, RecordChain] | None = None
         """How long rounds.jsonl was after the last record that was added, and its checksums up to there."""
+        self._counts: tuple[object, dict[str, int]] | None = None
+        """What summary.json or the checkpoint say of the others, and in which state of theirs."""
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -270,6 +272,12 @@ class RunDirectory:
 
     def _known_counts(self) -> dict[str, int]:
         """Return how many rounds were recorded for certain, and how many with matrices."""
+        state = [_state(self.summary_file), _state(self.checkpoint_file)]
+        if self._counts is None or self._counts[0] != state:  # those who follow a run ask twice a second
+            self._counts = state, self._counts_now()
+        return self._counts[1]
+
+    def _counts_now(self) -> dict[str, int]:
         summary = self.summary()
         if summary is not None:
             return {"rounds": summary.get("rounds", 0), "relations": summary.get(RECORDED_RELATIONS, 0)}
@@ -376,6 +384,15 @@ class RunDirectory:
         if len(found) < least:
             raise BadInput(f"{self.relations_file} ends after {len(found)} rounds, but there were {least}: {REMEDY}.")
         return found
+
+
+def _state(file: Path) -> object:
+    """Return what changes when a file does; None where there is none."""
+    try:
+        facts = file.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns, facts.st_size
 
 
 def read_object(file: Path, complaint: str, remedy: str = "") -> dict[str, Any]:
