@@ -12,11 +12,11 @@ from fedrema.errors import BadInput
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def written_whole(path: Path, durable: bool = True) -> Iterator[Path]:
     """Give a temporary path beside `path`; on success it becomes `path`, on any failure it is removed.
 
-    When this returns, the file is on the disk. A full disk, a missing permission and the like become a `BadInput`
-    that names `path`.
+    When this returns, the file is on the disk; with `durable=False` it may be lost or empty after a loss of power.
+    A full disk, a missing permission and the like become a `BadInput` that names `path`.
     """
     # Not tempfile: its files are for the owner alone, and these should follow the user's umask.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
@@ -25,9 +25,11 @@ def written_whole(path: Path) -> Iterator[Path]:
         temporary.touch(exist_ok=False)
         try:
             yield temporary
-            sync(temporary)  # before the rename: otherwise the name could survive a loss of power without the content
+            if durable:  # before the rename: otherwise the name could survive a loss of power without the content
+                sync(temporary)
             temporary.replace(path)
-            sync(path.parent)
+            if durable:
+                sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -35,9 +37,9 @@ def written_whole(path: Path) -> Iterator[Path]:
         raise BadInput(f"cannot write {path}: {reason}; choose a place that is writable and has room.") from error
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, durable: bool = True) -> None:
     """Write a text file, whole or not at all."""
-    with written_whole(path) as temporary:
+    with written_whole(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

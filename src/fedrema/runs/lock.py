@@ -16,7 +16,7 @@ from types import TracebackType
 import psutil
 from filelock import FileLock, Timeout
 
-from fedrema.data.atomic import write_text
+from fedrema.data.atomic import make_folder, write_text
 from fedrema.errors import BadInput
 
 LOCK_FILE = "run.lock"
@@ -85,7 +85,7 @@ class RunLock:
     def acquire(self) -> "RunLock":
         """Take the lock; refuses with the name of the process that holds it."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             self._lock.acquire(timeout=SECONDS_TO_WAIT, poll_interval=0.05)
             self._write(Writer.this_process())
         except Timeout:
@@ -133,7 +133,7 @@ class RunLock:
         self.release()
 
     def _write(self, writer: Writer) -> None:
-        write_text(self.writer_file, json.dumps(asdict(writer)) + "\n")
+        write_text(self.writer_file, json.dumps(asdict(writer)) + "\n", durable=False)
 
     def _in_use(self) -> BadInput:
         writer = Writer.read(self.writer_file) or "another process"

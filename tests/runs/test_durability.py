@@ -1,0 +1,87 @@
+"""A crash, or a loss of power, at every point of a run: what was promised is there, and the run ends as if unhurt."""
+
+import pytest
+
+from fedrema.runs.checkpoint import read_checkpoint
+from fedrema.runs.directory import RunDirectory
+from fedrema.runs.execute import Prepared, begin, resume
+from fedrema.runs.run import Run
+from fedrema.settings import parse_settings
+from tests.crashes import Crashes, rebuild
+
+from .damaged import command, timeless
+
+QUICK = [
+    *("--rounds", "3", "--clients", "3", "--samples", "20", "--epochs", "1", "--hidden", "4", "--device", "cpu"),
+    *("--checkpoint-every", "1", "--record", "relations", "--quiet"),
+]
+FINISHED = "finished"
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """Play a run to its end; returns its crashes and what it came to."""
+    (tmp_path / "disk").mkdir()
+    crashes = Crashes(tmp_path / "disk", monkeypatch)
+    save = Prepared._save
+
+    def saved(prepared, *arguments):
+        save(prepared, *arguments)
+        crashes.promise(prepared.world.round)
+
+    with crashes:
+        monkeypatch.setattr(Prepared, "_save", saved)
+        prepared = begin(parse_settings("fedrema", [*QUICK, "--out", str(tmp_path / "disk" / "run")]))
+        crashes.promise(0)
+        prepared.play()
+        crashes.promise(FINISHED)
+    return crashes, timeless(tmp_path / "disk" / "run")
+
+
+def check(folder, promise):
+    """Everything that had been promised is there."""
+    directory = RunDirectory.open(folder)
+    if promise == FINISHED:
+        assert Run(folder).finished
+        assert len(Run(folder).rounds) == 3
+        promise = 3
+    if promise:
+        facts, _ = read_checkpoint(directory.checkpoint_file)
+        assert facts["round"] >= promise
+        directory.check_rounds(facts["round"])
+        assert len(directory.relations(facts["round"])) == facts["round"]
+
+
+def test_no_crash_undoes_what_was_promised(recorded, tmp_path):
+    crashes, _ = recorded
+    states = list(crashes.states())
+    assert {promise for _, promise in states} == {None, 0, 1, 2, 3, FINISHED}
+    for tree, promise in states:
+        rebuild(tree, tmp_path / "rebuilt")
+        if promise is not None:
+            check(tmp_path / "rebuilt" / "run", promise)
+
+
+def end_as_if_unhurt(states, expected, tmp_path):
+    folder = tmp_path / "rebuilt" / "run"
+    for tree, promise in states:
+        rebuild(tree, tmp_path / "rebuilt")
+        if promise is None:  # killed before it had begun: there is a run, or there is none
+            code, _, complaint = command("resume", folder, "--quiet")
+            assert code in (0, 2), complaint
+            assert len(complaint.splitlines()) == (1 if code else 0)
+        else:
+            resume(folder)
+            assert timeless(folder) == expected
+            assert not list(folder.rglob("*.part"))
+
+
+def test_after_some_crashes_a_run_ends_as_if_unhurt(recorded, tmp_path):
+    crashes, expected = recorded
+    end_as_if_unhurt(list(crashes.states())[::15], expected, tmp_path)
+
+
+@pytest.mark.matrix
+def test_after_every_crash_a_run_ends_as_if_unhurt(recorded, tmp_path):
+    crashes, expected = recorded
+    end_as_if_unhurt(crashes.states(), expected, tmp_path)
