@@ -9,7 +9,8 @@ from fedrema.deploy.ledger import Ledger
 from fedrema.deploy.letters import Reply
 from fedrema.deploy.privacy import Guard
 from fedrema.deploy.protection import Protection
-from fedrema.runs.checkpoint import read_checkpoint
+from fedrema.runs.checkpoint import counted_on, read_checkpoint
+from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
 from tests.crashes import Crashes, rebuild
 from tests.deploy.test_flower import Federated
@@ -72,8 +73,10 @@ def test_no_crash_undoes_a_round_that_was_closed(recorded, tmp_path):
     for tree, promise in states:
         rebuild(tree, tmp_path / "rebuilt")
         if promise:
-            facts, _ = read_checkpoint(tmp_path / "rebuilt" / "server" / "checkpoint" / "world.safetensors")
+            directory = RunDirectory(tmp_path / "rebuilt" / "server")
+            facts, _ = read_checkpoint(directory.checkpoint_file)
             assert facts["round"] >= promise
+            directory.check_rounds(counted_on(facts).rounds)
 
 
 def go_on_everywhere(recorded, states, tmp_path):

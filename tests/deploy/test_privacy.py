@@ -13,7 +13,7 @@ pytest.importorskip("opacus")
 from flwr.app import ConfigRecord
 
 from fedrema.deploy.letters import Reply, Score
-from fedrema.deploy.privacy import ACCOUNT, Guard
+from fedrema.deploy.privacy import ACCOUNT, Guard, read_account
 from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import sealed
@@ -126,3 +126,23 @@ def test_a_federation_with_protected_nodes(tmp_path):
     assert first["client_accuracy"][0] is None
     assert first["client_accuracy"][2] is not None
     assert "accuracy" in (tmp_path / "node.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"releases": 3}', '{"releases": [-1]}', '{"releases": ["4"]}']
+)
+def test_a_damaged_account_of_releases_is_refused(content, tmp_path):
+    (tmp_path / "privacy.json").write_text(content)
+    with pytest.raises(BadInput, match=r"privacy\.json .*restore it from a backup: without it nobody knows"):
+        read_account(tmp_path / "privacy.json")
+
+
+def test_an_edited_account_of_releases_is_refused_and_an_older_one_read(tmp_path):
+    file = tmp_path / "privacy.json"
+    file.write_text(json.dumps(sealed({"releases": [4.0, 4.0]}, ACCOUNT)))
+    assert read_account(file) == [4.0, 4.0]
+    file.write_text(file.read_text().replace("[4.0, 4.0]", "[4.0]"))
+    with pytest.raises(BadInput, match="was altered or damaged"):
+        read_account(file)
+    file.write_text('{"releases": [4.0]}')
+    assert read_account(file) == [4.0]

@@ -1,15 +1,23 @@
 """Damaged runs: every file × every kind of damage × every command that reads runs."""
 
+import json
 import shutil
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 import fedrema
+from fedrema.cli import main
+from fedrema.errors import BadInput
+from fedrema.page.following import Followed
 from fedrema.runs.checkpoint import read_checkpoint
+from fedrema.runs.directory import RunDirectory
+from fedrema.runs.execute import resume
+from fedrema.runs.tensors import read_metadata
 
 from ..conftest import make_federation
-from .damaged import COMMANDS, NOT_READ, SETTINGS, Killed, command, contents, damages, killed_in
+from .damaged import COMMANDS, NOT_READ, SETTINGS, Killed, command, contents, damages, killed_in, timeless
 
 KINDS = ("finished", "stopped", "given")
 
@@ -111,3 +119,160 @@ def test_damage_is_one_sentence_or_changes_nothing(runs, kind, tmp_path):
 def test_damage_anywhere_is_one_sentence_or_changes_nothing(runs, kind, tmp_path):
     failures = list(Bench(runs, kind, tmp_path).failures(many=True))
     assert not failures, "\n".join(failures)
+
+
+def refused(capsys, *arguments):
+    """Return the one sentence of a command that refuses."""
+    assert main([str(argument) for argument in arguments]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1
+    return shown
+
+
+@pytest.fixture
+def stopped(runs, tmp_path):
+    shutil.copytree(runs / "stopped", tmp_path / "run")
+    return RunDirectory(tmp_path / "run")
+
+
+REMEDY = "restore it from a backup, or run again in another folder."
+
+
+@pytest.mark.parametrize("command_name", ["resume", "compare", "report"])
+def test_one_bad_character_in_a_record_is_refused_by_file_and_line(stopped, capsys, command_name):
+    text = stopped.rounds_file.read_text()
+    second = text.splitlines()[1]
+    stopped.rounds_file.write_text(text.replace(second, second.replace('"loss": 2', '"loss": 3')))
+    before = contents(stopped.path)
+    sentence = f"{stopped.rounds_file} line 2 was altered or damaged since fedrema wrote it: {REMEDY}\n"
+    assert refused(capsys, command_name, stopped.path) == f"fedrema: {sentence}"
+    assert contents(stopped.path) == before
+
+
+def test_records_that_are_missing_are_refused_and_nothing_is_dropped(stopped, capsys):
+    whole = stopped.rounds_file.read_bytes()
+    stopped.rounds_file.unlink()
+    before = contents(stopped.path)
+    assert f"{stopped.rounds_file} is missing: {REMEDY}" in refused(capsys, "resume", stopped.path)
+    assert contents(stopped.path) == before
+    stopped.rounds_file.write_bytes(whole[: whole.index(b"\n") + 1])
+    shown = refused(capsys, "resume", stopped.path)
+    assert f"rounds.jsonl ends after line 1, but the checkpoint is of round 2: {REMEDY}" in shown
+    assert stopped.rounds_file.read_bytes() == whole[: whole.index(b"\n") + 1]
+
+
+def test_records_of_another_run_are_refused(runs, stopped):
+    other = RunDirectory(runs / "given").rounds_file.read_bytes()
+    stopped.rounds_file.write_bytes(other)
+    with pytest.raises(BadInput, match=r"rounds\.jsonl line 1 was altered"):
+        resume(stopped.path)
+
+
+def test_what_a_checkpoint_does_not_know_may_be_damaged_and_is_cut_off(runs, stopped):
+    whole = stopped.rounds_file.read_bytes().splitlines(keepends=True)
+    stopped.rounds_file.write_bytes(b"".join(whole[:2]) + bytes(300) + b"\n" + b"{]\n")
+    resume(stopped.path)
+    assert timeless(stopped.path) == timeless(runs / "finished")
+
+
+@pytest.mark.parametrize("fact", ["round", "clients", "server", "order", "more"])
+def test_the_facts_of_a_checkpoint_cannot_be_edited_unnoticed(stopped, fact):
+    file = stopped.checkpoint_file
+    metadata = read_metadata(file)
+    facts = json.loads(metadata["fedrema"])
+    facts[fact] = {"round": 1, "clients": 3, "server": {}, "order": [], "more": {}}[fact]
+    tensors = load_file(file)
+    save_file(tensors, file, {**metadata, "fedrema": json.dumps(facts)})
+    with pytest.raises(BadInput, match=r"world\.safetensors was altered or damaged since fedrema wrote it: restore it"):
+        resume(stopped.path)
+    with pytest.raises(BadInput, match="was altered or damaged"):
+        fedrema.load(stopped.path).world()
+
+
+def test_a_tensors_shape_and_type_belong_to_its_digest(stopped):
+    file = stopped.checkpoint_file
+    metadata, tensors = read_metadata(file), load_file(file)
+    name = next(name for name, value in tensors.items() if value.dim() > 1)
+    save_file({**tensors, name: tensors[name].flatten()}, file, metadata)
+    with pytest.raises(BadInput, match="was altered or damaged"):
+        resume(stopped.path)
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_by_name(stopped):
+    file = stopped.checkpoint_file
+    facts = json.loads(read_metadata(file)["fedrema"]) | {"format": 1}
+    save_file(load_file(file), file, {"fedrema": json.dumps(facts), "digest": "0" * 32})
+    with pytest.raises(BadInput, match="has format 1; this version reads 2"):
+        resume(stopped.path)
+
+
+def test_an_edit_of_config_json_by_hand_is_refused(stopped, capsys):
+    text = stopped.config_file.read_text()
+    stopped.config_file.write_text(text.replace('"epochs": 1', '"epochs": 2'))
+    for name in ("resume", "compare", "export"):
+        shown = refused(capsys, name, stopped.path)
+        assert f"{stopped.config_file} was altered or damaged since fedrema wrote it: {REMEDY}" in shown
+    stopped.config_file.write_text(text.replace("  ", "    "))  # what it says is the same
+    assert stopped.config()["settings"]["epochs"] == 1
+
+
+def as_of_an_older_version(folder):
+    """Take all checksums out of a run."""
+    for name in ("config.json", "summary.json"):
+        content = json.loads((folder / name).read_text())
+        del content["checksum"]
+        (folder / name).write_text(json.dumps(content))
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for record in records:
+        del record["checksum"]
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def test_runs_of_older_versions_can_be_compared_but_not_resumed(runs, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "finished", folder)
+    as_of_an_older_version(folder)
+    assert fedrema.load(folder).rounds == fedrema.load(runs / "finished").rounds
+    assert command("compare", folder, "--no-plot")[0] == 0
+    assert command("report", folder)[0] == 0
+    for arguments in (["resume", folder], ["export", folder, "--overwrite"], ["resume", folder, "--rounds", "9"]):
+        assert "config.json carries no checksum" in refused(capsys, *arguments)
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    (folder / "rounds.jsonl").write_text("\n".join([lines[0], lines[1][:50], *lines[2:]]) + "\n")
+    assert "rounds.jsonl line 2 was altered" in refused(capsys, "compare", folder)
+
+
+def test_a_run_without_config_or_records_is_not_passed_over(runs, tmp_path, capsys):
+    for name in ("config.json", "rounds.jsonl"):
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        shutil.copytree(runs / "finished", tmp_path / "runs" / "good")
+        shutil.copytree(runs / "finished", tmp_path / "runs" / "bad")
+        (tmp_path / "runs" / "bad" / name).unlink()
+        assert f"bad/{name} is missing" in refused(capsys, "compare", tmp_path / "runs")
+
+
+def test_watch_shows_the_others_and_says_which_run_is_damaged(runs, tmp_path):
+    shutil.copytree(runs / "given", tmp_path / "good")
+    shutil.copytree(runs / "finished", tmp_path / "bad")
+    file = tmp_path / "bad" / "relations.npz"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-30])
+    followed = Followed(tmp_path)
+    followed.look()
+    assert len(followed.part("relations")["runs"]) == 1
+    followed.look()
+    main_part = followed.part("main")
+    assert len(main_part["runs"]) == len(followed.part("people")["runs"]) == 1
+    sentence = "bad/relations.npz was altered or damaged since fedrema wrote it"
+    assert [note for note in main_part["notes"] if "damaged" in note] == [f"{sentence}: {REMEDY} The run is left out."]
+    file.write_bytes(whole)
+    followed.searched -= 2
+    followed.look()
+    assert len(followed.known) == 2
+    assert not followed.damaged
+
+
+def test_what_is_read_holds_no_checksums(runs):
+    run = fedrema.load(runs / "finished")
+    assert not any("checksum" in found for found in (run.config, run.summary, *run.rounds))
+    assert set(json.loads((run.path / "rounds.jsonl").read_text().splitlines()[0])) == {*run.rounds[0], "checksum"}
