@@ -216,7 +216,7 @@ def read_object(file: Path, complaint: str) -> dict[str, Any]:
     """Read a JSON file that holds an object; where it does not, the sentence says `complaint` of it, and why."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{file} {complaint}: {error}.") from error
     if not isinstance(content, dict):
         raise BadInput(f"{file} {complaint}: it should hold a JSON object.")
