@@ -75,7 +75,7 @@ class Loop:
             losses = Losses(client.count.new_zeros(()), client.count.new_zeros(()))
             for phase, order in job.plan:
                 value_of = functools.partial(self._value, net)
-                descent = Descent(job.method, phase, job.local, momentum, value_of, axes=0)
+                descent = Descent(job.method, phase, job.local, momentum, value_of, axes=0, prefix_of=net.prefix_of)
                 for batches in _feed(samples, int(crowd.clients[k]), order, k):
                     descent.step(client, momentum, losses, batches, active=None)
             for name, value in client.params.items():

@@ -105,7 +105,16 @@ class StackedEngine:
             return value
 
         for phase, order in job.plan:
-            descent = Descent(job.method, phase, job.local, stage.velocity, value_of, axes=1, fused=self.fused)
+            descent = Descent(
+                job.method,
+                phase,
+                job.local,
+                stage.velocity,
+                value_of,
+                axes=1,
+                fused=self.fused,
+                prefix_of=self.net.prefix_of,
+            )
             plan = packed(order, samples.x.device)
             if not len(plan):
                 continue
