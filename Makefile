@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SIDE_BY_SIDE := -n 2 --dist loadgroup
 
-.PHONY: demo test lint types tests test-datasets test-gpu test-network test-scale test-browser test-tracking
+.PHONY: demo test lint types tests test-datasets test-gpu test-network test-scale test-browser test-tracking test-matrix
 .PHONY: figures screenshots results clean
 
 demo: $(VENV)/.installed
@@ -35,6 +35,10 @@ test-gpu: $(VENV)/.developing
 test-network: $(VENV)/.developing
 	$(BIN)/pytest -n 2 -m network
 	$(BIN)/python docs/check_network.py
+
+# Every file of a run × every kind of damage × every command, and a crash at every point of a run.
+test-matrix: $(VENV)/.developing
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m matrix
 
 # Peak memory with many clients, ten minutes.
 test-scale: $(VENV)/.developing

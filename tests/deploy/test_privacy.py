@@ -13,9 +13,10 @@ pytest.importorskip("opacus")
 from flwr.app import ConfigRecord
 
 from fedrema.deploy.letters import Reply, Score
-from fedrema.deploy.privacy import Guard
+from fedrema.deploy.privacy import ACCOUNT, Guard
 from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput
+from fedrema.runs.checksums import sealed
 from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated
 
@@ -71,7 +72,8 @@ def test_the_budget_is_what_the_formula_says(releases, tmp_path):
     for _ in range(releases):  # a new process each time: the account is on disk
         covered = Guard(protection, tmp_path / "privacy.json").cover(reply(), BEGUN)
     assert covered.epsilon == pytest.approx(by_hand(releases, 8.0, 1e-5), rel=1e-6)
-    assert json.loads((tmp_path / "privacy.json").read_text()) == {"releases": [4.0] * releases}
+    account = json.loads((tmp_path / "privacy.json").read_text())
+    assert account == sealed({"releases": [4.0] * releases}, ACCOUNT)
 
 
 def test_a_node_stops_before_its_budget_is_exceeded(tmp_path):

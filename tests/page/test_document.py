@@ -8,6 +8,7 @@ import pytest
 
 import fedrema
 from fedrema.cli import main
+from fedrema.errors import BadInput
 from fedrema.page.document import DASHES, main_part, order
 from fedrema.page.encode import packed, plain
 from fedrema.page.people import evenly, people_part, spread
@@ -139,9 +140,10 @@ def test_matrices_of_many_clients_are_thinned_and_it_is_said(tmp_path, monkeypat
     ]
 
 
-def test_a_damaged_file_of_matrices_is_as_good_as_none(tmp_path):
+def test_a_damaged_file_of_matrices_is_refused_and_a_missing_one_is_empty(tmp_path):
     (tmp_path / "relations.npz").write_bytes(b"PK\x03\x04 cut off")
-    assert Stacks(tmp_path / "relations.npz").rounds == []
+    with pytest.raises(BadInput, match=r"relations\.npz was altered or damaged since fedrema wrote it: restore it"):
+        Stacks(tmp_path / "relations.npz")
     assert Stacks(tmp_path / "missing.npz").rounds == []
 
 

@@ -1,23 +1,28 @@
 """Records of long, growing and damaged runs."""
 
-import json
-
 import numpy as np
+import pytest
 
+from fedrema.errors import BadInput
 from fedrema.page.reading import RecordsFile, ThinnedRun, thinned_notes
+from fedrema.runs.records import RecordChain
 from tests.report.folders import write_run
 
 
+def file_of(path, **options):
+    return RecordsFile(RecordChain(path, "a run"), **options)
+
+
 def lines(first, last):
-    return "".join(
-        json.dumps({"round": number, "client_accuracy": [0.5, None]}) + "\n" for number in range(first, last)
-    )
+    chain = RecordChain(None, "a run")
+    sealed = [chain.seal({"round": number, "client_accuracy": [0.5, None]}) for number in range(1, last)]
+    return b"".join(sealed[first - 1 :])
 
 
 def test_short_files_are_read_whole(tmp_path):
     path = tmp_path / "rounds.jsonl"
-    path.write_text(lines(1, 11))
-    file = RecordsFile(path, most=10)
+    path.write_bytes(lines(1, 11))
+    file = file_of(path, most=10)
     assert file.grow()
     assert (file.count, file.stride) == (10, 1)
     records = file.records()
@@ -28,8 +33,8 @@ def test_short_files_are_read_whole(tmp_path):
 
 def test_of_long_files_every_kth_round_is_read_with_the_first_and_the_last(tmp_path):
     path = tmp_path / "rounds.jsonl"
-    path.write_text(lines(1, 24))
-    file = RecordsFile(path, most=10)
+    path.write_bytes(lines(1, 24))
+    file = file_of(path, most=10)
     file.grow()
     assert file.stride == 4  # 23 // 2 = 11 are still too many
     assert [record["round"] for record in file.records()] == [1, 4, 8, 12, 16, 20, 23]
@@ -38,8 +43,8 @@ def test_of_long_files_every_kth_round_is_read_with_the_first_and_the_last(tmp_p
 
 def test_rounds_are_kept_that_were_scored(tmp_path):
     path = tmp_path / "rounds.jsonl"
-    path.write_text(lines(1, 101))
-    file = RecordsFile(path, every=5, most=10)
+    path.write_bytes(lines(1, 101))
+    file = file_of(path, every=5, most=10)
     file.grow()
     assert file.stride == 10
     assert [record["round"] for record in file.records()] == [1, *range(10, 101, 10)]
@@ -47,33 +52,47 @@ def test_rounds_are_kept_that_were_scored(tmp_path):
 
 def test_a_line_that_is_being_written_does_not_count_until_it_is_whole(tmp_path):
     path = tmp_path / "rounds.jsonl"
-    path.write_text(lines(1, 3) + '{"round": 3, "acc')
-    file = RecordsFile(path)
+    path.write_bytes(lines(1, 3) + lines(3, 4)[:-40])
+    file = file_of(path)
     assert file.grow()
     assert [record["round"] for record in file.records()] == [1, 2]
     assert not file.grow()
-    with path.open("a") as stream:
-        stream.write('uracy": 0.5}\n')
+    with path.open("ab") as stream:
+        stream.write(lines(3, 4)[-40:])
     assert file.grow()
-    assert file.records()[-1] == {"round": 3, "accuracy": 0.5}
+    assert [record["round"] for record in file.records()] == [1, 2, 3]
+    assert set(file.records()[-1]) == {"round", "client_accuracy"}
 
 
-def test_damaged_lines_are_left_out(tmp_path):
+@pytest.mark.parametrize("bad", [b"{]\n", b"[1]\n", lines(1, 2), lines(3, 4), lines(2, 3).replace(b"0.5", b"0.6")])
+def test_a_damaged_line_is_refused_by_its_number(tmp_path, bad):
     path = tmp_path / "rounds.jsonl"
-    path.write_text(lines(1, 2) + "{]\n[1]\n" + lines(4, 5))
-    file = RecordsFile(path)
-    file.grow()
-    assert [record["round"] for record in file.records()] == [1, 4]
+    path.write_bytes(lines(1, 2) + bad + lines(3, 5))
+    with pytest.raises(BadInput, match=r"rounds\.jsonl line 2 was altered or damaged since fedrema wrote it: restore"):
+        file_of(path).grow()
+
+
+def test_damage_is_found_also_where_a_file_was_read_before(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_bytes(lines(1, 4))
+    file = file_of(path)
+    assert file.grow()
+    path.write_bytes(lines(1, 4) + lines(5, 6))
+    with pytest.raises(BadInput, match="line 4 was altered"):
+        file.grow()
+    path.write_bytes(lines(1, 6))
+    assert file.grow()
+    assert len(file.records()) == 5
 
 
 def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     path = tmp_path / "rounds.jsonl"
-    path.write_text(lines(1, 6))
-    file = RecordsFile(path)
+    path.write_bytes(lines(1, 6))
+    file = file_of(path)
     file.grow()
     assert len(file.records()) == 5
     shorter = tmp_path / "shorter"
-    shorter.write_text(lines(1, 4))
+    shorter.write_bytes(lines(1, 4))
     shorter.replace(path)
     assert file.grow()
     assert [record["round"] for record in file.records()] == [1, 2, 3]

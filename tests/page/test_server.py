@@ -199,7 +199,7 @@ def test_another_process_with_the_same_number_is_not_the_writer():
 def test_on_another_machine_news_tell_whether_it_goes_on(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
     note = {"host": "elsewhere", "process": 1, "process_began": 0, "since": time.time() - 300, "first": 0}
-    run.directory.write_json(run.path / WRITER_FILE, note)
+    (run.path / WRITER_FILE).write_text(json.dumps(note))
     assert status_of(ThinnedRun(run.path))["state"] == "running"
     old = time.time() - 100
     os.utime(run.directory.rounds_file, (old, old))
@@ -212,7 +212,7 @@ def test_time_left_and_who_is_missing(tmp_path):
     me = psutil.Process()
     written = run.directory.rounds_file.stat().st_mtime
     note = {"host": socket.gethostname(), "process": me.pid, "process_began": me.create_time()}
-    run.directory.write_json(run.path / WRITER_FILE, {**note, "since": written - 8, "first": 2})
+    (run.path / WRITER_FILE).write_text(json.dumps({**note, "since": written - 8, "first": 2}))
     found = status_of(ThinnedRun(run.path))
     assert found["seconds_left"] == pytest.approx(12, abs=0.01)  # 2 rounds in 8 s, 3 more to come
     assert found["failed"] == ["north", "south (it is late)"]

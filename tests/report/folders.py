@@ -1,7 +1,6 @@
 """Folders of runs as `fedrema run` leaves them, with numbers chosen by hand."""
 
-import json
-
+from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
 
 
@@ -19,7 +18,7 @@ def write_run(
     **settings,
 ) -> Run:
     """Write config.json, rounds.jsonl and, where it has ended, summary.json; return the run."""
-    path.mkdir(parents=True)
+    directory = RunDirectory(path)
     config = {
         "method": method,
         "settings": {"seed": seed, "rounds": rounds or len(accuracies), "out": str(path), "lr": 0.05, **settings},
@@ -31,7 +30,8 @@ def write_run(
             "info": info or {"dataset": "digits", "partition": "grouped", "s": 0.1},
         },
     }
-    (path / "config.json").write_text(json.dumps(config))
+    directory.create(config)
+    directory.keep_rounds(0)
     records = [
         {
             "round": place + 1,
@@ -44,7 +44,8 @@ def write_run(
         }
         for place, accuracy in enumerate(accuracies)
     ]
-    (path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    for record in records:
+        directory.append(record)
     if ended:
         summary = {
             "rounds": len(records),
@@ -55,8 +56,15 @@ def write_run(
             "seconds": {"train": 1.0 * len(records), "evaluate": 0.5 * len(records)},
             **({"critical_rounds": sum(critical)} if critical else {}),
         }
-        (path / "summary.json").write_text(json.dumps(summary))
+        directory.write_json(directory.summary_file, summary)
     return Run(path)
+
+
+def replace_records(run, records) -> None:
+    """Put other records in place of a run's."""
+    run.directory.rounds_file.unlink()
+    for record in records:
+        run.directory.append(record)
 
 
 def write_two_groups(folder) -> list[Run]:

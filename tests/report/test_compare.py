@@ -15,7 +15,7 @@ from fedrema.report.compare import (
 )
 from fedrema.report.groups import data_title, group_runs
 from fedrema.runs.run import Run
-from tests.report.folders import write_run, write_two_groups
+from tests.report.folders import replace_records, write_run, write_two_groups
 
 
 def shown(content, width=110):
@@ -227,7 +227,7 @@ def test_variants_have_the_papers_titles_and_are_told_apart_only_where_these_do_
 def test_other_conventions_of_scoring_are_told_below_the_table(tmp_path):
     run = write_run(tmp_path / "a", "fedbabu", ended=False)
     records = [{**record, "beside": {"unadapted": record["accuracy"] - 0.2}} for record in run.rounds]
-    (run.path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    replace_records(run, records)
     text = comparison_markdown([Run(run.path), write_run(tmp_path / "b")])
     # Accuracies 30, 50, 60: best 60, mean of all three 46.7.
     assert "By other conventions of scoring: FedBABU unadapted 60.0 best, 46.7 final." in text

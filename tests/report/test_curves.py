@@ -1,5 +1,4 @@
 import itertools
-import json
 
 import matplotlib.figure
 import pytest
@@ -10,7 +9,7 @@ from fedrema.methods import registry
 from fedrema.report.curves import draw_curves
 from fedrema.report.lines import METHOD_LOOKS, apart, looks
 from fedrema.runs.run import Run
-from tests.report.folders import write_run, write_two_groups
+from tests.report.folders import replace_records, write_run, write_two_groups
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def test_only_rounds_that_all_seeds_have_count(tmp_path, figures):
 def test_seeds_without_a_common_round_make_no_curve(tmp_path):
     first, second = (write_run(tmp_path / str(seed), seed=seed, accuracies=(0.5,)) for seed in (0, 1))
     record = second.rounds[0] | {"round": 2}
-    (second.path / "rounds.jsonl").write_text(json.dumps(record) + "\n")
+    replace_records(second, [record])
     with pytest.raises(BadInput, match="no 'accuracy' to draw"):
         draw_curves([first, Run(second.path)], tmp_path / "curves.png")
 

@@ -1,6 +1,5 @@
 """Runs that are stopped, killed, resumed, replaced, or go wrong."""
 
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from torch import nn
 import fedrema
 from fedrema.errors import BadInput, Diverged
 from fedrema.runs.checkpoint import read_checkpoint
+from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Interrupted, execute, resume
 from fedrema.settings import parse_settings
 
@@ -221,9 +221,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_round(t
 
 def test_changed_settings_or_data_cannot_go_on(tmp_path):
     play(tmp_path / "run", "--rounds", "2")
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    directory = RunDirectory(tmp_path / "run")
+    config = directory.config()
     config["settings"]["lr"] = 0.5
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    directory.write_json(directory.config_file, config)
     with pytest.raises(BadInput, match="have changed since it began"):
         resume(tmp_path / "run", ("--rounds", "4"))
 

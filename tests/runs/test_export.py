@@ -22,6 +22,7 @@ from fedrema.runs.export import export_models, file_names
 from fedrema.runs.plain_model import plain_model
 from fedrema.runs.run import Run
 from fedrema.settings import parse_settings
+from tests.report.folders import replace_records
 
 OWN_NETWORK = '''
 from torch import nn
@@ -219,8 +220,7 @@ def test_what_a_method_adds_goes_to_a_second_file(tmp_path):
     readme = (file.parent / "README.md").read_text()
     assert "holds what tests.runs.test_export:Adding keeps beside this network" in readme
     assert "trains a little more on its own samples first" in readme
-    config = json.loads((run.path / "config.json").read_text())
-    (run.path / "config.json").write_text(json.dumps(config | {"method": "gone:Away"}))
+    run.directory.write_json(run.directory.config_file, run.config | {"method": "gone:Away"})
     assert export_models(Run(run.path), overwrite=True)  # the models outlive the method's code
 
 
@@ -259,7 +259,8 @@ def test_a_network_given_in_python(tmp_path):
 
 def test_before_the_first_score_and_with_a_damaged_config(run):
     records = [{name: value for name, value in run.rounds[0].items() if name != "client_accuracy"}]
-    (run.path / "rounds.jsonl").write_text(json.dumps(records[0]) + "\n")
+    replace_records(run, records)
+    run.directory.write_json(run.directory.summary_file, run.summary | {"rounds": 1})
     (file, *_) = export_models(Run(run.path))
     index = json.loads((file.parent / "index.json").read_text())
     assert (index["accuracy_round"], index["clients"][0]["accuracy"]) == (None, None)

@@ -11,6 +11,7 @@ from torch import nn
 import fedrema
 from fedrema.cli import main
 from fedrema.runs import execute
+from fedrema.runs.checksums import sealed
 
 from ..conftest import make_federation
 from .test_execute import assert_same_end
@@ -71,14 +72,17 @@ def test_a_folder_without_runs_cannot_be_resumed(tmp_path, capsys):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     (tmp_path / "list").mkdir()
-    (tmp_path / "list" / "runs.json").write_text('{"runs": [{"folder": "a"}]}')
+    (tmp_path / "list" / "runs.json").write_text(json.dumps(sealed({"runs": [{"folder": "a"}]})))
     assert main(["resume", str(tmp_path / "empty")]) == 2
     assert "holds no run" in capsys.readouterr().err
     assert main(["resume", str(tmp_path / "nothing")]) == 2
     assert main(["resume", str(tmp_path / "list")]) == 2
-    assert "runs.json is damaged" in capsys.readouterr().err
+    assert "runs.json does not list runs: remove it" in capsys.readouterr().err
+    (tmp_path / "list" / "runs.json").write_text('{"runs": []}')
+    assert main(["resume", str(tmp_path / "list")]) == 2
+    assert "runs.json was altered or damaged" in capsys.readouterr().err
     outside = {"folder": "../outside", "method": "fedavg", "settings": {}}
-    (tmp_path / "list" / "runs.json").write_text(json.dumps({"runs": [outside]}))
+    (tmp_path / "list" / "runs.json").write_text(json.dumps(sealed({"runs": [outside]})))
     assert main(["resume", str(tmp_path / "list")]) == 2
     assert not (tmp_path / "outside").exists()
 

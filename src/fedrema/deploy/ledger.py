@@ -19,7 +19,6 @@ from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import method_name
-from fedrema.score import summarise
 from fedrema.settings import Settings
 
 WHERE = ("folder", "least-clients", "wait-seconds", "round-seconds", "rounds", "device")
@@ -49,6 +48,7 @@ class Ledger:
             mine = directory.config_file.is_file() and directory.config().get("identity") == self.identity
             directory.check_free(overwrite=mine and not directory.rounds())
             directory.create(self._config())
+            directory.keep_rounds(0)
         self.lock.training_from(len(directory.rounds()))
 
     def _go_on(self) -> None:
@@ -60,8 +60,12 @@ class Ledger:
         central.world = world.placed(central.simulator.shelf, central.simulator.device)
         central.registry = Registry(**facts["more"]["registry"])
         self.pending = facts["more"]["pending"]
-        directory.keep_rounds(world.round - 1 if self.pending else world.round)
-        directory.summary_file.unlink(missing_ok=True)
+        known = world.round - 1 if self.pending else world.round
+        directory.check_rounds(known)
+        directory.remove_summary()
+        directory.keep_rounds(known)
+        # A server that was killed right after a checkpoint has not written the names of those who joined in its round.
+        directory.write_json(directory.config_file, self._config())
 
     def scored(self, scores: Mapping[str, Score | None]) -> None:
         """Complete the last round's record by what clients say of the models that came of it."""
@@ -74,13 +78,14 @@ class Ledger:
         self.pending = record
         registry = {"names": self.central.registry.names, "accepted": self.central.registry.accepted}
         more = {"registry": registry, "pending": record}
+        self.directory.sync_rounds()  # before the checkpoint that counts on them
         save_world(self.central.world, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_json(self.directory.config_file, self._config())
 
     def finish(self, scores: Mapping[str, Score | None]) -> None:
         """Write the last record and the summary."""
         self.scored(scores)
-        self.directory.write_json(self.directory.summary_file, summarise(self.directory.rounds()))
+        self.directory.write_summary(self.directory.rounds())
         self.lock.release()
 
     def _config(self) -> dict[str, Any]:

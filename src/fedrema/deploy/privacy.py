@@ -19,7 +19,11 @@ from fedrema.deploy.letters import Reply
 from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput
 from fedrema.net import Tensors
+from fedrema.runs.checksums import sealed, unsealed
 from fedrema.runs.directory import read_object
+
+ACCOUNT = "privacy account"
+RESTORE = "restore it from a backup: without it nobody knows what this node has given away"
 
 
 class Guard:
@@ -29,8 +33,8 @@ class Guard:
         self.protection, self.file = protection, file
         self.releases: list[float] = []
         """The noise multiplier of every release."""
-        if file.is_file():
-            self.releases = [float(number) for number in read_object(file, "cannot be read")["releases"]]
+        if file.exists():
+            self.releases = read_account(file)
         if protection.privacy_noise:
             self._accountant()  # a missing package is found out now, not after training
 
@@ -77,7 +81,8 @@ class Guard:
             compute_clip_model_update(changed, before, self.protection.privacy_clip)
         add_gaussian_noise_inplace(changed, self.protection.privacy_noise * self.protection.privacy_clip)
         self.releases.append(self.multiplier)
-        write_text(self.file, json.dumps({"releases": self.releases}) + "\n")  # before anything has left
+        account = sealed({"releases": self.releases}, ACCOUNT)
+        write_text(self.file, json.dumps(account) + "\n")  # on the disk before anything has left
         params = {
             name: torch.from_numpy(value).to(reply.params[name].dtype)
             for name, value in zip(names, changed, strict=True)
@@ -90,3 +95,14 @@ class Guard:
         except ImportError as error:
             raise BadInput("privacy-noise needs an accountant: pip install 'fedrema[privacy]'.") from error
         return RDPAccountant()
+
+
+def read_account(file: Path) -> list[float]:
+    """Return the noise multiplier of every release so far; refuses an account that was altered or damaged."""
+    content = read_object(file, "cannot be read", RESTORE)
+    # Accounts of older versions have no checksum, and must not be lost for that.
+    found = (content if content.keys() == {"releases"} else unsealed(content, file, ACCOUNT, RESTORE)).get("releases")
+    valid = isinstance(found, list) and all(isinstance(number, (int, float)) and number >= 0 for number in found)
+    if not isinstance(found, list) or not valid:
+        raise BadInput(f"{file} is not an account of releases: {RESTORE}.")
+    return [float(number) for number in found]

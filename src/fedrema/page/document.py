@@ -24,7 +24,7 @@ PLACES = ("out", "overwrite", "config", "tuned", "quiet", "open", "track", "data
 SCALARS = ("mean_gap", "gap_ratio", "critical", "own_weight")
 
 
-def main_part(runs: Sequence[ThinnedRun], live: bool = False) -> dict[str, Any]:
+def main_part(runs: Sequence[ThinnedRun], live: bool = False, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return all but single clients and pairs of clients."""
     groups = group_runs(runs) if runs else []
     counted = [run for group in groups for run in group.runs if isinstance(run, ThinnedRun)]
@@ -36,7 +36,7 @@ def main_part(runs: Sequence[ThinnedRun], live: bool = False) -> dict[str, Any]:
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
             "version": fedrema.__version__,
             "live": live,
-            "notes": [*thinned_notes(counted), *([] if same_data else [OTHER_DATA])],
+            "notes": [*notes, *thinned_notes(counted), *([] if same_data else [OTHER_DATA])],
             "explanation": EXPLANATION,
             "confidence": DIFFERENCES,
             "words": {quantity: WORDS[quantity] for quantity in QUANTITIES},

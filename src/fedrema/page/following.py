@@ -12,6 +12,7 @@ from fedrema.page.people import people_part
 from fedrema.page.reading import ThinnedRun
 from fedrema.page.relations import relations_part
 from fedrema.page.status import status_of
+from fedrema.runs.directory import RunDirectory
 
 SEARCH = 1.0
 """Seconds between two searches for new runs."""
@@ -35,6 +36,8 @@ class Followed:
         self.asked = dict.fromkeys(self.PARTS, 0.0)
         self.waiting = dict.fromkeys(self.PARTS, False)
         self.seen: dict[Path, float] = {}
+        self.damaged: dict[Path, tuple[object, str]] = {}
+        """Runs that cannot be read, with the state of their files and the complaint."""
         self.searched = -SEARCH
 
     def look(self) -> None:
@@ -47,8 +50,8 @@ class Followed:
             for run in list(self.known.values()):
                 try:
                     changed |= run.refresh()
-                except BadInput:  # it was removed, or is being replaced
-                    del self.known[run.path]
+                except BadInput as error:
+                    self._leave_out(run.path, error)
                     changed = True
             if changed:
                 self.runs = self._in_order()
@@ -78,21 +81,54 @@ class Followed:
             return [status_of(run) for run in self.runs]
 
     def _make(self, name: str) -> Any:
+        try:
+            return self._made_of(name, self.runs)
+        except BadInput:
+            for run in self.runs:
+                try:
+                    self._made_of(name, [run])
+                except BadInput as error:
+                    self._leave_out(run.path, error)
+            self.runs = self._in_order()
+            self.waiting = dict.fromkeys(self.PARTS, True)  # every part has the same runs
+            return self._made_of(name, self.runs)
+
+    def _made_of(self, name: str, runs: list[ThinnedRun]) -> Any:
         if name == "main":
-            return main_part(self.runs, live=True)
-        return people_part(self.runs) if name == "people" else relations_part(self.runs)
+            notes = [f"{complaint} The run is left out." for _, complaint in self.damaged.values()]
+            return main_part(runs, live=True, notes=notes)
+        return people_part(runs) if name == "people" else relations_part(runs)
+
+    def _leave_out(self, folder: Path, error: BadInput) -> None:
+        """Show a run no longer that was removed or damaged; the page says which are damaged."""
+        self.known.pop(folder, None)
+        if RunDirectory(folder).looks_like_run():
+            self.damaged[folder] = _state(folder), self._without_place(str(error))
+
+    def _without_place(self, complaint: str) -> str:
+        """Return a complaint without the place of the watched folder, which is nobody's business who looks."""
+        return complaint.replace(f"{self.folder}/", "")
 
     def _look_for_runs(self) -> bool:
         changed = False
-        for file in sorted(self.folder.rglob("config.json")):
-            if file.parent in self.known:
+        found = {file.parent for name in ("config.json", "rounds.jsonl") for file in self.folder.rglob(name)}
+        for folder in self.damaged.keys() - found:
+            del self.damaged[folder]
+            changed = True
+        for folder in sorted(found - self.known.keys()):
+            if folder in self.damaged and self.damaged[folder][0] == _state(folder):
                 continue
+            changed |= self.damaged.pop(folder, None) is not None
             try:
-                run = ThinnedRun(file.parent)
+                run = ThinnedRun(folder)
                 order([run])
-            except (BadInput, OSError):  # another program's config.json, or one that has just been removed
+            except OSError:  # it has just been removed
                 continue
-            self.known[file.parent] = run
+            except BadInput as error:  # damaged, or another program's config.json
+                self._leave_out(folder, error)
+                changed |= folder in self.damaged
+                continue
+            self.known[folder] = run
             changed = True
         return changed
 
@@ -107,3 +143,17 @@ class Followed:
                     now[file] = file.stat().st_mtime
         changed, self.seen = now != self.seen, now
         return changed
+
+
+def _state(folder: Path) -> object:
+    """Return what changes when a file of a run does."""
+    directory = RunDirectory(folder)
+    found = []
+    for file in (
+        *(directory.config_file, directory.rounds_file, directory.summary_file),
+        *(directory.clients_file, directory.relations_file, directory.checkpoint_file),
+    ):
+        with contextlib.suppress(OSError):
+            facts = file.stat()
+            found.append((file, facts.st_mtime_ns, facts.st_size))
+    return found

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from fedrema.errors import BadInput
 from fedrema.page.encode import packed
 from fedrema.page.reading import ThinnedRun
 
@@ -84,10 +83,7 @@ def _there(record: dict[str, Any], names: Sequence[str]) -> np.ndarray:
 
 
 def _labels(run: ThinnedRun, clients: int) -> dict[str, Any] | None:
-    try:
-        counts = run.directory.label_counts()
-    except BadInput:  # damaged: all else can still be shown
-        return None
+    counts = run.directory.label_counts()
     if counts is None or len(counts["train"]) != clients:
         return None
     return {part: packed(held, max(1.0, float(held.max()))) for part, held in counts.items()}

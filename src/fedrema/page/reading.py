@@ -1,36 +1,39 @@
 """Reads records from runs of any length, growing or not: of a long run, evenly spaced rounds only."""
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedrema.errors import BadInput
+from fedrema.runs.checksums import CHECKSUM, REMEDY
+from fedrema.runs.records import RecordChain
 from fedrema.runs.run import Run
 from fedrema.score import summarise
 
 KEPT_ROUNDS = 400
 """Rounds that a picture can show; more would lie on the same pixels."""
-PIECE = 2**24
 PER_CLIENT = ("client_accuracy", "trained_client_accuracy", "client_loss", "participants", "dropped")
 
 
 class RecordsFile:
-    """A `rounds.jsonl` that may be growing; only the rounds that are kept are ever parsed.
+    """A `rounds.jsonl` that may be growing: every line is verified, but only the rounds that are kept are parsed.
 
     Where there are more than `most`, every k-th is kept, with the first and the last; k is `every` times a power of
     two, so that runs of one length keep the same rounds, and rounds that were scored.
     """
 
-    def __init__(self, path: Path, every: int = 1, most: int = KEPT_ROUNDS) -> None:
-        self.path, self.every, self.most = path, every, most
+    def __init__(self, chain: RecordChain, every: int = 1, most: int = KEPT_ROUNDS) -> None:
+        self.beginning, self.path, self.every, self.most = chain, chain.file, every, most
         self._forget()
 
     def _forget(self) -> None:
         self.starts = [0]
         """Where each line begins; the last one may not be whole yet."""
+        self.chain = replace(self.beginning)
         self.node = 0
         self.parsed: dict[int, dict[str, Any]] = {}
 
@@ -62,17 +65,29 @@ class RecordsFile:
             self._forget()
         self.node = facts.st_ino
         before = self.count
-        with self.path.open("rb") as stream:
-            place = self.starts[-1]
-            stream.seek(place)
-            while piece := stream.read(PIECE):
-                ends = np.flatnonzero(np.frombuffer(piece, np.uint8) == ord("\n"))
-                self.starts += (ends + (place + 1)).tolist()
-                place += len(piece)
+        try:
+            self._verify()
+        except BadInput:
+            if not before:
+                raise
+            self._forget()  # it may be another file under the same number: that is damaged only if its beginning is
+            replaced = True
+            self._verify()
         return replaced or self.count > before
 
+    def _verify(self) -> None:
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self.starts[-1])
+                for line in stream:
+                    if line.endswith(b"\n"):
+                        self.chain.verify(line)
+                        self.starts.append(self.starts[-1] + len(line))
+        except OSError as error:
+            raise BadInput(f"{self.path} cannot be read: {error.strerror}; {REMEDY}.") from error
+
     def records(self) -> list[dict[str, Any]]:
-        """Return the kept records; lines that are damaged are left out."""
+        """Return the kept records."""
         stride, last = self.stride, self.count - 1
         wanted = [place for place in range(self.count) if (place + 1) % stride == 0 or place in (0, last)]
         self.parsed = {place: self.parsed[place] for place in wanted if place in self.parsed}
@@ -82,14 +97,11 @@ class RecordsFile:
                 for place in missing:
                     stream.seek(self.starts[place])
                     self._parse(place, stream.read(self.starts[place + 1] - self.starts[place]))
-        return [self.parsed[place] for place in wanted if self.parsed.get(place)]
+        return [self.parsed[place] for place in wanted]
 
     def _parse(self, place: int, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-            record["round"] = int(record["round"])
-        except (ValueError, TypeError, KeyError):
-            record = {}
+        record = replace(self.beginning, lines=place + 1).parse(line)
+        record.pop(CHECKSUM, None)
         for name in PER_CLIENT:
             if isinstance(record.get(name), list):  # a tenth of the room that Python's numbers take
                 kind = np.int64 if name in ("participants", "dropped") else np.float32
@@ -102,9 +114,9 @@ class ThinnedRun(Run):
 
     def __init__(self, path: Path | str, most: int = KEPT_ROUNDS) -> None:
         super().__init__(path)
-        every = int(self.config.get("settings", {}).get("evaluate-every", 1))
-        self.file = RecordsFile(self.directory.rounds_file, max(1, every), most)
-        self.file.grow()
+        self.most = most
+        self.file = self._begin()
+        self._grow()
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -123,13 +135,27 @@ class ThinnedRun(Run):
 
     def refresh(self) -> bool:
         """Read what is new; tells whether anything is."""
-        config, finished = self.directory.config(), self.directory.summary_file.is_file()
-        changed = self.file.grow() or config != self.config or finished != self.__dict__.get("ended")
+        config, finished = self.directory.config(), self.directory.finished()
+        if config.get("identity") != self.config.get("identity"):  # another run in the same folder
+            self.file = self._begin()
+        changed = self._grow() or config != self.config or finished != self.__dict__.get("ended")
         self.config = config
         if changed:
             self.__dict__["ended"] = finished
             for name in ("rounds", "summary"):
                 self.__dict__.pop(name, None)
+        return changed
+
+    def _begin(self) -> RecordsFile:
+        every = int(self.config.get("settings", {}).get("evaluate-every", 1))
+        return RecordsFile(self.directory.chain(), max(1, every), self.most)
+
+    def _grow(self) -> bool:
+        ended = self.directory.summary()
+        self.directory.has_rounds()
+        changed = self.file.grow()
+        if ended is not None and ended == self.directory.summary():  # it has not been resumed meanwhile
+            self.directory.check_count(self.file.count, ended)
         return changed
 
 

@@ -1,18 +1,21 @@
 """The part of the page's document about pairs of clients: who is like whom, who learns from whom."""
 
-import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
+from fedrema.errors import BadInput
 from fedrema.page.encode import packed
 from fedrema.page.people import evenly
 from fedrema.page.reading import ThinnedRun
+from fedrema.runs.checkpoint import read_checkpoint
+from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY
 
+DEPENDENCIES = "server/dependencies"
 KEPT_CLIENTS = 150
 KEPT_ROUNDS = 60
 BYTES = 6_000_000
@@ -26,29 +29,39 @@ TIES = 5
 
 def relations_part(runs: Sequence[ThinnedRun]) -> dict[str, Any]:
     """Return the matrices between clients of the runs that kept any."""
-    files = [Stacks(run.directory.relations_file) for run in runs]
+    files = [_stacks(run) for run in runs]
     share = BYTES // max(1, sum(bool(file.rounds) for file in files))
     return {"runs": [_relations(run, file, share) for run, file in zip(runs, files, strict=True)]}
 
 
+def _stacks(run: ThinnedRun) -> "Stacks":
+    file = Stacks(run.directory.relations_file)
+    recorded = run.summary.get("recorded_relations", 0) if run.finished else 0
+    if len(file.rounds) < recorded:
+        raise BadInput(f"{file.path} holds matrices of {len(file.rounds)} rounds, not of {recorded}: {REMEDY}.")
+    return file
+
+
 class Stacks:
-    """A relations.npz, read round by round: the whole may be larger than memory."""
+    """A relations.npz, read round by round: the whole may be larger than memory.
+
+    Each part that is read is verified by the checksum that the format has for it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rounds: list[int] = []
         self.names: list[str] = []
-        try:
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-                self.rounds = [int(number) for number in file["rounds"]]
-                self.names = [name for name in file.files if name != "rounds"]
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
-            self.rounds = []  # there is none, or it is damaged: the page says that there is none
+        if not path.exists():
+            return
+        with _reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            self.rounds = [int(number) for number in file["rounds"]]
+            self.names = [name for name in file.files if name not in ("rounds", CHECKSUM)]
 
     def read(self, name: str, wanted: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
         """Return [R, n, n], one matrix per wanted round, for some clients or all."""
         found = []
-        with zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as stream:
+        with _reading(self.path), zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as stream:
             version = np.lib.format.read_magic(stream)
             read_header = np.lib.format.read_array_header_1_0
             shape, _, kind = (read_header if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)
@@ -57,7 +70,18 @@ class Stacks:
                 matrix = np.frombuffer(stream.read(size), kind).reshape(shape[1:])
                 if number in wanted:
                     found.append(matrix if rows is None else matrix[np.ix_(rows, rows)])
+            stream.read()  # at its end a member's checksum is compared
         return np.stack(found).astype(np.float32)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}; {REMEDY}.") from error
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds, which change with their versions
+        raise BadInput(f"{path} {CHANGED}: {REMEDY}.") from error
 
 
 def _relations(run: ThinnedRun, file: Stacks, share: int) -> dict[str, Any] | None:
@@ -88,12 +112,12 @@ def _relations(run: ThinnedRun, file: Stacks, share: int) -> dict[str, Any] | No
 
 def _from_checkpoint(run: ThinnedRun) -> dict[str, Any] | None:
     """Return the dependency map of a run that recorded no matrices, as FedReMa's server keeps it to go on from."""
-    try:
-        with safe_open(run.directory.checkpoint_file, framework="np") as content:
-            counts = np.asarray(content.get_tensor("server/dependencies"), np.float32)
-            number = int(json.loads(content.metadata()["fedrema"])["round"])
-    except (SafetensorError, OSError, KeyError, ValueError, TypeError):  # another method, or no checkpoint yet
+    if not run.directory.checkpoint_file.exists():
         return None
+    facts, found = read_checkpoint(run.directory.checkpoint_file, [DEPENDENCIES])
+    if DEPENDENCIES not in found:  # another method
+        return None
+    counts, number = found[DEPENDENCIES].float().numpy(), int(facts["round"])
     clients = len(run.names)
     counts = counts[:clients, :clients]
     among = np.array(evenly(range(clients), CLUSTERED))

@@ -1,21 +1,24 @@
 """A world on disk: one safetensors file, whole or not there, that knows which run it belongs to."""
 
 import json
+import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedrema.core import State
-from fedrema.data.atomic import written_whole
+from fedrema.data.atomic import make_folder, sync, written_whole
 from fedrema.engine import Stacked
 from fedrema.errors import BadInput
-from fedrema.runs.tensors import digest_of, write_tensors
+from fedrema.runs.checksums import CHANGED, REMEDY
+from fedrema.runs.tensors import Altered, NotWhole, read_metadata, read_tensors, write_tensors
 from fedrema.world import World
 
-FORMAT = 1
+FORMAT = 2
+FACTS = {"clients": int, "round": int, "belongs_to": str, "server": dict, "order": list}
 
 
 def save_world(world: World, file: Path, belongs_to: str, more: dict[str, Any] | None = None) -> None:
@@ -40,8 +43,23 @@ def save_world(world: World, file: Path, belongs_to: str, more: dict[str, Any] |
         "order": list(tensors),  # the file sorts its names, and sums over tensors are rounded by their order
         **({} if more is None else {"more": more}),
     }
-    with written_whole(file) as temporary:
-        write_tensors(temporary, tensors, {"fedrema": json.dumps(facts)})
+    header = {"fedrema": json.dumps(facts)}
+    if file.parent.exists():
+        with written_whole(file) as temporary:
+            write_tensors(temporary, tensors, header)
+        return
+    # The folder appears with its first checkpoint in it: one without has lost it.
+    folder = file.parent.with_name(f".{file.parent.name}.{secrets.token_hex(4)}.part")
+    with written_whole(folder / file.name) as temporary:
+        write_tensors(temporary, tensors, header)
+    try:
+        make_folder(file.parent.parent)
+        folder.replace(file.parent)
+        sync(file.parent.parent)
+    except OSError as error:
+        raise BadInput(
+            f"cannot write {file}: {error.strerror}; choose a place that is writable and has room."
+        ) from error
 
 
 def load_world(file: Path, belongs_to: str | None, device: torch.device | None = None) -> World:
@@ -69,19 +87,24 @@ def load_world(file: Path, belongs_to: str | None, device: torch.device | None =
     )
 
 
-def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a checkpoint's facts and tensors, verified."""
-    if not file.is_file():
+def read_checkpoint(file: Path, wanted: Sequence[str] | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return a checkpoint's facts and all its tensors, or those wanted that it has, verified."""
+    if not file.exists():
+        if file.parent.exists() or (file.parent.parent / "summary.json").exists():
+            raise BadInput(f"The checkpoint {file} is missing: {REMEDY}.")
         raise BadInput(f"There is no checkpoint {file} yet.")
     try:
-        with safe_open(file, framework="pt") as content:
-            metadata = content.metadata() or {}
-            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 - not a dict
-        facts = json.loads(metadata["fedrema"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise BadInput(f"The checkpoint {file} is incomplete or not one of fedrema's: {error}.") from error
-    if facts.get("format") != FORMAT:
-        raise BadInput(f"The checkpoint {file} has format {facts.get('format')}; this version reads {FORMAT}.")
-    if metadata.get("digest") != digest_of(tensors):
-        raise BadInput(f"The checkpoint {file} was altered: its content does not match its digest.")
+        facts = json.loads(read_metadata(file)["fedrema"])
+        if not isinstance(facts, dict):
+            raise NotWhole("its header is not an object")
+        if facts.get("format") != FORMAT:
+            found = facts.get("format")
+            raise BadInput(f"The checkpoint {file} has format {found}; this version reads {FORMAT}: {REMEDY}.")
+        tensors = read_tensors(file, wanted)
+    except (NotWhole, KeyError, ValueError, RecursionError) as error:
+        raise BadInput(f"The checkpoint {file} is incomplete or not one of fedrema's ({error}): {REMEDY}.") from error
+    except Altered as error:
+        raise BadInput(f"The checkpoint {file} {CHANGED}: {REMEDY}.") from error
+    if not all(isinstance(facts.get(name), kind) for name, kind in FACTS.items()):
+        raise BadInput(f"The checkpoint {file} {CHANGED}: {REMEDY}.")
     return facts, tensors

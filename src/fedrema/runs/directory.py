@@ -3,16 +3,19 @@
 import json
 import os
 import re
-import zipfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedrema.data.atomic import write_text, written_whole
+from fedrema.data.atomic import make_folder, sync, write_text, written_whole
+from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
+from fedrema.runs.checksums import CHECKSUM, REMEDY, read_arrays, sealed, unsealed, write_arrays
 from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
+from fedrema.runs.records import RecordChain, read_lines
+from fedrema.score import summarise
 
 CONFIG_KEYS = {"method": str, "settings": dict, "identity": str, "federation": dict}
 """What every config.json has; a folder with another file of that name is not a run."""
@@ -32,6 +35,10 @@ OWN_PATTERNS = ("newcomers/*.safetensors", "tensorboard/events.out.tfevents.*")
 class RunDirectory:
     """Reads and writes a run's folder; every file but the growing `rounds.jsonl` is whole or not there.
 
+    Everything that is read back carries a checksum. What was changed or damaged is refused by a `BadInput` that names
+    the file and the remedy. Runs of older versions have no checksums at all: their numbers can be read, but they
+    cannot be resumed.
+
     config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once it has ended),
     clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request); run.lock, and
     running.json while a process writes to the folder.
@@ -45,6 +52,8 @@ class RunDirectory:
         self.summary_file = self.path / "summary.json"
         self.clients_file = self.path / "clients.npz"
         self.checkpoint_file = self.path / "checkpoint" / "world.safetensors"
+        self._end: tuple[int, RecordChain] | None = None
+        """How long rounds.jsonl was after the last record that was added, and its checksums up to there."""
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -52,9 +61,15 @@ class RunDirectory:
         found = cls(path)
         if found.path.is_file():
             raise BadInput(f"{path} is a file, not the folder of a run.")
-        if not found.config_file.is_file():
+        if not found.config_file.exists():
+            if found.looks_like_run():
+                raise BadInput(f"{found.config_file} is missing: {REMEDY}.")
             raise BadInput(f"{path} is not the folder of a run: it has no config.json.")
         return found
+
+    def looks_like_run(self) -> bool:
+        """Whether there is a file that only a run has; other programs write a config.json too."""
+        return any(file.exists() for file in (self.rounds_file, self.clients_file, self.checkpoint_file.parent))
 
     def lock(self) -> RunLock:
         """Return the lock that everything which writes to this folder has to hold."""
@@ -88,7 +103,7 @@ class RunDirectory:
             if overwrite:
                 raise BadInput(f"--out {self.path} holds something other than a run; --overwrite replaces runs only.")
             raise BadInput(f"--out {self.path} already exists: choose another folder.")
-        if not overwrite and not self.summary_file.is_file():
+        if not overwrite and not self.finished():
             raise BadInput(
                 f"--out {self.path} already exists, unfinished: continue it with fedrema resume {self.path}, choose"
                 " another folder, or --overwrite to replace it."
@@ -103,7 +118,7 @@ class RunDirectory:
         holds a run at every moment.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             kept = {file.resolve() for file in inputs}
             for file in self._written_files():
                 if file != self.config_file and file.resolve() not in kept:
@@ -112,6 +127,7 @@ class RunDirectory:
                         file.parent.rmdir()
         except OSError as error:
             raise BadInput(f"cannot write to the folder {self.path}: {error.strerror}.") from error
+        self._end = None
         self.write_json(self.config_file, config)
 
     def _written_files(self) -> list[Path]:
@@ -119,69 +135,196 @@ class RunDirectory:
         if not self.is_run():
             return []
         named = [self.path / name for name in OWN_FILES]
-        if self.config()["federation"].get("saved"):
+        if read_object(self.config_file, "")["federation"].get("saved"):
             named.append(self.path / FEDERATION_FILE)
         found = [file for file in named if file.is_file() or file.is_symlink()]
         found += [file for pattern in OWN_PATTERNS for file in sorted(self.path.glob(pattern)) if not file.is_dir()]
         return found + exported_files(self.path / MODELS)
 
     def write_json(self, file: Path, content: dict[str, Any]) -> None:
-        """Write a JSON file, whole or not at all."""
-        write_text(file, json.dumps(content, indent=2) + "\n")
+        """Write a JSON file with its checksum, whole or not at all."""
+        belongs_to = "" if file == self.config_file else self._sealed_by()[0]
+        write_text(file, json.dumps(sealed(content, belongs_to), indent=2) + "\n")
+
+    def read_json(self, file: Path, remedy: str = REMEDY) -> dict[str, Any]:
+        """Read what `write_json` wrote."""
+        content, (identity, checksums) = read_object(file, "cannot be read", remedy), self._sealed_by()
+        return unsealed(content, file, identity, remedy) if checksums or CHECKSUM in content else content
 
     def config(self) -> dict[str, Any]:
         """Return config.json."""
-        return read_object(self.config_file, "cannot be read")
+        return self._config()[0]
+
+    def _config(self) -> tuple[dict[str, Any], bool]:
+        """Return config.json, and whether it carries a checksum: those of older versions do not."""
+        content = read_object(self.config_file, "cannot be read", REMEDY)
+        return (unsealed(content, self.config_file), True) if CHECKSUM in content else (content, False)
+
+    def _sealed_by(self) -> tuple[str, bool]:
+        """Return the run's identity, and whether its files carry checksums."""
+        config, checksums = self._config()
+        return str(config.get("identity", "")), checksums
+
+    def check_version(self) -> None:
+        """Refuse to go on from a run of an older version, of which nothing can be verified."""
+        if not self._sealed_by()[1]:
+            raise BadInput(
+                f"{self.config_file} carries no checksum: it was changed, or the run is of an older version of fedrema,"
+                " which can be compared and shown but not resumed or exported; run it again with this version."
+            )
 
     def summary(self) -> dict[str, Any] | None:
         """Return summary.json; None while the run has not ended."""
-        return read_object(self.summary_file, "cannot be read") if self.summary_file.is_file() else None
+        if not self.finished():
+            return None
+        return self.read_json(self.summary_file, f"fedrema resume {self.path} writes it again")
+
+    def finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return self.summary_file.exists()
+
+    def write_summary(self, records: Sequence[dict[str, Any]], recorded_relations: int = 0) -> None:
+        """Write summary.json, which says that the run has ended: after everything else is on the disk."""
+        self.sync_rounds()
+        recorded = {"recorded_relations": recorded_relations} if recorded_relations else {}
+        self.write_json(self.summary_file, {**summarise(records), **recorded})
+
+    def remove_summary(self) -> None:
+        """Remove summary.json, whatever is in it, before the run goes on."""
+        try:
+            if self.summary_file.exists():
+                self.summary_file.unlink()
+                sync(self.path)
+        except OSError as error:
+            raise BadInput(f"cannot remove {self.summary_file}: {error.strerror}; remove it by hand.") from error
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add a round's record; if the disk is full, the file is as it was."""
+        """Add a round's record; if the disk is full, the file is as it was.
+
+        It may be lost with the power, unlike what `sync_rounds` has waited for.
+        """
         try:
-            before = self.rounds_file.stat().st_size if self.rounds_file.exists() else 0
+            begun = self.rounds_file.exists()
+            before = self.rounds_file.stat().st_size if begun else 0
+            if self._end is None or self._end[0] != before:
+                self._end = self._verified()
+                if self._end[0] < before:  # a last line that was not finished
+                    os.truncate(self.rounds_file, self._end[0])
+                before = self._end[0]
+            chain = self._end[1]
+            self._end = None
             try:
-                with self.rounds_file.open("a", encoding="utf-8") as stream:
-                    stream.write(json.dumps(record) + "\n")
+                with self.rounds_file.open("ab") as stream:
+                    line = chain.seal(record)
+                    stream.write(line)
             except OSError:
                 os.truncate(self.rounds_file, before)
                 raise
+            if not begun:
+                sync(self.path)
+            self._end = before + len(line), chain
         except OSError as error:
             raise BadInput(f"cannot write {self.rounds_file}: {error.strerror}; earlier rounds are kept.") from error
 
+    def sync_rounds(self) -> None:
+        """Wait until all records are on the disk; comes before a checkpoint that counts on them."""
+        try:
+            if self.rounds_file.exists():
+                sync(self.rounds_file)
+        except OSError as error:
+            raise BadInput(f"cannot write {self.rounds_file}: {error.strerror}; earlier rounds are kept.") from error
+
+    def chain(self) -> RecordChain:
+        """Return the checksums of rounds.jsonl before its first line."""
+        return RecordChain(self.rounds_file, *self._sealed_by())
+
     def rounds(self) -> list[dict[str, Any]]:
-        """Return all whole records; a last line that is still being written does not count."""
-        if not self.rounds_file.is_file():
-            return []
-        records = []
-        for line in self.rounds_file.read_text(encoding="utf-8").splitlines():
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                break
+        """Return all records; a last line that is still being written does not count."""
+        ended = self.summary() if self.finished() else None
+        records = [record for record, _ in read_lines(self.chain())] if self.has_rounds() else []
+        if ended is not None and ended == self.summary():  # it has not been resumed meanwhile
+            self.check_count(len(records), ended)
         return records
+
+    def check_count(self, count: int, summary: dict[str, Any]) -> None:
+        """Refuse records that are not those of a finished run."""
+        if count != summary.get("rounds", count):
+            raise BadInput(
+                f"{self.rounds_file} ends after line {count}, but the run has {summary['rounds']} rounds: {REMEDY}."
+            )
+
+    def check_rounds(self, last: int) -> None:
+        """Refuse records that are not complete up to a round, that of the checkpoint."""
+        self._known_rounds(last)
 
     def keep_rounds(self, last: int) -> list[dict[str, Any]]:
         """Forget records after a round, which a checkpoint does not know of; returns the others."""
-        kept = [record for record in self.rounds() if record["round"] <= last]
-        write_text(self.rounds_file, "".join(json.dumps(record) + "\n" for record in kept))
+        kept, end = self._known_rounds(last)
+        if not self.rounds_file.exists() or self.rounds_file.stat().st_size > end:
+            # A new file, by which those who follow the run notice. What is cut off need not be readable.
+            whole = self.rounds_file.read_bytes()[:end] if end else b""
+            with written_whole(self.rounds_file) as temporary:
+                temporary.write_bytes(whole)
         return kept
+
+    def _known_rounds(self, last: int) -> tuple[list[dict[str, Any]], int]:
+        """Return the records up to a round, and where they end."""
+        kept: list[dict[str, Any]] = []
+        end = 0
+        if last and self.has_rounds():
+            for record, place in read_lines(self.chain()):
+                if record["round"] > last:
+                    break
+                kept.append(record)
+                end = place
+                if len(kept) == last:  # what follows may be damaged: it is cut off
+                    break
+        if [record["round"] for record in kept] != list(range(1, last + 1)):
+            raise BadInput(
+                f"{self.rounds_file} ends after line {len(kept)}, but the checkpoint is of round {last}: {REMEDY}."
+            )
+        return kept, end
+
+    def has_rounds(self) -> bool:
+        """Whether there is a rounds.jsonl; refuses a folder that has lost it."""
+        if self.rounds_file.is_dir():
+            raise BadInput(f"{self.rounds_file} is a folder: {REMEDY}.")
+        if self.rounds_file.exists():
+            return True
+        if self.finished() or self.checkpoint_file.parent.exists():
+            raise BadInput(f"{self.rounds_file} is missing: {REMEDY}.")
+        return False
+
+    def _verified(self) -> tuple[int, RecordChain]:
+        chain = self.chain()
+        ends = [end for _, end in read_lines(chain)]
+        return (ends[-1] if ends else 0), chain
 
     def write_label_counts(self, train: np.ndarray, test: np.ndarray) -> None:
         """Write clients.npz: how many samples of each class each client trains on, and is tested with [K, classes]."""
-        with written_whole(self.clients_file) as temporary, temporary.open("wb") as stream:
-            np.savez_compressed(stream, allow_pickle=False, train=train, test=test)
+        write_arrays(self.clients_file, {"train": train, "test": test}, self._sealed_by()[0])
+
+    def ensure_label_counts(self, federation: Federation) -> None:
+        """Write clients.npz again where it is missing or damaged."""
+        try:
+            found = self.label_counts()
+        except BadInput:
+            found = None
+        if found is None:
+            self.write_label_counts(federation.label_counts("train"), federation.label_counts("test"))
 
     def label_counts(self) -> dict[str, np.ndarray] | None:
         """Return clients.npz; None where nobody knows, as on a server that never sees samples."""
-        try:
-            with self.clients_file.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-                return {part: np.asarray(file[part]) for part in ("train", "test")}
-        except FileNotFoundError:
+        remedy = f"fedrema resume {self.path} writes it again"
+        if not self.clients_file.exists():
+            config, checksums = self._config()
+            if checksums and "train_counts" in config["federation"]:
+                raise BadInput(f"{self.clients_file} is missing: {remedy}.")
             return None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise BadInput(f"{self.clients_file} cannot be read: {error}.") from error
+        arrays = read_arrays(self.clients_file, *self._sealed_by(), remedy)
+        if not {"train", "test"} <= arrays.keys():
+            raise BadInput(f"{self.clients_file} lacks 'train' or 'test': {remedy}.")
+        return {part: arrays[part] for part in ("train", "test")}
 
     def write_relations(self, relations: dict[int, dict[str, np.ndarray]]) -> None:
         """Write relations.npz: `rounds` [R] and a stack [R, K, K] of each matrix; NaN where there was none."""
@@ -192,34 +335,36 @@ class RunDirectory:
         shape = next(iter(relations[rounds[0]].values())).shape
         missing = np.full(shape, np.nan, np.float32)
         stacks = {name: np.stack([relations[number].get(name, missing) for number in rounds]) for name in names}
-        with written_whole(self.relations_file) as temporary, temporary.open("wb") as stream:
-            np.savez_compressed(stream, allow_pickle=False, rounds=np.array(rounds), **stacks)
+        write_arrays(self.relations_file, {"rounds": np.array(rounds), **stacks}, self._sealed_by()[0])
 
-    def relations(self, last: int | None = None) -> dict[int, dict[str, np.ndarray]]:
-        """Return the kept matrices by round, up to a round."""
-        if not self.relations_file.is_file():
-            return {}
-        try:
-            with np.load(self.relations_file, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{self.relations_file} cannot be read: {error}.") from error
-        rounds = arrays.pop("rounds").tolist()
-        return {
-            number: {name: stack[place] for name, stack in arrays.items() if not np.isnan(stack[place]).all()}
-            for place, number in enumerate(rounds)
-            if last is None or number <= last
-        }
+    def relations(self, last: int | None = None, count: int | None = None) -> dict[int, dict[str, np.ndarray]]:
+        """Return the kept matrices by round, up to a round; refuses another number of rounds than `count`."""
+        found: dict[int, dict[str, np.ndarray]] = {}
+        if self.relations_file.exists():
+            arrays = read_arrays(self.relations_file, *self._sealed_by(), REMEDY)
+            rounds = [int(number) for number in arrays.pop("rounds", np.array([]))]
+            found = {
+                number: {name: stack[place] for name, stack in arrays.items() if not np.isnan(stack[place]).all()}
+                for place, number in enumerate(rounds)
+                if last is None or number <= last
+            }
+        if count is not None and len(found) != count:
+            raise BadInput(
+                f"{self.relations_file} holds matrices of {len(found)} rounds, but {count} were recorded: {REMEDY}."
+            )
+        return found
 
 
-def read_object(file: Path, complaint: str) -> dict[str, Any]:
+def read_object(file: Path, complaint: str, remedy: str = "") -> dict[str, Any]:
     """Read a JSON file that holds an object; where it does not, the sentence says `complaint` of it, and why."""
+    remedy = remedy and f"; {remedy}"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{file} {complaint}: {error}.") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"{file} {complaint}: {reason}{remedy}.") from error
     if not isinstance(content, dict):
-        raise BadInput(f"{file} {complaint}: it should hold a JSON object.")
+        raise BadInput(f"{file} {complaint}: it should hold a JSON object{remedy}.")
     return content
 
 
@@ -236,13 +381,14 @@ def exported_files(folder: Path) -> list[Path]:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """Return the run folders among and below the given ones."""
+    """Return the run folders among and below the given ones, also those that are damaged."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
             raise BadInput(f"{path} does not exist: name the folder of a run, or one that holds runs.")
-        below = sorted(file.parent for file in path.rglob("config.json")) if path.is_dir() else []
-        below = [folder for folder in below if (folder / "rounds.jsonl").is_file()]
+        names = ("config.json", "rounds.jsonl") if path.is_dir() else ()
+        folders = sorted({file.parent for name in names for file in path.rglob(name)})
+        below = [folder for folder in folders if RunDirectory(folder).looks_like_run()]
         if not below:
             raise BadInput(f"{path} holds no run: no config.json with rounds.jsonl in it or below.")
         found += below

@@ -14,13 +14,12 @@ from fedrema.data import Federation, build_federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.net import Net
 from fedrema.nets import build_net
-from fedrema.runs.checkpoint import load_world, save_world
+from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
 from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import default_folder, describe, identity_of, saved_settings
 from fedrema.runs.run import Run
 from fedrema.runs.stopping import StopRequest, stopping_gently
-from fedrema.score import summarise
 from fedrema.settings import Settings
 from fedrema.simulate import Simulator
 from fedrema.tracking import Tracking, check_trackers, tracking
@@ -120,16 +119,25 @@ def _take_up(
     module: nn.Module | None,
     federation: Federation | None,
 ) -> "Prepared":
+    directory.check_version()
     settings = saved_settings(directory, arguments, module is not None)
     check_trackers(settings.output.trackers)
     simulator = prepare(settings, federation or build_federation(settings.data), module)
     config = directory.config()
     if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
         raise BadInput(f"The settings or the data of {directory.path} have changed since it began: it cannot go on.")
-    if directory.checkpoint_file.is_file():
+    world = simulator.start()
+    recorded = 0
+    if directory.checkpoint_file.parent.exists() or directory.finished():
+        facts, _ = read_checkpoint(directory.checkpoint_file, wanted=())
+        recorded = facts.get("more", {}).get("recorded_relations", 0)
         world = simulator.adopt(load_world(directory.checkpoint_file, config["identity"]))
-    else:
-        world = simulator.start()
+    if settings.simulation.rounds < world.round:
+        rounds = settings.simulation.rounds
+        raise BadInput(f"--rounds {rounds} lies before round {world.round}, which {directory.path} has reached.")
+    # Everything that is read back is verified before the first file is changed.
+    directory.check_rounds(world.round)
+    directory.relations(world.round, recorded)
     config["settings"]["rounds"] = settings.simulation.rounds
     directory.write_json(directory.config_file, config)
     return Prepared(directory, simulator, world, settings.output.checkpoint_every, settings.output.trackers, lock)
@@ -184,9 +192,10 @@ class Prepared:
         self, rounds: Iterable[Round], first: int, request: StopRequest, watch: Watcher | None, tracked: Tracking
     ) -> Run:
         directory, world = self.directory, self.world
+        directory.remove_summary()
+        directory.ensure_label_counts(self.simulator.federation)
         records = directory.keep_rounds(first)
         relations = directory.relations(first)
-        directory.summary_file.unlink(missing_ok=True)
         saved = time.monotonic()
         try:
             for played in rounds:
@@ -209,7 +218,7 @@ class Prepared:
         self._save(relations)
         if world.round < self.simulator.settings.rounds:
             raise Interrupted(f"Stopped after round {world.round}; go on with: fedrema resume {directory.path}")
-        directory.write_json(directory.summary_file, summarise(records))
+        directory.write_summary(records, len(relations))
         tracked.end()
         return Run(directory.path)
 
@@ -219,5 +228,9 @@ class Prepared:
         return seconds >= SECONDS_BETWEEN_CHECKPOINTS
 
     def _save(self, relations: dict[int, dict[str, np.ndarray]]) -> None:
+        # The checkpoint counts on what came before: it is written when that is on the disk.
+        self.directory.sync_rounds()
         self.directory.write_relations(relations)
-        save_world(self.world, self.directory.checkpoint_file, self.directory.config()["identity"])
+        identity = self.directory.config()["identity"]
+        more = {"recorded_relations": len(relations)}
+        save_world(self.world, self.directory.checkpoint_file, identity, more)

@@ -94,7 +94,7 @@ class RunLock:
             raise self._in_use() from None
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise BadInput(f"cannot write to {self.folder}: {reason}; choose a place that is writable.") from error
+            raise BadInput(f"cannot lock {self.folder / LOCK_FILE}: {reason}; choose a place that is writable.") from error
         return self
 
     def training_from(self, first: int) -> None:

@@ -57,7 +57,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether it has come to its end."""
-        return self.directory.summary_file.is_file()
+        return self.directory.finished()
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -81,10 +81,11 @@ class Run:
 
     def relations(self) -> dict[int, dict[str, np.ndarray]]:
         """Return the matrices between clients by round: S, sets and G (runs with --record relations)."""
-        return self.directory.relations()
+        return self.directory.relations(count=self.summary.get("recorded_relations") if self.finished else None)
 
     def world(self) -> World:
         """Return the last saved state."""
+        self.directory.check_version()
         return load_world(self.directory.checkpoint_file, self.config["identity"])
 
     def personal_model(self, client: str | int) -> dict[str, Tensor]:

@@ -1,12 +1,18 @@
-"""Writes a safetensors file row by row: what is larger than memory can be saved, which the library cannot do."""
+"""Writes safetensors files row by row, which the library cannot do, and verifies them when they are read.
+
+What is larger than memory can be saved so.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fedrema.net import Tensors
@@ -23,33 +29,100 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+DIGEST_BYTES = 16
 AT_ONCE = 2**26
 """Bytes that are copied at a time."""
 
 
+class NotWhole(Exception):
+    """The file is cut off, or another program's."""
+
+
+class Altered(Exception):
+    """The file does not match its digests."""
+
+
 def write_tensors(file: Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
-    """Write tensors with their digest, which is found on the way and then put into the header."""
-    digest = hashlib.blake2b(digest_size=16)
+    """Write tensors with digests, which are found on the way and then put into the header.
+
+    The metadata gets `digests`, one per tensor over its name, type, shape and bytes, and `digest`, over all metadata: a
+    part of the file can be verified without reading the whole.
+    """
+    names = sorted(tensors)
+    digests = dict.fromkeys(names, "0" * 2 * DIGEST_BYTES)
     with file.open("wb") as out, ThreadPoolExecutor(1) as beside:
-        out.write(_header(tensors, {**metadata, "digest": digest.hexdigest()}))
-        for name in sorted(tensors):
-            digest.update(name.encode())
+        out.write(_header(tensors, _sealed(metadata, digests)))
+        for name in names:
+            digest = _begun(name, tensors[name])
             for piece in _pieces(tensors[name]):
                 hashed = beside.submit(digest.update, piece)
                 out.write(piece)
                 hashed.result()
+            digests[name] = digest.hexdigest()
         out.seek(0)
-        out.write(_header(tensors, {**metadata, "digest": digest.hexdigest()}))
+        out.write(_header(tensors, _sealed(metadata, digests)))
 
 
-def digest_of(tensors: Tensors) -> str:
-    """Return what `write_tensors` found while writing these."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        for piece in _pieces(tensors[name]):
-            digest.update(piece)
+def read_metadata(file: Path) -> dict[str, str]:
+    """Return the metadata of a file; it is not verified before `read_tensors` has returned."""
+    with _opened(file) as content:
+        return dict(content.metadata() or {})
+
+
+def read_tensors(file: Path, wanted: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Return all tensors of a file, or those wanted that it has; the metadata is verified with them.
+
+    Raises
+    ------
+    NotWhole
+        When this is not a whole file that `write_tensors` wrote.
+    Altered
+        When it is, but does not match its digests.
+    """
+    with _opened(file) as content:
+        metadata = dict(content.metadata() or {})
+        names = list(content.keys())
+        tensors = {name: content.get_tensor(name) for name in names if wanted is None or name in wanted}
+    if metadata.pop("digest", None) != _of_metadata(metadata):
+        raise Altered
+    digests = json.loads(metadata["digests"])
+    if digests.keys() != set(names) or any(digest_of(name, value) != digests[name] for name, value in tensors.items()):
+        raise Altered
+    return tensors
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as content:
+            yield content
+    except OSError as error:
+        raise NotWhole(error.strerror or str(error)) from error
+    except SafetensorError as error:
+        raise NotWhole(str(error)) from error
+
+
+def digest_of(name: str, value: Tensor) -> str:
+    """Return the digest of a tensor under its name."""
+    digest = _begun(name, value)
+    for piece in _pieces(value):
+        digest.update(piece)
     return digest.hexdigest()
+
+
+def _begun(name: str, value: Tensor) -> "hashlib.blake2b":
+    facts = json.dumps([name, NAMES[value.dtype], list(value.shape)])
+    return hashlib.blake2b(facts.encode(), digest_size=DIGEST_BYTES)
+
+
+def _sealed(metadata: Mapping[str, str], digests: Mapping[str, str]) -> dict[str, str]:
+    found = {**metadata, "digests": json.dumps(digests)}
+    return {**found, "digest": _of_metadata(found)}
+
+
+def _of_metadata(metadata: Mapping[str, str]) -> str:
+    content = json.dumps(metadata, sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:

@@ -1,7 +1,5 @@
 """Under which name a run is known elsewhere, so that one that goes on does so there too."""
 
-import json
-
 from fedrema.runs.directory import RunDirectory
 
 FILE = "tracking.json"
@@ -19,8 +17,5 @@ def remember_id(directory: RunDirectory, tracker: str, name: str) -> None:
 
 
 def _read(directory: RunDirectory) -> dict[str, str]:
-    try:
-        found = json.loads((directory.path / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    file = directory.path / FILE
+    return directory.read_json(file, "remove it, and the run begins anew in its trackers") if file.exists() else {}

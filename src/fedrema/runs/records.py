@@ -1,0 +1,85 @@
+"""rounds.jsonl: one JSON object per line and round, each with a checksum over its line and all before it.
+
+Every line ends in `, "checksum": "…"}`. The checksum is over the bytes before that ending and the checksum of the line
+before (of the first line: the run's identity), so that lines can be verified without parsing them.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrema.errors import BadInput
+from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY, checksum_of
+
+ENDING = re.compile(rb', "checksum": "([0-9a-f]{32})"\}\n')
+ENDING_LENGTH = len(f', "{CHECKSUM}": "{"0" * 32}"}}\n')
+
+
+@dataclass
+class RecordChain:
+    """The checksums of a rounds.jsonl up to a line."""
+
+    file: Path
+    identity: str
+    """The run's; its records cannot stand in for another run's."""
+    sealed: bool = True
+    """False for runs of an older version, which have no checksums."""
+    lines: int = 0
+    last: str = ""
+
+    def __post_init__(self) -> None:
+        self.last = self.last or checksum_of(self.identity)
+
+    def seal(self, record: dict[str, Any]) -> bytes:
+        """Return a record's line, to follow the last one."""
+        body = json.dumps(record).encode()[:-1]
+        self.last = checksum_of(self.last, body)
+        self.lines += 1
+        return body + f', "{CHECKSUM}": "{self.last}"}}\n'.encode()
+
+    def verify(self, line: bytes) -> bytes:
+        """Return the JSON of the next line, newline included; refuses one that is not as it was written."""
+        self.lines += 1
+        found = ENDING.fullmatch(line[-ENDING_LENGTH:])
+        if not self.sealed:
+            if found:
+                raise BadInput(f"{self.file.with_name('config.json')} has lost its checksum: {REMEDY}.")
+            return line
+        body = line[:-ENDING_LENGTH]
+        if found is None or found[1].decode() != (now := checksum_of(self.last, body)):
+            raise self.damage()
+        self.last = now
+        return body + b"}"
+
+    def parse(self, text: bytes) -> dict[str, Any]:
+        """Return the record that a verified line holds."""
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
+            raise self.damage()
+        return record
+
+    def damage(self) -> BadInput:
+        """Return the complaint about the last line that was looked at."""
+        return BadInput(f"{self.file} line {self.lines} {CHANGED}: {REMEDY}.")
+
+
+def read_lines(chain: RecordChain) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield verified records, each with where its line ends; a last line without its newline is still being written."""
+    try:
+        with chain.file.open("rb") as stream:
+            end = 0
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    return
+                end += len(line)
+                yield chain.parse(chain.verify(line)), end
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise BadInput(f"{chain.file} cannot be read: {error.strerror}; {REMEDY}.") from error

@@ -1,0 +1,154 @@
+"""Small runs to damage, ways to damage them, and what commands then say."""
+
+import contextlib
+import io
+import json
+import shutil
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fedrema
+from fedrema.cli import main
+from fedrema.page.following import Followed
+
+SETTINGS = {"clients": 4, "samples": 20, "epochs": 1, "hidden": 6, "checkpoint_every": 2, "device": "cpu"}
+NOT_READ = ("report.html", "curves.png", "run.lock", "running.json")
+"""What fedrema writes for people, or to tell who writes; no command reads results from it."""
+
+
+class Killed(Exception):
+    """Ends a run as kill -9 does."""
+
+
+def killed_in(number: int) -> Callable[[object], None]:
+    """Return a watcher that breaks a run off after a round."""
+
+    def watch(played: object) -> None:
+        if played.record["round"] == number:  # type: ignore[attr-defined]
+            raise Killed
+
+    return watch
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Return every file below a folder by its path, and every folder as None."""
+    found = sorted(folder.rglob("*"))
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in found}
+
+
+def damages(content: bytes, many: bool) -> Iterator[tuple[str, Callable[[Path], None]]]:
+    """Yield ways to damage a file, by name: cut off, emptied, removed, made a folder, one bit changed."""
+
+    def written(new: bytes) -> Callable[[Path], None]:
+        return lambda file: file.write_bytes(new) and None
+
+    def folder(file: Path) -> None:
+        file.unlink()
+        file.mkdir()
+
+    yield "removed", Path.unlink
+    yield "folder", folder
+    yield "empty", written(b"")
+    size = len(content)
+    cuts = {1, size // 4, size // 2, 3 * size // 4, size - 40, size - 1} if many else {size // 2, size - 1}
+    for place in sorted(cut for cut in cuts if 0 < cut < size):
+        yield f"cut-{place}", written(content[:place])
+    flips = 40 if many else 3
+    for number in range(flips):
+        place = (number * size + size // 2) // flips if size else 0
+        if place < size:
+            bit = 1 << (number % 8)
+            yield f"bit-{place}", written(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+
+
+def command(*arguments: object) -> tuple[int, str, str]:
+    """Return exit code, output and complaint of a command; an exception is a traceback."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main([str(argument) for argument in arguments])
+        except Exception:
+            traceback.print_exc()
+            code = 1
+    return code, out.getvalue(), err.getvalue()
+
+
+def timeless(folder: Path) -> object:
+    """Return what a run came to, without what depends on the clock."""
+    run = fedrema.load(folder)
+    records = [{name: value for name, value in record.items() if name != "seconds"} for record in run.rounds]
+    summary = {name: value for name, value in run.summary.items() if name != "seconds"}
+    params = {name: value.numpy().tobytes() for name, value in run.world().params.own.items()}
+    matrices = {
+        number: {name: matrix.tobytes() for name, matrix in found.items()} for number, found in run.relations().items()
+    }
+    return records, summary, params, matrices
+
+
+def resume(folder: Path, out: Path) -> tuple[int, object, str]:
+    code, _, complaint = command("resume", folder, "--quiet")
+    return code, timeless(folder) if code == 0 else None, complaint
+
+
+def compare(folder: Path, out: Path) -> tuple[int, object, str]:
+    code, table, complaint = command("compare", folder, "--format", "markdown", "--plot", out.with_suffix(".svg"))
+    return code, table, complaint.replace(f"Curves: {out.with_suffix('.svg')}\n", "")
+
+
+def report(folder: Path, out: Path) -> tuple[int, object, str]:
+    page = out.with_suffix(".html")
+    code, _, complaint = command("report", folder, "--out", page)
+    return code, shown(page.read_text()) if code == 0 else None, complaint
+
+
+def shown(page: str) -> object:
+    """Return the data of a page without what depends on the clock."""
+    parts = []
+    for name in ("main", "people", "relations"):
+        text = page.partition(f'id="part-{name}">')[2].partition("</script>")[0]
+        parts.append(without_clock(json.loads(text)))
+    return parts
+
+
+def without_clock(part: dict) -> dict:
+    for run in part["runs"]:
+        if run:
+            run.pop("status", None)
+    return part | {"made": ""}
+
+
+def export(folder: Path, out: Path) -> tuple[int, object, str]:
+    shutil.rmtree(out, ignore_errors=True)
+    code, _, complaint = command("export", folder, "--out", out)
+    return code, contents(out) if code == 0 else None, complaint
+
+
+def export_again(folder: Path, out: Path) -> tuple[int, object, str]:
+    code, _, complaint = command("export", folder, "--overwrite")
+    return code, contents(folder / "models") if code == 0 else None, complaint
+
+
+def personalize(folder: Path, out: Path) -> tuple[int, object, str]:
+    model = out.with_suffix(".safetensors")
+    model.unlink(missing_ok=True)
+    code, text, complaint = command("personalize", folder, "--data", folder.parent / "new.npz", "--out", model)
+    return code, (text.partition("Model:")[0], model.read_bytes()) if code == 0 else None, complaint
+
+
+def watch(folder: Path, out: Path) -> tuple[int, object, str]:
+    """Ask for every part as the page does; a run that is left out counts as refused, by the note that says why."""
+    followed = Followed(folder)
+    try:
+        for _ in range(2):  # what is found in one part is told in another
+            followed.look()
+            parts = [without_clock(followed.part(name)) for name in followed.PARTS]
+            followed.asked = dict.fromkeys(followed.PARTS, float("-inf"))
+    except Exception:
+        return 1, None, traceback.format_exc()
+    if not parts[0]["runs"]:
+        return 2, None, "".join(f"fedrema: {note}\n" for note in parts[0]["notes"])
+    return 0, parts, ""
+
+
+COMMANDS = {each.__name__: each for each in (resume, compare, report, export, export_again, personalize, watch)}
