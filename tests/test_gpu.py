@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.core import LocalTraining, cross_entropy
+from fedrema.core import Answer, LocalTraining, Role, average, cross_entropy, mix
 from fedrema.data import Federation
 from fedrema.engine import Room, kernels
 from fedrema.methods.ditto import Ditto
@@ -18,6 +18,7 @@ from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.net import Net
 from fedrema.nets import Network, Split, build_net
+from fedrema.similarity import head_similarity
 from fedrema.simulate import Simulation, Simulator
 
 from .conftest import make_federation
@@ -197,3 +198,53 @@ def test_seeds_in_company_end_as_they_do_alone():
     found = Room(simulators[0].engine).play([functools.partial(again, simulator) for simulator in simulators])
     for expected, other in zip(alone, found, strict=True):
         assert all(torch.equal(value, other[name]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_the_servers_arithmetic_is_float32_whatever_clients_train_in(precision):
+    federation = make_federation()
+    simulator, _, _ = play(FedReMa(), federation, precision=precision)
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(20, 20, generator=generator)
+    tensors = {"a": torch.randn(20, 64, 1000, generator=generator), "b": torch.randn(20, 300, generator=generator)}
+    heads = {
+        name: torch.randn(20, *value.shape, generator=generator)
+        for name, value in simulator.net.initial.items() if simulator.net.in_head(name)
+    }  # fmt: skip
+    probes = torch.rand(1, 64, simulator.net.features_count, generator=generator)
+
+    def results(net, device, dtype):
+        def placed(tensors):
+            return {name: value.to(device, dtype) for name, value in tensors.items()}
+
+        net = net.to(torch.device(device), dtype)
+        found = {f"mixed {name}": value for name, value in mix(placed(tensors), weights.to(device, dtype)).items()}
+        means = average(placed(tensors), weights[0].to(device, dtype))
+        found |= {f"mean {name}": value for name, value in means.items()}
+        return found | {"S": head_similarity(net, placed(heads), probes.to(device, dtype), temperature=0.5)}
+
+    found = results(simulator.net, "cuda", torch.float32)
+    for name, exact in results(simulator.net, "cpu", torch.float64).items():
+        error = (found[name].cpu().double() - exact).norm() / exact.norm()
+        assert error < 1e-6, f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_rounds_mean_is_that_of_its_uploads_in_float32(precision):
+    errors = []
+
+    class Collected(FedAvg):
+        def role(self, net, name):
+            return Role.SHARED if net.in_body(name) else Role.COLLECTED
+
+        def aggregate(self, net, state, uploads, moment):
+            heads = average(uploads.params, uploads.counts)
+            for name, value in uploads.params.items():
+                shares = (uploads.counts.double() / uploads.counts.double().sum()).cpu()
+                exact = torch.tensordot(shares, value.cpu().double(), dims=1)
+                errors.append(float((heads[name].cpu().double() - exact).norm() / exact.norm()))
+            return Answer(shared={**uploads.mean, **heads}, state=state)
+
+    play(Collected(), make_federation(), precision=precision)
+    assert errors
+    assert max(errors) < 1e-6

@@ -141,7 +141,9 @@ class Clients:
         self, method: Method, phases: Sequence[Phase], purpose: str, crowd: Crowd, velocity: Tensors, moment: Moment
     ) -> tuple[Tensors, Tensors, Tensor]:
         key = (self.seed, moment.round, purpose)
-        orders = self._orders.pop((key, crowd.names), None) or self._draw(crowd.names, crowd.clients, phases, key)
+        orders = self._orders.pop((key, crowd.names), None) or self._draw(
+            crowd.names, crowd.clients, phases, key, [self._epochs(phase, crowd) for phase in phases]
+        )
         plan = list(zip(phases, orders, strict=True))
         velocity = velocity or crowd.params.zeros(len(crowd), self.trains)
         return self.engine.train(Job(method, crowd, self.train, plan, self.local, velocity, key))
@@ -151,13 +153,30 @@ class Clients:
         names = tuple(self.federation.names[row] for row in clients.tolist())
         key = (self.seed, moment.round, "train")
         phases = self.method.phases(self.local, moment)
-        self._orders = {(key, names): self._draw(names, clients, phases, key)}
+        if not any(phase.epochs_of for phase in phases):
+            self._orders = {(key, names): self._draw(names, clients, phases, key, [None] * len(phases))}
+
+    def _epochs(self, phase: Phase, crowd: Crowd) -> list[int] | None:
+        """Return how many epochs of a phase each client takes, where that depends on the client."""
+        if (epochs_of := phase.epochs_of) is None:
+            return None
+        found = self.engine.each(lambda client, _: {"phase": {"epochs": epochs_of(client)}}, crowd, None)
+        epochs: list[int] = found["phase"]["epochs"].tolist()
+        return epochs
 
     def _draw(
-        self, names: tuple[str, ...], clients: Tensor, phases: Sequence[Phase], key: tuple[int | str, ...]
+        self,
+        names: tuple[str, ...],
+        clients: Tensor,
+        phases: Sequence[Phase],
+        key: tuple[int | str, ...],
+        epochs: Sequence[list[int] | None],
     ) -> list[Order]:
         counts = self.train.counts[clients].tolist()
-        return [draw_order(names, counts, phase, self.local, (*key, number)) for number, phase in enumerate(phases)]
+        return [
+            draw_order(names, counts, phase, self.local, (*key, number), each)
+            for number, (phase, each) in enumerate(zip(phases, epochs, strict=True))
+        ]
 
     def tally_of(self, method: Method, crowd: Crowd, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
         """Count right answers of clients as one method would use them: after adapting, where it adapts."""

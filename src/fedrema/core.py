@@ -102,7 +102,7 @@ class LocalTraining:
     keep_momentum: bool = True
     """Keep each client's momentum from one round to the next, as the paper's released code does."""
     clip: float = 10.0
-    """Largest norm of any gradient a client takes; larger ones are scaled down. 0 switches clipping off."""
+    """Largest norm of a gradient; larger ones are scaled down, each model by its own norm. 0 switches clipping off."""
     weight_decay: float = 0.0
     """L2 penalty, added to the gradient after clipping."""
     schedule: Literal["constant", "exponential", "cosine"] = "constant"
@@ -174,6 +174,8 @@ class Phase:
     batches_per_step: int = 1
     steps: int | None = None
     """Stop after this many steps, wherever in an epoch that is."""
+    epochs_of: Callable[[Client], Tensor] | None = None
+    """Returns a client's number of epochs, where it is not `epochs` for all."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class Uploads:
     before: Tensors = field(default_factory=dict)
     """The shared and the collected parameters as everybody had them when the round began."""
     everyone: int = 0
-    """How many clients there are, present or not."""
+    """How many clients have joined, present in this round or not."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +301,8 @@ class Method:
     """As its authors write it."""
     paper: ClassVar[str]
     """Where it comes from."""
+    revision: ClassVar[int] = 1
+    """Raised when a change alters the method's results; older results are shown as outdated."""
 
     def called(self) -> str:
         """Return the title by which tables and pictures call it; a variant may have one of its own."""

@@ -163,8 +163,13 @@ class Net:
 
         A copy of a parameter has its name after a prefix and a dot; what is no copy was added to be trained.
         """
-        original = name if name in self.initial else name.partition(".")[2]
+        original = name.removeprefix(f"{self.prefix_of(name)}.")
         return original in self.trainable or original not in self.initial
+
+    def prefix_of(self, name: str) -> str:
+        """Return the prefix of the copy that a tensor belongs to; empty where it belongs to none."""
+        prefix, _, original = name.partition(".")
+        return prefix if name not in self.initial and original in self.initial else ""
 
     def train(self, mode: bool = True) -> None:
         """Switch dropout and batch norm between training and use."""

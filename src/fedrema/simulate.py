@@ -245,7 +245,8 @@ class Simulator(Clients):
         for part in self.parts(clients):
             self.train_part(world, part, moment, harvest, clock)
         roles = self.roles(world.params)
-        uploads = harvest.uploads()
+        joined = sum(joins <= moment.round for joins in self.joins)
+        uploads = replace(harvest.uploads(), everyone=joined)
 
         answer = self.answer_to(uploads, world, roles, harvest.memory.tensors, moment)
         clock.lap("aggregate")

@@ -146,7 +146,8 @@ def test_a_server_that_was_killed_goes_on_with_the_next_round(tmp_path):
     conductor = made.conductor()
     conductor.ledger.take_up()
     conductor._round()
-    conductor._round()  # then it is killed
+    conductor._round()
+    conductor.ledger.lock.release()  # then it is killed, and its lock is gone
     again = made.conductor()
     again.conduct()
     for name, value in again.central.world.params.own.items():

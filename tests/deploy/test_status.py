@@ -34,8 +34,8 @@ def played(place, spoil=lambda node, reply: reply):
     grid = InProcessGrid(config, [node.config() for node in nodes], dict(zip((7, 8, 9), NAMES, strict=True)), spoil)
     for node in nodes:
         node.kept.mkdir()
-    with present(place.run):
-        Conductor(grid, *read_run_config(config), pause=lambda seconds: None).conduct()
+    with present(place.run) as lock:
+        Conductor(grid, *read_run_config(config), pause=lambda seconds: None).conduct(lock)
 
 
 def test_before_it_has_begun(place):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.core import LocalTraining
+from fedrema import simulate
+from fedrema.core import LocalTraining, Mean
 from fedrema.data import Federation
 from fedrema.engine import Arithmetic, choose_device, choose_precision, make_engine
 from fedrema.engine.stackable import why_not_stackable
@@ -91,8 +92,6 @@ def test_weights_stay_float32_unless_float64_is_asked_for():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     try:
         assert choose_precision("auto", cuda).dtype is torch.float32
-        assert torch.backends.cuda.matmul.allow_tf32
-        assert torch.backends.cudnn.allow_tf32
         with warnings.catch_warnings(action="ignore"):  # autocast complains where there is no GPU
             arithmetic = choose_precision("bf16", cuda)
             context = arithmetic.torch_context()
@@ -103,6 +102,56 @@ def test_weights_stay_float32_unless_float64_is_asked_for():
     assert choose_precision("float64", cuda).dtype is torch.float64
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
+
+
+def tf32_is_allowed() -> bool:
+    assert torch.backends.cuda.matmul.allow_tf32 == torch.backends.cudnn.allow_tf32
+    return torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("bf16", True), ("float32", False)])
+def test_tf32_is_allowed_only_where_clients_are_computed(precision, allowed):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as left by others
+    arithmetic = choose_precision(precision, torch.device("cuda"))
+    assert not tf32_is_allowed()
+    with arithmetic.tf32_where_allowed():
+        assert tf32_is_allowed() == allowed
+    assert not tf32_is_allowed()
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_the_server_computes_in_float32_while_clients_train_in_tf32(backend, monkeypatch):
+    seen = {"client": set(), "server": set()}
+
+    class Watched(FedReMa):
+        def loss(self, net, client, batch):
+            seen["client"].add(tf32_is_allowed())
+            return super().loss(net, client, batch)
+
+        def predict(self, net, client, x):
+            seen["client"].add(tf32_is_allowed())
+            return super().predict(net, client, x)
+
+        def aggregate(self, net, state, uploads, moment):
+            seen["server"].add(tf32_is_allowed())
+            return super().aggregate(net, state, uploads, moment)
+
+    def watched(function):
+        def called(*args, **kwargs):
+            seen["server"].add(tf32_is_allowed())
+            return function(*args, **kwargs)
+
+        return called
+
+    monkeypatch.setattr(Mean, "add", watched(Mean.add))
+    monkeypatch.setattr(simulate, "head_similarity", watched(simulate.head_similarity))
+    federation = make_federation()
+    net = build_net(Network(net="mlp", hidden=5), federation.sample_shape, federation.classes, seed=0)
+    settings = Simulation(rounds=2, device="cpu", backend=backend, record="relations")
+    simulator = Simulator(Watched(), net, federation, LocalTraining(epochs=1), settings)
+    simulator.engine.arithmetic = Arithmetic(torch.device("cpu"), products="tf32")  # as on a GPU
+    list(simulator.play(simulator.start()))
+    assert seen == {"client": {True}, "server": {False}}
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,33 @@ def test_the_norm_is_clipped_over_all_of_a_clients_tensors():
     assert params["bias"].tolist() == pytest.approx([-6.0])
 
 
+@pytest.mark.parametrize("axes", [0, 1])
+@pytest.mark.parametrize("own_step", [True, False])
+def test_each_model_is_clipped_by_its_own_norm(axes, own_step):
+    slope = {"weight": torch.tensor([3.0, 4.0]), "bias": torch.tensor([12.0]), "copy.weight": torch.tensor([0.6, 0.8])}
+    params = {name: torch.zeros((2,) * axes + value.shape) for name, value in slope.items()}
+    velocity = {name: torch.zeros_like(value) for name, value in params.items()}
+
+    def value_of(loss, client, batch):
+        return sum((client.params[name] * value).sum(dim=-1) for name, value in slope.items())
+
+    def step(gradient, client, batches):
+        return gradient(client, batches[0])
+
+    phase = Phase(1, 1.0, 0.0, **({"step": step} if own_step else {}))
+    descent = Descent(Method(), phase, LocalTraining(clip=6.5), velocity, value_of, axes, prefix_of=prefix_of)
+    losses = Losses(torch.zeros((2,) * axes), torch.zeros((2,) * axes))
+    descent.step(Client(params, params, {}, {}, torch.ones((2,) * axes)), velocity, losses, (None,), None)
+    for client in range(2) if axes else [...]:
+        assert params["weight"][client].tolist() == pytest.approx([-1.5, -2.0])  # norm 13 is halved
+        assert params["bias"][client].tolist() == pytest.approx([-6.0])
+        assert params["copy.weight"][client].tolist() == pytest.approx([-0.6, -0.8])  # norm 1 is left alone
+
+
+def prefix_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
 def test_one_clients_huge_gradient_does_not_touch_another():
     direction = {"weight": torch.tensor([[3e6, 4e6], [0.3, 0.4]])}
     params, _ = descended(zeros(direction), [direction], Phase(1, 1.0, 0.0), LocalTraining(clip=1.0), axes=1)

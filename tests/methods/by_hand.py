@@ -76,6 +76,12 @@ def plus(first, second, times=1.0):
     return {name: first[name] + times * second[name] for name in first}
 
 
+def clipped(gradient, most):
+    """Return one model's gradient, scaled down to a norm of at most so much."""
+    norm = np.sqrt(sum((value**2).sum() for value in gradient.values()))
+    return {name: value * min(1.0, most / (norm + 1e-6)) for name, value in gradient.items()}
+
+
 def mean(models, data):
     counts = [len(y) for _, y in data]
     return {

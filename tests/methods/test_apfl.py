@@ -7,7 +7,7 @@ import torch
 from fedrema.errors import BadInput
 from fedrema.methods.apfl import APFL
 
-from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
+from .by_hand import BACKENDS, LR, assert_same, begun, clipped, local, logits, mean, plus, slopes
 
 
 def mixed(v, w, share):
@@ -62,3 +62,18 @@ def test_a_share_stays_between_0_and_1():
         assert ((world.params.own["share"] >= 0) & (world.params.own["share"] <= 1)).all()
     with pytest.raises(BadInput, match=r"--local-share must lie in \[0, 1\], got 1.5"):
         APFL(local_share=1.5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_of_the_two_models_is_clipped_by_its_own_norm(backend):
+    most = 0.2
+    simulator, world, w, data = begun(APFL(local_share=0.25, adapt_alpha=False), backend, local(clip=most))
+    simulator.play_round(world)
+    trained = []
+    for row, (x, y) in enumerate(data):
+        gradient = slopes(w, x, y)
+        trained.append(plus(w, clipped(gradient, most), -LR))
+        # v = w at first, and a quarter of the mixture's gradient is v's.
+        quarter = {name: value / 4 for name, value in gradient.items()}
+        assert_same(world.params.row(row), plus(w, clipped(quarter, most), -LR), "local.")
+    assert_same(world.params.common, mean(trained, data))

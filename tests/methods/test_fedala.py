@@ -64,3 +64,43 @@ def test_weights_that_stay_1_make_it_fedavg():
         simulator.play_round(world)
         w = mean([plus(w, slopes(w, x, y), -LR) for x, y in data], data)
     assert_same(world.params.common, w)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_are_learnt_longer_when_a_client_first_merges_whatever_the_round(backend):
+    method, rate = FedALA(weight_lr=30.0, first_epochs=4), 30.0
+    simulator, world, w, data = begun(method, backend, local(), rounds=5)
+    own = [dict(w) for _ in data]
+    weights = [{name: np.ones_like(w[name]) for name in TOP} for _ in data]
+    merges = [0, 0]
+    # While the first is alone, the mean is its own model; it first merges in the fourth round, the second in the third.
+    for present in [[0], [0], [0, 1], [0, 1], [0]]:
+        simulator.choose = lambda _, present=present: (present, [])
+        simulator.play_round(world)
+        for row in present:
+            x, y = data[row]
+            model = w
+            if any((w[name] != own[row][name]).any() for name in TOP):
+                steps = 1 if merges[row] else 4
+                weights[row] = learnt(weights[row], w, own[row], x, y, steps, rate)
+                model = merged(w, own[row], weights[row])
+                merges[row] += 1
+            own[row] = plus(model, slopes(model, x, y), -LR)
+        w = mean(own, data) if len(present) == 2 else own[0]
+    assert merges == [2, 2]
+    assert_same(world.params.common, w)
+    for row in range(2):
+        assert_same(world.params.row(row), weights[row], "weight.")
+
+
+def test_a_client_without_a_model_of_its_own_has_nothing_to_merge():
+    method = FedALA(first_epochs=7)
+    simulator, world, _, _ = begun(method, "stacked", local())
+    crowd = simulator.crowd(world, torch.arange(2))
+    assert [int(method.learning_epochs(crowd.one(row))) for row in range(2)] == [0, 0]
+    simulator.play_round(world)
+    crowd = simulator.crowd(world, torch.arange(2))
+    assert [int(method.learning_epochs(crowd.one(row))) for row in range(2)] == [7, 7]
+    simulator.play_round(world)
+    crowd = simulator.crowd(world, torch.arange(2))
+    assert [int(method.learning_epochs(crowd.one(row))) for row in range(2)] == [1, 1]

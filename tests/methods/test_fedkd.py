@@ -10,9 +10,12 @@ from fedrema.methods.fedkd import FedKD, compressed
 
 from .by_hand import (
     BACKENDS,
+    LR,
+    assert_same,
     batch_of,
     begun,
     client_of,
+    clipped,
     drawn,
     entropy,
     features,
@@ -20,6 +23,8 @@ from .by_hand import (
     local,
     logits,
     mean,
+    plus,
+    slopes,
     softmax,
     tensors,
 )
@@ -111,3 +116,16 @@ def test_updates_are_compressed_on_the_way_up_and_down(backend):
     for name, change in mean(sent, data).items():
         assert world.params.common[name].numpy() == pytest.approx(first[name] + cut(change), abs=1e-12)
     assert 0 < record["trace"]["sent_share"] <= 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mentor_and_mentee_are_clipped_each_by_its_own_norm(backend):
+    most = 0.2
+    method = FedKD(energy_first=1.0, energy_last=1.0)  # nothing is compressed
+    simulator, world, w, data = begun(method, backend, local(clip=most))
+    simulator.play_round(world)
+    # Both begin alike, so that in the first step neither has anything to teach the other.
+    trained = [plus(w, clipped(slopes(w, x, y), most), -LR) for x, y in data]
+    assert_same(world.params.common, mean(trained, data))
+    for row in range(2):
+        assert_same(world.params.row(row), trained[row], "mentor.")

@@ -6,7 +6,7 @@ import torch
 
 from fedrema.methods.fedrod import NEVER, FedRoD
 
-from .by_hand import BACKENDS, LR, assert_same, back, begun, features, local, logits, mean, plus, softmax
+from .by_hand import BACKENDS, LR, assert_same, back, begun, clipped, features, local, logits, mean, plus, softmax
 
 
 def losses(w, own, x, y, gamma):
@@ -53,3 +53,17 @@ def test_a_class_that_a_client_does_not_have_is_never_its_answer_in_the_balanced
     for row, (_, y) in enumerate(data):
         prior = crowd.inbox.row(row)["prior"].tolist()
         assert prior == pytest.approx([np.log((y == c).sum()) if (y == c).any() else NEVER for c in range(3)])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_personal_head_is_clipped_by_its_own_norm(backend):
+    most = 0.2
+    simulator, world, w, data = begun(FedRoD(), backend, local(clip=most))
+    simulator.play_round(world)
+    own = {name: 0 * w[name] for name in ("head.weight", "head.bias")}
+    trained = []
+    for row, (x, y) in enumerate(data):
+        generic, personal = losses(w, own, x, y, gamma=1.0)
+        trained.append(plus(w, clipped(generic, most), -LR))
+        assert_same(world.params.row(row), plus(own, clipped(personal, most), -LR), "personal.")
+    assert_same(world.params.common, mean(trained, data))

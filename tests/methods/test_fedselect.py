@@ -13,32 +13,55 @@ from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, slopes, te
 def test_the_most_changed_of_the_shared_entries_become_personal():
     mask = tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     change = tensor([[9.0, 0.1, 0.5], [0.3, 0.4, 0.2]])
-    # Five are shared; a quarter of them, rounded up, are two: those that moved by 0.5 and by 0.4.
-    assert FedSelect().selection(mask, change).tolist() == [[1, 0, 1], [0, 1, 0]]
+    # Five are shared; the authors keep round(0.75 · 5) = 4 of them: the one that moved by 0.5 becomes personal.
+    assert FedSelect().selection(mask, change).tolist() == [[1, 0, 1], [0, 0, 0]]
     assert FedSelect(select_share=0.0).selection(mask, change).tolist() == mask.tolist()
     assert FedSelect(select_share=1.0).selection(mask, change).tolist() == [[1, 1, 1], [1, 1, 1]]
     assert FedSelect(most_personal=0.1).selection(mask, change).tolist() == mask.tolist()  # a sixth is personal
+
+
+@pytest.mark.parametrize(("shared", "personal"), [(2, 0), (3, 1), (5, 1), (6, 2), (7, 2), (10, 2), (14, 4), (100, 25)])
+def test_as_many_become_personal_as_in_the_authors_code(shared, personal):
+    # They sort n changes and take all from place round(0.75 n) on; NumPy rounds halves to even numbers.
+    change = torch.arange(1.0, shared + 1, dtype=torch.float64)[None]
+    mask = FedSelect().selection(torch.zeros_like(change), change)
+    assert mask.sum() == personal == shared - np.round(0.75 * shared)
+    assert mask[0, shared - personal :].all()
+
+
+def test_a_client_that_has_not_trained_since_the_last_selection_selects_nothing():
+    mask = tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    assert FedSelect().selection(mask, torch.zeros_like(mask)).tolist() == mask.tolist()
+
+
+def test_the_first_selection_follows_the_training_of_the_fourth_round():
+    # The authors count rounds from 0 and select after training where the number is 3, 6, …
+    simulator, world, _, _ = begun(FedSelect(), "stacked", local(), rounds=9)
+    personal = [played.record["trace"]["personal_share"] for played in simulator.play(world)]
+    grows = [number for number in range(2, 10) if personal[number - 1] > personal[number - 2]]
+    assert personal[0] == 0
+    assert grows == [5, 8]  # used in local training from the round after it
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rounds_around_a_selection_by_hand(backend):
     every, epochs = 2, 2
     method = FedSelect(select_every=every)
-    simulator, world, w, data = begun(method, backend, local(epochs, momentum=0.9), rounds=5)  # momentum is not used
+    simulator, world, w, data = begun(method, backend, local(epochs, momentum=0.9), rounds=6)  # momentum is not used
     weights = ("body.weight", "head.weight")
     masks = [{name: np.zeros_like(value) for name, value in w.items()} for _ in data]
     own, selected = [dict(w) for _ in data], [dict(w) for _ in data]
-    for number in range(1, 6):
+    for number in range(1, 7):
         simulator.play_round(world)
         trained = []
         for row, (x, y) in enumerate(data):
             model = {name: np.where(masks[row][name] > 0, own[row][name], w[name]) for name in w}
-            if number > 1 and (number - 1) % every == 0:
+            if number > 2 and (number - 2) % every == 0:
                 for name in weights:
                     change = np.abs(own[row][name] - selected[row][name])
                     shared = np.argwhere(masks[row][name] == 0)
                     most = sorted(shared.tolist(), key=lambda place: -change[tuple(place)])
-                    for place in most[: -(-len(shared) // 4)]:
+                    for place in most[: len(shared) - round(0.75 * len(shared))]:
                         masks[row][name][tuple(place)] = 1
                 selected[row] = own[row]
             for _ in range(epochs):

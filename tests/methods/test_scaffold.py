@@ -6,7 +6,9 @@ import torch
 
 from fedrema.core import Moment, Uploads
 from fedrema.methods.scaffold import SCAFFOLD
+from fedrema.simulate import Simulation, Simulator
 
+from ..conftest import make_federation
 from .by_hand import BACKENDS, LR, assert_same, begun, linear_net, local, mean, plus, slopes, tensor
 
 
@@ -51,6 +53,29 @@ def test_absent_clients_slow_the_control_down():
     before = {"head.bias": tensor([1.0, 1.0, 1.0]), "control.head.bias": tensor([2.0, 2.0, 2.0])}
     mean_of = {"head.bias": tensor([3.0, 3.0, 3.0]), "control.head.bias": tensor([6.0, 6.0, 6.0])}
     uploads = Uploads(torch.tensor([0, 3]), {}, {}, tensor([1.0, 1.0]), ("a", "b"), mean_of, before, everyone=8)
-    answer = SCAFFOLD(server_lr=0.5).aggregate(net, {}, uploads, Moment(1, 2, 0))
+    method = SCAFFOLD(server_lr=0.5)
+    answer = method.aggregate(net, method.server(net, 8), uploads, Moment(1, 2, 0))
     assert answer.shared["head.bias"].tolist() == [2.0] * 3  # half the way from 1 to 3
     assert answer.shared["control.head.bias"].tolist() == [3.0] * 3  # two of eight clients: a quarter of the way
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_the_servers_control_is_the_mean_of_all_clients_controls_also_when_unequal_clients_are_absent(late):
+    federation = make_federation(counts=(12, 6, 30, 9), classes=3, features=2)
+    settings = Simulation(9, 5, participation=0.5, late=late, late_round=4, device="cpu", precision="float64")
+    simulator = Simulator(SCAFFOLD(), linear_net(), federation, local(), settings)
+    world = simulator.start()
+    seen, partly = set(), 0
+    for played in simulator.play(world):
+        seen |= set(played.record["participants"])
+        joined = [row for row, joins in enumerate(simulator.joins) if joins <= world.round]
+        counts = simulator.counts.clone()
+        unseen = [row for row in range(4) if row not in seen]
+        counts[unseen] = counts[sorted(seen)].mean()  # what the server must think; their controls are 0
+        partly += len(played.record["participants"]) < len(seen)
+        for name, own in world.memory.items():
+            expected = torch.tensordot(counts[joined] / counts[joined].sum(), own[joined], dims=1)
+            torch.testing.assert_close(world.params.common[name], expected, rtol=0, atol=1e-12)
+    assert seen == {0, 1, 2, 3}
+    assert partly
+    assert any(world.params.common[name].abs().max() > 1e-3 for name in world.memory)

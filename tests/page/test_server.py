@@ -19,7 +19,7 @@ from fedrema.page.following import Followed
 from fedrema.page.reading import ThinnedRun
 from fedrema.page.server import LOOPBACK, _events, names_of, watching_app
 from fedrema.page.status import status_of
-from fedrema.runs.player import Player, playing
+from fedrema.runs.lock import WRITER_FILE, RunLock, Writer
 from tests.report.folders import write_run
 
 
@@ -163,7 +163,9 @@ def test_a_run_is_running_as_long_as_its_process_is_there(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
     watched = ThinnedRun(run.path)
     assert status_of(watched)["state"] == "stopped"
-    with playing(run.directory.player_file, first=1):
+    with RunLock(run.path) as lock:
+        assert status_of(watched)["state"] == "stopped"  # an export writes, but does not train
+        lock.training_from(1)
         now = status_of(watched)
         assert now["state"] == "running"
         assert (now["done"], now["rounds"]) == (3, 10)
@@ -175,9 +177,9 @@ def test_a_run_is_running_as_long_as_its_process_is_there(tmp_path):
 def test_a_killed_run_is_shown_as_stopped(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
     code = (
-        "import pathlib, time\nfrom fedrema.runs.player import playing\n"
-        f"with playing(pathlib.Path({str(run.directory.player_file)!r}), 0):\n"
-        "    print('playing', flush=True)\n    time.sleep(60)"
+        "import pathlib, time\nfrom fedrema.runs.lock import RunLock\n"
+        f"with RunLock(pathlib.Path({str(run.path)!r})) as lock:\n"
+        "    lock.training_from(0)\n    print('training', flush=True)\n    time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
@@ -185,19 +187,19 @@ def test_a_killed_run_is_shown_as_stopped(tmp_path):
         process.kill()
         process.wait()
     assert status_of(ThinnedRun(run.path))["state"] == "stopped"
-    assert run.directory.player_file.is_file()
+    assert (run.path / WRITER_FILE).is_file()
 
 
-def test_another_process_with_the_same_number_is_not_the_player():
+def test_another_process_with_the_same_number_is_not_the_writer():
     me = psutil.Process()
-    assert Player("here", me.pid, me.create_time(), 0, 0).is_alive()
-    assert not Player("here", me.pid, me.create_time() - 100, 0, 0).is_alive()
+    assert Writer("here", me.pid, me.create_time(), 0).is_alive()
+    assert not Writer("here", me.pid, me.create_time() - 100, 0).is_alive()
 
 
 def test_on_another_machine_news_tell_whether_it_goes_on(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
     note = {"host": "elsewhere", "process": 1, "process_began": 0, "since": time.time() - 300, "first": 0}
-    run.directory.player_file.write_text(json.dumps(note))
+    (run.path / WRITER_FILE).write_text(json.dumps(note))
     assert status_of(ThinnedRun(run.path))["state"] == "running"
     old = time.time() - 100
     os.utime(run.directory.rounds_file, (old, old))
@@ -210,7 +212,7 @@ def test_time_left_and_who_is_missing(tmp_path):
     me = psutil.Process()
     written = run.directory.rounds_file.stat().st_mtime
     note = {"host": socket.gethostname(), "process": me.pid, "process_began": me.create_time()}
-    run.directory.player_file.write_text(json.dumps({**note, "since": written - 8, "first": 2}))
+    (run.path / WRITER_FILE).write_text(json.dumps({**note, "since": written - 8, "first": 2}))
     found = status_of(ThinnedRun(run.path))
     assert found["seconds_left"] == pytest.approx(12, abs=0.01)  # 2 rounds in 8 s, 3 more to come
     assert found["failed"] == ["north", "south (it is late)"]

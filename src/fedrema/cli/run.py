@@ -22,7 +22,7 @@ from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Interrupted
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
-from fedrema.runs.series import check_folders, end_series, resume_series, runs_in, seeds_of, write_series
+from fedrema.runs.series import check_folders, end_series, reached_round, resume_series, runs_in, seeds_of, write_series
 from fedrema.runs.together import Outcome, Watching, play_seeds, seeds_apart
 from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
 
@@ -109,7 +109,7 @@ def _follow(
         with RunProgress(quiet) as progress:
 
             def watching(settings: Settings) -> Watch:
-                reached = len(RunDirectory(settings.output.folder).rounds()) if resumed else 0
+                reached = reached_round(settings.output.folder) if resumed else 0
                 return progress.watch(_label(settings), settings.simulation.rounds, reached)
 
             for settings, outcome in outcomes(watching):
@@ -195,8 +195,7 @@ def resume(arguments: list[str]) -> int:
     changes = tuple(as_arguments({name: getattr(asked, name) for name in ("rounds", "data_dir", "device")}))
     wanted = runs_in(asked.dir, changes)
     for settings in wanted:
-        directory = RunDirectory(settings.output.folder)
-        directory.lock().check()
+        RunDirectory(settings.output.folder).lock().check()
 
     def outcomes(watching: Watching) -> Iterator[tuple[Settings, Outcome]]:
         return resume_series(wanted, watching, changes)

@@ -40,11 +40,7 @@ class Conductor:
         """Names of nodes that are not known by a key, by what they said."""
 
     def conduct(self, lock: RunLock | None = None) -> None:
-        """Play to the last round, then score what came of it; takes the run's lock unless the caller holds it."""
-        with lock or RunLock(Path(self.plan.folder)) as held:
-            self._conduct(held)
-
-    def _conduct(self, lock: RunLock) -> None:
+        """Play to the last round, then score what came of it; `lock` is the run's, where the caller holds it."""
         self.ledger.take_up(lock)
         rounds = self.settings.simulation.rounds
         if self.central.round:

@@ -32,12 +32,15 @@ class Ledger:
         self.directory, self.settings, self.plan, self.central = RunDirectory(folder), settings, plan, central
         what = {name: value for name, value in run_config(settings, plan).items() if name not in WHERE}
         self.identity = hashlib.sha256(json.dumps(sorted(what.items())).encode()).hexdigest()[:32]
+        self.lock = self.directory.lock()
+        """Held from `take_up` to `finish`."""
         self.pending: dict[str, Any] | None = None
         """The record of the last round, which still lacks its accuracies."""
 
-    def take_up(self, lock: RunLock) -> None:
-        """Go on from the last checkpoint, or begin."""
+    def take_up(self, lock: RunLock | None = None) -> None:
+        """Go on from the last checkpoint, or begin; takes the run's lock unless the caller holds it already."""
         directory = self.directory
+        self.lock = (lock or self.lock).acquire()
         if directory.checkpoint_file.is_file():
             self._go_on()
         else:
@@ -46,7 +49,7 @@ class Ledger:
             directory.check_free(overwrite=mine and not directory.rounds())
             directory.create(self._config())
             directory.keep_rounds(0)
-        lock.training_from(len(directory.rounds()))
+        self.lock.training_from(len(directory.rounds()))
 
     def _go_on(self) -> None:
         directory, central = self.directory, self.central
@@ -83,6 +86,7 @@ class Ledger:
         """Write the last record and the summary."""
         self.scored(scores)
         self.directory.write_summary(self.directory.rounds())
+        self.lock.release()
 
     def _config(self) -> dict[str, Any]:
         return {

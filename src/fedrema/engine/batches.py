@@ -21,16 +21,22 @@ class Order:
 
 
 def draw_order(
-    names: tuple[str, ...], counts: list[int], phase: Phase, local: LocalTraining, key: tuple[int | str, ...]
+    names: tuple[str, ...],
+    counts: list[int],
+    phase: Phase,
+    local: LocalTraining,
+    key: tuple[int | str, ...],
+    epochs: list[int] | None = None,
 ) -> Order:
     """Shuffle each client's samples anew for every epoch and cut them into batches.
 
     A client with fewer samples than a batch trains on all it has; otherwise an incomplete last batch is dropped
-    (`drop_incomplete`) or kept.
+    (`drop_incomplete`) or kept. `epochs` says how many each client takes, where it is not the phase's number for all.
     """
+    each = epochs or [phase.epochs] * len(names)
     streams = [
-        _stream(numpy_generator(*key, name, "batches"), count, phase.epochs, local)
-        for name, count in zip(names, counts, strict=True)
+        _stream(numpy_generator(*key, name, "batches"), count, number, local)
+        for name, count, number in zip(names, counts, each, strict=True)
     ]
     per_step = phase.batches_per_step
     most = np.inf if phase.steps is None else phase.steps

@@ -32,6 +32,10 @@ class Losses:
         return self.total / self.steps.clamp(min=1)
 
 
+def _no_prefix(name: str) -> str:
+    return ""
+
+
 class Descent:
     """The steps of one phase: made once, then taken with one batch after the other."""
 
@@ -44,6 +48,7 @@ class Descent:
         value_of: Callable[[Loss, Client, Batch], Tensor],
         axes: int,
         fused: bool = False,
+        prefix_of: Callable[[str], str] = _no_prefix,
     ) -> None:
         """Prepare.
 
@@ -60,10 +65,13 @@ class Descent:
             1 where tensors have a leading client axis, else 0.
         fused
             Norms and steps by the programs for stacked clients on a GPU.
+        prefix_of
+            Returns the prefix of the model that a parameter belongs to: each model is clipped by its own norm.
         """
         self.phase, self.local, self.value_of, self.axes, self.fused = phase, local, value_of, axes, fused
         self.loss: Loss = phase.loss or method.loss
         self.names = tuple(name for name in names if phase.trains(name))
+        self.prefixes = {name: prefix_of(name) for name in self.names}
 
     def step(
         self,
@@ -92,14 +100,16 @@ class Descent:
             return dict(zip(self.names, found, strict=True))
 
         def gradient(at: Client, batch: Batch) -> Tensors:
-            found = slope(at, batch)
-            return decayed(scaled(found, self._clip_factor(found)), at.params, self.local.weight_decay)
+            clipped: Tensors = {}
+            for model in self._models(slope(at, batch)):
+                clipped |= scaled(model, self._clip_factor(model))
+            return decayed(clipped, at.params, self.local.weight_decay)
 
         if self.fused and rate is not None and self.phase.step is gradient_step:
             # Clipping, weight decay, momentum and the step in one pass.
-            direction = slope(client, batches[0])
             decay = self.local.weight_decay
-            self._fused_descend(client.params, velocity, direction, self._clip_factor(direction), decay, rate, active)
+            for model in self._models(slope(client, batches[0])):
+                self._fused_descend(client.params, velocity, model, self._clip_factor(model), decay, rate, active)
             return
         wanted = self.phase.step(gradient, client, batches)
         move = wanted if isinstance(wanted, Move) else Move(along=wanted)
@@ -108,6 +118,13 @@ class Descent:
         else:
             descend(client.params, velocity, move.along, self.phase, active)
         place(client.params, move.put, active)
+
+    def _models(self, gradient: Tensors) -> list[Tensors]:
+        """Return the gradient of each model that the phase trains."""
+        models: dict[str, Tensors] = {}
+        for name, value in gradient.items():
+            models.setdefault(self.prefixes[name], {})[name] = value
+        return list(models.values())
 
     def _clip_factor(self, gradient: Tensors) -> Tensor | None:
         if not self.local.clip or not gradient:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrema.core import Batch, Client, Loss, Method
-from fedrema.engine.arithmetic import Arithmetic
+from fedrema.engine.arithmetic import Arithmetic, in_training_arithmetic
 from fedrema.engine.batches import Order
 from fedrema.engine.crowd import Crowd, Hook, Job, Samples
 from fedrema.engine.descent import Descent, Losses
@@ -36,6 +36,7 @@ class Loop:
         self._nets = [net]
         self._draws: dict[Loss, bool] = {}
 
+    @in_training_arithmetic
     def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client and stack what comes out."""
         self.net.train(False)
@@ -46,6 +47,7 @@ class Loop:
             for group in results[0]
         }
 
+    @in_training_arithmetic
     def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
         """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
         predicted = torch.full((len(crowd), samples.x.shape[1]), -1, device=samples.x.device)
@@ -61,6 +63,7 @@ class Loop:
         self._for_all(len(crowd), score, self.lanes, training=False)
         return predicted
 
+    @in_training_arithmetic
     def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
         crowd, samples, velocity = job.crowd, job.samples, job.velocity
@@ -75,7 +78,7 @@ class Loop:
             losses = Losses(client.count.new_zeros(()), client.count.new_zeros(()))
             for phase, order in job.plan:
                 value_of = functools.partial(self._value, net)
-                descent = Descent(job.method, phase, job.local, momentum, value_of, axes=0)
+                descent = Descent(job.method, phase, job.local, momentum, value_of, axes=0, prefix_of=net.prefix_of)
                 for batches in _feed(samples, int(crowd.clients[k]), order, k):
                     descent.step(client, momentum, losses, batches, active=None)
             for name, value in client.params.items():

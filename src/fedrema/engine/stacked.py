@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from fedrema.core import Batch, Client, Loss, Method
 from fedrema.engine import kernels
-from fedrema.engine.arithmetic import Arithmetic
+from fedrema.engine.arithmetic import Arithmetic, in_training_arithmetic
 from fedrema.engine.crowd import Crowd, Hook, Job, Samples
 from fedrema.engine.descent import Descent
 from fedrema.engine.feed import batches_of, packed
@@ -40,6 +40,7 @@ class StackedEngine:
         # Measured on an H200: in TF32 and float32 torch's own layers are as fast as ours, or faster.
         return self.arithmetic.torch_context()
 
+    @in_training_arithmetic
     def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client and stack what comes out."""
         self.net.train(False)
@@ -64,6 +65,7 @@ class StackedEngine:
             for group, named in made.items()
         }
 
+    @in_training_arithmetic
     def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
         """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
         self.net.train(False)
@@ -89,6 +91,7 @@ class StackedEngine:
         )
         return found.clone()
 
+    @in_training_arithmetic
     def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
         self.net.train(True)
@@ -105,7 +108,16 @@ class StackedEngine:
             return value
 
         for phase, order in job.plan:
-            descent = Descent(job.method, phase, job.local, stage.velocity, value_of, axes=1, fused=self.fused)
+            descent = Descent(
+                job.method,
+                phase,
+                job.local,
+                stage.velocity,
+                value_of,
+                axes=1,
+                fused=self.fused,
+                prefix_of=self.net.prefix_of,
+            )
             plan = packed(order, samples.x.device)
             if not len(plan):
                 continue

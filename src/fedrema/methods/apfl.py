@@ -28,6 +28,7 @@ class APFL(Method):
     name: ClassVar[str] = "apfl"
     title: ClassVar[str] = "APFL"
     paper: ClassVar[str] = "Deng et al., Adaptive Personalized Federated Learning, 2020, arXiv:2003.13461"
+    revision: ClassVar[int] = 2
 
     local_share: float = 0.5
     """α: share of the local model, at first (authors: 0.5)."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fedrema.copies import copied, copy_of
@@ -16,10 +17,10 @@ class FedALA(Method):
     """Before a client trains, it merges the received model w_g into its own last model w_k: ŵ = w_k + (w_g − w_k) ⊙ W.
 
     Only the top tensors are merged; the lower ones are taken over from w_g. The weights W ∈ [0, 1], at first 1, are
-    learnt by W ← clip[W − η ∇_ŵ F_k ⊙ (w_g − w_k)] and kept from round to round: several epochs the first time (the
-    second round), one epoch in later rounds. Then ŵ is trained for E epochs and averaged as in FedAvg; all parameters
-    travel. Clients are scored as the authors do, with ŵ merged from the new global model, for which W is learnt on a
-    copy.
+    learnt by W ← clip[W − η ∇_ŵ F_k ⊙ (w_g − w_k)] and kept from round to round: several epochs the first time that a
+    client merges, one epoch from then on. Where w_k is w_g there is nothing to merge, as in the first round. Then ŵ is
+    trained for E epochs and averaged as in FedAvg; all parameters travel. Clients are scored as the authors do, with ŵ
+    merged from the new global model, for which W is learnt on a copy.
 
     The authors learn W on a random 80 % of the samples until its loss settles the first time; here all samples are
     used, for a fixed number of epochs. ∇_ŵ is clipped to `--clip`, like every gradient.
@@ -30,13 +31,14 @@ class FedALA(Method):
     paper: ClassVar[str] = (
         "Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023"
     )
+    revision: ClassVar[int] = 2
 
     merged_tensors: int = 2
     """p: how many tensors, from the top, are merged; 2 is the last layer's weight and bias (authors: 2)."""
     weight_lr: float = 1.0
     """η: learning rate of W (authors: 1)."""
     first_epochs: int = 10
-    """Epochs that learn W in the second round; in later ones it is one."""
+    """Epochs that learn W when a client merges for the first time; later it is one."""
 
     def __post_init__(self) -> None:
         """Refuse settings without meaning."""
@@ -58,7 +60,8 @@ class FedALA(Method):
         top = trainable[max(0, len(trainable) - self.merged_tensors) :]
         ones = {name: client.params[name].new_ones(client.params[name].shape) for name in top}
         own = {name: client.params[name] for name in top}
-        return client.having(params={**client.params, **copied(ones, "weight")}, memory=copied(own, "own"))
+        memory = {**copied(own, "own"), "merged": client.count.new_zeros(())}
+        return client.having(params={**client.params, **copied(ones, "weight")}, memory=memory)
 
     def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
         """Learn W, merge, train; in the first round there is nothing to merge yet."""
@@ -66,15 +69,26 @@ class FedALA(Method):
         if moment.round == 1:
             return (training,)
         merge = Phase(1, lr=0.0, momentum=0.0, step=self.merge_step, steps=1)
-        return self._learning(moment.round), merge, training
+        return self._learning(), merge, training
 
     def adapt(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
         """Learn W for the model that has just come."""
-        return (self._learning(moment.round + 1),)
+        return (self._learning(),)
 
-    def _learning(self, number: int) -> Phase:
-        epochs = self.first_epochs if number <= 2 else 1
-        return Phase(epochs, lr=self.weight_lr, momentum=0.0, loss=self.merged_loss, step=self.weight_step)
+    def _learning(self) -> Phase:
+        return Phase(
+            epochs=max(self.first_epochs, 1),
+            lr=self.weight_lr,
+            momentum=0.0,
+            loss=self.merged_loss,
+            step=self.weight_step,
+            epochs_of=self.learning_epochs,
+        )
+
+    def learning_epochs(self, client: Client) -> Tensor:
+        """Return how many epochs learn W: several before the first merge, none where there is nothing to merge."""
+        epochs = torch.where(client.memory["merged"] > 0, 1, self.first_epochs)
+        return torch.where(differs(client.params, copy_of(client.memory, "own")), epochs, 0)
 
     def merged_loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """F_k, differentiated in the top tensors only."""
@@ -97,13 +111,20 @@ class FedALA(Method):
         return Move(put=merged(client))
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Keep one's own trained model."""
-        own = {name: client.params[name] for name in copy_of(client.memory, "own")}
-        return client.having(memory=copied(own, "own")), {}
+        """Keep one's own trained model, and whether it has merged."""
+        before = copy_of(client.memory, "own")
+        own = {name: client.params[name] for name in before}
+        merged = torch.where(differs(client.received, before), 1.0, client.memory["merged"])
+        return client.having(memory={**copied(own, "own"), "merged": merged}), {}
 
     def model(self, net: Net, client: Client) -> Tensors:
         """Answer with ŵ."""
         return {**client.params, **merged(client)}
+
+
+def differs(params: Tensors, own: Tensors) -> Tensor:
+    """Tell whether a received model differs from one's own."""
+    return torch.stack([(params[name] != value).any() for name, value in own.items()]).any()
 
 
 def merged(client: Client) -> Tensors:

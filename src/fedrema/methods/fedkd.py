@@ -34,6 +34,7 @@ class FedKD(Method):
     paper: ClassVar[str] = (
         "Wu et al., Communication-efficient federated learning via knowledge distillation, Nature Communications 2022"
     )
+    revision: ClassVar[int] = 2
 
     energy_first: float = 0.95
     """e at the start: share of the squared singular values that is kept (authors: 0.95); 1 compresses nothing."""

@@ -35,6 +35,7 @@ class FedRoD(Method):
     paper: ClassVar[str] = (
         "Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022"
     )
+    revision: ClassVar[int] = 2
 
     gamma: float = 1.0
     """γ: power of the class counts in the balanced loss (public code: 1); 0 trains the generic model as FedAvg."""

@@ -18,10 +18,11 @@ class FedSelect(Method):
     """Every client has a mask m_k over all entries of its weights: 1 is personal, 0 is shared; at first all are shared.
 
     An epoch is one pass that updates the personal entries and one that updates the shared ones, by plain SGD without
-    momentum. Every `select_every` rounds, in each weight tensor, the quarter of the shared entries that have changed
-    most since the last selection become personal, unless 80 % of the tensor already are; biases stay shared. The
-    server averages every entry over those who share it, Σ_k n_k (1 − m_k) w_k / Σ_k n_k (1 − m_k), and entries that
-    have just become personal receive one last average. Clients are scored with their models after local training.
+    momentum. After round `select_every` + 1, and every `select_every` rounds from then on, in each weight tensor, the
+    quarter of the shared entries that have changed most since the last selection become personal, unless more than
+    80 % of the tensor already are; biases stay shared, and so does what has not changed at all. The server averages
+    every entry over those who share it, Σ_k n_k (1 − m_k) w_k / Σ_k n_k (1 − m_k), and entries that have just become
+    personal receive one last average. Clients are scored with their models after local training.
 
     The shared entries and the mask travel up, the averages down; the authors' default run of four rounds makes its
     only selection in the last of them, where it is never used.
@@ -33,6 +34,7 @@ class FedSelect(Method):
         "Tamirisa et al., FedSelect: Personalized Federated Learning with Customized Selection of Parameters for"
         " Fine-Tuning, CVPR 2024"
     )
+    revision: ClassVar[int] = 2
 
     select_every: int = 3
     """Rounds between selections (authors: 3)."""
@@ -66,7 +68,7 @@ class FedSelect(Method):
         masks, own = copy_of(client.memory, "mask"), copy_of(client.memory, "own")
         model = {name: torch.where(mask > 0, own[name], client.params[name]) for name, mask in masks.items()}
         memory = client.memory
-        if moment.round > 1 and (moment.round - 1) % self.select_every == 0:
+        if moment.round > 2 and (moment.round - 2) % self.select_every == 0:  # the authors count rounds from 0
             selected = copy_of(client.memory, "selected")
             masks = {
                 name: self.selection(mask, (own[name] - selected[name]).abs())
@@ -78,12 +80,13 @@ class FedSelect(Method):
         return client.having(params={**client.params, **model}, memory=memory)
 
     def selection(self, mask: Tensor, change: Tensor) -> Tensor:
-        """Return a mask with the most changed of the shared entries added."""
+        """Return a mask with the most changed of the n shared entries added: n − round((1 − share) n) of them."""
         shared = (mask == 0).sum()
-        wanted = torch.ceil(self.select_share * shared).long()
+        wanted = shared - torch.round((1 - self.select_share) * shared.double()).long()  # halves to even numbers
         ranked = torch.where(mask == 0, change, -1.0).flatten().sort(descending=True).values
         least = ranked[(wanted - 1).clamp(min=0)]
-        chosen = (mask == 0) & (change >= least) & (wanted > 0)
+        # A client that has not trained since the last selection has nothing to choose by.
+        chosen = (mask == 0) & (change >= least) & (change > 0) & (wanted > 0)
         full = mask.mean() > self.most_personal
         return torch.where(chosen & ~full, 1.0, mask)
 
@@ -92,7 +95,7 @@ class FedSelect(Method):
         rate = local.rate(moment)
         shared = Phase(1, rate, momentum=0.0, step=self.shared_step)
         personal = Phase(1, rate, momentum=0.0, step=self.personal_step)
-        if moment.round <= self.select_every:
+        if moment.round <= self.select_every + 1:
             return (shared,) * local.epochs
         return (personal, shared) * local.epochs
 

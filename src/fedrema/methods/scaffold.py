@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from fedrema.copies import copied, copy_of, per_client
 from fedrema.core import (
     Answer,
@@ -29,9 +31,11 @@ class SCAFFOLD(Method):
     c_k estimates the gradient of client k, c that of everybody; both begin at 0. After training, c_k⁺ = c_k − c +
     (x − y)/(S η), where S steps of size η led from the received x to y: with plain SGD that is exactly the mean of the
     gradients g taken on the way, and this mean is what is computed, because it stays right with momentum and clipping.
-    Server: x ← x + η_g (mean y − x), c ← c + (k/K) mean (c_k⁺ − c_k) for k of K clients. Model and control travel
-    both ways: twice FedAvg's payload. Clients are scored with the global model. Means are by sample counts, as
-    everywhere here (the authors': equal, the same where clients are equally large).
+    Server: x ← x + η_g (mean y − x), c ← c + Σ (n_k/n) (c_k⁺ − c_k) over the clients present, n being the samples of
+    all clients: so c is always the mean of all clients' c_k, which are 0 before a client first takes part. Model and
+    control travel both ways: twice FedAvg's payload. Clients are scored with the global model. Means are by sample
+    counts, as everywhere here (the authors': equal, the same where clients are equally large). The server learns a
+    client's n_k from its first upload; until then it counts with the mean of those it knows.
     """
 
     name: ClassVar[str] = "scaffold"
@@ -39,6 +43,7 @@ class SCAFFOLD(Method):
     paper: ClassVar[str] = (
         "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     )
+    revision: ClassVar[int] = 2
 
     server_lr: float = 1.0
     """η_g: how far the server goes to the clients' mean (authors: 1)."""
@@ -87,11 +92,21 @@ class SCAFFOLD(Method):
         sent = {name: client.received[f"control.{name}"] + value - own[name] for name, value in found.items()}
         return client.having(params={**client.params, **copied(sent, "control")}, memory=copied(found, "control")), {}
 
+    def server(self, net: Net, clients: int) -> State:
+        """Make room for everybody's n_k; n is that of the last round."""
+        return {"counts": torch.zeros(clients, dtype=torch.float64), "n": 0.0}
+
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Move model and control towards the clients' means."""
-        present = len(uploads.clients) / uploads.everyone
+        """Move the model towards the clients' mean, and keep c the mean of all clients' c_k."""
+        known = torch.as_tensor(state["counts"])
+        counts = known.index_copy(0, uploads.clients.to(known.device), uploads.counts.double())
+        n, present = float(counts[counts > 0].mean()) * uploads.everyone, float(uploads.counts.sum())
+        kept = (float(state["n"]) or n) / n  # more clients, or larger ones, make each count less
         shared = {}
         for name, mean in uploads.mean.items():
-            far = present if name.startswith("control.") else self.server_lr if name in net.trainable else 1.0
-            shared[name] = uploads.before[name] + far * (mean - uploads.before[name])
-        return Answer(shared=shared, state=state)
+            before = uploads.before[name]
+            if name.startswith("control."):  # what was sent is c + c_k⁺ − c_k
+                shared[name] = kept * before + present / n * (mean - before)
+            else:
+                shared[name] = before + (self.server_lr if name in net.trainable else 1.0) * (mean - before)
+        return Answer(shared=shared, state={"counts": counts, "n": n})

@@ -108,7 +108,7 @@ class RunDirectory:
             if overwrite:
                 raise BadInput(f"--out {self.path} holds something other than a run; --overwrite replaces runs only.")
             raise BadInput(f"--out {self.path} already exists: choose another folder.")
-        if not overwrite and not self.summary_file.is_file():
+        if not overwrite and not self.finished():
             raise BadInput(
                 f"--out {self.path} already exists, unfinished: continue it with fedrema resume {self.path}, choose"
                 " another folder, or --overwrite to replace it."
@@ -132,6 +132,7 @@ class RunDirectory:
                         file.parent.rmdir()
         except OSError as error:
             raise BadInput(f"cannot write to the folder {self.path}: {error.strerror}.") from error
+        self._end = None
         self.write_json(self.config_file, config)
 
     def _written_files(self) -> list[Path]:
@@ -139,7 +140,7 @@ class RunDirectory:
         if not self.is_run():
             return []
         named = [self.path / name for name in OWN_FILES]
-        if read_object(self.config_file, "cannot be read")["federation"].get("saved"):
+        if read_object(self.config_file, "")["federation"].get("saved"):
             named.append(self.path / FEDERATION_FILE)
         found = [file for file in named if file.is_file() or file.is_symlink()]
         found += [file for pattern in OWN_PATTERNS for file in sorted(self.path.glob(pattern)) if not file.is_dir()]
@@ -304,7 +305,7 @@ class RunDirectory:
         """Return the records up to a round, and where they end."""
         kept: list[dict[str, Any]] = []
         end = 0
-        if self.has_rounds() and last:
+        if last and self.has_rounds():
             for record, place in read_lines(self.chain()):
                 if record["round"] > last:
                     break

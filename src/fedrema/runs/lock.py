@@ -83,7 +83,9 @@ class RunLock:
         self._lock = FileLock(folder / LOCK_FILE, thread_local=False)
 
     def acquire(self) -> "RunLock":
-        """Take the lock; refuses with the name of the process that holds it."""
+        """Take the lock, unless this object holds it; refuses with the name of the process that does."""
+        if self._lock.is_locked:
+            return self
         try:
             make_folder(self.folder)
             self._lock.acquire(timeout=SECONDS_TO_WAIT, poll_interval=0.05)
@@ -92,7 +94,7 @@ class RunLock:
             raise self._in_use() from None
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise BadInput(f"cannot write to {self.folder}: {reason}; choose a place that is writable.") from error
+            raise BadInput(f"cannot lock {self.folder / LOCK_FILE}: {reason}; choose a place that is writable.") from error
         return self
 
     def training_from(self, first: int) -> None:
@@ -125,7 +127,7 @@ class RunLock:
         return False
 
     def __enter__(self) -> "RunLock":
-        return self if self._lock.is_locked else self.acquire()
+        return self.acquire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -15,7 +15,9 @@ from torch import nn
 from fedrema.data import Federation
 from fedrema.data.atomic import write_text
 from fedrema.errors import BadInput, Diverged
-from fedrema.runs.directory import FEDERATION_FILE, RunDirectory, read_object
+from fedrema.runs.checkpoint import read_checkpoint
+from fedrema.runs.checksums import sealed, unsealed
+from fedrema.runs.directory import FEDERATION_FILE, RunDirectory, find_runs, read_object
 from fedrema.runs.execute import Prepared, Watcher, begin_on, take_up
 from fedrema.runs.manifest import default_folder, method_name, saved_settings
 from fedrema.runs.run import Run, is_finished
@@ -23,6 +25,7 @@ from fedrema.runs.together import Outcome, Watching, play_seeds, seeds_apart
 from fedrema.settings import Settings, as_arguments, parse_settings
 
 SERIES_FILE = "runs.json"
+DAMAGE = "remove it; fedrema resume then continues the runs that had begun"
 
 
 def write_series(folder: Path, wanted: Sequence[Settings], federation: Federation | None = None) -> None:
@@ -40,7 +43,7 @@ def write_series(folder: Path, wanted: Sequence[Settings], federation: Federatio
     if federation is not None:
         federation.save(folder / FEDERATION_FILE)
     content = {"runs": runs, "federation": federation is not None}
-    write_text(folder / SERIES_FILE, json.dumps(content, indent=2) + "\n")
+    write_text(folder / SERIES_FILE, json.dumps(sealed(content), indent=2) + "\n")
 
 
 def runs_in(folder: Path, arguments: tuple[str, ...] = (), own_module: bool = False) -> list[Settings]:
@@ -50,22 +53,20 @@ def runs_in(folder: Path, arguments: tuple[str, ...] = (), own_module: bool = Fa
     """
     if not folder.is_dir():
         raise BadInput(f"{folder} is not a folder: name that of a run, or one that holds runs.")
-    if (folder / "config.json").exists():
-        places = [folder]
-    else:
-        below = [RunDirectory(file.parent) for file in sorted(folder.rglob("config.json"))]
-        places = [one.path for one in below if one.is_run() or one.looks_like_run()]
-    found = {place: saved_settings(RunDirectory.open(place), arguments, own_module) for place in places}
+    itself = RunDirectory(folder)
+    if itself.config_file.exists() or itself.looks_like_run():
+        return [saved_settings(RunDirectory.open(folder), arguments, own_module).placed(folder)]
+    wanted: dict[Path, Settings] = {}
     for file in sorted(folder.rglob(SERIES_FILE)):
-        for place, settings in _listed(file, arguments).items():
-            found.setdefault(place, settings)
-    if not found:
-        raise BadInput(f"{folder} holds no run: there is no config.json of fedrema in it or below.")
-    return [settings.placed(place) for place, settings in sorted(found.items())]
+        wanted |= _listed(file, arguments)
+    begun = [place for place in wanted if RunDirectory(place).config_file.exists()] if wanted else find_runs([folder])
+    for place in begun:
+        wanted[place] = saved_settings(RunDirectory.open(place), arguments, own_module)
+    return [settings.placed(place) for place, settings in sorted(wanted.items())]
 
 
 def _listed(file: Path, arguments: Sequence[str]) -> dict[Path, Settings]:
-    content = read_object(file, "cannot be read")
+    content = unsealed(read_object(file, "cannot be read", DAMAGE), file, remedy=DAMAGE)
     saved = ("--federation", str(file.parent / FEDERATION_FILE)) if content.get("federation") else ()
     try:
         return {
@@ -76,14 +77,14 @@ def _listed(file: Path, arguments: Sequence[str]) -> dict[Path, Settings]:
             if not Path(run["folder"]).is_absolute() and ".." not in Path(run["folder"]).parts
         }
     except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{file} is damaged: remove it, and resume the runs below {file.parent} one by one.") from error
+        raise BadInput(f"{file} does not list runs: {DAMAGE}.") from error
 
 
 def end_series(folder: Path, runs: Sequence[Path]) -> None:
     """Delete the lists of runs in a folder and below, if all runs have finished."""
     if all(is_finished(run) for run in runs):
         for file in [*folder.rglob(SERIES_FILE)]:
-            if read_object(file, "cannot be read").get("federation"):
+            if read_object(file, "cannot be read", DAMAGE).get("federation"):
                 (file.parent / FEDERATION_FILE).unlink(missing_ok=True)
             file.unlink(missing_ok=True)
 
@@ -110,6 +111,12 @@ def resume_series(
 
     for group in seeds_apart(wanted):
         yield from play_seeds(group, watching, prepare)
+
+
+def reached_round(folder: Path) -> int:
+    """Return the round of a run's checkpoint; 0 where there is none yet."""
+    file = RunDirectory(folder).checkpoint_file
+    return int(read_checkpoint(file, wanted=())[0]["round"]) if file.parent.exists() else 0
 
 
 def seeds_of(settings: Settings) -> list[Settings]:

@@ -1,0 +1,120 @@
+"""Several runs of one command: stopped together, resumed together."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import fedrema
+from fedrema.cli import main
+from fedrema.runs import execute
+from fedrema.runs.checksums import sealed
+
+from ..conftest import make_federation
+from .test_execute import assert_same_end
+
+SMALL = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
+METHODS = ("fedavg", "fedrema", "local")
+
+
+@pytest.fixture
+def stop_in(monkeypatch):
+    """Return a function that makes a run ask to stop, as Ctrl-C does, after some rounds of the whole command."""
+
+    def install(number):
+        count, append = 0, execute.RunDirectory.append
+
+        def counting(self, record):
+            nonlocal count
+            append(self, record)
+            count += 1
+            if count == number:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        monkeypatch.setattr(execute.RunDirectory, "append", counting)
+
+    return install
+
+
+@pytest.mark.parametrize("rounds", [1, 5, 10])
+def test_ctrl_c_in_several_runs_and_resume_end_like_one_command(tmp_path, stop_in, monkeypatch, capsys, rounds):
+    command = ["run", "local,fedavg,fedrema", *SMALL, "--seeds", "2", "--quiet", "--out"]
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    assert not (tmp_path / "whole" / "runs.json").exists()
+    with monkeypatch.context():
+        stop_in(rounds)
+        assert main([*command, str(tmp_path / "multi")]) == 130
+        assert f"fedrema resume {tmp_path / 'multi'}\n" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(["resume", str(tmp_path / "multi"), "--quiet"]) == 0
+    for method in METHODS:
+        for seed in (0, 1):
+            one, other = (tmp_path / name / method / f"seed-{seed}" for name in ("whole", "multi"))
+            assert_same_end(one, other)
+            assert fedrema.load(other).finished
+    assert not (tmp_path / "multi" / "runs.json").exists()
+
+
+def test_a_folder_of_finished_runs_can_be_extended(tmp_path, capsys):
+    assert main(["run", "fedavg", *SMALL, "--seeds", "2", "--quiet", "--out", str(tmp_path / "two")]) == 0
+    assert main(["resume", str(tmp_path / "two"), "--rounds", "4"]) == 0
+    assert "FedAvg" in capsys.readouterr().out
+    assert [len(fedrema.load(tmp_path / "two" / f"seed-{seed}").rounds) for seed in (0, 1)] == [4, 4]
+    assert main(["resume", str(tmp_path / "two"), "--rounds", "3"]) == 2
+    assert "--rounds 3 lies before round 4" in capsys.readouterr().err
+
+
+def test_a_folder_without_runs_cannot_be_resumed(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
+    (tmp_path / "list").mkdir()
+    (tmp_path / "list" / "runs.json").write_text(json.dumps(sealed({"runs": [{"folder": "a"}]})))
+    assert main(["resume", str(tmp_path / "empty")]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    assert main(["resume", str(tmp_path / "nothing")]) == 2
+    assert main(["resume", str(tmp_path / "list")]) == 2
+    assert "runs.json does not list runs: remove it" in capsys.readouterr().err
+    (tmp_path / "list" / "runs.json").write_text('{"runs": []}')
+    assert main(["resume", str(tmp_path / "list")]) == 2
+    assert "runs.json was altered or damaged" in capsys.readouterr().err
+    outside = {"folder": "../outside", "method": "fedavg", "settings": {}}
+    (tmp_path / "list" / "runs.json").write_text(json.dumps(sealed({"runs": [outside]})))
+    assert main(["resume", str(tmp_path / "list")]) == 2
+    assert not (tmp_path / "outside").exists()
+
+
+def test_seeds_in_python_give_a_list_of_runs(tmp_path):
+    seen = []
+    runs = fedrema.run(
+        "fedavg", seeds=2, seed=5, rounds=2, clients=4, out=tmp_path / "runs",
+        watch=lambda played: seen.append(played.record["round"]),
+    )  # fmt: skip
+    assert [run.settings["seed"] for run in runs] == [5, 6]
+    assert [run.path.name for run in runs] == ["seed-5", "seed-6"]
+    assert seen == [1, 2, 1, 2]
+    single = fedrema.run("fedavg", seed=6, rounds=2, clients=4, out=tmp_path / "single")
+    assert runs[1].curve()[1].tolist() == single.curve()[1].tolist()
+    assert [run.path.name for run in fedrema.run("fedavg", seeds=1, rounds=1, clients=4, out=tmp_path / "one")] == [
+        "one"
+    ]
+
+
+def test_seeds_in_python_can_be_resumed_with_data_and_network_given_there(tmp_path, stop_in, monkeypatch):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    given = {"federation": make_federation(), "net": module, "head": "2", "rounds": 3, "seeds": 2}
+    fedrema.run("fedrema", out=tmp_path / "whole", **given)
+    stop_in(2)
+    with pytest.raises(execute.Interrupted):
+        fedrema.run("fedrema", out=tmp_path / "multi", **given)
+    monkeypatch.undo()
+    assert not (tmp_path / "multi" / "seed-1").exists()
+    resumed = fedrema.resume_all(tmp_path / "multi", net=module)
+    assert [run.finished for run in resumed] == [True, True]
+    for seed in (0, 1):
+        assert_same_end(tmp_path / "whole" / f"seed-{seed}", tmp_path / "multi" / f"seed-{seed}")
+    assert sorted(file.name for file in (tmp_path / "multi").iterdir()) == ["seed-0", "seed-1"]
