@@ -1,5 +1,6 @@
 """Damaged runs: every file × every kind of damage × every command that reads runs."""
 
+import json
 import shutil
 
 import numpy as np

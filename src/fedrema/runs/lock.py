@@ -94,7 +94,8 @@ class RunLock:
             raise self._in_use() from None
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise BadInput(f"cannot lock {self.folder / LOCK_FILE}: {reason}; choose a place that is writable.") from error
+            file = self.folder / LOCK_FILE
+            raise BadInput(f"cannot lock {file}: {reason}; choose a place that is writable.") from error
         return self
 
     def training_from(self, first: int) -> None:
