@@ -5,6 +5,7 @@ import json
 import platform
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,7 @@ class Ledger:
     def closed(self, record: dict[str, Any]) -> None:
         """Save a round that has been closed."""
         self.pending = record
-        registry = {"names": self.central.registry.names, "accepted": self.central.registry.accepted}
-        more = {"registry": registry, "pending": record}
+        more = {"registry": asdict(self.central.registry), "pending": record}
         save_world(self.central.world, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_json(self.directory.config_file, self._config())
 
