@@ -45,11 +45,11 @@ def personalize(
 ) -> Newcomer:
     """Make a model for a client that was not there from a finished run.
 
-    It starts from the shared parameters and the mean of the heads that travelled (a second model that the method keeps
-    for each client starts as a copy of the shared one), trains one round, has its head
-    matched with the others' (similarity and the largest gap, as FedReMa does), takes the mean of those chosen
-    weighted by sample counts, and fine-tunes it. Where heads are private it trains a new one. A method that trains
-    clients a little more before they are used does so here too.
+    It starts from the shared parameters and the mean of the heads that travelled; a second model that the method keeps
+    for each client starts as a copy of the shared one. It trains one round, has its head matched with the others'
+    (similarity and the largest gap, as FedReMa does), takes the mean of those chosen weighted by sample counts, and
+    fine-tunes it. Where heads are private it trains a new one. A method that trains clients a little more before they
+    are used does so here too.
     """
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, (), module is not None)
