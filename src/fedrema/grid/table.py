@@ -16,7 +16,9 @@ EXPLANATION = (
     " score it, as papers count; honest: by the other half of them; final: mean of the last 5 scored rounds."
 )
 SEEDS = {"training": "training seeds", "both": "seeds that vary both the partition and training"}
-ABOUT_PUBLISHED = " Within noise: Welch's 95 % interval of the difference contains 0; it takes a deviation and two seeds or more of both."
+ABOUT_PUBLISHED = (
+    " Within noise: Welch's 95 % interval of the difference contains 0; both need a deviation and at least two seeds."
+)
 ABOUT_ALSO = " In brackets: what was published."
 ABOUT_SECONDS = " Seconds: of all rounds, those that compile programs counted as the others."
 ABOUT_SHARED = " Seconds marked * were taken while other runs shared the device."
