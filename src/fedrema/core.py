@@ -317,7 +317,11 @@ class Method:
         return net.trains(name)
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
-        """Add to a new client's `params` and `memory` what the method needs; names must not clash."""
+        """Add to a new client's `params` and `memory` what the method needs; names must not clash.
+
+        `client.params` is the network as the client first receives it: the initial one, or for a client that joins
+        later the one that is shared by then. A personal model that is to begin with the shared one is a copy of it.
+        """
         return client
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:

@@ -20,7 +20,7 @@ from fedrema.harvest import Harvest, check_finite
 from fedrema.keys import numpy_generator
 from fedrema.net import Net, Tensors, size
 from fedrema.score import accuracy_record, share, together
-from fedrema.shelf import Rows, Shelf
+from fedrema.shelf import Rows, Shelf, assign
 from fedrema.similarity import draw_probes, head_similarity
 from fedrema.world import COMMON, Clock, Round, World, on_device
 
@@ -99,6 +99,9 @@ class Simulator(Clients):
         super().__init__(method, net, federation, local, settings.rounds, settings.seed, *where)
         self.settings = settings
         self.joins = self._joining_rounds()
+        self._first_rounds: dict[int, int] = {}
+        """The round in which each client first took part, as far as rounds have been counted."""
+        self._counted_rounds = 0
         self.shelf = Shelf(self.device)
         self.company = 1
         """How many simulations train together; each is given its share of the time."""
@@ -162,26 +165,52 @@ class Simulator(Clients):
 
     def _added(self, everyone: Stacked) -> tuple[Tensors, Tensors]:
         """Return what the method adds to clients' parameters and memory [K, ...]."""
-        moment = self.moment(0)
-
-        def begun(client: Client, _: Any) -> dict[str, Tensors]:
-            new = self.method.start(self.net, client, moment)
-            added = {name: value for name, value in new.params.items() if name not in everyone.common}
-            return {"added": added, "memory": new.memory}
-
         clients = len(self.federation)
         groups = {group: Rows(clients, Shelf(self.device)) for group in ("added", "memory")}
         for part in self.parts(torch.arange(clients)):
-            made = self.engine.each(begun, self.gathered(part, everyone, Stacked(), Stacked()), None)
+            made = self.engine.each(self._begun, self.gathered(part, everyone, Stacked(), Stacked()), None)
             for group, rows in groups.items():
                 rows.put(int(part[0]), made.get(group, {}))
         # A hook may give all clients the very same tensor; from now on each changes its own.
         added, memory = ({name: value.contiguous() for name, value in rows.tensors.items()} for rows in groups.values())
         return added, memory
 
+    def _begun(self, client: Client, _: Any) -> dict[str, Tensors]:
+        """Return what the method adds to a new client that has these parameters of the network."""
+        params = {name: client.params[name] for name in self.net.initial}
+        bare = client.having(params=params, received=params, memory={}, inbox={})
+        new = self.method.start(self.net, bare, self.moment(0))
+        added = {name: value for name, value in new.params.items() if name not in params}
+        return {"added": added, "memory": new.memory}
+
     def crowd(self, world: World, clients: Tensor) -> Crowd:
         """Return some clients as they now are."""
         return self.gathered(clients, world.params, Stacked(world.memory), world.inbox)
+
+    def newly_begun(self, crowd: Crowd) -> Crowd:
+        """Return clients that receive their first model: the copies that the method makes of it are copies of this one.
+
+        Without this, a personal model would begin with the untrained weights of the first round.
+        """
+        if not overrides(self.method, "start"):
+            return crowd
+        made = self.engine.each(self._begun, crowd, None)
+        roles = self.roles(crowd.params)
+        added = {name: value for name, value in made["added"].items() if roles[name] not in COMMON}
+        return replace(
+            crowd, params=Stacked({**crowd.params.own, **added}, crowd.params.common), memory=Stacked(made["memory"])
+        )
+
+    def newcomers(self, number: int) -> Tensor:
+        """Return the clients that joined late, by a round, and have not taken part before it."""
+        late = [row for row, joins in enumerate(self.joins) if 1 < joins <= number]
+        if not late or not overrides(self.method, "start"):
+            return torch.empty(0, dtype=torch.long)
+        for earlier in range(self._counted_rounds + 1, number):
+            for row in self.choose(earlier)[0]:
+                self._first_rounds.setdefault(row, earlier)
+            self._counted_rounds = earlier
+        return torch.tensor([row for row in late if self._first_rounds.get(row, number) >= number], dtype=torch.long)
 
     def choose(self, number: int) -> tuple[list[int], list[int]]:
         """Return who takes part in a round and answers, and who fails on the way."""
@@ -208,12 +237,23 @@ class Simulator(Clients):
         relations: dict[str, np.ndarray] = {}
         if answering:
             relations = self._learn(world, torch.tensor(answering), moment, record, clock)
+        self._follow(world, moment)
         world.round = moment.round
         if self._due(moment, self.settings.evaluate_every):
             record |= self.score(world, moment)
             clock.lap("evaluate")
         record["seconds"] = clock.laps
         return Round(record, relations)
+
+    def _follow(self, world: World, moment: Moment) -> None:
+        """Let clients that joined late, but have not taken part yet, follow the shared model with their copies."""
+        new = self.newcomers(moment.round)
+        new = new[~torch.isin(new, torch.tensor(self.choose(moment.round)[0]))]
+        for part in self.parts(new) if len(new) else ():
+            begun = self.newly_begun(self.crowd(world, part))
+            for everyone, made in ((world.params.own, begun.params.own), (world.memory, begun.memory.own)):
+                for name, value in made.items():
+                    assign(everyone[name], places(part, world.clients, everyone[name].device), value)
 
     def _due(self, moment: Moment, every: int) -> bool:
         return moment.round % every == 0 or moment.round == self.settings.rounds
@@ -242,8 +282,9 @@ class Simulator(Clients):
         )
         counts = self.counts[places(clients, world.clients, self.device)]
         harvest = Harvest(clients, counts, self.shelf, keep_heads=relations_due)
+        new = self.newcomers(moment.round)
         for part in self.parts(clients):
-            self.train_part(world, part, moment, harvest, clock)
+            self.train_part(world, part, moment, harvest, clock, part[torch.isin(part, new)])
         roles = self.roles(world.params)
         joined = sum(joins <= moment.round for joins in self.joins)
         uploads = replace(harvest.uploads(), everyone=joined)
@@ -281,9 +322,21 @@ class Simulator(Clients):
         world.check(answer, roles, memory, type(self.method).__name__)
         return answer
 
-    def train_part(self, world: World, clients: Tensor, moment: Moment, harvest: Harvest, clock: Clock) -> None:
-        """Let some clients train, and take in what they leave behind."""
-        crowd = self.begin(self.crowd(world, clients), moment)
+    def train_part(
+        self,
+        world: World,
+        clients: Tensor,
+        moment: Moment,
+        harvest: Harvest,
+        clock: Clock,
+        new: Tensor | None = None,
+    ) -> None:
+        """Let some clients train, and take in what they leave behind; some of them may be new."""
+        crowd = self.crowd(world, clients)
+        if new is not None and len(new):
+            rows = torch.searchsorted(clients, new)
+            crowd = _with_rows(crowd, rows.to(self.device), self.newly_begun(self.crowd(world, new)))
+        crowd = self.begin(crowd, moment)
         velocity = self.rows(Stacked(world.velocity), clients).own
         clock.lap("other")
         trained, velocity, losses = self.local_training(crowd, velocity, moment)
@@ -323,6 +376,19 @@ class Simulator(Clients):
         whole = torch.full((everyone, everyone), float("nan"))
         whole[clients[:, None], clients] = matrix.float()
         return whole.numpy()
+
+
+def _with_rows(crowd: Crowd, rows: Tensor, others: Crowd) -> Crowd:
+    """Return a crowd in which some rows are those of another."""
+
+    def put(everyone: Tensors, values: Tensors) -> Tensors:
+        whole = {name: value.clone() for name, value in everyone.items()}
+        for name, value in values.items():
+            assign(whole[name], rows, value)
+        return whole
+
+    params = Stacked(put(crowd.params.own, others.params.own), crowd.params.common)
+    return replace(crowd, params=params, memory=Stacked(put(crowd.memory.own, others.memory.own)))
 
 
 def taking_part(seed: int, number: int, names: Sequence[str], share: float) -> list[str]:

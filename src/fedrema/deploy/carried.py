@@ -29,7 +29,7 @@ def letter_record(letter: Letter, name: str, common: ArrayRecord, mail: ArrayRec
             "mail": mail,
             "own": packed(letter.own),
             "own_mail": packed(letter.own_mail),
-            FACTS: ConfigRecord({**facts, "train": letter.train}),
+            FACTS: ConfigRecord({**facts, "train": letter.train, "late": letter.late}),
         }
     )
 
@@ -38,9 +38,10 @@ def read_letter(content: RecordDict) -> tuple[Letter, str]:
     """Return a letter, and the name of the client that it is for."""
     facts = _facts(content)
     tensors = {group: _tensors(content, group) for group in ("common", "own", "mail", "own_mail")}
-    return Letter(int(facts["round"]), int(facts["accepted"]), train=bool(facts["train"]), **tensors), str(
-        facts["name"]
+    letter = Letter(
+        int(facts["round"]), int(facts["accepted"]), train=bool(facts["train"]), late=bool(facts["late"]), **tensors
     )
+    return letter, str(facts["name"])
 
 
 def reply_record(reply: Reply) -> RecordDict:

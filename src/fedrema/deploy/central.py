@@ -31,6 +31,8 @@ class Registry:
 
     names: list[str] = field(default_factory=list)
     accepted: dict[str, int] = field(default_factory=dict)
+    founders: int = 0
+    """How many of the names were there in the first round."""
 
     def row(self, name: str) -> int:
         """Return a client's row; a new one gets the next."""
@@ -79,7 +81,8 @@ class Central:
         common = {name: value.cpu() for name, value in world.params.common.items()}
         mail = {name: value.cpu() for name, value in world.inbox.common.items()}
         own_mail = {name: value[row].cpu() for name, value in world.inbox.own.items()}
-        return Letter(number, accepted, common, own, mail, own_mail, train)
+        late = number > 1 and not accepted and row >= self.registry.founders
+        return Letter(number, accepted, common, own, mail, own_mail, train, late)
 
     def close(self, replies: Mapping[str, Reply]) -> dict[str, Any]:
         """Close a round with the replies that have come; returns its record, with who was rejected and why.
@@ -96,6 +99,8 @@ class Central:
             names = sorted(good, key=self.registry.row)
             self._learn(names, [good[name] for name in names], number, record)
             self.registry.accepted |= dict.fromkeys(names, number)
+            if number == 1:
+                self.registry.founders = len(self.registry.names)
             self.world.round = number
         return record
 

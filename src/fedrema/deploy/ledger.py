@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,7 @@ class Ledger:
     def closed(self, record: dict[str, Any]) -> None:
         """Save a round that has been closed."""
         self.pending = record
-        registry = {"names": self.central.registry.names, "accepted": self.central.registry.accepted}
-        more = {"registry": registry, "pending": record}
+        more = {"registry": asdict(self.central.registry), "pending": record}
         self.directory.sync_rounds()  # before the checkpoint that counts on them
         save_world(self.central.world, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_json(self.directory.config_file, self._config())

@@ -101,7 +101,11 @@ class Node:
 
         params = Stacked({**world.params.own, **here(letter.own, row=True)}, here(letter.common))
         inbox = Stacked(here(letter.own_mail, row=True), here(letter.mail))
-        return replace(world, round=letter.round - 1, params=params, inbox=inbox)
+        world = replace(world, round=letter.round - 1, params=params, inbox=inbox)
+        if letter.late:  # what it keeps begins with what has come
+            begun = self.simulator.newly_begun(self.simulator.crowd(world, ME))
+            world = replace(world, params=begun.params, memory=begun.memory.own)
+        return world
 
     def _keep(self, letter: Letter, world: World, harvest: Harvest) -> None:
         """Remember what does not travel, beside what counted last."""

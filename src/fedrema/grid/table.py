@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import statistics
 from dataclasses import dataclass
 
@@ -10,13 +9,16 @@ from fedrema.grid.experiment import Cell, Experiment, Published
 from fedrema.grid.store import Finished, Store
 from fedrema.grid.tasks import finished
 from fedrema.report.compare import markdown_lines
+from fedrema.report.differences import welch_interval
 
 EXPLANATION = (
     "Accuracy in percent, mean ± standard deviation over {seeds}. best: the round is chosen by the samples that"
     " score it, as papers count; honest: by the other half of them; final: mean of the last 5 scored rounds."
 )
 SEEDS = {"training": "training seeds", "both": "seeds that vary both the partition and training"}
-ABOUT_PUBLISHED = " Within noise: the difference is less than twice its standard error, where both have a deviation."
+ABOUT_PUBLISHED = (
+    " Within noise: Welch's 95 % interval of the difference contains 0; both need a deviation and at least two seeds."
+)
 ABOUT_ALSO = " In brackets: what was published."
 ABOUT_SECONDS = " Seconds: of all rounds, those that compile programs counted as the others."
 ABOUT_SHARED = " Seconds marked * were taken while other runs shared the device."
@@ -53,11 +55,13 @@ def figure(runs: list[Finished], quantity: str) -> Figure | None:
 
 
 def within_noise(ours: Figure, published: Published, published_seeds: int) -> bool | None:
-    """Tell whether a difference is less than twice its standard error; None where that is not known."""
-    if published.deviation is None or ours.count < 2:
+    """Tell whether Welch's 95 % interval of a difference contains 0; None where there is no such interval."""
+    if published.deviation is None or min(ours.count, published_seeds) < 2:
         return None
-    error = math.sqrt(ours.deviation**2 / ours.count + published.deviation**2 / published_seeds)
-    return abs(ours.mean - published.mean) < 2 * error
+    low, high = welch_interval(
+        ours.mean - published.mean, (ours.deviation, ours.count), (published.deviation, published_seeds)
+    )
+    return low <= 0 <= high
 
 
 class Sheet:

@@ -45,10 +45,11 @@ def personalize(
 ) -> Newcomer:
     """Make a model for a client that was not there from a finished run.
 
-    It starts from the shared parameters and the mean of the heads that travelled, trains one round, has its head
-    matched with the others' (similarity and the largest gap, as FedReMa does), takes the mean of those chosen
-    weighted by sample counts, and fine-tunes it. Where heads are private it trains a new one. A method that trains
-    clients a little more before they are used does so here too.
+    It starts from the shared parameters and the mean of the heads that travelled; a second model that the method keeps
+    for each client starts as a copy of the shared one. It trains one round, has its head matched with the others'
+    (similarity and the largest gap, as FedReMa does), takes the mean of those chosen weighted by sample counts, and
+    fine-tunes it. Where heads are private it trains a new one. A method that trains clients a little more before they
+    are used does so here too.
     """
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, (), module is not None)
@@ -99,7 +100,7 @@ def _arrive(simulator: Simulator, world: World) -> Crowd:
         elif simulator.method.role(simulator.net, name) is Role.PERSONAL:
             params[name] = world.params.own[name].mean(dim=0)
     crowd = simulator.crowd(new, torch.zeros(1, dtype=torch.long))
-    return replace(crowd, params=Stacked(_row(params)), inbox=Stacked(common=world.inbox.common))
+    return simulator.newly_begun(replace(crowd, params=Stacked(_row(params)), inbox=Stacked(common=world.inbox.common)))
 
 
 def _train(simulator: Simulator, crowd: Crowd, moment: Moment) -> Crowd:
