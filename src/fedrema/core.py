@@ -299,6 +299,8 @@ class Method:
     """As its authors write it."""
     paper: ClassVar[str]
     """Where it comes from."""
+    revision: ClassVar[int] = 1
+    """Raised by one with every change that alters results: older results then count as outdated."""
 
     def called(self) -> str:
         """Return the title by which tables and pictures call it; a variant may have one of its own."""

@@ -15,6 +15,9 @@ from fedrema.errors import BadInput
 from fedrema.net import Net
 
 Backend = Literal["auto", "loop", "stacked"]
+REVISIONS = {"cpu": 1, "cuda": 1}
+"""By kind of device; raised by one with every change of training, scoring or server arithmetic that alters results of
+many methods there: older results then count as outdated."""
 
 
 def make_engine(backend: Backend, net: Net, sample: Tensor, arithmetic: Arithmetic, clients: int) -> Engine:
@@ -33,6 +36,7 @@ def make_engine(backend: Backend, net: Net, sample: Tensor, arithmetic: Arithmet
 
 
 __all__ = [
+    "REVISIONS",
     "Arithmetic",
     "Backend",
     "Crowd",

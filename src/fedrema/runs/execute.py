@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,17 @@ from fedrema.net import Net
 from fedrema.nets import build_net
 from fedrema.runs.checkpoint import load_world, save_world
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.manifest import FEDERATION_FILE, default_folder, describe, identity_of, saved_settings
+from fedrema.runs.manifest import (
+    CANNOT_GO_ON,
+    FEDERATION_FILE,
+    changed_files,
+    check_unchanged,
+    default_folder,
+    describe,
+    identity_of,
+    inputs_of,
+    saved_settings,
+)
 from fedrema.runs.player import playing
 from fedrema.runs.run import Run
 from fedrema.runs.stopping import StopRequest, stopping_gently
@@ -81,8 +92,11 @@ def take_up(
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, arguments, module is not None)
     check_trackers(settings.output.trackers)
-    simulator = prepare(settings, federation or build_federation(settings.data), module)
     config = directory.config()
+    check_unchanged(path, config, settings, module is not None)
+    federation = federation or build_federation(settings.data)
+    _check_same_data(path, config, settings, federation)
+    simulator = prepare(settings, federation, module)
     if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
         raise BadInput(f"The settings or the data of {path} have changed since it began: it cannot go on.")
     if directory.checkpoint_file.is_file():
@@ -92,6 +106,19 @@ def take_up(
     config["settings"]["rounds"] = settings.simulation.rounds
     directory.write_json(directory.config_file, config)
     return Prepared(directory, simulator, world, settings.output.checkpoint_every, settings.output.trackers)
+
+
+def _check_same_data(path: Path, config: dict[str, Any], settings: Settings, federation: Federation) -> None:
+    if config.get("federation", {}).get("fingerprint") == federation.fingerprint:
+        return
+    present, recorded = inputs_of(settings), config.get("inputs", {})
+    differing = [
+        text
+        for name in ("federation", "partition-file")
+        if recorded.get(name) and (text := changed_files(recorded[name], present.get(name, {})))
+    ]
+    what = differing[0] if differing else "its data has changed"
+    raise BadInput(CANNOT_GO_ON.format(path, what))
 
 
 def prepare(settings: Settings, federation: Federation, module: nn.Module | None = None) -> Simulator:
