@@ -21,6 +21,7 @@ from fedrema.runs.manifest import (
     FEDERATION_FILE,
     changed_files,
     check_unchanged,
+    computed_as_before,
     default_folder,
     describe,
     identity_of,
@@ -93,6 +94,7 @@ def take_up(
     settings = saved_settings(directory, arguments, module is not None)
     check_trackers(settings.output.trackers)
     config = directory.config()
+    settings = computed_as_before(settings, config)
     check_unchanged(path, config, settings, module is not None)
     federation = federation or build_federation(settings.data)
     _check_same_data(path, config, settings, federation)

@@ -6,6 +6,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import fedrema
 from fedrema.core import Method
 from fedrema.data import Federation
 from fedrema.digests import Digests, file_digest, module_digests
-from fedrema.engine import REVISIONS
+from fedrema.engine import REVISIONS, choose_device
+from fedrema.engine.loop import lanes
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.directory import RunDirectory
@@ -32,7 +34,8 @@ FEDERATION_FILE = "federation.npz"
 # Where things lie, how long it goes on, and how fast it is computed are no part of what a run is.
 CIRCUMSTANCES = {
     *("out", "overwrite", "checkpoint-every", "seeds", "config", "paper", "tuned", "quiet", "open", "track"),
-    *("data-dir", "federation", "partition-file", "device", "backend", "rounds", "chunk", "memory", "scratch"),
+    *("data-dir", "federation", "partition-file", "device", "backend", "threads", "rounds", "chunk", "memory"),
+    "scratch",
 }
 
 Inputs = dict[str, Digests]
@@ -66,6 +69,7 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool) -> dict
             "dtype": str(simulator.dtype).removeprefix("torch."),
             "products": simulator.products,
             "threads": torch.get_num_threads(),
+            "threads_per_operation": simulator.threads,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "python": platform.python_version(),
             "versions": {"fedrema": fedrema.__version__, "torch": torch.__version__, "numpy": np.__version__},
@@ -205,6 +209,26 @@ def saved_settings(directory: RunDirectory, arguments: tuple[str, ...], own_modu
     if (directory.path / FEDERATION_FILE).is_file():
         saved["federation"] = str(directory.path / FEDERATION_FILE)
     return parse_settings(method, [*as_arguments(saved), *arguments], "fedrema resume")
+
+
+def computed_as_before(settings: Settings, config: Mapping[str, Any]) -> Settings:
+    """Return settings with the backend and the threads per operation that a run on a CPU was begun with.
+
+    Both change how sums are rounded, and this machine, or this version, might choose others. What the settings name is
+    kept, and what ran on a GPU is left to the machine.
+    """
+    chosen, ran_on = settings.simulation, config.get("ran_on", {})
+    if ran_on.get("device") != "cpu" or choose_device(chosen.device).type != "cpu":
+        return settings
+    backend, threads, total = (ran_on.get(name) for name in ("backend", "threads_per_operation", "threads"))
+    if threads is None and isinstance(total, int) and total > 0:  # begun before it was recorded
+        clients = len(config["federation"]["names"])
+        threads = total // lanes(total, clients) if backend == "loop" else total
+    if chosen.backend == "auto" and backend in ("loop", "stacked"):
+        chosen = replace(chosen, backend=backend)
+    if not chosen.threads and isinstance(threads, int) and threads > 0:
+        chosen = replace(chosen, threads=threads)
+    return replace(settings, simulation=chosen)
 
 
 def default_folder(settings: Settings, what: str | None = None) -> Path:
