@@ -25,6 +25,7 @@ from fedrema.engine import (
     make_engine,
     places,
 )
+from fedrema.engine.threads import with_its_threads
 from fedrema.errors import BadInput
 from fedrema.net import Net, Tensors
 from fedrema.score import tally
@@ -63,6 +64,7 @@ class Clients:
         device: str = "auto",
         precision: Precision = "auto",
         backend: Backend = "auto",
+        threads: int = 0,
     ) -> None:
         self.method, self.federation, self.local, self.rounds, self.seed = method, federation, local, rounds, seed
         self.device = choose_device(device)
@@ -70,7 +72,10 @@ class Clients:
         self.dtype, self.products = arithmetic.dtype, arithmetic.products
         self.net = net.to(self.device, self.dtype)
         self.train, self.test = samples_of(federation, self.device, self.dtype)
-        self.engine = make_engine(backend, self.net, self.train.x[:1, 0], arithmetic, len(federation))
+        example = self.train.x[:1, 0]
+        self.engine = make_engine(backend, self.net, example, arithmetic, len(federation), local.batch, threads)
+        self.threads = self.engine.threads
+        """How many share an operation; None: as torch is set."""
         self._orders: dict[object, list[Order]] = {}
         self.counts = self.train.counts.to(self.device, self.dtype)
         if net.classes < federation.classes:
@@ -133,6 +138,7 @@ class Clients:
         params, _, _ = self._descend(method, phases, "adapt", crowd, {}, moment)
         return replace(crowd, params=Stacked(params))
 
+    @with_its_threads
     def local_training(self, crowd: Crowd, velocity: Tensors, moment: Moment) -> tuple[Tensors, Tensors, Tensor]:
         """Train clients as the method plans it; returns parameters, momentum and mean losses, each [k, ...]."""
         return self._descend(self.method, self.method.phases(self.local, moment), "train", crowd, velocity, moment)
@@ -178,6 +184,7 @@ class Clients:
             for number, (phase, each) in enumerate(zip(phases, epochs, strict=True))
         ]
 
+    @with_its_threads
     def tally_of(self, method: Method, crowd: Crowd, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
         """Count right answers of clients as one method would use them: after adapting, where it adapts."""
         return self.tally_as_is(method, self.adapted(method, crowd, moment))

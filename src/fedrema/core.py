@@ -302,7 +302,7 @@ class Method:
     paper: ClassVar[str]
     """Where it comes from."""
     revision: ClassVar[int] = 1
-    """Raised when a change alters the method's results; older results are shown as outdated."""
+    """Raised by one with every change that alters results: older results then count as outdated."""
 
     def called(self) -> str:
         """Return the title by which tables and pictures call it; a variant may have one of its own."""

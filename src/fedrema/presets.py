@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 _PAPER = ["--clients", "20", "--partition", "grouped", "--groups", "5", "--test-share", "0.2", "--participation", "1.0"]
 _PAPER += ["--rounds", "500", "--epochs", "5", "--batch", "100", "--lr", "0.01", "--momentum", "0.9", "--clip", "10"]
+_PAPER += ["--threads", "1"]  # on a CPU: the same bits however many cores there are
 _PAPER += ["--keep-momentum", "--weight-decay", "0", "--schedule", "constant", "--data-seed", "0", "--net", "auto"]
 _RECORDED = ["--record", "relations", "--record-every", "10"]
 _COMPARED = {"fedavg": _RECORDED, "fedprox": ["--mu", "1"], "fedproto": ["--align", "1"], "fedpac": ["--align", "1"]}

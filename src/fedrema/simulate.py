@@ -15,6 +15,7 @@ from fedrema.clients import Clients
 from fedrema.core import Answer, Client, LocalTraining, Mean, Method, Moment, Role, Uploads, overrides
 from fedrema.data.federation import Federation
 from fedrema.engine import Backend, Crowd, Precision, Stacked, places
+from fedrema.engine.threads import with_its_threads
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.harvest import Harvest, check_finite
 from fedrema.keys import numpy_generator
@@ -49,6 +50,8 @@ class Simulation:
     """Arithmetic: float32, float64, on a GPU also tf32, bf16 (products only); auto: float32 on a CPU, bf16 on a GPU."""
     backend: Backend = "auto"
     """Train clients one after the other (loop) or as one tensor program (stacked); auto picks the faster."""
+    threads: int = 0
+    """Threads that share one operation on a CPU; 0: one, or all that torch may use where there is much to share."""
     chunk: int = 0
     """Train at most this many clients at once (rounded up to a multiple of 32); 0: as many as memory allows."""
     memory: float | None = None
@@ -63,7 +66,7 @@ class Simulation:
     def __post_init__(self) -> None:
         """Refuse what cannot be played."""
         at_least(1, self, "rounds", "evaluate_every", "record_every", "late_round")
-        at_least(0, self, "chunk")
+        at_least(0, self, "chunk", "threads")
         if self.memory is not None:
             above_zero(self, "memory")
         if self.scratch is not None and not self.scratch.is_dir():
@@ -82,6 +85,7 @@ class Simulation:
             device="auto",
             precision=precision,
             backend="auto",
+            threads=0,
             participation=1.0,
             dropout=0.0,
             late=0.0,
@@ -95,7 +99,7 @@ class Simulator(Clients):
     def __init__(
         self, method: Method, net: Net, federation: Federation, local: LocalTraining, settings: Simulation
     ) -> None:
-        where = (settings.device, settings.precision, settings.backend)
+        where = (settings.device, settings.precision, settings.backend, settings.threads)
         super().__init__(method, net, federation, local, settings.rounds, settings.seed, *where)
         self.settings = settings
         self.joins = self._joining_rounds()
@@ -130,6 +134,7 @@ class Simulator(Clients):
             yield part
             self.shelf.release()
 
+    @with_its_threads
     def start(self) -> World:
         """Return the world before the first round: everyone has the same initial network."""
         clients = len(self.federation)
@@ -228,6 +233,7 @@ class Simulator(Clients):
         while world.round < self.settings.rounds:
             yield self.play_round(world)
 
+    @with_its_threads
     def play_round(self, world: World) -> Round:
         """Train, aggregate, hand out, score. A round that fails leaves the world as it was."""
         clock = Clock(self.device, self.company)
@@ -310,6 +316,7 @@ class Simulator(Clients):
         clock.lap("other")
         return relations
 
+    @with_its_threads
     def answer_to(
         self, uploads: Uploads, world: World, roles: Mapping[str, Role], memory: Tensors, moment: Moment
     ) -> Answer:
@@ -322,6 +329,7 @@ class Simulator(Clients):
         world.check(answer, roles, memory, type(self.method).__name__)
         return answer
 
+    @with_its_threads
     def train_part(
         self,
         world: World,

@@ -156,14 +156,28 @@ def test_the_server_computes_in_float32_while_clients_train_in_tf32(backend, mon
 
 @pytest.mark.parametrize(
     ("network", "shape", "backend"),
-    [("mlp", (6,), "stacked"), ("cnn", (1, 28, 28), "loop"), ("alexnet", (3, 32, 32), "loop")],
+    [
+        ("mlp", (6,), "stacked"),
+        (f"{__name__}:small_convolutions", (1, 8, 8), "stacked"),
+        (f"{__name__}:wide", (6,), "loop"),
+        ("cnn", (1, 28, 28), "loop"),
+        ("alexnet", (3, 32, 32), "loop"),
+    ],
 )
-def test_on_a_cpu_convolutions_are_looped_and_the_rest_is_stacked(network, shape, backend):
+def test_on_a_cpu_small_steps_are_stacked_and_large_ones_looped(network, shape, backend):
     net = build_net(Network(net=network), shape, 4, seed=0)
     sample = torch.zeros(1, *shape)
-    assert make_engine("auto", net, sample, ON_CPU, 1).name == backend
-    assert make_engine("loop", net, sample, ON_CPU, 1).name == "loop"
-    assert make_engine("stacked", net, sample, ON_CPU, 1).name == "stacked"
+    assert make_engine("auto", net, sample, ON_CPU, 1, 100).name == backend
+    assert make_engine("loop", net, sample, ON_CPU, 1, 100).name == "loop"
+    assert make_engine("stacked", net, sample, ON_CPU, 1, 100).name == "stacked"
+
+
+def small_convolutions():
+    return Split(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten()), nn.Linear(4 * 36, 4))
+
+
+def wide():
+    return Split(nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU()), nn.Linear(300, 4))
 
 
 @pytest.mark.parametrize(
@@ -177,12 +191,12 @@ def test_what_cannot_be_stacked_is_named_and_looped(build, layer):
     net, sample = make_net(build), torch.zeros(1, 6)
     assert why_not_stackable(net, sample).startswith(layer)
     with pytest.raises(BadInput) as caught:
-        make_engine("stacked", net, sample, ON_CPU, 1)
+        make_engine("stacked", net, sample, ON_CPU, 1, 5)
     sentence = str(caught.value)
     assert sentence.startswith(f"--backend stacked cannot train this network: {layer}")
     assert sentence.endswith("; use --backend loop.")
     assert "\n" not in sentence
-    assert make_engine("auto", net, sample, ON_CPU, 1).name == "loop"
+    assert make_engine("auto", net, sample, ON_CPU, 1, 5).name == "loop"
 
 
 def test_an_obstacle_in_the_head_is_named_as_the_user_names_it():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedrema import engine
 from fedrema.core import LocalTraining
 from fedrema.engine.loop import lanes
 from fedrema.methods.fedavg import FedAvg
@@ -17,7 +18,8 @@ from ..conftest import make_federation
 
 
 @pytest.fixture
-def four_threads():
+def four_threads(monkeypatch):
+    monkeypatch.setattr(engine, "SMALL_STEP", 0)  # else networks as small as these go one after the other
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(1)

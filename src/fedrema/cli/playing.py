@@ -17,7 +17,7 @@ from fedrema.grid.forecast import Forecaster
 from fedrema.grid.launch import Here, Launcher, Workers
 from fedrema.grid.reading import read_experiment
 from fedrema.grid.store import Store
-from fedrema.grid.tasks import Task, divided, missing
+from fedrema.grid.tasks import Task, divided, missing, outdated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +107,9 @@ def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: St
     forecaster = Forecaster(store, asked.device, launcher.at_once)
     if not asked.quiet:
         print(forecaster.of(tasks), file=sys.stderr)
+        if older := {key for part in parts for key in outdated(part.cells, part.seeds, store)}:
+            what = "1 finished run is outdated" if len(older) == 1 else f"{len(older)} finished runs are outdated"
+            print(f"{what}: computed by an older revision of fedrema, run again.", file=sys.stderr)
     tasks = divided(tasks, launcher.at_once)
     begun = time.monotonic()
 

@@ -67,16 +67,18 @@ def reproduce(arguments: list[str]) -> int:
     store = Store(out / "cells")
     store.check()
     begun, started = time.monotonic(), datetime.now(UTC)
-    before = set(store.keys())
+    there = set(store.keys())
+    before = _finished(store)
     code = 0
     try:
         failed = play(parts, _ordered(parts), playing, store, out / "unfinished")
     except Interrupted:
         failed, code = [], 130
         print(STOPPED, file=sys.stderr)
-    new = set(store.keys()) - before
+    new = _finished(store) - before
     if new:
-        write_sitting(out, ["fedrema", "reproduce", *arguments], started, time.monotonic() - begun, store, new)
+        command = ["fedrema", "reproduce", *arguments]
+        write_sitting(out, command, started, time.monotonic() - begun, store, new, len(new & there))
     # Other tables may share runs with those just played: what can be told of them is told anew.
     asked_for = {part.experiment.name for part in parts}
     every = [_experiment(name, asked.smoke, playing) for name in NAMES]
@@ -104,6 +106,10 @@ def _experiment(name: str, smoke: bool, playing: Playing) -> Experiment:
         return experiment
     title, about = f"Smoke test on digits: {experiment.title}", "Six rounds, to see that everything works."
     return experiment.titled_anew(title, about)
+
+
+def _finished(store: Store) -> set[str]:
+    return {key for key in store.keys() if store.has(key)}  # noqa: SIM118 - not a dict
 
 
 def _begun(experiment: Experiment, seeds: int, store: Store) -> bool:

@@ -40,7 +40,8 @@ def run(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(rest):
         print(_usage())
         return 0
-    options = rest if named else ["--seeds", "3", "--record", "relations", *rest]
+    # One thread for an operation: the demonstration shows the same numbers however many cores there are.
+    options = rest if named else ["--seeds", "3", "--record", "relations", "--threads", "1", *rest]
     several = [parse_settings(name, fitting(name, options, names)) for name in names]
     out = several[0].output.out or default_folder(several[0], "comparison" if named else "demo")
     placed = [settings.placed(out / name.replace(":", "-")) for name, settings in zip(names, several, strict=True)]

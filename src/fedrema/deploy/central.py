@@ -12,6 +12,7 @@ from fedrema.data import Federation
 from fedrema.deploy.letters import Letter, Reply, Score
 from fedrema.deploy.node import Node
 from fedrema.engine import Stacked
+from fedrema.engine.threads import torch_threads
 from fedrema.errors import BadInput
 from fedrema.harvest import Harvest
 from fedrema.net import Tensors
@@ -97,7 +98,8 @@ class Central:
         record: dict[str, Any] = {"round": number, "participants": [], "rejected": rejected}
         if good:
             names = sorted(good, key=self.registry.row)
-            self._learn(names, [good[name] for name in names], number, record)
+            with torch_threads(self.simulator.threads):
+                self._learn(names, [good[name] for name in names], number, record)
             self.registry.accepted |= dict.fromkeys(names, number)
             if number == 1:
                 self.registry.founders = len(self.registry.names)

@@ -19,7 +19,7 @@ from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
-from fedrema.runs.manifest import method_name
+from fedrema.runs.manifest import CODE, check_unchanged, inputs_of, method_name, revisions_of
 from fedrema.settings import Settings
 
 WHERE = ("folder", "least-clients", "wait-seconds", "round-seconds", "rounds", "device")
@@ -32,7 +32,14 @@ class Ledger:
     def __init__(self, folder: Path, settings: Settings, plan: Plan, central: Central) -> None:
         self.directory, self.settings, self.plan, self.central = RunDirectory(folder), settings, plan, central
         what = {name: value for name, value in run_config(settings, plan).items() if name not in WHERE}
-        self.identity = hashlib.sha256(json.dumps(sorted(what.items())).encode()).hexdigest()[:32]
+        self.made_by: dict[str, Any] = {
+            "revisions": revisions_of(settings.method, central.simulator.device.type),
+            "inputs": {name: digests for name, digests in inputs_of(settings).items() if name in CODE},
+        }
+        content: list[Any] = sorted(what.items())
+        content += [self.made_by["inputs"]] if self.made_by["inputs"] else []
+        content += [settings.method.revision] if settings.method.revision > 1 else []
+        self.identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
         self.lock = self.directory.lock()
         """Held from `take_up` to `finish`."""
         self.pending: dict[str, Any] | None = None
@@ -54,6 +61,7 @@ class Ledger:
 
     def _go_on(self) -> None:
         directory, central = self.directory, self.central
+        check_unchanged(directory.path, directory.config(), self.settings)
         facts, _ = read_checkpoint(directory.checkpoint_file)
         world = load_world(directory.checkpoint_file, self.identity)
         if world.clients != central.capacity:
@@ -93,6 +101,7 @@ class Ledger:
             "method": method_name(self.settings.method),
             "settings": self.settings.flat(),
             "identity": self.identity,
+            **self.made_by,
             "federation": {
                 # Nobody here has seen the samples: the names are all that is known of them.
                 "fingerprint": hashlib.sha256(json.dumps(self.central.registry.names).encode()).hexdigest(),

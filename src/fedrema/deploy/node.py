@@ -19,8 +19,8 @@ from fedrema.errors import BadInput
 from fedrema.harvest import Harvest
 from fedrema.net import Net, Tensors
 from fedrema.nets import Network, build_net
-from fedrema.runs.checkpoint import load_world, save_world
-from fedrema.runs.manifest import identity_of
+from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
+from fedrema.runs.manifest import check_unchanged, identity_of, inputs_of, revisions_of
 from fedrema.settings import Settings
 from fedrema.simulate import Simulator
 from fedrema.world import COMMON, Clock, World
@@ -40,6 +40,11 @@ class Node:
         self.name = federation.names[0]
         self.folder = folder
         self.identity = identity_of(settings, federation, own_module=False)
+        self.made_by = {
+            "revisions": revisions_of(settings.method, self.simulator.device.type),
+            "inputs": inputs_of(settings),
+        }
+        """Kept with what it keeps: another revision of fedrema or another method file cannot go on from it."""
         self.worlds: dict[int, World] = {0: self.simulator.start()}
         """What it has kept after a round: the last that counted, and the one that is not yet known to."""
         begun, local = self.worlds[0], settings.local
@@ -48,6 +53,8 @@ class Node:
         if folder is not None:
             files = sorted(folder.glob("round-*.safetensors"))
             for file in files:
+                facts, _ = read_checkpoint(file)
+                check_unchanged(file, facts.get("more") or {}, settings)
                 world = self.simulator.adopt(load_world(file, self.identity))
                 self.worlds[world.round] = world
 
@@ -121,7 +128,7 @@ class Node:
         kept = World(1, letter.round, Stacked(private), memory, Stacked(), velocity, {})
         self.worlds = {letter.accepted: self.worlds[letter.accepted], letter.round: kept}
         if self.folder is not None:
-            save_world(kept, self._file(letter.round), self.identity)
+            save_world(kept, self._file(letter.round), self.identity, self.made_by)
             for file in self.folder.glob("round-*.safetensors"):
                 if file not in {self._file(number) for number in self.worlds}:
                     file.unlink()

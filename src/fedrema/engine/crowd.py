@@ -147,6 +147,7 @@ class Engine(Protocol):
 
     name: str
     net: Net
+    threads: int | None
 
     def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]: ...
     def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor: ...

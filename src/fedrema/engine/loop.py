@@ -27,12 +27,13 @@ class Loop:
 
     name = "loop"
 
-    def __init__(self, net: Net, arithmetic: Arithmetic, clients: int) -> None:
+    def __init__(self, net: Net, arithmetic: Arithmetic, threads: int | None = None, side_by_side: int = 1) -> None:
         self.net = net
         self.arithmetic = arithmetic
-        # Chosen once: how many threads share an operation changes how its sums are rounded.
-        self.threads = torch.get_num_threads()
-        self.lanes = lanes(self.threads, clients) if arithmetic.device.type == "cpu" else 1
+        self.threads = threads
+        """How many share an operation, which changes how its sums are rounded; None: as torch is set."""
+        self.lanes = side_by_side
+        """How many clients train at the same time, which changes nothing."""
         self._nets = [net]
         self._draws: dict[Loss, bool] = {}
 
@@ -137,12 +138,13 @@ class Loop:
             finally:
                 free.put(net)
 
-        inside = self.threads // self.lanes
+        before = torch.get_num_threads()
+        inside = self.threads or before
         try:
             with ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(inside,)) as pool:
                 list(pool.map(one, range(clients)))
         finally:
-            torch.set_num_threads(self.threads)
+            torch.set_num_threads(before)
 
     def _value(self, net: Net, loss: Loss, client: Client, batch: Batch) -> Tensor:
         with self.arithmetic.torch_context(), net.looking_at(None, client.params):

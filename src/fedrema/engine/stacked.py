@@ -27,9 +27,11 @@ class StackedEngine:
 
     name = "stacked"
 
-    def __init__(self, net: Net, arithmetic: Arithmetic) -> None:
+    def __init__(self, net: Net, arithmetic: Arithmetic, threads: int | None = None) -> None:
         self.net = net
         self.arithmetic = arithmetic
+        self.threads = threads
+        """How many share an operation on a CPU; None: as torch is set."""
         self.fused = kernels.usable(arithmetic.device, arithmetic.dtype, arithmetic.products)
         self.recorder = Recorder() if arithmetic.device.type == "cuda" else None
 

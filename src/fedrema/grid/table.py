@@ -22,7 +22,9 @@ ABOUT_PUBLISHED = (
 ABOUT_ALSO = " In brackets: what was published."
 ABOUT_SECONDS = " Seconds: of all rounds, those that compile programs counted as the others."
 ABOUT_SHARED = " Seconds marked * were taken while other runs shared the device."
+ABOUT_OUTDATED = " Marked †: computed by an older revision of the method or of the engine; run it again."
 MISSING = "–"
+OUTDATED = "†"
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Sheet:
         every = [run for runs in self.runs.values() for run in runs]
         self.critical = any("critical_rounds" in run.summary for run in every)
         self.shared = any(run.ran_on.get("beside") for run in every)
+        self.outdated = any(run.outdated for run in every)
         self.lines = [self._line(cell) for cell in experiment.cells]
 
     @property
@@ -91,18 +94,22 @@ class Sheet:
         sentences = [EXPLANATION.format(seeds=SEEDS[self.experiment.cells[0].vary])]
         sentences += [with_what + ABOUT_PUBLISHED] if self.compares else []
         sentences += [ABOUT_ALSO] if self.experiment.also else []
+        sentences += [ABOUT_OUTDATED] if self.outdated else []
         return "".join(sentences)
 
     def _line(self, cell: Cell) -> list[str]:
         runs = self.runs[cell.row.name, cell.column.name]
-        diverged = sum(bool(run.failed) for run in runs)
-        count = f"{len(runs) - diverged}" + (f", {diverged} diverged" if diverged else "")
+        current = [run for run in runs if not run.outdated]
+        diverged = sum(bool(run.failed) for run in current)
+        older = len(runs) - len(current)
+        count = f"{len(current) - diverged}" + (f", {diverged} diverged" if diverged else "")
+        count += f", {older} outdated" if older else ""
         return [
             cell.row.title,
             *([cell.column.title] if self.columned else []),
             count,
             self._text(cell, runs, "best_accuracy"),
-            *(self._beside(figure(runs, self.experiment.quantity), cell.published) if self.compares else []),
+            *(self._beside(runs, cell.published) if self.compares else []),
             self._text(cell, runs, "honest_accuracy"),
             self._text(cell, runs, "final_accuracy"),
             *([self._text(cell, runs, "critical_rounds")] if self.critical else []),
@@ -112,9 +119,11 @@ class Sheet:
     def _text(self, cell: Cell, runs: list[Finished], quantity: str) -> str:
         found, published = figure(runs, quantity), self.experiment.also.get(quantity, {}).get(cell.row.name)
         shown = MISSING if found is None else f"{found.mean:.3g}" if quantity == "seconds" else str(found)
+        shown += OUTDATED if found is not None and any(run.outdated for run in runs) else ""
         return shown if published is None else f"{shown} ({published:g})"
 
-    def _beside(self, ours: Figure | None, published: Published | None) -> list[str]:
+    def _beside(self, runs: list[Finished], published: Published | None) -> list[str]:
+        ours, mark = figure(runs, self.experiment.quantity), OUTDATED if any(run.outdated for run in runs) else ""
         if published is None:
             return [MISSING] * 3
         deviation = "" if published.deviation is None else f" ± {published.deviation:.1f}"
@@ -123,7 +132,7 @@ class Sheet:
             return [shown, MISSING, MISSING]
         verdict = within_noise(ours, published, self.experiment.seeds)
         noise = {None: MISSING, True: "yes", False: "no"}[verdict]
-        return [shown, f"{ours.mean - published.mean:+.1f}", noise]
+        return [shown, f"{ours.mean - published.mean:+.1f}{mark}", f"{noise}{mark}"]
 
     def markdown(self) -> str:
         """Return the table as Markdown, with its title and what the columns mean."""
@@ -151,6 +160,7 @@ class Sheet:
             lines.append(" & ".join([_escaped(row.title), *cells]) + r" \\")
         about = f"% {experiment.title}: {experiment.quantity.replace('_', ' ')}, mean ± standard deviation, percent"
         about += "; in brackets: published" if self.compares else ""
+        about += "; with a dagger: computed by an older revision" if self.outdated else ""
         return "\n".join([about, *lines, r"\bottomrule", r"\end{tabular}", ""])
 
     def _highest(self, column: str) -> float | None:
@@ -159,9 +169,11 @@ class Sheet:
         return max(means) if len(means) > 1 else None
 
     def _latex_cell(self, cell: Cell, highest: float | None) -> str:
-        found = figure(self.runs[cell.row.name, cell.column.name], self.experiment.quantity)
+        runs = self.runs[cell.row.name, cell.column.name]
+        found = figure(runs, self.experiment.quantity)
         ours = "--" if found is None else f"{found}".replace(" ± ", r"{\,\pm\,}")
         if found is not None:
+            ours += r"^{\dagger}" if any(run.outdated for run in runs) else ""
             ours = rf"$\mathbf{{{ours}}}$" if found.mean == highest else f"${ours}$"
         return ours if cell.published is None else f"{ours} ({cell.published.mean:.1f})"
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,17 @@ from fedrema.nets import build_net
 from fedrema.runs.checkpoint import RECORDED_RELATIONS, counted_on, load_world, read_checkpoint, save_world
 from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
 from fedrema.runs.lock import RunLock
-from fedrema.runs.manifest import default_folder, describe, identity_of, saved_settings
+from fedrema.runs.manifest import (
+    CANNOT_GO_ON,
+    changed_files,
+    check_unchanged,
+    computed_as_before,
+    default_folder,
+    describe,
+    identity_of,
+    inputs_of,
+    saved_settings,
+)
 from fedrema.runs.run import Run
 from fedrema.runs.stopping import StopRequest, stopping_gently
 from fedrema.settings import Settings
@@ -122,8 +133,12 @@ def _take_up(
     directory.check_version()
     settings = saved_settings(directory, arguments, module is not None)
     check_trackers(settings.output.trackers)
-    simulator = prepare(settings, federation or build_federation(settings.data), module)
     config = directory.config()
+    settings = computed_as_before(settings, config)
+    check_unchanged(directory.path, config, settings, module is not None)
+    federation = federation or build_federation(settings.data)
+    _check_same_data(directory.path, config, settings, federation)
+    simulator = prepare(settings, federation, module)
     if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
         raise BadInput(f"The settings or the data of {directory.path} have changed since it began: it cannot go on.")
     world = simulator.start()
@@ -141,6 +156,19 @@ def _take_up(
     config["settings"]["rounds"] = settings.simulation.rounds
     directory.write_json(directory.config_file, config)
     return Prepared(directory, simulator, world, settings.output.checkpoint_every, settings.output.trackers, lock)
+
+
+def _check_same_data(path: Path, config: dict[str, Any], settings: Settings, federation: Federation) -> None:
+    if config.get("federation", {}).get("fingerprint") == federation.fingerprint:
+        return
+    present, recorded = inputs_of(settings), config.get("inputs", {})
+    differing = [
+        text
+        for name in ("federation", "partition-file")
+        if recorded.get(name) and (text := changed_files(recorded[name], present.get(name, {})))
+    ]
+    what = differing[0] if differing else "its data has changed"
+    raise BadInput(CANNOT_GO_ON.format(path, what))
 
 
 def prepare(settings: Settings, federation: Federation, module: nn.Module | None = None) -> Simulator:
