@@ -10,6 +10,7 @@ from fedrema.core import Method
 from fedrema.data import DataSettings, Federation, build_federation
 from fedrema.runs.execute import Watcher, execute
 from fedrema.runs.execute import resume as go_on
+from fedrema.runs.manifest import FEDERATION_FILE
 from fedrema.runs.run import Run
 from fedrema.settings import as_arguments, parse_data, parse_settings
 
@@ -52,9 +53,11 @@ def run(
     if isinstance(net, str):
         settings["net"] = net
     given = federation if isinstance(federation, Federation) else None
+    if given is not None:
+        settings["federation"] = FEDERATION_FILE
     # A method's own settings are in the instance; any method knows the others.
     name = method if isinstance(method, str) else "fedavg"
-    chosen = parse_settings(name, as_arguments({**settings, "out": out}), "fedrema.run", own_data=given is not None)
+    chosen = parse_settings(name, as_arguments({**settings, "out": out}), "fedrema.run")
     if isinstance(method, Method):
         chosen = dataclasses.replace(chosen, method=method)
     return execute(chosen, given, net if isinstance(net, nn.Module) else None, watch)

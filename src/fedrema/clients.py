@@ -25,7 +25,7 @@ from fedrema.engine import (
     make_engine,
     places,
 )
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, at_least
 from fedrema.net import Net, Tensors
 from fedrema.score import tally
 
@@ -64,6 +64,7 @@ class Clients:
         precision: Precision = "auto",
         backend: Backend = "auto",
     ) -> None:
+        at_least(1, local, "batch")  # 0, chosen from the data, is a number by now
         self.method, self.federation, self.local, self.rounds, self.seed = method, federation, local, rounds, seed
         self.device = choose_device(device)
         arithmetic = choose_precision(precision, self.device)

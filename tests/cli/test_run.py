@@ -273,3 +273,16 @@ def test_a_newcomer_that_does_not_fit(newcomer, capsys, in_an_empty_folder):
     ]:
         assert main(["personalize", "run", "--data", file]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_what_is_chosen_from_own_data_is_said_once_and_recorded(in_an_empty_folder, capsys):
+    y = np.arange(90) % 3
+    np.savez("mine.npz", x=np.eye(3)[y], y=y, client=np.repeat([1, 2, 3], 30))
+    assert main(["run", "fedavg,local", "--federation", "mine.npz", "--rounds", "1", "--seeds", "2", "--out", "r"]) == 0
+    said = capsys.readouterr().err
+    line = "Chosen from the data (3 clients, 72 training and 18 test samples, 3 classes): --batch 10 --lr 0.02\n"
+    assert said.count(line) == said.count("Chosen") == 1
+    settings = fedrema.load("r/fedavg/seed-0").settings
+    assert (settings["batch"], settings["lr"]) == (10, 0.02)
+    assert main(["run", "fedavg", "--federation", "mine.npz", "--rounds", "1", "--batch", "5", "--lr", "0.1"]) == 0
+    assert "Chosen" not in capsys.readouterr().err

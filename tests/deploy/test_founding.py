@@ -16,10 +16,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedrema.cli import main
 from fedrema.data import load_own
+from fedrema.deploy.client_app import own_samples
 from fedrema.deploy.keys import make_authority, make_server_certificate, public_half, read_public_key, valid_until
 from fedrema.deploy.places import NodePlace, ServerPlace
 from fedrema.deploy.plan import read_run_config
 from fedrema.errors import BadInput
+from fedrema.settings import parse_settings
 
 
 @pytest.fixture
@@ -221,3 +223,17 @@ def test_help_tells_everything(capsys):
     said = capsys.readouterr().out
     for command in ("init", "server", "client", "status", "add", "key", "renew", "demo"):
         assert f"  {command} " in said
+
+
+def test_nodes_with_their_own_data_get_the_defaults_of_own_data(tmp_path, capsys):
+    folder = tmp_path / "federation"
+    assert main(["deploy", "init", str(folder), "fedavg", "--sample-shape", "6", "--classes", "4"]) == 0
+    assert "--lr 0.02, a batch that each node chooses" in capsys.readouterr().out
+    config = tomllib.loads((folder / "server" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert not {"dataset", "clients", "samples"} & config.keys()
+    settings, _ = read_run_config(config)
+    assert (settings.local.batch, settings.local.lr, settings.local.drop_incomplete) == (0, 0.02, False)
+    simulated = parse_settings("fedavg", ["--federation", "mine.npz"])
+    assert settings.data.test_share == simulated.data.test_share == 0.2
+    np.savez(tmp_path / "data.npz", x=np.zeros((50, 6), "float32"), y=np.arange(50) % 4)
+    assert own_samples(str(tmp_path / "data.npz"), settings, "node-1").test.sum() == 10

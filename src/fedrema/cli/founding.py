@@ -50,6 +50,9 @@ def init(arguments: list[str]) -> int:
     if not hosts:
         raise BadInput("--host must name the server, got nothing.")
     found(asked.dir, Founding(_names(asked.nodes), hosts, asked.port, asked.deal), settings, _plan(asked, settings))
+    local = settings.local
+    batch = f"--batch {local.batch}" if local.batch else "a batch that each node chooses from its number of samples"
+    print(f"Training: --lr {local.lr:g}, {batch}, --epochs {local.epochs}, {settings.simulation.rounds} rounds.")
     print(f"Made {asked.dir}; {asked.dir / 'README.md'} says what goes where.")
     print(f"Server:  fedrema deploy server {asked.dir / 'server'}")
     print(f"Node:    fedrema deploy client {asked.dir / 'nodes' / _names(asked.nodes)[0]}")
@@ -148,7 +151,11 @@ def _founding(kind: type[Init], arguments: list[str], prog: str, *more: str) -> 
     asked = parse_arguments(kind, [*arguments[:1], *own, *more], prog)
     if asked.deal:
         rest = ["--clients", str(len(_names(asked.nodes))), *rest]
-    return asked, parse_settings(arguments[1] if places == 2 else "fedrema", rest, prog)
+    else:
+        from fedrema.deploy.plan import HELD_BY_NODES
+
+        rest = [*rest, "--federation", HELD_BY_NODES]
+    return asked, parse_settings(arguments[1] if places == 2 else "fedrema", rest, prog).fitted(None)
 
 
 def _apart(kind: type[Init], arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -12,13 +12,14 @@ from fedrema.cli.after import common_folder
 from fedrema.cli.page import REPORT, show
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.spread import devices_for, spread
+from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
 from fedrema.page.render import write_page
 from fedrema.report.compare import comparison_table
 from fedrema.report.curves import draw_curves
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Interrupted, take_up
+from fedrema.runs.execute import Interrupted, Prepared, begin_on, take_up
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
 from fedrema.runs.together import play_seeds, seeds_apart
@@ -99,8 +100,12 @@ def _run(wanted: list[Settings]) -> int:
             def watching(settings: Settings) -> Watch:
                 return progress.watch(_label(settings), settings.simulation.rounds)
 
+            def prepare(settings: Settings, federation: Federation) -> Prepared:
+                progress.say(_chosen(settings, federation))
+                return begin_on(settings, federation)
+
             for group in groups:
-                for settings, outcome in play_seeds(group, watching):
+                for settings, outcome in play_seeds(group, watching, prepare):
                     if isinstance(outcome, Diverged):  # one method's bad luck is no reason to leave out the others
                         failed.append(f"fedrema: {_label(settings)}: {outcome}")
                     else:
@@ -121,6 +126,17 @@ def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool) -> in
     if stopped:
         print("fedrema: stopped; each run that was going on can be taken up with fedrema resume DIR.", file=sys.stderr)
     return 130 if stopped else 2 if complaints else 0
+
+
+def _chosen(settings: Settings, federation: Federation) -> str:
+    """Say which settings were chosen from the data; empty where none were."""
+    before, after = settings.local, settings.fitted(federation).local
+    chosen = [f"--{name} {getattr(after, name):g}" for name in ("batch", "lr") if not getattr(before, name)]
+    if not chosen:
+        return ""
+    test = int(federation.test.sum())
+    data = f"{len(federation)} clients, {len(federation.y) - test} training and {test} test samples"
+    return f"Chosen from the data ({data}, {federation.classes} classes): {' '.join(chosen)}"
 
 
 def _label(settings: Settings) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,23 @@ class Federation:
     @property
     def sample_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
+
+    @property
+    def median_train_count(self) -> int:
+        """The median number of training samples of a client."""
+        return int(np.median(np.bincount(self.client[~self.test], minlength=len(self))))
+
+    @cached_property
+    def input_scale(self) -> float:
+        """The root mean square of the inputs as a network sees them; 1 for pixels and for integers to be embedded."""
+        if self.x.dtype.kind != "f":
+            return 1.0
+        total = sum(float(np.square(part, dtype=np.float64).sum()) for part in np.array_split(self.x, self._parts()))
+        return math.sqrt(total / self.x.size)
+
+    def _parts(self) -> int:
+        """Into how many parts to cut the samples so that none takes much memory."""
+        return -(-self.x.size // 1_000_000)
 
     @cached_property
     def fingerprint(self) -> str:

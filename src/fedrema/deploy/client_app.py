@@ -17,7 +17,7 @@ from fedrema.data.federation import read_npz
 from fedrema.deploy.carried import FACTS, read_letter, reply_record
 from fedrema.deploy.letters import Reply
 from fedrema.deploy.node import Node
-from fedrema.deploy.plan import read_run_config
+from fedrema.deploy.plan import HELD_BY_NODES, read_run_config
 from fedrema.deploy.privacy import Guard
 from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput, FedremaError
@@ -110,7 +110,7 @@ def samples_of_node(settings: Settings, context: Context, name: str) -> Federati
     data = context.node_config.get("data")
     if data is None:
         row = context.node_config.get("partition-id")
-        if row is None:
+        if row is None or settings.data.federation == HELD_BY_NODES:
             raise BadInput("The node has no data: give it data=FILE, data=FOLDER or data=module:function.")
         return dealt(settings.data).only(int(row))
     federation = own_samples(str(data), settings, name)

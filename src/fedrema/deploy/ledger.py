@@ -86,7 +86,7 @@ class Ledger:
     def _config(self) -> dict[str, Any]:
         return {
             "method": method_name(self.settings.method),
-            "settings": self.settings.flat(),
+            "settings": self.settings.described(),
             "identity": self.identity,
             "federation": {
                 # Nobody here has seen the samples: the names are all that is known of them.

@@ -19,6 +19,10 @@ NOT_CARRIED = (CIRCUMSTANCES - {"rounds", "device", "backend", "federation", "pa
 """Settings that say nothing to a federation of real clients."""
 
 
+HELD_BY_NODES = "(held by the nodes)"
+"""Stands for --federation where every node brings samples of its own."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How the server conducts the federation."""
@@ -69,7 +73,7 @@ class Plan:
 
 def run_config(settings: Settings, plan: Plan) -> dict[str, bool | float | int | str]:
     """Return everything as Flower carries it: names as on the command line, nothing that is None."""
-    carried = {name: value for name, value in settings.flat().items() if name not in NOT_CARRIED}
+    carried = {name: value for name, value in settings.described().items() if name not in NOT_CARRIED}
     told = {field.name.replace("_", "-"): getattr(plan, field.name) for field in fields(plan)}
     everything = {"method": method_name(settings.method), **carried, **told}
     return {name: value for name, value in everything.items() if value is not None}
@@ -87,4 +91,6 @@ def _read(items: tuple[tuple[str, Any], ...]) -> tuple[Settings, Plan]:
     plan = Plan(**{own[name]: value for name, value in config.items() if name in own})
     method = str(config.get("method", "fedrema"))
     rest = {name: value for name, value in config.items() if name not in own and name != "method"}
+    if not {"dataset", "federation", "partition-file"} & rest.keys():
+        rest["federation"] = HELD_BY_NODES
     return parse_settings(method, as_arguments(rest), "run-config"), plan

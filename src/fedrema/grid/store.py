@@ -118,7 +118,7 @@ class Store:
 
     def put_failed(self, settings: Settings, reason: str) -> Finished:
         """Remember that a run cannot be finished, so that it is not tried again; remove its file to try."""
-        kept = {name: value for name, value in settings.flat().items() if name not in ("out", "data-dir")}
+        kept = {name: value for name, value in settings.described().items() if name not in ("out", "data-dir")}
         empty: dict[str, Any] = {part: {} for part in PARTS}
         known = {"method": method_name(settings.method), "settings": kept, "failed": reason}
         return self._write(settings, {"format": FORMAT, **empty, **known})

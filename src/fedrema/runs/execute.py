@@ -1,5 +1,6 @@
 """Drives a run: prepares everything before the first file is written, then plays, records and saves."""
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,9 +54,11 @@ def resume(
 
 def begin(settings: Settings, federation: Federation | None = None, module: nn.Module | None = None) -> "Prepared":
     """Prepare a new run; a federation that came from Python is saved beside it."""
-    prepared = begin_on(settings, federation or build_federation(settings.data), module)
-    if federation is not None:
-        federation.save(prepared.directory.path / FEDERATION_FILE)
+    if federation is None:
+        return begin_on(settings, build_federation(settings.data), module)
+    own = dataclasses.replace(settings.data, federation=FEDERATION_FILE).without_unused()
+    prepared = begin_on(dataclasses.replace(settings, data=own), federation, module)
+    federation.save(prepared.directory.path / FEDERATION_FILE)
     return prepared
 
 
@@ -64,6 +67,7 @@ def begin_on(settings: Settings, federation: Federation, module: nn.Module | Non
     directory = RunDirectory(settings.output.out or default_folder(settings))
     directory.check_free(settings.output.overwrite)
     check_trackers(settings.output.trackers)
+    settings = settings.fitted(federation)
     simulator = prepare(settings, federation, module)
     world = simulator.start()
     directory.create(describe(settings, simulator, module is not None))

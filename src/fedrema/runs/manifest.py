@@ -36,7 +36,7 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool) -> dict
     federation = simulator.federation
     return {
         "method": method_name(settings.method),
-        "settings": settings.flat() | ({"net": GIVEN} if own_module else {}),
+        "settings": settings.described() | ({"net": GIVEN} if own_module else {}),
         "identity": identity_of(settings, federation, own_module),
         "federation": {
             "fingerprint": federation.fingerprint,
