@@ -120,7 +120,11 @@ def test_sources_that_are_refused(module, source, message):
         ({"x": np.float32(1), "y": np.int64(1)}, r"x of the shape \(\)"),
         ({"x": np.ones((0, 2), np.float32), "y": np.zeros(0, int)}, "at least one, are valid"),
         ({"split": np.zeros(5, int)}, "client 'a' has no 'split' but others have"),
-        ({"y": np.full(5, -2)}, "y has the label -2"),
+        ({"y": np.full(5, -2)}, "y has the label -2 in row 0 of client 'b'"),
+        (
+            {"x": np.array([[1, 2]] * 4 + [[1, np.nan]], np.float32)},
+            "the first is nan in row 4 of client 'b', column 1",
+        ),
     ],
 )
 def test_folders_whose_clients_do_not_fit(tmp_path, changes, message):

@@ -160,6 +160,11 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
         (["fedwho", "--deal"], "fedwho"),
         (["fedavg", "--deal", "--roundz", "3"], "--roundz"),
         (["fedavg", "--deal", "--clients", "5"], "the data is of 5 clients, but --nodes names 3"),
+        (["fedavg", "--sample-shape", "6", "--classes", "2", "--class-names", "a,b"], "exclude each other"),
+        (
+            ["fedavg", "--sample-shape", "6", "--class-names", "a,a"],
+            "--class-names must name each class once, got 'a,a'",
+        ),
         (["fedavg", "--sample-shape", "8by8", "--classes", "3"], "sample-shape must be written as 3x32x32"),
     ],
 )
@@ -231,9 +236,17 @@ def test_nodes_with_their_own_data_get_the_defaults_of_own_data(tmp_path, capsys
     assert "--lr 0.02, a batch that each node chooses" in capsys.readouterr().out
     config = tomllib.loads((folder / "server" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     assert not {"dataset", "clients", "samples"} & config.keys()
-    settings, _ = read_run_config(config)
+    settings, plan = read_run_config(config)
     assert (settings.local.batch, settings.local.lr, settings.local.drop_incomplete) == (0, 0.02, False)
     simulated = parse_settings("fedavg", ["--federation", "mine.npz"])
     assert settings.data.test_share == simulated.data.test_share == 0.2
     np.savez(tmp_path / "data.npz", x=np.zeros((50, 6), "float32"), y=np.arange(50) % 4)
-    assert own_samples(str(tmp_path / "data.npz"), settings, "node-1").test.sum() == 10
+    assert own_samples(str(tmp_path / "data.npz"), settings, "node-1", plan.names).test.sum() == 10
+
+
+def test_the_nodes_labels_are_named(tmp_path, capsys):
+    folder = tmp_path / "federation"
+    assert main(["deploy", "init", str(folder), "fedavg", "--sample-shape", "6", "--class-names", "sick, well"]) == 0
+    config = tomllib.loads((folder / "server" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    _, plan = read_run_config(config)
+    assert (plan.classes, plan.names) == (2, ("sick", "well"))

@@ -93,6 +93,7 @@ class Ledger:
                 "fingerprint": hashlib.sha256(json.dumps(self.central.registry.names).encode()).hexdigest(),
                 "names": list(self.central.registry.names),
                 "classes": self.plan.classes,
+                "class_names": list(self.plan.names),
                 "sample_shape": list(self.plan.shape),
                 "info": {"network": "Flower"},
             },

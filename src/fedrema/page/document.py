@@ -94,6 +94,7 @@ def _run(run: ThinnedRun, group: int) -> dict[str, Any]:
         "data": str(federation["fingerprint"])[:12],
         "names": run.names,
         "classes": federation.get("classes"),
+        "class_names": federation.get("class_names"),
         "true_groups": _groups(run),
         "train_counts": federation.get("train_counts"),
         "test_counts": federation.get("test_counts"),

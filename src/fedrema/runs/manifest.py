@@ -42,6 +42,7 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool) -> dict
             "fingerprint": federation.fingerprint,
             "names": list(federation.names),
             "classes": federation.classes,
+            "class_names": list(federation.class_names),
             "sample_shape": list(federation.sample_shape),
             "train_counts": simulator.train.counts.tolist(),
             "test_counts": simulator.test.counts.tolist(),
