@@ -112,15 +112,17 @@ class Settings:
         names = {name.replace("_", "-") for name in unused}
         return {name: value for name, value in self.flat().items() if name not in names}
 
-    def fitted(self, federation: Federation | None) -> "Settings":
+    def fitted(self, federation: Federation | None, integers: bool = False) -> "Settings":
         """Return the same with numbers for what is to be chosen from the data: --batch 0 and --lr 0.
 
+        `integers`: the network looks the inputs up, so that their size says nothing about the learning rate.
         Without the data, which the server of a deployment never sees, each node chooses its batch.
         """
         if self.local.batch and self.local.lr:
             return self
-        facts = (None,) if federation is None else (federation.median_train_count, federation.input_scale)
-        chosen = {name: value for name, value in training_for(*facts).items() if not getattr(self.local, name)}
+        samples = None if federation is None else federation.median_train_count
+        scale = 1.0 if federation is None or integers else federation.input_scale
+        chosen = {name: value for name, value in training_for(samples, scale).items() if not getattr(self.local, name)}
         return dataclasses.replace(self, local=dataclasses.replace(self.local, **chosen))
 
 

@@ -115,7 +115,9 @@ def test_forms_of_split_mean_the_same():
 
 
 def test_types_that_are_taken():
-    assert small(x=np.ones((7, 2), np.int32)).x.dtype == np.float32
+    for kind in (np.int8, np.int16, np.int32, np.int64, np.uint16, np.uint64):
+        assert small(x=np.ones((7, 2), kind)).x.dtype == np.int32
+    assert small(x=np.full((7, 2), 2**40)).x.dtype == np.int64
     assert small(x=np.ones((7, 2), np.float64)).x.dtype == np.float32
     assert small(x=torch.ones(7, 2), y=torch.zeros(7, dtype=torch.long)).y.dtype == np.int64
     assert small(y=np.array([0.0, 1, 2, 0, 1, 2, 0])).y.dtype == np.int64
@@ -342,3 +344,18 @@ def test_labels_that_may_be_a_mistake_are_told_in_one_line(y, words, caplog):
         (record,) = caplog.records
         assert words in record.getMessage()
         assert "\n" not in record.getMessage()
+
+
+def test_integers_stay_integers_and_the_content_is_what_it_was_as_floats(tmp_path):
+    whole = np.arange(14).reshape(7, 2)
+    kept = small(x=whole)
+    assert kept.fingerprint == small(x=whole.astype(np.float32)).fingerprint
+    kept.save(tmp_path / "it.npz")
+    again = Federation.load(tmp_path / "it.npz")
+    assert again.x.dtype == np.int32
+    assert again.fingerprint == kept.fingerprint
+    large = np.array([[2**24], [2**24 + 1]])  # the same as float32
+    one, other = (Federation.from_arrays(large[[k, k]], [0, 1], [0, 0]) for k in (0, 1))
+    assert one.fingerprint != other.fingerprint
+    with pytest.raises(BadInput, match="x has 18446744073709551615; integers up to 9223372036854775807 are valid"):
+        small(x=np.full((7, 2), 2**64 - 1, np.uint64))

@@ -12,6 +12,7 @@ from fedrema.cli.after import common_folder
 from fedrema.cli.page import REPORT, show
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.spread import devices_for, spread
+from fedrema.core import LocalTraining
 from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
@@ -24,6 +25,7 @@ from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
 from fedrema.runs.together import play_seeds, seeds_apart
 from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
+from fedrema.simulate import Simulator
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
 
@@ -101,8 +103,9 @@ def _run(wanted: list[Settings]) -> int:
                 return progress.watch(_label(settings), settings.simulation.rounds)
 
             def prepare(settings: Settings, federation: Federation) -> Prepared:
-                progress.say(_chosen(settings, federation))
-                return begin_on(settings, federation)
+                prepared = begin_on(settings, federation)
+                progress.say(_chosen(settings.local, prepared.simulator))
+                return prepared
 
             for group in groups:
                 for settings, outcome in play_seeds(group, watching, prepare):
@@ -128,10 +131,10 @@ def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool) -> in
     return 130 if stopped else 2 if complaints else 0
 
 
-def _chosen(settings: Settings, federation: Federation) -> str:
+def _chosen(asked: LocalTraining, simulator: Simulator) -> str:
     """Say which settings were chosen from the data; empty where none were."""
-    before, after = settings.local, settings.fitted(federation).local
-    chosen = [f"--{name} {getattr(after, name):g}" for name in ("batch", "lr") if not getattr(before, name)]
+    used, federation = simulator.local, simulator.federation
+    chosen = [f"--{name} {getattr(used, name):g}" for name in ("batch", "lr") if not getattr(asked, name)]
     if not chosen:
         return ""
     test = int(federation.test.sum())

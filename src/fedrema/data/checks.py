@@ -30,14 +30,20 @@ class BadRow(BadInput):
 
 
 def check_samples(x: ArrayLike) -> NDArray[Any]:
-    """uint8 stays as it is; every other number becomes a finite float32."""
+    """uint8 stays as it is, other integers become int32 (int64 where they are larger), the rest finite float32."""
     array = as_array(x, "x")
     if array.dtype.kind not in "biuf":
-        raise BadInput(f"x has the type {array.dtype}; numbers are valid: uint8 for pixels, else float32.")
+        raise BadInput(f"x has the type {array.dtype}; numbers are valid: uint8 for pixels, else floats or integers.")
     if array.ndim < 2 or 0 in array.shape:
         raise BadInput(f"x has the shape {array.shape}; one row per sample and at least one value each are valid.")
     if array.dtype == np.uint8:
         return array
+    if array.dtype.kind in "iu":
+        lowest, highest = int(array.min()), int(array.max())
+        if highest > np.iinfo(np.int64).max:
+            raise BadInput(f"x has {highest}; integers up to {np.iinfo(np.int64).max} are valid.")
+        narrow = lowest >= np.iinfo(np.int32).min and highest <= np.iinfo(np.int32).max
+        return array.astype(np.int32 if narrow else np.int64)
     with np.errstate(over="ignore"):
         # Judged after the conversion, so that what float32 cannot hold is found too.
         numbers = array.astype(np.float32)

@@ -35,7 +35,7 @@ class Split:
     """One part (train or test) of all clients, padded to one length."""
 
     x: NDArray[Any]
-    """[K, n, ...] uint8 or float32, 0 in the padding."""
+    """[K, n, ...] of the federation's type, 0 in the padding."""
     y: NDArray[np.int64]
     """[K, n], 0 in the padding."""
     count: NDArray[np.int64]
@@ -47,7 +47,8 @@ class Federation:
     """All samples of all clients, stored flat; build one with `from_arrays` or `load`."""
 
     x: NDArray[Any]
-    """[N, ...] uint8 (pixels 0..255, normalised in training) or float32 (taken as it is)."""
+    """[N, ...] uint8 (pixels 0..255, normalised in training), float32, or int32 and int64 (taken as float32, or as they
+    are by a network that begins with an embedding)."""
     y: NDArray[np.int64]
     """[N] labels 0 .. classes-1."""
     client: NDArray[np.int64]
@@ -81,8 +82,8 @@ class Federation:
 
     @cached_property
     def input_scale(self) -> float:
-        """The root mean square of the inputs as a network sees them; 1 for pixels and for integers to be embedded."""
-        if self.x.dtype.kind != "f":
+        """The root mean square of the inputs; 1 for pixels, which are normalised."""
+        if self.x.dtype == np.uint8:
             return 1.0
         total = sum(float(np.square(part, dtype=np.float64).sum()) for part in np.array_split(self.x, self._parts()))
         return math.sqrt(total / self.x.size)
@@ -95,12 +96,15 @@ class Federation:
     def fingerprint(self) -> str:
         """SHA-256 of the content: samples, labels, who holds them, names of clients and classes, but not `info`."""
         digest = hashlib.sha256()
-        header: list[Any] = [str(self.x.dtype), self.x.shape, self.classes, self.names]
+        # Integers counted as float32 before networks could look them up: results and checkpoints depend on it.
+        exact = self.x.dtype.kind == "i" and max(-int(self.x.min()), int(self.x.max())) <= 2**24
+        x = self.x.astype(np.float32) if exact else self.x
+        header: list[Any] = [str(x.dtype), x.shape, self.classes, self.names]
         if self.own_class_names:
             header.append(self.own_class_names)
         digest.update(json.dumps(header).encode())
         for array, kind in (
-            (self.x, self.x.dtype),
+            (x, x.dtype),
             (self.y, "int64"),
             (self.client, "int64"),
             (self.test, "bool"),

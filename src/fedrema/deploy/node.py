@@ -35,8 +35,8 @@ class Node:
     def __init__(self, settings: Settings, federation: Federation, folder: Path | None = None) -> None:
         if len(federation) != 1:
             raise BadInput(f"A node holds the samples of one client, but its data has {len(federation)}.")
-        settings = settings.fitted(federation)
         net = _network(settings.network, federation.sample_shape, federation.classes, settings.simulation.seed)
+        settings = settings.fitted(federation, net.integers)
         self.simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
         self.name = federation.names[0]
         self.folder = folder

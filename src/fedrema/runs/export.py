@@ -233,8 +233,14 @@ def _readme(run: Run, model: PlainModel, entries: list[dict[str, Any]], kind: Me
         *model.code(entries[0]["file"]),
         "```",
         "",
-        f"`x` is a batch [n, {shape}] of {model.dtype} numbers, as in training: pixels 0 to 255 (uint8) as",
-        "`(x / 255 - 0.5) / 0.5`, anything that is not uint8 as it is.",
+        *(
+            [f"`x` is a batch [n, {shape}] of int64 numbers, as in training."]
+            if model.net.integers
+            else [
+                f"`x` is a batch [n, {shape}] of {model.dtype} numbers, as in training: pixels 0 to 255 (uint8) as",
+                "`(x / 255 - 0.5) / 0.5`, anything that is not uint8 as it is.",
+            ]
+        ),
         "",
         f"`classes` holds numbers; `class_names` in `{INDEX}` tells which label each of them stands for: "
         f"{_shown(_class_names(run))}.",

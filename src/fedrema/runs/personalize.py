@@ -60,7 +60,7 @@ def personalize(
     newcomer = read_newcomer(data, class_names, data_seed, settings.data.test_share)
     if newcomer.sample_shape != shape:
         raise BadInput(f"--data {data} has samples of shape {newcomer.sample_shape}; the run was trained on {shape}.")
-    settings = settings.fitted(newcomer)  # a deployment's nodes chose their batches themselves
+    settings = settings.fitted(newcomer, net.integers)  # a deployment's nodes chose their batches themselves
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
     simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.anywhere())
     world = load_world(directory.checkpoint_file, directory.config()["identity"], simulator.device)
