@@ -200,7 +200,8 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence():
         "The network 'no_such_module:net' cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'."
     )
     assert refusal(Network(net="my_broken_networks:net")) == (
-        "The network 'my_broken_networks:net' cannot be loaded: ZeroDivisionError: division by zero (my_broken_networks.py, line 2)."
+        "The network 'my_broken_networks:net' cannot be loaded: ZeroDivisionError: division by zero"
+        " (my_broken_networks.py, line 2)."
     )
     for reference in (":net", "module:", "module"):
         with pytest.raises(BadInput, match="must have the form module:name"):
