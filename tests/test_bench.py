@@ -40,7 +40,7 @@ def small_and_here(tmp_path, monkeypatch):
 
 
 def settings_of(network: str, *arguments: str, method: str = "fedavg"):
-    return parse_settings(method, ["--net", network, *TINY, *arguments], own_data=True)
+    return parse_settings(method, ["--net", network, *TINY, *arguments], plain=True)
 
 
 def workload(network: str, *arguments: str) -> Workload:

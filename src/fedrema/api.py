@@ -8,6 +8,7 @@ from torch import nn
 
 from fedrema.core import Method
 from fedrema.data import DataSettings, Federation, build_federation
+from fedrema.runs.directory import FEDERATION_FILE
 from fedrema.runs.execute import Watcher, execute
 from fedrema.runs.execute import resume as go_on
 from fedrema.runs.run import Run
@@ -85,10 +86,12 @@ def run(
     if isinstance(net, str):
         settings["net"] = net
     given = federation if isinstance(federation, Federation) else None
+    if given is not None:
+        settings["federation"] = FEDERATION_FILE
     # A method's own settings are in the instance; any method knows the others.
     name = method if isinstance(method, str) else "fedavg"
     arguments = as_arguments({**settings, "out": out, "seeds": seeds})
-    chosen = parse_settings(name, arguments, "fedrema.run", own_data=given is not None)
+    chosen = parse_settings(name, arguments, "fedrema.run")
     if isinstance(method, Method):
         chosen = dataclasses.replace(chosen, method=method)
     module = net if isinstance(net, nn.Module) else None

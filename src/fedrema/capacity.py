@@ -36,7 +36,7 @@ def step_bytes(net: Net, batch: Tensor) -> int:
     params = {name: value.clone().requires_grad_(name in net.trainable) for name, value in net.initial.items()}
     net.train(True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-        net(params, batch, mask=batch.new_ones(len(batch)))
+        net(params, batch, mask=batch.new_ones(len(batch), dtype=next(iter(params.values())).dtype))
     net.train(False)
     return sum(seen.values())
 

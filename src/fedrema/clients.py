@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Role, overrides
 from fedrema.data.federation import Federation, Split, to_float
@@ -26,24 +26,47 @@ from fedrema.engine import (
     places,
 )
 from fedrema.engine.threads import with_its_threads
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, at_least
 from fedrema.net import Net, Tensors
 from fedrema.score import tally
 
 _SAMPLES: weakref.WeakKeyDictionary[Federation, dict[object, tuple[Samples, Samples]]] = weakref.WeakKeyDictionary()
 
 
-def samples_of(federation: Federation, device: torch.device, dtype: torch.dtype) -> tuple[Samples, Samples]:
-    """Return the samples to train on and to test with; every simulation of a federation uses the same."""
+def samples_of(
+    federation: Federation, device: torch.device, dtype: torch.dtype, integers: bool = False
+) -> tuple[Samples, Samples]:
+    """Return the samples to train on and to test with; every simulation of a federation uses the same.
+
+    They are floats, or the integers of the data for a network that looks them up.
+    """
     known = _SAMPLES.setdefault(federation, {})
-    if (device, dtype) not in known:
+    key = (device, dtype, integers)
+    if key not in known:
 
         def placed(split: Split) -> Samples:
-            x = to_float(torch.from_numpy(split.x).to(device), dtype)
-            return Samples(x, torch.from_numpy(split.y).to(device), torch.from_numpy(split.count))
+            x = torch.from_numpy(split.x).to(device)
+            x = x.long() if integers else to_float(x, dtype)
+            return Samples(x, torch.from_numpy(split.y).to(device), torch.from_numpy(split.count), dtype)
 
-        known[device, dtype] = placed(federation.split("train")), placed(federation.split("test"))
-    return known[device, dtype]
+        known[key] = placed(federation.split("train")), placed(federation.split("test"))
+    return known[key]
+
+
+def _check_lookup(net: Net, federation: Federation) -> None:
+    """Refuse samples that a network which begins with an embedding cannot look up."""
+    x = federation.x
+    if x.dtype.kind == "f" and not (np.mod(x, 1) == 0).all():
+        raise BadInput("The network takes integers, as for an embedding, but x holds fractions: save x as integers.")
+    tables = [layer for _, layer in net.layers() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))]
+    if len(tables) == 1:  # with several, which part of a sample goes to which is not known
+        outside = (x < 0) | (x >= tables[0].num_embeddings)
+        if outside.any():
+            place = tuple(np.argwhere(outside)[0])
+            raise BadInput(
+                f"x of client {federation.names[federation.client[place[0]]]!r} has {int(x[place])}; the network's "
+                f"embedding takes 0 to {tables[0].num_embeddings - 1}."
+            )
 
 
 class Clients:
@@ -66,12 +89,15 @@ class Clients:
         backend: Backend = "auto",
         threads: int = 0,
     ) -> None:
+        at_least(1, local, "batch")  # 0, chosen from the data, is a number by now
         self.method, self.federation, self.local, self.rounds, self.seed = method, federation, local, rounds, seed
         self.device = choose_device(device)
         arithmetic = choose_precision(precision, self.device)
         self.dtype, self.products = arithmetic.dtype, arithmetic.products
         self.net = net.to(self.device, self.dtype)
-        self.train, self.test = samples_of(federation, self.device, self.dtype)
+        if net.integers:
+            _check_lookup(net, federation)
+        self.train, self.test = samples_of(federation, self.device, self.dtype, net.integers)
         example = self.train.x[:1, 0]
         self.engine = make_engine(backend, self.net, example, arithmetic, len(federation), local.batch, threads)
         self.threads = self.engine.threads

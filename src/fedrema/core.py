@@ -94,9 +94,9 @@ class LocalTraining:
     epochs: int = 5
     """Passes over a client's own samples in each round."""
     batch: int = 100
-    """Samples per step; a client that has fewer uses all it has."""
+    """Samples per step; a client that has fewer uses all it has. 0: chosen from the data, the default for own data."""
     lr: float = 0.01
-    """Learning rate."""
+    """Learning rate. 0: chosen from the data, the default for own data."""
     momentum: float = 0.9
     """Momentum of SGD."""
     keep_momentum: bool = True
@@ -114,8 +114,7 @@ class LocalTraining:
 
     def __post_init__(self) -> None:
         """Refuse what cannot train."""
-        at_least(1, self, "batch")
-        at_least(0, self, "epochs", "lr", "clip", "weight_decay")
+        at_least(0, self, "batch", "epochs", "lr", "clip", "weight_decay")
         if not 0 <= self.momentum < 1:
             raise BadInput(f"--momentum must lie in [0, 1), got {self.momentum}.")
         if not 0 < self.lr_decay <= 1:

@@ -63,6 +63,8 @@ class Net:
         self.initial = {name: value.detach().clone() for name, value in self.initial.items()}
         if not self.trainable:
             raise BadInput("The network has no parameters to train: all of them are frozen.")
+        self.integers = False
+        """Whether it takes integers instead of floats, as a network that begins with an embedding does."""
         features, logits = self._try(whole, sample)
         if features.dim() != 2:
             raise BadInput(
@@ -80,9 +82,16 @@ class Net:
         try:
             expected = whole(sample)
         except Exception as error:  # what a user's layers raise is theirs to read, in one sentence
-            reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
-            shape = tuple(sample.shape[1:])
-            raise BadInput(f"The network does not accept samples of shape {shape}: {reason}.") from error
+            places = torch.zeros(sample.shape, dtype=torch.long)
+            try:
+                expected = whole(places)
+            except Exception as again:
+                embeds = any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in whole.modules())
+                cause = again if embeds else error
+                reason = (str(cause).splitlines() or [type(cause).__name__])[0].removesuffix(".")
+                shape = tuple(sample.shape[1:])
+                raise BadInput(f"The network does not accept samples of shape {shape}: {reason}.") from cause
+            self.integers, sample = True, places
         if not isinstance(expected, Tensor) or expected.dim() != 2:
             found = (
                 f"a tensor of shape {tuple(expected.shape)}"
@@ -179,14 +188,17 @@ class Net:
 
     def layers(self) -> list[tuple[str, nn.Module]]:
         """Return every innermost layer with its name in the user's module."""
-        named = [(name, module) for name, module in self._body.named_modules() if name]
-        prefix = self.head_name
-        named += [(f"{prefix}.{name}" if name else prefix, module) for name, module in self._head.named_modules()]
         return [
             (name, module)
-            for name, module in named
-            if not list(module.children()) and not isinstance(module, nn.Identity)
+            for name, module in self.parts()
+            if name and not list(module.children()) and not isinstance(module, nn.Identity)
         ]
+
+    def parts(self) -> list[tuple[str, nn.Module]]:
+        """Return every submodule with its name in the user's module; the whole, without its head, has none."""
+        prefix = self.head_name
+        inside = [(f"{prefix}.{name}" if name else prefix, module) for name, module in self._head.named_modules()]
+        return [*self._body.named_modules(), *inside]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Net":
         """Move the initial values (and constants inside the modules) to a device and precision."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedrema.errors import BadInput, at_least
-from fedrema.imports import load_object, working_folder_importable
+from fedrema.imports import load_object, told, working_folder_importable
 from fedrema.keys import seed_of
 from fedrema.net import Net
 
@@ -169,7 +169,7 @@ def own_module(name: str, shape: Shape, classes: int) -> tuple[nn.Module, str]:
             arguments = (shape, classes) if inspect.signature(function).parameters else ()
             module = function(*arguments)
         except Exception as error:  # whatever a user's function raises is theirs to read, in one sentence
-            raise BadInput(f"--net {name!r} cannot be built: {type(error).__name__}: {error}.") from error
+            raise BadInput(f"--net {name!r} cannot be built: {told(error)}.") from error
     if not isinstance(module, nn.Module):
         raise BadInput(f"--net {name!r} must return a torch.nn.Module, got {type(module).__name__}.")
     return module, f"{name.partition(':')[2]}({', '.join(map(repr, arguments))})"

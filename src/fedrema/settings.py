@@ -17,11 +17,12 @@ from typing import Any
 import tyro
 
 from fedrema.core import LocalTraining, Method
-from fedrema.data import DataSettings
+from fedrema.data import DataSettings, Federation
+from fedrema.data.settings import UNUSED
 from fedrema.errors import BadInput, at_least
 from fedrema.methods import find_method
 from fedrema.nets import Network
-from fedrema.presets import PRESETS, data_defaults, training_defaults
+from fedrema.presets import OWN_DATA, PRESETS, data_defaults, training_defaults, training_for
 from fedrema.simulate import Simulation
 
 CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
@@ -105,13 +106,31 @@ class Settings:
             for field in dataclasses.fields(group)
         }
 
+    def described(self) -> dict[str, Any]:
+        """Return the settings that apply, as records hold them: own data is not divided by --dataset and --clients."""
+        unused = () if self.data.federation is None else (*UNUSED, "partition_file")
+        names = {name.replace("_", "-") for name in unused}
+        return {name: value for name, value in self.flat().items() if name not in names}
 
-def parse_settings(
-    method: str, arguments: Sequence[str], prog: str = "fedrema run", own_data: bool = False
-) -> Settings:
+    def fitted(self, federation: Federation | None, integers: bool = False) -> "Settings":
+        """Return the same with numbers for what is to be chosen from the data: --batch 0 and --lr 0.
+
+        `integers`: the network looks the inputs up, so that their size says nothing about the learning rate.
+        Without the data, which the server of a deployment never sees, each node chooses its batch.
+        """
+        if self.local.batch and self.local.lr:
+            return self
+        samples = None if federation is None else federation.median_train_count
+        scale = 1.0 if federation is None or integers else federation.input_scale
+        chosen = {name: value for name, value in training_for(samples, scale).items() if not getattr(self.local, name)}
+        return dataclasses.replace(self, local=dataclasses.replace(self.local, **chosen))
+
+
+def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema run", plain: bool = False) -> Settings:
     """Build settings from a method's name and arguments.
 
-    Lowest to highest: the dataset's defaults (not with own data), --paper, --tuned, --config, the arguments themselves.
+    Lowest to highest: the defaults of the dataset or of own data (`plain`: those of the dataclasses), --paper, --tuned,
+    --config, the arguments themselves.
     """
     arguments = list(arguments)
     paper, config, tuned = (given(arguments, option) for option in ("--paper", "--config", "--tuned"))
@@ -127,9 +146,11 @@ def parse_settings(
         before += as_arguments(read_tuned(Path(tuned), dataset, method))
     before += from_config
     defaults: list[str] = []
-    if not own_data and given([*before, *arguments], "--federation") is None:
+    if not plain and given([*before, *arguments], "--federation") is None:
         dataset = given([*before, *arguments], "--dataset") or "digits"
         defaults = [*data_defaults(dataset), *training_defaults(dataset)]
+    elif not plain:
+        defaults = OWN_DATA
     return _parse(find_method(method), [*defaults, *before], arguments, f"{prog} {method}")
 
 
@@ -212,7 +233,8 @@ def _parse(method: type[Method], before: list[str], arguments: list[str], prog: 
     description = f"Train clients with {method.title}: {method.paper}."
     kind = _kind(method)  # type: ignore[arg-type]  # mypy: a class would have no hash
     parsed = parse_arguments(kind, arguments, prog, description, before)
-    return Settings(parsed.method, parsed.data, parsed.network, parsed.local, parsed.simulation, parsed.output)
+    data = parsed.data.without_unused()
+    return Settings(parsed.method, data, parsed.network, parsed.local, parsed.simulation, parsed.output)
 
 
 @functools.cache

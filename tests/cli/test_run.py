@@ -1,5 +1,6 @@
 """fedrema run, resume, methods, data, partition, personalize: as a user types them."""
 
+import json
 import subprocess
 import sys
 
@@ -273,3 +274,41 @@ def test_a_newcomer_that_does_not_fit(newcomer, capsys, in_an_empty_folder):
     ]:
         assert main(["personalize", "run", "--data", file]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_what_is_chosen_from_own_data_is_said_once_and_recorded(in_an_empty_folder, capsys):
+    y = np.arange(90) % 3
+    np.savez("mine.npz", x=np.eye(3)[y], y=y, client=np.repeat([1, 2, 3], 30))
+    assert main(["run", "fedavg,local", "--federation", "mine.npz", "--rounds", "1", "--seeds", "2", "--out", "r"]) == 0
+    said = capsys.readouterr().err
+    line = "Chosen from the data (3 clients, 72 training and 18 test samples, 3 classes): --batch 10 --lr 0.02\n"
+    assert said.count(line) == said.count("Chosen") == 1
+    settings = fedrema.load("r/fedavg/seed-0").settings
+    assert (settings["batch"], settings["lr"]) == (10, 0.02)
+    assert main(["run", "fedavg", "--federation", "mine.npz", "--rounds", "1", "--batch", "5", "--lr", "0.1"]) == 0
+    assert "Chosen" not in capsys.readouterr().err
+
+
+def test_names_of_classes_are_kept_and_a_new_client_uses_those_of_the_run(in_an_empty_folder, capsys):
+    labels = np.array(["blue", "green", "red"])
+    x, y = np.repeat(np.eye(3, dtype="float32"), 30, axis=0), np.repeat(labels, 30)
+    np.savez("mine.npz", x=x, y=y, client=np.tile([1, 2, 3], 30))
+    assert main(["run", "fedavg", "--federation", "mine.npz", "--rounds", "4", "--lr", "0.1", "--out", "run"]) == 0
+    assert fedrema.load("run").config["federation"]["class_names"] == labels.tolist()
+    assert main(["export", "run"]) == 0
+    assert (
+        json.loads((in_an_empty_folder / "run" / "models" / "index.json").read_text())["class_names"] == labels.tolist()
+    )
+    assert "1 is `green`" in (in_an_empty_folder / "run" / "models" / "README.md").read_text()
+    # Its own classes would be 0 = green and 1 = red.
+    np.savez("new.npz", x=x[30:], y=y[30:])
+    known = fedrema.Federation.from_arrays(x[30:], y[30:], np.zeros(60, int))
+    known.save("saved.npz")
+    for file in ("new.npz", "saved.npz"):
+        capsys.readouterr()
+        assert main(["personalize", "run", "--data", file, "--epochs", "0"]) == 0
+        assert "fine-tuned  100.0%" in capsys.readouterr().out
+    np.savez("odd.npz", x=x[:2], y=["blue", "pink"])
+    assert main(["personalize", "run", "--data", "odd.npz"]) == 2
+    said = "--data odd.npz: y has the label 'pink' in row 1 (client 'odd'); the classes are blue, green, red."
+    assert said in capsys.readouterr().err

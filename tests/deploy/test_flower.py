@@ -34,7 +34,7 @@ class Federated:
 
     def __init__(self, tmp_path, method="fedrema", more=(), spoil=lambda node, reply: reply, **plan):
         self.settings = parse_settings(method, [*ARGUMENTS, *more])
-        self.plan = Plan(str(tmp_path / "server"), "1x8x8", 10, **{"least_clients": 2, **plan})
+        self.plan = Plan(str(tmp_path / "server"), "1x8x8", **{"classes": 10, "least_clients": 2, **plan})
         self.config = run_config(self.settings, self.plan)
         nodes = [{"partition-id": row, "folder": str(tmp_path / f"node-{row}")} for row in range(CLIENTS)]
         self.grid = InProcessGrid(self.config, nodes, spoil=spoil)

@@ -121,11 +121,11 @@ def _has_data(options: Sequence[str]) -> bool:
 
 
 def _settings(network: str, methods: tuple[str, ...], options: Sequence[str]) -> dict[str, Settings]:
-    own_data = not _has_data(options)
+    plain = not _has_data(options)
     found = {}
     for method in methods:
         arguments = [*_defaults(options), *fitting(method, options, methods), "--net", network]
-        settings = parse_settings(method, arguments, "fedrema bench", own_data)
+        settings = parse_settings(method, arguments, "fedrema bench", plain)
         at_least(1, settings.local, "epochs")
         for name, needed in (("participation", 1.0), ("dropout", 0.0), ("late", 0.0)):
             if (value := getattr(settings.simulation, name)) != needed:

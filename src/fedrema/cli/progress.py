@@ -17,7 +17,9 @@ class RunProgress:
 
     def __init__(self, quiet: bool) -> None:
         console = Console(stderr=True)
+        self.quiet = quiet
         self.lines = not quiet and not console.is_terminal
+        self.said: set[str] = set()
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -37,6 +39,12 @@ class RunProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.progress.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line above the bars; one that several runs have in common only once."""
+        if line and not self.quiet and line not in self.said:
+            self.said.add(line)
+            self.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def watch(self, label: str, rounds: int, done: int = 0) -> "Watch":
         """Add the bar of a run that is ready to play."""

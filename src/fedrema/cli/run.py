@@ -13,18 +13,21 @@ from fedrema.cli.after import common_folder
 from fedrema.cli.page import REPORT, show
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.spread import devices_for, spread
+from fedrema.core import LocalTraining
+from fedrema.data import Federation
 from fedrema.errors import Diverged
 from fedrema.methods import find_method, registry
 from fedrema.page.render import write_page
 from fedrema.report.compare import comparison_table
 from fedrema.report.curves import draw_curves
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Interrupted
+from fedrema.runs.execute import Interrupted, Prepared, begin_on
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
 from fedrema.runs.series import check_folders, end_series, reached_round, resume_series, runs_in, seeds_of, write_series
 from fedrema.runs.together import Outcome, Watching, play_seeds, seeds_apart
 from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
+from fedrema.simulate import Simulator
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
 
@@ -88,15 +91,20 @@ def _run(wanted: list[Settings], out: Path) -> int:
     if len(devices) > 1 and len(wanted) > 1:
         return _spread(groups, devices, wanted[0].output.quiet, out)
 
-    def outcomes(watching: Watching) -> Iterator[tuple[Settings, Outcome]]:
+    def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
+        def prepare(settings: Settings, federation: Federation) -> Prepared:
+            prepared = begin_on(settings, federation)
+            progress.say(_chosen(settings.local, prepared.simulator))
+            return prepared
+
         for group in groups:
-            yield from play_seeds(group, watching)
+            yield from play_seeds(group, watching, prepare)
 
     return _follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
 
 
 def _follow(
-    outcomes: Callable[[Watching], Iterator[tuple[Settings, Outcome]]],
+    outcomes: Callable[[Watching, RunProgress], Iterator[tuple[Settings, Outcome]]],
     wanted: list[Settings],
     out: Path,
     quiet: bool,
@@ -113,7 +121,7 @@ def _follow(
                 reached = reached_round(settings.output.folder) if resumed else 0
                 return progress.watch(_label(settings), settings.simulation.rounds, reached)
 
-            for settings, outcome in outcomes(watching):
+            for settings, outcome in outcomes(watching, progress):
                 if isinstance(outcome, Diverged):  # one run that diverges is no reason to leave out the others
                     failed.append(f"fedrema: {_label(settings)}: {outcome}")
                 else:
@@ -138,6 +146,17 @@ def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool, out: 
     if stopped:
         print(f"fedrema: Stopped; go on with all runs: fedrema resume {out}", file=sys.stderr)
     return 130 if stopped else 2 if complaints else 0
+
+
+def _chosen(asked: LocalTraining, simulator: Simulator) -> str:
+    """Say which settings were chosen from the data; empty where none were."""
+    used, federation = simulator.local, simulator.federation
+    chosen = [f"--{name} {getattr(used, name):g}" for name in ("batch", "lr") if not getattr(asked, name)]
+    if not chosen:
+        return ""
+    test = int(federation.test.sum())
+    data = f"{len(federation)} clients, {len(federation.y) - test} training and {test} test samples"
+    return f"Chosen from the data ({data}, {federation.classes} classes): {' '.join(chosen)}"
 
 
 def _label(settings: Settings) -> str:
@@ -198,7 +217,7 @@ def resume(arguments: list[str]) -> int:
     for settings in wanted:
         RunDirectory(settings.output.folder).lock().check()
 
-    def outcomes(watching: Watching) -> Iterator[tuple[Settings, Outcome]]:
+    def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
         return resume_series(wanted, watching, changes)
 
     return _follow(outcomes, wanted, asked.dir, asked.quiet, asked.open, resumed=True)

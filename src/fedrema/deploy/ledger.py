@@ -99,7 +99,7 @@ class Ledger:
     def _config(self) -> dict[str, Any]:
         return {
             "method": method_name(self.settings.method),
-            "settings": self.settings.flat(),
+            "settings": self.settings.described(),
             "identity": self.identity,
             **self.made_by,
             "federation": {
@@ -107,6 +107,7 @@ class Ledger:
                 "fingerprint": hashlib.sha256(json.dumps(self.central.registry.names).encode()).hexdigest(),
                 "names": list(self.central.registry.names),
                 "classes": self.plan.classes,
+                "class_names": list(self.plan.names),
                 "sample_shape": list(self.plan.shape),
                 "info": {"network": "Flower"},
             },

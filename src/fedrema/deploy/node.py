@@ -36,6 +36,7 @@ class Node:
         if len(federation) != 1:
             raise BadInput(f"A node holds the samples of one client, but its data has {len(federation)}.")
         net = _network(settings.network, federation.sample_shape, federation.classes, settings.simulation.seed)
+        settings = settings.fitted(federation, net.integers)
         self.simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
         self.name = federation.names[0]
         self.folder = folder

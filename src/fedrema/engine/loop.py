@@ -202,5 +202,6 @@ def _feed(samples: Samples, row: int, order: Order, k: int) -> Iterator[tuple[Ba
         batches = []
         for place in range(order.index.shape[2]):
             index = torch.from_numpy(order.index[k, step, place, : order.sizes[k, step, place]]).to(x.device)
-            batches.append(Batch(x[index], y[index], x.new_ones(len(index)), index))
+            mask = x.new_ones(len(index), dtype=samples.mask_dtype)
+            batches.append(Batch(x[index], y[index], mask, index))
         yield tuple(batches)

@@ -144,7 +144,7 @@ class Store:
 
     def put_failed(self, settings: Settings, reason: str, inputs: Inputs | None = None) -> Finished:
         """Remember that a run cannot be finished, so that it is not tried again; remove its file to try."""
-        kept = {name: value for name, value in settings.flat().items() if name not in ("out", "data-dir")}
+        kept = {name: value for name, value in settings.described().items() if name not in ("out", "data-dir")}
         empty: dict[str, Any] = {part: {} for part in PARTS}
         inputs = inputs_of(settings) if inputs is None else inputs
         known = {

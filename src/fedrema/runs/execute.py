@@ -1,5 +1,6 @@
 """Drives a run: prepares everything before the first file is written, then plays, records and saves."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable
@@ -76,15 +77,21 @@ def begin_on(
     Nothing is written before everything that can be refused has been checked. A run that --overwrite replaces stays
     in the folder until the new one has finished its first round.
     """
+    if save_federation:
+        data = dataclasses.replace(settings.data, federation=FEDERATION_FILE).without_unused()
+        settings = dataclasses.replace(settings, data=data)
     directory = RunDirectory(settings.output.out or default_folder(settings))
     overwrite = settings.output.overwrite
     directory.check_free(overwrite)
     directory.lock().check()
     check_trackers(settings.output.trackers)
-    simulator = prepare(settings, federation, module)
+    net = make_net(settings, federation.sample_shape, federation.classes, module)
+    settings = settings.fitted(federation, net.integers)
+    simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
     world = simulator.start()
     config = describe(settings, simulator, module is not None, save_federation)
-    inputs = [Path(file) for file in (settings.data.federation, settings.data.partition_file) if file is not None]
+    own = None if save_federation else settings.data.federation
+    inputs = [Path(file) for file in (own, settings.data.partition_file) if file is not None]
 
     def create() -> None:
         directory.create(config, inputs)

@@ -107,6 +107,7 @@ def _export(
             "method": run.method,
             "round": world.round,
             "accuracy_round": scored["round"] if scored else None,
+            "class_names": _class_names(run),
             "clients": entries,
         }
         (temporary / EXPORT_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
@@ -149,11 +150,22 @@ def file_names(names: Sequence[str]) -> list[str]:
     return found
 
 
+def _class_names(run: Run) -> list[str]:
+    """Return what each output of a model stands for."""
+    federation = run.config["federation"]
+    return list(federation.get("class_names") or map(str, range(int(federation["classes"]))))
+
+
 def _row(run: Run, client: str) -> int:
     if client not in run.names:
         some = ", ".join(run.names[:10]) + (" …" if len(run.names) > 10 else "")
         raise BadInput(f"--clients {client!r} is not in {run.path}; it has {some}.")
     return run.names.index(client)
+
+
+def _shown(names: list[str], most: int = 10) -> str:
+    pairs = [f"{number} is `{name}`" for number, name in enumerate(names[:most])]
+    return ", ".join(pairs) + (" and so on" if len(names) > most else "")
 
 
 def _last_scored(run: Run, last: int) -> dict[str, Any] | None:
@@ -256,8 +268,17 @@ def _readme(run: Run, model: PlainModel, entries: list[dict[str, Any]], kind: Me
         *model.code(entries[0]["file"]),
         "```",
         "",
-        f"`x` is a batch [n, {shape}] of {model.dtype} numbers, as in training: pixels 0 to 255 (uint8) as",
-        "`(x / 255 - 0.5) / 0.5`, anything that is not uint8 as it is.",
+        *(
+            [f"`x` is a batch [n, {shape}] of int64 numbers, as in training."]
+            if model.net.integers
+            else [
+                f"`x` is a batch [n, {shape}] of {model.dtype} numbers, as in training: pixels 0 to 255 (uint8) as",
+                "`(x / 255 - 0.5) / 0.5`, anything that is not uint8 as it is.",
+            ]
+        ),
+        "",
+        f"`classes` holds numbers; `class_names` in `{EXPORT_INDEX}` says which label each one stands for: "
+        f"{_shown(_class_names(run))}.",
     ]
     if any("added_file" in entry for entry in entries):
         lines += ["", f"`….added.safetensors` holds what {run.method} keeps beside this network."]

@@ -50,14 +50,15 @@ def describe(
     federation = simulator.federation
     return {
         "method": method_name(settings.method),
-        "settings": settings.flat() | ({"net": GIVEN} if own_module else {}),
+        "settings": settings.described() | ({"net": GIVEN} if own_module else {}),
         "identity": identity_of(settings, federation, own_module),
         "revisions": revisions_of(settings.method, simulator.device.type),
-        "inputs": inputs_of(settings, own_module),
+        "inputs": inputs_of(settings, own_module, saves_federation),
         "federation": {
             "fingerprint": federation.fingerprint,
             "names": list(federation.names),
             "classes": federation.classes,
+            "class_names": list(federation.class_names),
             "sample_shape": list(federation.sample_shape),
             "train_counts": simulator.train.counts.tolist(),
             "test_counts": simulator.test.counts.tolist(),
@@ -102,13 +103,16 @@ def identity_of(settings: Settings, federation: Federation, own_module: bool) ->
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
-def inputs_of(settings: Settings, own_module: bool = False) -> Inputs:
-    """Return digests of the files that the user supplied; empty where everything comes with fedrema."""
+def inputs_of(settings: Settings, own_module: bool = False, own_federation: bool = False) -> Inputs:
+    """Return digests of the files that the user supplied; empty where everything comes with fedrema.
+
+    `own_module` and `own_federation` say that the network or the data was given in Python instead of by a file.
+    """
     network, data = settings.network.net, settings.data
     inputs = {
         "method": _class_digests(type(settings.method)) if _foreign(settings.method) else {},
         "net": module_digests(network.partition(":")[0]) if ":" in network and not own_module else {},
-        "federation": _data_digests(data.federation) if data.federation is not None else {},
+        "federation": {} if data.federation is None or own_federation else _data_digests(data.federation),
         "partition-file": _data_digests(str(data.partition_file)) if data.partition_file is not None else {},
     }
     return {name: digests for name, digests in inputs.items() if digests}

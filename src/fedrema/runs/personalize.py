@@ -1,5 +1,6 @@
 """A model for a client that was not there: match its head once, fine-tune, score."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from fedrema.core import Moment, Role, average
 from fedrema.data import Federation
-from fedrema.data.federation import read_npz
+from fedrema.data.federation import parse_meta, read_npz
 from fedrema.engine import Crowd, Stacked
 from fedrema.errors import BadInput
 from fedrema.methods.fedrema import maximum_difference_segmentation
@@ -56,9 +57,11 @@ def personalize(
     trained_on = directory.config()["federation"]
     shape = tuple(trained_on["sample_shape"])
     net = make_net(settings, shape, trained_on["classes"], module)
-    newcomer = read_newcomer(data, net.classes, data_seed, settings.data.test_share)
+    class_names = trained_on.get("class_names") or [str(number) for number in range(trained_on["classes"])]
+    newcomer = read_newcomer(data, class_names, data_seed, settings.data.test_share)
     if newcomer.sample_shape != shape:
         raise BadInput(f"--data {data} has samples of shape {newcomer.sample_shape}; the run was trained on {shape}.")
+    settings = settings.fitted(newcomer, net.integers)  # a deployment's nodes chose their batches themselves
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
     simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.anywhere())
     world = load_world(directory.checkpoint_file, directory.config()["identity"], simulator.device)
@@ -76,16 +79,25 @@ def personalize(
     return Newcomer(settings.method.model(net, tuned.one(0)), peers, role, accuracy, train, test)
 
 
-def read_newcomer(file: Path, classes: int, data_seed: int, test_share: float) -> Federation:
-    """Read one client's `.npz`: `x`, `y` and perhaps `split`."""
+def read_newcomer(file: Path, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
+    """Read one client's `.npz`: `x`, `y` with labels of the run, and perhaps `split`."""
     if not file.is_file():
         raise BadInput(f"--data {file} is not a file: name a .npz with x, y and perhaps split.")
     arrays = read_npz(file, required=("x", "y"), optional=("split", "client", "meta"))
+    meta = parse_meta(arrays.get("meta"), file)
+    saved = "classes" in meta  # by Federation.save: y holds numbers, and meta what they mean
     client = np.full(len(arrays["y"]), file.stem or "newcomer")
     try:
         return Federation.from_arrays(
-            arrays["x"], arrays["y"], client, arrays.get("split"), classes, None, data_seed, test_share
-        )
+            arrays["x"],
+            arrays["y"],
+            client,
+            arrays.get("split"),
+            meta.get("classes"),
+            data_seed=data_seed,
+            test_share=test_share,
+            class_names=meta.get("class_names") if saved else class_names,
+        ).relabelled(class_names)
     except BadInput as error:
         raise BadInput(f"--data {file}: {error}") from error
 
