@@ -172,6 +172,10 @@ class Net:
             self._body.train(mode)
             self._head.train(mode)
 
+    def parts(self) -> tuple[nn.Module, nn.Module]:
+        """Return body and head; their own parameters are the initial ones."""
+        return self._body, self._head
+
     def layers(self) -> list[tuple[str, nn.Module]]:
         """Return every innermost layer with its name in the user's module."""
         named = [(name, module) for name, module in self._body.named_modules() if name]

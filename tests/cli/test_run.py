@@ -129,7 +129,7 @@ def test_models_are_exported_as_they_are_used(in_an_empty_folder):
     assert main(["export", "run", "--out", "left", "--no-adapt"]) == 0
     run = fedrema.load("run")
     used, left = (load_file(f"{folder}/0.safetensors") for folder in ("used", "left"))
-    random_head = run.personal_model(0)["head.weight"]
+    random_head = run.personal_parameters(row=0)["head.weight"]
     assert (left["3.weight"] == random_head).all()
     assert (used["3.weight"] - random_head).abs().max() > 1e-3
     assert "trains a little more" in (in_an_empty_folder / "left" / "README.md").read_text()
