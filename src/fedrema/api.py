@@ -8,6 +8,7 @@ from torch import nn
 
 from fedrema.core import Method
 from fedrema.data import DataSettings, Federation, build_federation
+from fedrema.hooks import check_method
 from fedrema.runs.execute import Watcher, execute
 from fedrema.runs.execute import resume as go_on
 from fedrema.runs.run import Run
@@ -56,6 +57,7 @@ def run(
     name = method if isinstance(method, str) else "fedavg"
     chosen = parse_settings(name, as_arguments({**settings, "out": out}), "fedrema.run", own_data=given is not None)
     if isinstance(method, Method):
+        check_method(type(method))
         chosen = dataclasses.replace(chosen, method=method)
     return execute(chosen, given, net if isinstance(net, nn.Module) else None, watch)
 
