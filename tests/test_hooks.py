@@ -95,7 +95,7 @@ WHEN_RUN = {
     ),
     "an exit": (
         "def loss(self, net, client, batch):\n    sys.exit(3)",
-        f"Pull.loss failed at pulling.py:{FIRST + 1}: it called sys.exit(); raise an exception instead.",
+        f"Pull.loss failed at pulling.py:{FIRST + 1}: it called sys.exit(3); raise an exception instead.",
     ),
     "an exit in begin": (
         "def begin(self, net, client, data, moment):\n    sys.exit()",

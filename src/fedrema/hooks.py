@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedrema.core import Answer, Client, Method, Phase, Role, Uploads
-from fedrema.errors import BadInput, FedremaError
+from fedrema.errors import BadInput, FedremaError, raised_by_user
 from fedrema.net import Tensors
 
 HOOKS = tuple(name for name, value in vars(Method).items() if inspect.isfunction(value) and not name.startswith("_"))
@@ -92,9 +92,8 @@ def calling(method: Method, hook: str) -> Iterator[None]:
         place = _place_in_users_code(error.__traceback__, type(method))
         if place is None:
             raise
-        reason = (str(error).splitlines() or [""])[0].rstrip(".")
-        raised = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
-        raise BadMethod(f"{_called(method, hook)} failed at {place}: {_remedy(error, reason) or raised}.") from error
+        reason = _remedy(str(error)) or raised_by_user(error)
+        raise BadMethod(f"{_called(method, hook)} failed at {place}: {reason}.") from error
     if drawn is not None and not torch.equal(drawn, torch.get_rng_state()):
         raise BadMethod(
             f"{_called(method, hook)}{_in_brackets(location(getattr(method, hook)))} draws from torch's global random"
@@ -102,7 +101,7 @@ def calling(method: Method, hook: str) -> Iterator[None]:
         )
 
 
-def _remedy(error: BaseException, reason: str) -> str | None:
+def _remedy(reason: str) -> str | None:
     """Return what to do about errors of stacked training, which torch explains in its own terms."""
     if "data-dependent control flow" in reason or ".item()" in reason:
         return (
@@ -114,8 +113,6 @@ def _remedy(error: BaseException, reason: str) -> str | None:
             "random numbers cannot be drawn while all clients train stacked: draw them in `begin` with"
             ' generator=moment.generator("a purpose") and put them into client.inbox, or use --backend loop'
         )
-    if isinstance(error, SystemExit):
-        return "it called sys.exit(); raise an exception instead"
     return None
 
 

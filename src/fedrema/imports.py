@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, raised_by_user
 
 
 def load_object(reference: str, what: str) -> Any:
@@ -18,8 +18,8 @@ def load_object(reference: str, what: str) -> Any:
     with working_folder_importable():
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:  # whatever a user's module raises is theirs to read, in one sentence
-            raise BadInput(f"The {what} {reference!r} cannot be loaded: {type(error).__name__}: {error}.") from error
+        except (Exception, SystemExit) as error:  # whatever a user's module raises is theirs to read, in one sentence
+            raise BadInput(f"The {what} {reference!r} cannot be loaded: {raised_by_user(error)}.") from error
     if not hasattr(module, attribute):
         raise BadInput(f"The {what} {reference!r} cannot be loaded: {module_name} has no {attribute!r}.")
     return getattr(module, attribute)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedrema.batch_norm import Sight, adopt
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, raised_by_user
 
 Tensors = dict[str, Tensor]
 """A named set of tensors: one client's, or all clients' with a leading axis."""
@@ -79,8 +79,9 @@ class Net:
         sample = torch.rand(sample.shape, generator=torch.Generator().manual_seed(0)).to(sample)
         try:
             expected = whole(sample)
-        except Exception as error:  # what a user's layers raise is theirs to read, in one sentence
+        except (Exception, SystemExit) as error:  # what a user's layers raise is theirs to read, in one sentence
             reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
+            reason = raised_by_user(error) if isinstance(error, SystemExit) else reason
             shape = tuple(sample.shape[1:])
             raise BadInput(f"The network does not accept samples of shape {shape}: {reason}.") from error
         if not isinstance(expected, Tensor) or expected.dim() != 2:

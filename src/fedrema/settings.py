@@ -188,7 +188,7 @@ def read_toml(file: Path, what: str) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{what} {file} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"{what} {file} is not valid TOML: {error}.") from error
 
 

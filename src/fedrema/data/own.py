@@ -10,7 +10,7 @@ import numpy as np
 
 from fedrema.data.checks import are_numbers, as_array
 from fedrema.data.federation import Federation, read_npz
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, raised_by_user
 from fedrema.imports import load_object, working_folder_importable
 
 _FORMS = "a .npz file, a folder with one .npz per client, or module:function"
@@ -54,6 +54,8 @@ def _call(source: str, data_seed: int, test_share: float) -> Federation:
             returned = function()
         except BadInput:
             raise
+        except SystemExit as error:
+            raise BadInput(f"--federation {source} failed: {raised_by_user(error)}.") from error
         except Exception as error:  # whatever a user's function does wrong is told in one sentence
             raise BadInput(f"--federation {source} raised {type(error).__name__}: {error}") from error
     if isinstance(returned, Federation):

@@ -88,7 +88,7 @@ class RecordsFile:
         try:
             record = json.loads(line)
             record["round"] = int(record["round"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             record = {}
         for name in PER_CLIENT:
             if isinstance(record.get(name), list):  # a tenth of the room that Python's numbers take

@@ -78,7 +78,7 @@ def read_checkpoint(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             metadata = content.metadata() or {}
             tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 - not a dict
         facts = json.loads(metadata["fedrema"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, ValueError, RecursionError) as error:
         raise BadInput(f"The checkpoint {file} is incomplete or not one of fedrema's: {error}.") from error
     if facts.get("format") != FORMAT:
         raise BadInput(f"The checkpoint {file} has format {facts.get('format')}; this version reads {FORMAT}.")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrema.data.archives import check_archive
 from fedrema.data.atomic import write_text, written_whole
 from fedrema.errors import BadInput
 from fedrema.runs.player import Player
@@ -97,7 +98,7 @@ class RunDirectory:
         for line in self.rounds_file.read_text(encoding="utf-8").splitlines():
             try:
                 records.append(json.loads(line))
-            except ValueError:
+            except (ValueError, RecursionError):
                 break
         return records
 
@@ -119,8 +120,10 @@ class RunDirectory:
     def label_counts(self) -> dict[str, np.ndarray] | None:
         """Return clients.npz; None where nobody knows, as on a server that never sees samples."""
         try:
-            with self.clients_file.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-                return {part: np.asarray(file[part]) for part in ("train", "test")}
+            with self.clients_file.open("rb") as stream:
+                check_archive(stream, self.clients_file)
+                with np.load(stream, allow_pickle=False) as file:
+                    return {part: np.asarray(file[part]) for part in ("train", "test")}
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -143,8 +146,10 @@ class RunDirectory:
         if not self.relations_file.is_file():
             return {}
         try:
-            with np.load(self.relations_file, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+            with self.relations_file.open("rb") as stream:
+                check_archive(stream, self.relations_file)
+                with np.load(stream, allow_pickle=False) as file:
+                    arrays = {name: file[name] for name in file.files}
         except (OSError, ValueError) as error:
             raise BadInput(f"{self.relations_file} cannot be read: {error}.") from error
         rounds = arrays.pop("rounds").tolist()
@@ -159,7 +164,7 @@ def read_object(file: Path, complaint: str) -> dict[str, Any]:
     """Read a JSON file that holds an object; where it does not, the sentence says `complaint` of it, and why."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{file} {complaint}: {error}.") from error
     if not isinstance(content, dict):
         raise BadInput(f"{file} {complaint}: it should hold a JSON object.")

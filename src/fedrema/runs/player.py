@@ -30,7 +30,7 @@ class Player:
         """Return who plays; None where nobody says so."""
         try:
             return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
 
     @property

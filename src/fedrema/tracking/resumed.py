@@ -21,6 +21,6 @@ def remember_id(directory: RunDirectory, tracker: str, name: str) -> None:
 def _read(directory: RunDirectory) -> dict[str, str]:
     try:
         found = json.loads((directory.path / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
