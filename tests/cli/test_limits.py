@@ -1,7 +1,6 @@
 """What does not fit is refused before memory is taken; what the system refuses is one sentence."""
 
 import io
-import os
 import subprocess
 import sys
 import tracemalloc
@@ -166,9 +165,9 @@ def test_an_exit_in_users_code_is_one_sentence(arguments, sentence, capsys, tmp_
 
 
 @pytest.mark.parametrize("arguments", ["methods", "--help", "run fedavg --help"])
-def test_a_reader_that_has_read_enough_ends_the_command_quietly(arguments):
-    command = [sys.executable, "-c", "import sys; from fedrema.cli import main; sys.exit(main())", *arguments.split()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
+def test_a_reader_that_has_read_enough_ends_the_command_quietly(arguments, programs):
+    command = [programs / "fedrema", *arguments.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode != 2

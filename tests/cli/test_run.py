@@ -273,3 +273,98 @@ def test_a_newcomer_that_does_not_fit(newcomer, capsys, in_an_empty_folder):
     ]:
         assert main(["personalize", "run", "--data", file]) == 2
         assert words in capsys.readouterr().err
+
+
+OWN_DATA = """
+import sys
+import numpy as np
+
+def pair():
+    file = np.load("new.npz")
+    return file["x"], file["y"]
+
+def table():
+    x, y = pair()
+    return {"x": x, "y": y, "split": np.arange(len(y)) % 4 == 0}
+
+def wrong():
+    return [1, 2]
+
+def failing():
+    raise OSError("the database is down")
+
+def leaving():
+    sys.exit(1)
+"""
+
+
+@pytest.fixture
+def own_data(newcomer, in_an_empty_folder):
+    (in_an_empty_folder / "newly.py").write_text(OWN_DATA)
+    yield "newly"
+    sys.modules.pop("newly", None)
+
+
+def test_a_newcomers_data_may_come_from_a_function(own_data, capsys, in_an_empty_folder):
+    assert main(["run", "fedavg", *QUICK, "--quiet", "--out", "run"]) == 0
+    assert main(["personalize", "run", "--data", f"{own_data}:pair"]) == 0
+    assert "pair: 20 samples to train on, 20 to test with." in capsys.readouterr().out
+    assert main(["personalize", "run", "--data", f"{own_data}:table"]) == 0
+    assert "table: 30 samples to train on, 10 to test with." in capsys.readouterr().out
+    files = {file.name for file in (in_an_empty_folder / "run" / "newcomers").iterdir()}
+    assert files == {"pair.safetensors", "table.safetensors"}
+    for function, sentence in {
+        "wrong": "returned list; valid are (x, y), (x, y, split), or a dict of these.",
+        "failing": "failed: OSError: the database is down.",
+        "leaving": "failed: it called sys.exit(1); raise an exception instead.",
+        "missing": "has no 'missing'",
+    }.items():
+        assert main(["personalize", "run", "--data", f"{own_data}:{function}"]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_newcomer_gets_a_model_from_each_seed(newcomer, capsys, in_an_empty_folder):
+    assert main(["run", "fedavg", *QUICK, "--seeds", "2", "--quiet", "--out", "both"]) == 0
+    assert main(["personalize", "both", "--data", newcomer, "--out", "one.safetensors"]) == 2
+    assert "--out one.safetensors is for the model of one run, but there are 2" in capsys.readouterr().err
+    assert main(["personalize", "both", "--data", newcomer]) == 0
+    shown = capsys.readouterr().out
+    written = sorted(in_an_empty_folder.glob("both/*/newcomers/new.safetensors"))
+    assert len(written) == 2
+    for file in written:
+        assert str(file.parents[1].relative_to(in_an_empty_folder)) in shown
+    (in_an_empty_folder / "nothing").mkdir()
+    assert main(["personalize", "nothing", "--data", newcomer]) == 2
+    assert "nothing holds no run" in capsys.readouterr().err
+
+
+OWN_METHOD = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+from fedrema import Method
+
+@dataclass(frozen=True)
+class Own(Method):
+    '''One of my own [/b].'''
+    name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "Own [/bold]"
+    paper: ClassVar[str] = "none [red]"
+    way: Literal["here", "there"] = "here"
+    '''Which way [1].'''
+    bare: float = 0.5
+"""
+
+
+def test_ones_own_method_is_explained(capsys, in_an_empty_folder):
+    (in_an_empty_folder / "a_method_of_mine.py").write_text(OWN_METHOD)
+    try:
+        assert main(["methods", "a_method_of_mine:Own"]) == 0
+    finally:
+        sys.modules.pop("a_method_of_mine", None)
+    shown = capsys.readouterr().out
+    assert "Own [/bold]  (fedrema run a_method_of_mine:Own)" in shown
+    assert "One of my own [/b]." in shown
+    assert "none [red]" in shown
+    assert "Which way [1]. One of here, there." in shown
+    assert "--bare" in shown
