@@ -39,7 +39,7 @@ def run(
     watch
         Called with every `Round` as it ends.
     **settings
-        Anything that `fedrema run METHOD --help` lists, with _ for -: `dataset="mnist", lr=0.05, rounds=100`.
+        Anything that `fedrema run METHOD --help-all` lists, with _ for -: `dataset="mnist", lr=0.05, rounds=100`.
 
     Examples
     --------

@@ -1,5 +1,7 @@
 """fedrema run, resume, methods, data, partition, personalize: as a user types them."""
 
+import contextlib
+import dataclasses
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 
 import fedrema
 from fedrema.cli import COMMANDS, main
+from fedrema.settings import parse_settings
 
 from ..quick import quick_arguments
 
@@ -45,11 +48,55 @@ def test_every_command_explains_itself(command, capsys):
 @pytest.mark.parametrize("method", fedrema.registry())
 def test_every_method_explains_its_settings(method, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["run", method, "--help"])
+        main(["run", method, "--help-all"])
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     for option in ("--lr", "--dataset", "--participation", "--backend", "--out", "--weight-decay", "--schedule"):
         assert option in shown
+
+
+@pytest.mark.parametrize("method", ["fedprox", "fedavg", "fedrema"])
+def test_help_shows_the_essential_options_first_and_help_all_every_option(method, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for option in ("--help", "-h"):
+        with pytest.raises(SystemExit) as stop:
+            main(["run", method, option])
+        assert stop.value.code == 0
+        shown = capsys.readouterr().out
+        places = [shown.index(f" --{name} ") for name in ("dataset", "federation", "rounds", "out", "seed", "device")]
+        assert places == sorted(places)
+        assert f"fedrema run {method} --help-all lists all " in " ".join(shown.split())
+        own = [field.name.replace("_", "-") for field in dataclasses.fields(fedrema.registry()[method])]
+        assert all(f" --{name}" in shown for name in own)
+        assert "--participation" not in shown
+        assert len(shown.splitlines()) < 100
+    with pytest.raises(SystemExit):
+        main(["run", method, "--help-all"])
+    everything = capsys.readouterr().out
+    settings = parse_settings(method, [])
+    assert all(f"--{name}" in everything for name in settings.flat())
+    for text in (shown, everything):
+        assert "None" not in text
+
+
+def test_help_shows_the_defaults_of_the_dataset(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "fedavg", "--dataset", "cifar10", "--help"])
+    assert "(default: 100)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--help-all"], ["fedavg,local", "--help-all"]])
+def test_help_without_a_method_names_the_two_kinds_of_help(arguments, capsys):
+    assert main(["run", *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert "fedrema run METHOD --help lists the essential options, fedrema run METHOD --help-all all of them" in shown
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "deploy"])
+def test_no_help_speaks_of_none_as_a_value(command, capsys):
+    with contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    assert "{None}" not in capsys.readouterr().out
 
 
 def test_without_arguments_three_methods_run_side_by_side(in_an_empty_folder, capsys):

@@ -42,7 +42,7 @@ def methods(arguments: list[str]) -> int:
     for kind in chosen:
         _print_method(console, kind, in_full=asked.name is not None)
     if not asked.name:
-        console.print("fedrema methods NAME explains one; fedrema run NAME --help lists all that can be set.")
+        console.print("fedrema methods NAME explains one; fedrema run NAME --help-all lists all that can be set.")
     return 0
 
 

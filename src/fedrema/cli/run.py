@@ -22,7 +22,16 @@ from fedrema.runs.execute import Interrupted, take_up
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
 from fedrema.runs.together import play_seeds, seeds_apart
-from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
+from fedrema.settings import (
+    Settings,
+    as_arguments,
+    asks_for_help,
+    fitting,
+    given,
+    parse_arguments,
+    parse_settings,
+    read_config,
+)
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
 
@@ -33,7 +42,7 @@ def run(arguments: list[str]) -> int:
     names = DEMONSTRATION if named is None else tuple(registry()) if named == "all" else _apart(named)
     if len(names) == 1:
         return _run(_seeded(parse_settings(names[0], rest)))
-    if {"-h", "--help"} & set(rest):
+    if asks_for_help(rest):
         print(_usage())
         return 0
     options = rest if named else ["--seeds", "3", "--record", "relations", *rest]
@@ -64,7 +73,8 @@ def _usage() -> str:
             "usage: fedrema run [METHOD[,METHOD...]] [OPTIONS]",
             "",
             f"METHOD is one of {', '.join(registry())}, or your own as module:Class.",
-            "fedrema run METHOD --help lists all options; with --dataset NAME it shows that dataset's defaults.",
+            "fedrema run METHOD --help lists the essential options, fedrema run METHOD --help-all all of them; with",
+            "--dataset NAME they show that dataset's defaults.",
             "",
             "Several methods, or all: one after the other, with a table and a picture of their curves at the end. An",
             "option that only some of them have is for those.",
