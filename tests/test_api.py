@@ -57,7 +57,7 @@ def test_a_module_may_be_given():
     torch.manual_seed(1)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     run = fedrema.run("fedavg", net=module, head="1", rounds=2, clients=4, out="run")
-    assert set(run.personal_model(0)) == {"head.weight", "head.bias"}
+    assert set(run.personal_parameters(row=0)) == {"head.weight", "head.bias"}
     assert fedrema.resume("run", net=module, rounds=3).summary["rounds"] == 3
 
 
@@ -97,11 +97,11 @@ def test_a_run_can_be_looked_at():
     assert run.curve("mean_gap")[0].tolist()[0] == 1
     assert "fedrema, 3 rounds, best" in repr(run)
     assert run.finished
-    assert run.personal_model("2").keys() == run.personal_model(2).keys()
+    assert run.personal_parameters("2").keys() == run.personal_parameters(row=2).keys()
     assert sorted(run.relations()) == [1, 2, 3]
-    for client in ("nobody", 4, -1):
+    for selected in ({"client": "nobody"}, {"row": 4}, {"row": -1}):
         with pytest.raises(fedrema.BadInput, match="There is no client"):
-            run.personal_model(client)
+            run.personal_model(**selected)
     with pytest.raises(fedrema.BadInput, match="has no 'speed' in its rounds"):
         run.curve("speed")
 

@@ -27,6 +27,7 @@ from fedrema.engine import (
 )
 from fedrema.engine.threads import with_its_threads
 from fedrema.errors import BadInput, at_least
+from fedrema.hooks import calling, check_client, check_end, check_phases, check_role
 from fedrema.net import Net, Tensors
 from fedrema.score import tally
 
@@ -109,7 +110,9 @@ class Clients:
 
     def roles(self, params: Stacked) -> dict[str, Role]:
         """Return what becomes of each parameter."""
-        return {name: self.method.role(self.net, name) for name in params.merged()}
+        with calling(self.method, "role"):
+            found = {name: self.method.role(self.net, name) for name in params.merged()}
+        return {name: check_role(self.method, name, role) for name, role in found.items()}
 
     def trains(self, name: str) -> bool:
         """Tell whether a tensor is ever descended along."""
@@ -134,12 +137,16 @@ class Clients:
     def begin(self, crowd: Crowd, moment: Moment) -> Crowd:
         """Let clients prepare a round."""
         if not overrides(self.method, "begin") or _idle(
-            lambda client, data: self.method.begin(self.net, client, data, moment)
+            lambda client, data: (self.method.begin(self.net, client, data, moment), {})
         ):
             return crowd
-        made = self.engine.each(
-            lambda client, data: _changes(client, self.method.begin(self.net, client, data, moment)), crowd, self.train
-        )
+
+        def begun(client: Client, data: Batch) -> dict[str, Tensors]:
+            ready = self.method.begin(self.net, client, data, moment)
+            return _changes(client, check_client(self.method, "begin", ready))
+
+        with calling(self.method, "begin"):
+            made = self.engine.each(begun, crowd, self.train)
         return _changed(crowd, made)
 
     def end(self, crowd: Crowd, moment: Moment) -> tuple[Crowd, Tensors]:
@@ -150,15 +157,17 @@ class Clients:
             return crowd, {}
 
         def ended(client: Client, data: Batch) -> dict[str, Tensors]:
-            closed, extras = self.method.end(self.net, client, data, moment)
+            closed, extras = check_end(self.method, self.method.end(self.net, client, data, moment))
             return {**_changes(client, closed), "extras": extras}
 
-        made = self.engine.each(ended, crowd, self.train)
+        with calling(self.method, "end"):
+            made = self.engine.each(ended, crowd, self.train)
         return _changed(crowd, made), made["extras"]
 
     def adapted(self, method: Method, crowd: Crowd, moment: Moment) -> Crowd:
         """Return clients as they are used: copies that trained a little more, where the method does so."""
-        phases = method.adapt(self.local, moment)
+        with calling(method, "adapt"):
+            phases = check_phases(method, "adapt", method.adapt(self.local, moment))
         if not phases:
             return crowd
         params, _, _ = self._descend(method, phases, "adapt", crowd, {}, moment)
@@ -167,7 +176,11 @@ class Clients:
     @with_its_threads
     def local_training(self, crowd: Crowd, velocity: Tensors, moment: Moment) -> tuple[Tensors, Tensors, Tensor]:
         """Train clients as the method plans it; returns parameters, momentum and mean losses, each [k, ...]."""
-        return self._descend(self.method, self.method.phases(self.local, moment), "train", crowd, velocity, moment)
+        return self._descend(self.method, self._phases(moment), "train", crowd, velocity, moment)
+
+    def _phases(self, moment: Moment) -> Sequence[Phase]:
+        with calling(self.method, "phases"):
+            return check_phases(self.method, "phases", self.method.phases(self.local, moment))
 
     def _descend(
         self, method: Method, phases: Sequence[Phase], purpose: str, crowd: Crowd, velocity: Tensors, moment: Moment
@@ -178,13 +191,14 @@ class Clients:
         )
         plan = list(zip(phases, orders, strict=True))
         velocity = velocity or crowd.params.zeros(len(crowd), self.trains)
-        return self.engine.train(Job(method, crowd, self.train, plan, self.local, velocity, key))
+        with calling(method, "loss"):
+            return self.engine.train(Job(method, crowd, self.train, plan, self.local, velocity, key))
 
     def draw_ahead(self, clients: Tensor, moment: Moment) -> None:
         """Draw the batches of a round to come, while a GPU is busy with the present one."""
         names = tuple(self.federation.names[row] for row in clients.tolist())
         key = (self.seed, moment.round, "train")
-        phases = self.method.phases(self.local, moment)
+        phases = self._phases(moment)
         if not any(phase.epochs_of for phase in phases):
             self._orders = {(key, names): self._draw(names, clients, phases, key, [None] * len(phases))}
 
@@ -218,7 +232,9 @@ class Clients:
     def tally_as_is(self, method: Method, crowd: Crowd) -> tuple[np.ndarray, np.ndarray]:
         """Count right answers of clients with the parameters they have."""
         rows = places(crowd.clients, len(self.test.y), self.device)
-        return tally(self.engine.scores(method, crowd, self.test), self.test.y[rows])
+        with calling(method, "predict"):
+            predicted = self.engine.scores(method, crowd, self.test)
+        return tally(predicted, self.test.y[rows])
 
 
 class _Unseen:
@@ -229,13 +245,13 @@ class _Unseen:
 
 
 def _idle(hook: Callable[[Any, Any], Any]) -> bool:
-    """Tell whether a hook hands on any client as it is, without a look: calling it for all can be saved."""
+    """Tell whether a hook hands on any client as it is, without a look, and sends nothing: it need not be called."""
     client = _Unseen()
     try:
         found = hook(client, _Unseen())
-    except Exception:  # it did look, and with a real client it may well succeed
+    except (Exception, SystemExit):  # it did look, and with a real client it may well succeed
         return False
-    return found is client or (isinstance(found, tuple) and found[0] is client and found[1] == {})
+    return isinstance(found, tuple) and len(found) == 2 and found[0] is client and found[1] == {}
 
 
 def _changes(before: Client, after: Client) -> dict[str, Tensors]:

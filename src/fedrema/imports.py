@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, raised_by_user
 
 _LIBRARIES = (
     *(str(Path(folder)) for name, folder in sysconfig.get_paths().items() if name in ("stdlib", "purelib", "platlib")),
@@ -26,16 +26,16 @@ def load_object(reference: str, what: str) -> Any:
     with working_folder_importable():
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:  # whatever a user's module raises is theirs to read, in one sentence
-            raise BadInput(f"The {what} {reference!r} cannot be loaded: {told(error)}.") from error
+        except (Exception, SystemExit) as error:  # whatever a user's module raises is theirs to read, in one sentence
+            raise BadInput(f"The {what} {reference!r} cannot be loaded: {raised_at(error)}.") from error
     if not hasattr(module, attribute):
         raise BadInput(f"The {what} {reference!r} cannot be loaded: {module_name} has no {attribute!r}.")
     return getattr(module, attribute)
 
 
-def told(error: BaseException) -> str:
-    """Say what a user's code raised, with the line of theirs that it came from, whatever library that line called."""
-    sentence = f"{type(error).__name__}: {error}".removesuffix(".")
+def raised_at(error: BaseException) -> str:
+    """Return what a user's code raised, with the line of that code, whatever library the line called."""
+    sentence = raised_by_user(error)
     if isinstance(error, SyntaxError):  # names its file and line itself
         return sentence
     frames = traceback.extract_tb(error.__traceback__)

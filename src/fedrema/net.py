@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedrema.batch_norm import Sight, adopt
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, raised_by_user
 
 Tensors = dict[str, Tensor]
 """A named set of tensors: one client's, or all clients' with a leading axis."""
@@ -81,14 +81,15 @@ class Net:
         sample = torch.rand(sample.shape, generator=torch.Generator().manual_seed(0)).to(sample)
         try:
             expected = whole(sample)
-        except Exception as error:  # what a user's layers raise is theirs to read, in one sentence
+        except (Exception, SystemExit) as error:  # what a user's layers raise is theirs to read, in one sentence
             places = torch.zeros(sample.shape, dtype=torch.long)
             try:
                 expected = whole(places)
-            except Exception as again:
+            except (Exception, SystemExit) as again:
                 embeds = any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in whole.modules())
                 cause = again if embeds else error
                 reason = (str(cause).splitlines() or [type(cause).__name__])[0].removesuffix(".")
+                reason = raised_by_user(cause) if isinstance(cause, SystemExit) else reason
                 shape = tuple(sample.shape[1:])
                 raise BadInput(f"The network does not accept samples of shape {shape}: {reason}.") from cause
             self.integers, sample = True, places
@@ -185,6 +186,10 @@ class Net:
         if mode != self._body.training or mode != self._head.training:
             self._body.train(mode)
             self._head.train(mode)
+
+    def halves(self) -> tuple[nn.Module, nn.Module]:
+        """Return body and head; their own parameters are the initial ones."""
+        return self._body, self._head
 
     def layers(self) -> list[tuple[str, nn.Module]]:
         """Return every innermost layer with its name in the user's module."""

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from fedrema.capacity import GIGABYTE, client_bytes, clients_at_once, free_bytes
 from fedrema.clients import Clients
-from fedrema.core import Answer, Client, LocalTraining, Mean, Method, Moment, Role, Uploads, overrides
+from fedrema.core import Answer, Client, LocalTraining, Mean, Method, Moment, Role, State, Uploads, overrides
 from fedrema.data.federation import Federation
 from fedrema.engine import Backend, Crowd, Precision, Stacked, places
 from fedrema.engine.threads import with_its_threads
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.harvest import Harvest, check_finite
+from fedrema.hooks import calling, check_answer
 from fedrema.keys import numpy_generator
 from fedrema.net import Net, Tensors, size
 from fedrema.score import accuracy_record, share, together
@@ -156,8 +157,12 @@ class Simulator(Clients):
             {name: self.shelf.keep(value) for name, value in memory.items()},
             Stacked(),
             {name: self.shelf.zeros(clients, value) for name, value in momentum.items()},
-            on_device(self.method.server(self.net, clients), self.device),
+            on_device(self._server_state(clients), self.device),
         )
+
+    def _server_state(self, clients: int) -> State:
+        with calling(self.method, "server"):
+            return self.method.server(self.net, clients)
 
     def adopt(self, world: World) -> World:
         """Return a saved world, ready to be played on."""
@@ -173,7 +178,8 @@ class Simulator(Clients):
         clients = len(self.federation)
         groups = {group: Rows(clients, Shelf(self.device)) for group in ("added", "memory")}
         for part in self.parts(torch.arange(clients)):
-            made = self.engine.each(self._begun, self.gathered(part, everyone, Stacked(), Stacked()), None)
+            with calling(self.method, "start"):
+                made = self.engine.each(self._begun, self.gathered(part, everyone, Stacked(), Stacked()), None)
             for group, rows in groups.items():
                 rows.put(int(part[0]), made.get(group, {}))
         # A hook may give all clients the very same tensor; from now on each changes its own.
@@ -184,7 +190,7 @@ class Simulator(Clients):
         """Return what the method adds to a new client that has these parameters of the network."""
         params = {name: client.params[name] for name in self.net.initial}
         bare = client.having(params=params, received=params, memory={}, inbox={})
-        new = self.method.start(self.net, bare, self.moment(0))
+        new = check_client(self.method, "start", self.method.start(self.net, bare, self.moment(0)))
         added = {name: value for name, value in new.params.items() if name not in params}
         return {"added": added, "memory": new.memory}
 
@@ -199,7 +205,8 @@ class Simulator(Clients):
         """
         if not overrides(self.method, "start"):
             return crowd
-        made = self.engine.each(self._begun, crowd, None)
+        with calling(self.method, "start"):
+            made = self.engine.each(self._begun, crowd, None)
         roles = self.roles(crowd.params)
         added = {name: value for name, value in made["added"].items() if roles[name] not in COMMON}
         return replace(
@@ -325,7 +332,9 @@ class Simulator(Clients):
         if uploads.mean or uploads.params or uploads.extras:
             uploads = replace(uploads, before=world.params.common, everyone=uploads.everyone or world.clients)
             self.net.train(False)  # a server that asks the network wants its answers in use
-            answer = self.method.aggregate(self.net, world.server, uploads, moment)
+            with calling(self.method, "aggregate"):
+                found = self.method.aggregate(self.net, world.server, uploads, moment)
+            answer = check_answer(self.method, found, uploads, roles, world.params.merged())
         world.check(answer, roles, memory, type(self.method).__name__)
         return answer
 

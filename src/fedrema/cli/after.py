@@ -14,6 +14,7 @@ from fedrema.data.atomic import write_text
 from fedrema.errors import BadInput
 from fedrema.report.compare import (
     comparison_csv,
+    comparison_latex,
     comparison_markdown,
     comparison_table,
     differences_table,
@@ -25,8 +26,8 @@ from fedrema.runs.export import export_models
 from fedrema.runs.run import Run
 from fedrema.settings import parse_arguments
 
-Format = Literal["table", "markdown", "csv"]
-FORMATS: dict[str, Format] = {".md": "markdown", ".csv": "csv"}
+Format = Literal["table", "markdown", "latex", "csv"]
+FORMATS: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 FILE_WIDTH = 110
 
 
@@ -48,7 +49,7 @@ class Compare:
     no_plot: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Draw no picture."""
     format: Format | None = None
-    """How the comparison is written; default: by the ending of --out (.md or .csv), else as a table."""
+    """How the comparison is written; default: by the ending of --out (.md, .tex or .csv), else as a table."""
     out: Path | None = None
     """Write the comparison to this file instead of showing it."""
 
@@ -97,6 +98,8 @@ def _show(console: Console, asked: Compare, runs: list[Run]) -> None:
 def _written(asked: Compare, runs: list[Run], form: Format) -> str:
     if form == "markdown":
         return comparison_markdown(runs, asked.quantity, asked.reference)
+    if form == "latex":
+        return comparison_latex(runs, asked.quantity, asked.reference)
     if form == "csv":
         return comparison_csv(runs, asked.quantity, asked.reference)
     stream = io.StringIO()

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from fedrema.cli.playing import Part, Playing, chosen, play, prepare, read
+from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
 from fedrema.grid.report import write_report
 from fedrema.grid.store import Store
 from fedrema.grid.table import Sheet
@@ -34,12 +34,14 @@ def grid(arguments: list[str]) -> int:
     """Play what is missing, then write and print the table."""
     asked: Grid = parse_arguments(Grid, arguments, "fedrema grid")
     playing = asked.playing
+    if playing.out is not None:
+        check_folder(playing.out)
     experiment = read(asked.file, playing)
     parts = chosen([experiment], playing.only, playing.seeds)
     if playing.prepare is not None:
         prepare(parts, playing.prepare)
         return 0
-    out = playing.out or Path("results") / experiment.name
+    out = playing.out or check_folder(Path("results") / experiment.name)
     store = Store(out / "cells")
     store.check()
     try:

@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
+from rich.text import Text
 
 from fedrema.core import Method
 from fedrema.data import DataSettings, build_federation, dataset_status, describe, draw_federation, load_pool
@@ -23,7 +24,7 @@ class Methods:
     """List every method, its settings and its paper."""
 
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """Only this one, in full."""
+    """Only this one, in full; your own as module:Class."""
     paper: bool = False
     """List the names that --paper takes, with their settings."""
 
@@ -41,21 +42,24 @@ def methods(arguments: list[str]) -> int:
     for kind in chosen:
         _print_method(console, kind, in_full=asked.name is not None)
     if not asked.name:
-        console.print("fedrema methods NAME explains one; fedrema run NAME --help lists all that can be set.")
+        console.print("fedrema methods NAME explains one; fedrema run NAME --help-all lists all that can be set.")
     return 0
 
 
 def _print_method(console: Console, kind: type[Method], in_full: bool) -> None:
     paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in (paragraphs if in_full else paragraphs[:1]))
-    console.print(f"[bold]{kind.title}[/bold]  (fedrema run {kind.name})", highlight=False)
+    own = f"{kind.__module__}:{kind.__qualname__}"
+    called = kind.name if registry().get(kind.name) is kind else own
+    console.print(Text(kind.title, "bold"), Text(f" (fedrema run {called})"))
     console.print(text, highlight=False, markup=False)
-    console.print(f"[dim]{kind.paper}[/dim]", highlight=False)
+    console.print(Text(kind.paper, "dim"))
     settings = field_documentation(kind)
     if settings:
         table = Table("setting", "default", "meaning", box=None, padding=(0, 2, 0, 0))
         for name, (default, meaning) in settings.items():
-            table.add_row(f"--{name}", str(default), meaning + valid_choices(kind, name))
+            shown = "required" if default is dataclasses.MISSING else str(default)
+            table.add_row(*map(Text, (f"--{name}", shown, meaning + valid_choices(kind, name))))
         console.print(table)
     console.print()
 

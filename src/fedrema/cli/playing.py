@@ -65,6 +65,14 @@ class Part:
     seeds: int
 
 
+def check_folder(out: Path) -> Path:
+    """Refuse results in what is no folder, before any work."""
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"--out {out}: {path} is a file; name a folder for the results.")
+    return out
+
+
 def read(file: Path, asked: Playing, changes: tuple[str, ...] = ()) -> Experiment:
     """Read an experiment as it is to be played; `changes` are arguments for every cell."""
     experiment = read_experiment(file, (*changes, *asked.changes()))

@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 
 from fedrema.cli.grid import STOPPED, complain, show
-from fedrema.cli.playing import Part, Playing, chosen, play, prepare, read
+from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
 from fedrema.errors import BadInput
 from fedrema.grid.experiment import Experiment
 from fedrema.grid.overview import write_overview
@@ -56,6 +56,7 @@ def reproduce(arguments: list[str]) -> int:
     """Play what is missing, write tables, figures and verdicts, print the tables asked for."""
     asked: Reproduce = parse_arguments(Reproduce, arguments, "fedrema reproduce")
     playing = asked.playing
+    out = check_folder(playing.out or Path("results") / ("smoke" if asked.smoke else "paper"))
     if asked.smoke:
         playing = dataclasses.replace(playing, seeds=playing.seeds or SMOKE_SEEDS)
     experiments = [_experiment(name, asked.smoke, playing) for name in _names(asked.what)]
@@ -63,7 +64,6 @@ def reproduce(arguments: list[str]) -> int:
     if playing.prepare is not None:
         prepare(parts, playing.prepare)
         return 0
-    out = playing.out or Path("results") / ("smoke" if asked.smoke else "paper")
     store = Store(out / "cells")
     store.check()
     begun, started = time.monotonic(), datetime.now(UTC)

@@ -26,7 +26,16 @@ from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
 from fedrema.runs.series import check_folders, end_series, reached_round, resume_series, runs_in, seeds_of, write_series
 from fedrema.runs.together import Outcome, Watching, play_seeds, seeds_apart
-from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
+from fedrema.settings import (
+    Settings,
+    as_arguments,
+    asks_for_help,
+    fitting,
+    given,
+    parse_arguments,
+    parse_settings,
+    read_config,
+)
 from fedrema.simulate import Simulator
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
@@ -40,7 +49,7 @@ def run(arguments: list[str]) -> int:
         settings = parse_settings(names[0], rest)
         out = settings.output.out or default_folder(settings)
         return _run(seeds_of(settings.placed(out)), out)
-    if {"-h", "--help"} & set(rest):
+    if asks_for_help(rest):
         print(_usage())
         return 0
     # One thread for an operation: the demonstration shows the same numbers however many cores there are.
@@ -72,7 +81,8 @@ def _usage() -> str:
             "usage: fedrema run [METHOD[,METHOD...]] [OPTIONS]",
             "",
             f"METHOD is one of {', '.join(registry())}, or your own as module:Class.",
-            "fedrema run METHOD --help lists all options; with --dataset NAME it shows that dataset's defaults.",
+            "fedrema run METHOD --help lists the essential options, fedrema run METHOD --help-all all of them; with",
+            "--dataset NAME they show that dataset's defaults.",
             "",
             "Several methods, or all: one after the other, with a table and a picture of their curves at the end. An",
             "option that only some of them have is for those.",

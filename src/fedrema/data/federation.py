@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from fedrema.data.archives import check_archive
 from fedrema.data.atomic import written_whole
 from fedrema.data.checks import (
     BadRow,
@@ -28,6 +29,7 @@ from fedrema.data.checks import (
 )
 from fedrema.data.partition import choose_test
 from fedrema.errors import BadInput
+from fedrema.memory import check_fits
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +130,7 @@ class Federation:
 
     def label_counts(self, part: Literal["train", "test"] | None = None) -> NDArray[np.int64]:
         """Count the samples of each class that each client holds (in one part, or in all): [K, classes]."""
+        check_fits(8 * len(self) * self.classes, f"counting {self.classes} classes of {len(self)} clients needs")
         counts = np.zeros((len(self), self.classes), np.int64)
         chosen = slice(None) if part is None else self._of_part(part)
         np.add.at(counts, (self.client[chosen], self.y[chosen]), 1)
@@ -275,7 +278,7 @@ def read_npz(path: Path, required: Sequence[str], optional: Sequence[str]) -> di
         with path.open("rb") as stream:
             if not zipfile.is_zipfile(stream):
                 raise BadInput(f"{path} is not a .npz file, or it is cut off; make it with numpy.savez.")
-            stream.seek(0)
+            check_archive(stream, path)
             with np.load(stream, allow_pickle=False) as archive:
                 missing = [key for key in required if key not in archive.files]
                 # A mistyped 'splits' must not silently mean that the test part is drawn anew.
@@ -308,7 +311,7 @@ def parse_meta(meta: NDArray[Any] | None, path: Path) -> dict[str, Any]:
         valid = valid and (names is None or all(isinstance(name, str) for name in names))
         called = parsed.get("class_names")
         valid = valid and (called is None or (len(called) == classes and all(isinstance(name, str) for name in called)))
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         valid = False
     if not valid:
         raise BadInput(f"{path}: 'meta' is not the JSON object that a saved federation has; leave it out.")

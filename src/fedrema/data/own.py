@@ -12,7 +12,7 @@ import numpy as np
 from fedrema.data.checks import BadRow, are_numbers, as_array
 from fedrema.data.federation import Federation, read_npz
 from fedrema.errors import BadInput
-from fedrema.imports import load_object, told, working_folder_importable
+from fedrema.imports import load_object, raised_at, working_folder_importable
 
 _FORMS = "a .npz file, a folder with one .npz per client, or module:function"
 _RETURNS = "a Federation, arrays (x, y, client[, split]), or a mapping of client names to (x, y)"
@@ -70,8 +70,10 @@ def _call(source: str, reading: Reading) -> Federation:
             returned = function()
         except BadInput:
             raise
+        except SystemExit as error:
+            raise BadInput(f"--federation {source} failed: {raised_at(error)}.") from error
         except Exception as error:  # whatever a user's function does wrong is told in one sentence
-            raise BadInput(f"--federation {source} raised {told(error)}.") from error
+            raise BadInput(f"--federation {source} raised {raised_at(error)}.") from error
     info = {"federation": source}
     with _naming(f"--federation {source}"):
         if isinstance(returned, Federation):

@@ -183,7 +183,7 @@ def _read_json(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | N
         table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"--partition-file {path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"--partition-file {path} is not valid JSON: {error}.") from error
     entries = list(table.values()) if isinstance(table, dict) else []
     divided = bool(entries) and all(isinstance(entry, dict) for entry in entries)

@@ -15,6 +15,7 @@ from fedrema.engine.arithmetic import Arithmetic, in_training_arithmetic
 from fedrema.engine.batches import Order
 from fedrema.engine.crowd import Crowd, Hook, Job, Samples
 from fedrema.engine.descent import Descent, Losses
+from fedrema.hooks import check_loss, check_scores
 from fedrema.keys import seed_of
 from fedrema.net import Net, Tensors
 
@@ -59,6 +60,7 @@ class Loop:
             if len(data.y):
                 with torch.no_grad(), self.arithmetic.torch_context():
                     answers = method.predict(net, _ready(crowd.one(k)), data.x)
+                check_scores(method, answers, len(data.y), net.classes)
                 predicted[k, : len(data.y)] = answers.argmax(-1)
 
         self._for_all(len(crowd), score, self.lanes, training=False)
@@ -148,7 +150,7 @@ class Loop:
 
     def _value(self, net: Net, loss: Loss, client: Client, batch: Batch) -> Tensor:
         with self.arithmetic.torch_context(), net.looking_at(None, client.params):
-            return loss(net, client, batch)
+            return check_loss(loss, loss(net, client, batch))
 
 
 def lanes(threads: int, clients: int) -> int:

@@ -10,6 +10,7 @@ from fedrema.grid.store import Finished, Store
 from fedrema.grid.tasks import finished
 from fedrema.report.compare import markdown_lines
 from fedrema.report.differences import welch_interval
+from fedrema.report.latex import escaped, tabular
 
 EXPLANATION = (
     "Accuracy in percent, mean ± standard deviation over {seeds}. best: the round is chosen by the samples that"
@@ -152,16 +153,19 @@ class Sheet:
         """Return rows × columns of the compared quantity for a paper (booktabs), published numbers in brackets."""
         experiment = self.experiment
         titles = [column.title or "Accuracy" for column in experiment.columns]
-        lines = [r"\begin{tabular}{l" + "c" * len(titles) + "}", r"\toprule"]
-        lines += [" & ".join(["Method", *map(_escaped, titles)]) + r" \\", r"\midrule"]
         best = {column.name: self._highest(column.name) for column in experiment.columns}
-        for row in experiment.rows:
-            cells = [self._latex_cell(experiment.cell(row.name, name), highest) for name, highest in best.items()]
-            lines.append(" & ".join([_escaped(row.title), *cells]) + r" \\")
+        rows = [
+            [
+                escaped(row.title),
+                *(self._latex_cell(experiment.cell(row.name, name), top) for name, top in best.items()),
+            ]
+            for row in experiment.rows
+        ]
         about = f"% {experiment.title}: {experiment.quantity.replace('_', ' ')}, mean ± standard deviation, percent"
         about += "; in brackets: published" if self.compares else ""
         about += "; with a dagger: computed by an older revision" if self.outdated else ""
-        return "\n".join([about, *lines, r"\bottomrule", r"\end{tabular}", ""])
+        headings = ["Method", *map(escaped, titles)]
+        return "\n".join([about, *tabular(headings, rows, "l" + "c" * len(titles)), ""])
 
     def _highest(self, column: str) -> float | None:
         found = [figure(runs, self.experiment.quantity) for (_, name), runs in self.runs.items() if name == column]
@@ -176,9 +180,3 @@ class Sheet:
             ours += r"^{\dagger}" if any(run.outdated for run in runs) else ""
             ours = rf"$\mathbf{{{ours}}}$" if found.mean == highest else f"${ours}$"
         return ours if cell.published is None else f"{ours} ({cell.published.mean:.1f})"
-
-
-def _escaped(text: str) -> str:
-    for character in "&%_#":
-        text = text.replace(character, f"\\{character}")
-    return text.replace("δ", r"$\delta$")

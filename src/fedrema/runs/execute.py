@@ -53,14 +53,20 @@ def execute(
     watch: Watcher | None = None,
 ) -> Run:
     """Run from the start to the end."""
-    return begin(settings, federation, module).play(watch)
+    return _remembering(module, begin(settings, federation, module).play(watch))
 
 
 def resume(
     path: Path, arguments: tuple[str, ...] = (), module: nn.Module | None = None, watch: Watcher | None = None
 ) -> Run:
     """Go on from the last checkpoint to the end."""
-    return take_up(path, arguments, module).play(watch)
+    return _remembering(module, take_up(path, arguments, module).play(watch))
+
+
+def _remembering(module: nn.Module | None, run: Run) -> Run:
+    """Let a run build its clients' models from the network it was given in Python, which no file can name."""
+    run.module = module
+    return run
 
 
 def begin(settings: Settings, federation: Federation | None = None, module: nn.Module | None = None) -> "Prepared":

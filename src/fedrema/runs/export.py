@@ -27,6 +27,7 @@ from fedrema.runs.execute import prepare
 from fedrema.runs.manifest import GIVEN, saved_settings
 from fedrema.runs.plain_model import PlainModel, plain_model
 from fedrema.runs.run import Run
+from fedrema.world import World
 
 # Names that Windows keeps for devices, whatever follows them.
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
@@ -80,28 +81,23 @@ def _export(
     world = run.world()
     model = plain_model(run.config, module)
     kind = _kind(run)
-    used = _adapted(run, module) if adapt and kind and overrides(kind, "adapt") else world.params
+    used = parameters_in_use(run, world, rows, kind, adapt, module)
     scored = _last_scored(run, world.round)
     entries: list[dict[str, Any]] = []
     with _folder_written_whole(folder, overwrite) as temporary:
-        for name, row in zip(names, rows, strict=True):
-            params, memory, inbox = (
-                {key: value.detach().cpu() for key, value in group.row(row).items()}
-                for group in (used, Stacked(world.memory), world.inbox)
-            )
-            count = run.config["federation"]["train_counts"][row]
-            client = Client(params, params, memory, inbox, torch.tensor(float(count)))
+        for name, row, params in zip(names, rows, used, strict=True):
+            client = trained_client(run, world, params, row)
             entry: dict[str, Any] = {"client": name, "file": f"{files[row]}.safetensors"}
-            answering = kind.model(model.net, client) if kind else params
+            answering = kind.model(model.net, client) if kind else client.params
             _save(model.tensors(answering), temporary / entry["file"])
-            added = {key: value for key, value in params.items() if key not in model.net.initial}
+            added = {key: value for key, value in client.params.items() if key not in model.net.initial}
             if kind and overrides(kind, "predict"):  # it answers with what the server sent beside the parameters
-                added |= inbox
+                added |= client.inbox
             if added:
                 entry["added_file"] = f"{files[row]}.added.safetensors"
                 _save(added, temporary / entry["added_file"])
             entry["accuracy"] = scored["client_accuracy"][row] if scored else None
-            entry["train_count"] = count
+            entry["train_count"] = int(client.count)
             entries.append(entry)
         index = {
             "method": run.method,
@@ -119,6 +115,14 @@ def writing_to(run: Run, place: Path) -> AbstractContextManager[object]:
     """Return the run's lock where `place` lies inside the run's folder; elsewhere nothing needs to be locked."""
     inside = place.resolve().is_relative_to(run.path.resolve())
     return run.directory.lock() if inside else nullcontext()
+
+
+def trained_client(run: Run, world: World, params: Tensors, row: int) -> Client:
+    """Return the client in a row of the last checkpoint, on the CPU, with the parameters it uses."""
+    groups = (params, Stacked(world.memory).row(row), world.inbox.row(row))
+    used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
+    count = run.config["federation"]["train_counts"][row]
+    return Client(used, used, memory, inbox, torch.tensor(float(count)))
 
 
 def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, overwrite: bool = False) -> Path:
@@ -238,22 +242,35 @@ def _kind(run: Run) -> Method | None:
         return None
 
 
-def _adapted(run: Run, module: nn.Module | None) -> Stacked:
-    """Return the models as they are used, trained on the clients' own samples."""
+def parameters_in_use(
+    run: Run, world: World, rows: Sequence[int], method: Method | None, adapt: bool, module: nn.Module | None
+) -> list[Tensors]:
+    """Return what clients in some rows use: where their method adapts, trained more on their own samples."""
+    if not adapt or method is None or not overrides(method, "adapt"):
+        return [world.params.row(row) for row in rows]
     settings = saved_settings(run.directory, (), module is not None)
     try:
         federation = build_federation(settings.data)
     except BadInput as error:
         reason = str(error).rstrip(".")
         raise BadInput(
-            f"{reason}; {run.method} adapts models on the run's data: export without it by --no-adapt."
+            f"{reason}; {run.method} adapts models on the run's data: leave that out by --no-adapt (adapt=False)."
         ) from error
     if federation.fingerprint != run.config["federation"]["fingerprint"]:
-        raise BadInput(f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt.")
+        raise BadInput(
+            f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt (adapt=False)."
+        )
     simulator = prepare(replace(settings, simulation=settings.simulation.anywhere()), federation, module)
-    world = load_world(run.directory.checkpoint_file, run.config["identity"], simulator.device)
-    everyone = simulator.crowd(world, torch.arange(world.clients))
-    return simulator.adapted(simulator.method, everyone, simulator.moment(world.round)).params
+    placed = load_world(run.directory.checkpoint_file, run.config["identity"], simulator.device)
+    adapted: dict[int, Tensors] = {}
+    # In the groups in which they were scored: the last bits depend on who is computed together.
+    for part in simulator.parts(torch.arange(placed.clients)):
+        wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
+        if wanted:
+            crowd = simulator.crowd(placed, part)
+            params = simulator.adapted(simulator.method, crowd, simulator.moment(world.round)).params
+            adapted |= {row: params.row(place) for place, row in wanted}
+    return [adapted[row] for row in rows]
 
 
 def _readme(run: Run, model: PlainModel, entries: list[dict[str, Any]], kind: Method | None, adapt: bool) -> str:

@@ -1,8 +1,10 @@
 """A model for a client that was not there: match its head once, fine-tune, score."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +14,8 @@ from fedrema.core import Moment, Role, average
 from fedrema.data import Federation
 from fedrema.data.federation import parse_meta, read_npz
 from fedrema.engine import Crowd, Stacked
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, FedremaError
+from fedrema.imports import load_object, raised_at, working_folder_importable
 from fedrema.methods.fedrema import maximum_difference_segmentation
 from fedrema.net import Tensors
 from fedrema.runs.checkpoint import load_world
@@ -42,9 +45,9 @@ class Newcomer:
 
 
 def personalize(
-    path: Path, data: Path, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
+    path: Path, data: Path | str, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
 ) -> Newcomer:
-    """Make a model for a client that was not there from a finished run.
+    """Make a model for a client that was not there from a finished run; `data` is what --data takes.
 
     It starts from the shared parameters and the mean of the heads that travelled; a second model that the method keeps
     for each client starts as a copy of the shared one. It trains one round, has its head matched with the others'
@@ -79,14 +82,13 @@ def personalize(
     return Newcomer(settings.method.model(net, tuned.one(0)), peers, role, accuracy, train, test)
 
 
-def read_newcomer(file: Path, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
-    """Read one client's `.npz`: `x`, `y` with labels of the run, and perhaps `split`."""
-    if not file.is_file():
-        raise BadInput(f"--data {file} is not a file: name a .npz with x, y and perhaps split.")
-    arrays = read_npz(file, required=("x", "y"), optional=("split", "client", "meta"))
-    meta = parse_meta(arrays.get("meta"), file)
+def read_newcomer(data: Path | str, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
+    """Read one client's `x`, `y` with labels of the run, and perhaps `split`: a `.npz`, or from `module:function`."""
+    file = str(data)
+    arrays = _newcomer_arrays(file)
+    meta = parse_meta(arrays.get("meta"), Path(file))
     saved = "classes" in meta  # by Federation.save: y holds numbers, and meta what they mean
-    client = np.full(len(arrays["y"]), file.stem or "newcomer")
+    client = np.full(len(arrays["y"]), newcomer_name(file))
     try:
         return Federation.from_arrays(
             arrays["x"],
@@ -100,6 +102,42 @@ def read_newcomer(file: Path, class_names: Sequence[str], data_seed: int, test_s
         ).relabelled(class_names)
     except BadInput as error:
         raise BadInput(f"--data {file}: {error}") from error
+
+
+def newcomer_name(data: Path | str) -> str:
+    """Return what the client whose samples these are is called: its file's name, or its function's."""
+    source = str(data)
+    if is_function(source):
+        return source.partition(":")[2]
+    return Path(source).stem or "newcomer"
+
+
+def is_function(source: str) -> bool:
+    """Tell whether data comes from `module:function`."""
+    return not Path(source).exists() and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*", source) is not None
+
+
+def _newcomer_arrays(source: str) -> dict[str, Any]:
+    if not is_function(source):
+        if not Path(source).is_file():
+            raise BadInput(
+                f"--data {source} is not a file: name a .npz with x, y and perhaps split, or module:function."
+            )
+        return dict(read_npz(Path(source), required=("x", "y"), optional=("split", "client", "meta")))
+    function = load_object(source, "data")
+    with working_folder_importable():
+        try:
+            returned = function()
+        except FedremaError:
+            raise
+        except (Exception, SystemExit) as error:  # what a user's function raises is theirs to read, in one sentence
+            raise BadInput(f"--data {source} failed: {raised_at(error)}.") from error
+    if isinstance(returned, tuple) and len(returned) in (2, 3):
+        returned = dict(zip(("x", "y", "split"), returned, strict=False))
+    if not isinstance(returned, Mapping) or not {"x", "y"} <= set(returned) <= {"x", "y", "split"}:
+        kind = type(returned).__name__
+        raise BadInput(f"--data {source} returned {kind}; valid are (x, y), (x, y, split), or a dict of these.")
+    return dict(returned)
 
 
 def _arrive(simulator: Simulator, world: World) -> Crowd:
