@@ -324,9 +324,9 @@ class Simulator(Clients):
         return whole.numpy()
 
 
-def taking_part(seed: int, number: int, names: Sequence[str], share: float) -> list[str]:
-    """Draw which of the clients that are there take part in a round."""
-    wanted = max(1, round(share * len(names)))
+def taking_part(seed: int, number: int, names: Sequence[str], share: float, least: int = 1) -> list[str]:
+    """Draw which of the clients that are there take part in a round: a share of them, but at least so many."""
+    wanted = max(1, least, round(share * len(names)))
     if wanted >= len(names):
         return list(names)
     return sorted(names, key=lambda name: (participation_draws(seed, number, name)[0], name))[:wanted]

@@ -116,6 +116,22 @@ def test_an_outage_of_the_superlink_is_survived(tmp_path):
     assert [record["round"] for record in network.records()] == [1, 2, 3, 4, 5]
 
 
+def test_a_round_ends_in_time_while_the_superlink_is_gone(tmp_path):
+    with Processes(tmp_path / "federation", "fedavg", rounds=4, round_seconds=30.0) as network:
+        network.start_all()
+        network.wait(lambda: network.rounds() >= 1)
+        log = network.folder / "server" / "run.log"
+        (keeper,) = [pid for pid, line in command_lines() if f"deploy server {network.folder}" in line]
+        os.kill(keeper, signal.SIGSTOP)  # so that nobody starts it again
+        assert network.kill("fedrema.deploy.superlink", f" {network.port} ") >= 1
+        network.wait(lambda: "no reply within 30 s" in log.read_text(), seconds=90.0)
+        gone = [line for _, line in command_lines() if "fedrema.deploy.superlink" in line and str(network.port) in line]
+        os.kill(keeper, signal.SIGCONT)
+        assert network.finish() == 0, network.said("server")
+    assert gone == []
+    assert [record["round"] for record in network.records()] == [1, 2, 3, 4]
+
+
 def test_a_client_joins_late(tmp_path, capsys):
     with Processes(tmp_path / "federation", "fedrema", rounds=MANY) as network:
         network.start_all()

@@ -32,13 +32,13 @@ class Init:
     classes: int = 0
     """Number of classes in the nodes' own data; not needed with --deal."""
     least_clients: int = 2
-    """Wait for at least this many nodes before each round."""
+    """A round needs usable replies of at least this many nodes."""
     most_clients: int = 100
     """Room for this many nodes in all, with those that join later."""
     wait_seconds: float = 600.0
-    """Give up when there are fewer than --least-clients for so long."""
+    """Give up when fewer than --least-clients are there, or send usable replies, for so long."""
     round_seconds: float = 300.0
-    """Close a round after so long; replies that come later do not count."""
+    """End a round after so long; replies that come later do not count."""
 
 
 def init(arguments: list[str]) -> int:

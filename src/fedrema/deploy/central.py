@@ -81,10 +81,10 @@ class Central:
         own_mail = {name: value[row].cpu() for name, value in world.inbox.own.items()}
         return Letter(number, accepted, common, own, mail, own_mail, train)
 
-    def close(self, replies: Mapping[str, Reply]) -> dict[str, Any]:
+    def close(self, replies: Mapping[str, Reply], least: int = 1) -> dict[str, Any]:
         """Close a round with the replies that have come; returns its record, with who was rejected and why.
 
-        Without a single good one the round stays open.
+        With fewer than `least` usable replies the round stays open and nothing changes.
         """
         number = self.round + 1
         rejected = {name: why for name, reply in replies.items() if (why := self._fault(reply, number))}
@@ -92,7 +92,7 @@ class Central:
         rejected |= dict.fromkeys(self._absurd(good), "its change is absurdly large")
         good = {name: reply for name, reply in good.items() if name not in rejected}
         record: dict[str, Any] = {"round": number, "participants": [], "rejected": rejected}
-        if good:
+        if len(good) >= max(1, least):
             names = sorted(good, key=self.registry.row)
             self._learn(names, [good[name] for name in names], number, record)
             self.registry.accepted |= dict.fromkeys(names, number)
