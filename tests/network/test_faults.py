@@ -132,6 +132,20 @@ def test_a_round_ends_in_time_while_the_superlink_is_gone(tmp_path):
     assert [record["round"] for record in network.records()] == [1, 2, 3, 4]
 
 
+def test_raising_the_rounds_continues_after_the_last_one(tmp_path):
+    with Processes(tmp_path / "federation", rounds=2) as network:
+        network.start_all()
+        assert network.finish() == 0, network.said("server")
+        ended = network.records()
+        settings = network.folder / "server" / "app" / "pyproject.toml"
+        settings.write_text(settings.read_text().replace("rounds = 2\n", "rounds = 4\n"))
+        network.start("server")
+        assert network.finish() == 0, network.said("server")
+    assert "going on after round 2 of 4" in (network.folder / "server" / "run.log").read_text()
+    assert network.records()[:2] == ended
+    assert [record["round"] for record in network.records()] == [1, 2, 3, 4]
+
+
 def test_a_client_joins_late(tmp_path, capsys):
     with Processes(tmp_path / "federation", "fedrema", rounds=MANY) as network:
         network.start_all()

@@ -59,8 +59,10 @@ class Ledger:
             raise BadInput(f"{directory.path} was begun for {world.clients} clients, not {central.capacity}.")
         central.world = world.placed(central.simulator.shelf, central.simulator.device)
         central.registry = Registry(**facts["more"]["registry"])
-        self.pending = facts["more"]["pending"]
-        directory.keep_rounds(world.round - 1 if self.pending else world.round)
+        kept = directory.keep_rounds(world.round)
+        # A finished run has the last record already, with the accuracies of all clients.
+        complete = bool(kept) and kept[-1]["round"] == world.round
+        self.pending = None if complete else facts["more"]["pending"]
         directory.summary_file.unlink(missing_ok=True)
 
     def scored(self, scores: Mapping[str, Score | None]) -> None:
