@@ -20,8 +20,8 @@ from fedrema.report.compare import (
     paired_differences,
 )
 from fedrema.report.curves import draw_curves, picture_kind
-from fedrema.runs.directory import find_runs
-from fedrema.runs.export import export_models
+from fedrema.runs.directory import find_runs, read_object
+from fedrema.runs.export import INDEX, export_models
 from fedrema.runs.run import Run
 from fedrema.settings import parse_arguments
 
@@ -150,6 +150,15 @@ def export(arguments: list[str]) -> int:
         raise BadInput(f"--out {asked.out} is for the models of one run, but there are {len(runs)}: name one of them.")
     for run in runs:
         written = export_models(run, asked.out, asked.clients or None, asked.overwrite, adapt=asked.adapt)
+        folder = asked.out or run.path / "models"
         models = "model" if len(written) == 1 else "models"
-        print(f"{len(written)} {models}: {written[0].parent} (README.md there tells how to load one)")
+        print(f"{len(written)} {models}: {folder} (README.md there tells how to load one)")
+        index = read_object(folder / INDEX, "cannot be read")
+        if elsewhere := [entry["client"] for entry in index.get("only_on_nodes", [])]:
+            print(
+                f"Their own models exist only on their nodes, where fedrema deploy model NODE_FOLDER writes them: "
+                f"{', '.join(elsewhere)}."
+            )
+        if never := index.get("never_counted"):
+            print(f"They have not counted in any round: {', '.join(never)}.")
     return 0

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,7 @@ COMMANDS = {
     "server": ("deploy", "conduct the federation; given again, it goes on where it stopped"),
     "client": ("deploy", "take part as a node"),
     "status": ("deploy", "how it stands: round, nodes, who does not count and why"),
+    "model": ("deploy", "write a node's own complete model as safetensors, on the node"),
     "add": ("founding", "add a node, also to a federation that is going on"),
     "key": ("founding", "make a node's key anew, on the node"),
     "renew": ("founding", "make the server's certificate anew"),
@@ -76,6 +78,34 @@ def client(arguments: list[str]) -> int:
 
     place = NodePlace.open(asked.dir)
     return join(place if asked.server is None else dataclasses.replace(place, server=asked.server), say)
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Write a node's own complete model as safetensors, with three lines of plain PyTorch that load it: on the node.
+
+    It is the model of the last message from the server; after the last round that is the final one.
+    """
+
+    dir: Folder
+    """The node's folder."""
+    out: Path | None = None
+    """Folder for the model; default: model in the node's folder."""
+    overwrite: bool = False
+    """Replace a model that was written before."""
+
+
+def model(arguments: list[str]) -> int:
+    """Write a node's model."""
+    asked: Model = parse_arguments(Model, arguments, "fedrema deploy model")
+    from fedrema.deploy.model import write_model
+    from fedrema.deploy.places import NodePlace
+
+    place = NodePlace.open(asked.dir)
+    sys.path.insert(0, str(place.path))  # a network of one's own may lie there
+    file = write_model(place, asked.out, asked.overwrite)
+    print(f"Model of {place.name}: {file} (README.md there tells how to load it)")
+    return 0
 
 
 @dataclasses.dataclass(frozen=True)

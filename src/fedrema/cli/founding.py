@@ -77,7 +77,8 @@ def demo(arguments: list[str]) -> int:
     code = demonstrate(asked.dir, _names(asked.nodes), settings, plan, say)
     if code == 0:
         show(asked.dir)
-        print(f"The run lies in {asked.dir / 'server' / 'run'}; fedrema compare reads it like any other.")
+        print(f"The run is in {asked.dir / 'server' / 'run'}: fedrema compare and fedrema export read it.")
+        print(f"A node's own model: fedrema deploy model {asked.dir / 'nodes' / _names(asked.nodes)[0]}")
     return code
 
 

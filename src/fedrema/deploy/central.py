@@ -31,6 +31,10 @@ class Registry:
 
     names: list[str] = field(default_factory=list)
     accepted: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many training samples a client had when it joined."""
+    tests: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """How many test samples it had then, in both halves."""
 
     def row(self, name: str) -> int:
         """Return a client's row; a new one gets the next."""
@@ -96,6 +100,10 @@ class Central:
             names = sorted(good, key=self.registry.row)
             self._learn(names, [good[name] for name in names], number, record)
             self.registry.accepted |= dict.fromkeys(names, number)
+            for name in names:
+                self.registry.counts.setdefault(name, good[name].count)
+                if (score := good[name].received) is not None:
+                    self.registry.tests.setdefault(name, score.asked)
             self.world.round = number
         return record
 

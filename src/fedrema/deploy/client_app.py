@@ -16,6 +16,7 @@ from fedrema.data import DataSettings, Federation, build_federation, load_own
 from fedrema.data.federation import read_npz
 from fedrema.deploy.carried import FACTS, read_letter, reply_record
 from fedrema.deploy.letters import Reply
+from fedrema.deploy.model import keep_model
 from fedrema.deploy.node import Node
 from fedrema.deploy.plan import read_run_config
 from fedrema.deploy.privacy import Guard
@@ -46,6 +47,8 @@ def train(message: Message, context: Context) -> Message:
         if guard is not None and letter.train:
             guard.check()
         reply = node.answer(letter)
+        if context.node_config.get("folder"):  # without one, nobody could ask for it
+            keep_model(folder, settings, node, letter.round - 1, reply)
         note(reply)
         if guard is not None:
             reply = guard.cover(reply, node.begins_with(letter))

@@ -2,23 +2,19 @@
 
 import hashlib
 import json
-import platform
 from collections.abc import Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import fedrema
 from fedrema.deploy.central import Central, Registry
 from fedrema.deploy.letters import Score
 from fedrema.deploy.plan import Plan, run_config
 from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.manifest import method_name
+from fedrema.runs.manifest import method_name, ran_on
 from fedrema.runs.player import playing
 from fedrema.score import summarise
 from fedrema.settings import Settings
@@ -36,6 +32,7 @@ class Ledger:
         self.identity = hashlib.sha256(json.dumps(sorted(what.items())).encode()).hexdigest()[:32]
         self.note = ExitStack()
         """Says in the folder that the federation goes on; after a crash it names a process that is gone."""
+        self.ran_on = ran_on(central.simulator)
         self.pending: dict[str, Any] | None = None
         """The record of the last round, which still lacks its accuracies."""
 
@@ -64,6 +61,10 @@ class Ledger:
         complete = bool(kept) and kept[-1]["round"] == world.round
         self.pending = None if complete else facts["more"]["pending"]
         directory.summary_file.unlink(missing_ok=True)
+        before = directory.config() if directory.config_file.is_file() else {}
+        if started := before.get("ran_on", {}).get("started"):
+            self.ran_on["started"] = started
+        directory.write_json(directory.config_file, self._config())  # a crash may have left that of the round before
 
     def scored(self, scores: Mapping[str, Score | None]) -> None:
         """Complete the last round's record by what clients say of the models that came of it."""
@@ -74,8 +75,7 @@ class Ledger:
     def closed(self, record: dict[str, Any]) -> None:
         """Save a round that has been closed."""
         self.pending = record
-        registry = {"names": self.central.registry.names, "accepted": self.central.registry.accepted}
-        more = {"registry": registry, "pending": record}
+        more = {"registry": asdict(self.central.registry), "pending": record}
         save_world(self.central.world, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_json(self.directory.config_file, self._config())
 
@@ -86,22 +86,22 @@ class Ledger:
         self.note.close()
 
     def _config(self) -> dict[str, Any]:
+        registry = self.central.registry
         return {
             "method": method_name(self.settings.method),
             "settings": self.settings.flat(),
             "identity": self.identity,
             "federation": {
                 # Nobody here has seen the samples: the names are all that is known of them.
-                "fingerprint": hashlib.sha256(json.dumps(self.central.registry.names).encode()).hexdigest(),
-                "names": list(self.central.registry.names),
+                "fingerprint": hashlib.sha256(json.dumps(registry.names).encode()).hexdigest(),
+                "names": list(registry.names),
                 "classes": self.plan.classes,
                 "sample_shape": list(self.plan.shape),
+                "train_counts": [registry.counts.get(name, 0) for name in registry.names],
+                # A node that protects its samples reports no scores.
+                "test_counts": [sum(registry.tests.get(name, ())) for name in registry.names],
+                "last_counted": [registry.accepted.get(name, 0) for name in registry.names],
                 "info": {"network": "Flower"},
             },
-            "ran_on": {
-                "device": str(self.central.simulator.device),
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "python": platform.python_version(),
-                "versions": {"fedrema": fedrema.__version__, "torch": torch.__version__},
-            },
+            "ran_on": self.ran_on,
         }
