@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         function = getattr(importlib.import_module(COMMANDS[command][0]), command)
         return int(function(rest) or 0)
     except FedremaError as error:
-        print(f"fedrema: {error}", file=sys.stderr)
+        from fedrema.text import print_safe
+
+        print_safe(f"fedrema: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("fedrema: interrupted.", file=sys.stderr)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 
 from fedrema.data.atomic import write_text
 from fedrema.errors import BadInput
@@ -24,6 +23,7 @@ from fedrema.runs.directory import find_runs, read_object
 from fedrema.runs.export import INDEX, export_models
 from fedrema.runs.run import Run
 from fedrema.settings import parse_arguments
+from fedrema.text import Console, print_safe, safe_lines
 
 Format = Literal["table", "markdown", "csv"]
 FORMATS: dict[str, Format] = {".md": "markdown", ".csv": "csv"}
@@ -68,7 +68,7 @@ def compare(arguments: list[str]) -> int:
         write_text(asked.out, text)
         messages.append(f"Comparison: {asked.out}")
     elif text is not None:
-        print(text, end="")
+        print(safe_lines(text), end="")
     else:
         _show(Console(), asked, runs)
     # What a program reads from the output is the comparison alone.
@@ -76,7 +76,7 @@ def compare(arguments: list[str]) -> int:
     if not asked.no_plot:
         messages.append(_draw(asked, runs))
     for message in messages:
-        print(message, file=stream)
+        print_safe(message, file=stream)
     return 0
 
 
@@ -152,13 +152,13 @@ def export(arguments: list[str]) -> int:
         written = export_models(run, asked.out, asked.clients or None, asked.overwrite, adapt=asked.adapt)
         folder = asked.out or run.path / "models"
         models = "model" if len(written) == 1 else "models"
-        print(f"{len(written)} {models}: {folder} (README.md there tells how to load one)")
+        print_safe(f"{len(written)} {models}: {folder} (README.md there tells how to load one)")
         index = read_object(folder / INDEX, "cannot be read")
         if elsewhere := [entry["client"] for entry in index.get("only_on_nodes", [])]:
-            print(
+            print_safe(
                 f"Their own models exist only on their nodes, where fedrema deploy model NODE_FOLDER writes them: "
                 f"{', '.join(elsewhere)}."
             )
         if never := index.get("never_counted"):
-            print(f"They have not counted in any round: {', '.join(never)}.")
+            print_safe(f"They have not counted in any round: {', '.join(never)}.")
     return 0

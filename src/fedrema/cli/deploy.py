@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from fedrema.errors import BadInput
 from fedrema.settings import parse_arguments
+from fedrema.text import Console, print_safe, safe
 
 Folder = Annotated[Path, tyro.conf.Positional]
 COMMANDS = {
@@ -104,7 +104,7 @@ def model(arguments: list[str]) -> int:
     place = NodePlace.open(asked.dir)
     sys.path.insert(0, str(place.path))  # a network of one's own may lie there
     file = write_model(place, asked.out, asked.overwrite)
-    print(f"Model of {place.name}: {file} (README.md there tells how to load it)")
+    print_safe(f"Model of {place.name}: {file} (README.md there tells how to load it)")
     return 0
 
 
@@ -141,7 +141,7 @@ def _usage() -> str:
 def say(sentence: str) -> None:
     """Print a sentence with the time, unless it brings its own."""
     stamped = sentence if sentence[:4].isdigit() else f"{datetime.now():%Y-%m-%d %H:%M:%S} {sentence}"
-    print(stamped, flush=True)
+    print_safe(stamped, flush=True)
 
 
 def show(folder: Path) -> None:
@@ -152,7 +152,7 @@ def show(folder: Path) -> None:
     now = standing(ServerPlace.open(folder))
     console = Console()
     accuracy = "" if now.accuracy is None else f", accuracy {now.accuracy:.1%}"
-    console.print(f"{now.method}: {now.state}; round {now.round} of {now.rounds}{accuracy}", highlight=False)
+    console.print(f"{now.method}: {safe(now.state)}; round {now.round} of {now.rounds}{accuracy}", highlight=False)
     if now.checkpoint_age is not None:
         console.print(f"saved {now.checkpoint_age:.0f} s ago; certificate valid for {now.certificate_days} days")
     private = any(member.epsilon is not None for member in now.members)
@@ -160,7 +160,7 @@ def show(folder: Path) -> None:
     for member in now.members:
         spent = ["–" if member.epsilon is None else f"{member.epsilon:.2f}"] if private else []
         table.add_row(
-            *(member.name, member.state, str(member.last_round or "–")),
-            *("–" if member.accuracy is None else f"{member.accuracy:.1%}", *spent, member.trouble),
+            *(safe(member.name), member.state, str(member.last_round or "–")),
+            *("–" if member.accuracy is None else f"{member.accuracy:.1%}", *spent, safe(member.trouble)),
         )
     console.print(table)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from fedrema.settings import parse_arguments
+from fedrema.text import Console, safe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +40,11 @@ def personalize(arguments: list[str]) -> int:
     table = Table("stage", "accuracy", box=None, padding=(0, 2, 0, 0))
     for stage, accuracy in newcomer.accuracy.items():
         table.add_row(stage, "–" if accuracy is None else f"{accuracy:.1%}")
-    console.print(f"{asked.data.stem}: {newcomer.train} samples to train on, {newcomer.test} to test with.")
+    console.print(f"{safe(asked.data.stem)}: {newcomer.train} samples to train on, {newcomer.test} to test with.")
     console.print(table)
     if newcomer.peers:
         largest = sorted(newcomer.peers.items(), key=lambda pair: -pair[1])
-        named = ", ".join(f"{name} {weight:.0%}" for name, weight in largest[:12])
+        named = ", ".join(f"{safe(name)} {weight:.0%}" for name, weight in largest[:12])
         more = f", and {len(largest) - 12} more" if len(largest) > 12 else ""
         console.print(f"It learns from: {named}{more}", highlight=False)
     else:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from fedrema.cli.after import common_folder
 from fedrema.cli.page import REPORT, show
@@ -23,6 +22,7 @@ from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
 from fedrema.runs.together import play_seeds, seeds_apart
 from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
+from fedrema.text import Console, print_safe
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
 
@@ -110,7 +110,7 @@ def _run(wanted: list[Settings]) -> int:
     if done and not quiet:
         _close(done, wanted[0].output.open)
     for sentence in failed:
-        print(sentence, file=sys.stderr)
+        print_safe(sentence, file=sys.stderr)
     return 2 if failed else 0
 
 
@@ -129,7 +129,7 @@ def _label(settings: Settings) -> str:
 
 
 def _interrupted(stop: Interrupted) -> int:
-    print(f"fedrema: {stop}", file=sys.stderr)
+    print_safe(f"fedrema: {stop}", file=sys.stderr)
     return 130
 
 

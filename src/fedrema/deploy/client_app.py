@@ -23,6 +23,7 @@ from fedrema.deploy.privacy import Guard
 from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput, FedremaError
 from fedrema.settings import Settings
+from fedrema.text import safe
 
 app = ClientApp()
 KEPT = "kept"
@@ -84,7 +85,7 @@ def noted(folder: object, number: int) -> Iterator[Callable[[Reply], None]]:
     try:
         yield lambda reply: lines.append(_told(reply))
     except FedremaError as error:
-        lines.append(str(error))
+        lines.append(safe(error))
         raise
     finally:
         if folder:

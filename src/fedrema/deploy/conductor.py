@@ -1,6 +1,5 @@
 """Conducts a federation over Flower: waits for clients, plays rounds, and can go on after a crash."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,8 +18,9 @@ from fedrema.errors import BadInput, FedremaError
 from fedrema.net import size
 from fedrema.settings import Settings
 from fedrema.simulate import taking_part
+from fedrema.text import safe, safe_logger
 
-log = logging.getLogger("fedrema")
+log = safe_logger("fedrema")
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_SAY_WHO = 30.0
 SECONDS_TO_LIST_NODES = 10.0
@@ -212,4 +212,4 @@ class Conductor:
             ErrorCode.CLIENT_APP_CRASHED: "its process died",
         }
         # Where the client raised something there is a whole traceback; its last line says what happened.
-        return known.get(error.code) or (error.reason or "it failed").strip().splitlines()[-1][-300:]
+        return known.get(error.code) or safe(((error.reason or "").strip() or "it failed").splitlines()[-1][-300:])

@@ -1,6 +1,5 @@
 """Calls to Flower's Grid with a deadline: Flower itself retries for ever while its SuperLink is gone."""
 
-import logging
 import queue
 import threading
 import time
@@ -12,7 +11,9 @@ from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-log = logging.getLogger("fedrema")
+from fedrema.text import safe_logger
+
+log = safe_logger("fedrema")
 SECONDS_BETWEEN_PULLS = 1.0
 Result = TypeVar("Result")
 

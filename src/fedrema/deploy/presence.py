@@ -9,6 +9,7 @@ from filelock import FileLock, Timeout
 
 from fedrema.data.atomic import write_text
 from fedrema.errors import BadInput, FedremaError
+from fedrema.text import safe, safe_logger
 
 SECONDS_TO_GET_IN = 5.0
 
@@ -29,7 +30,7 @@ def present(folder: Path) -> Iterator[None]:
         raise BadInput(f"Another server conducts the federation in {folder}: end that one first.") from error
     handler = logging.FileHandler(beside(folder, "log"))
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    log = logging.getLogger("fedrema")
+    log = safe_logger("fedrema")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     beside(folder, "stopped").unlink(missing_ok=True)
@@ -37,7 +38,7 @@ def present(folder: Path) -> Iterator[None]:
         yield
     except FedremaError as error:
         log.error("%s", error)
-        write_text(beside(folder, "stopped"), f"{error}\n")
+        write_text(beside(folder, "stopped"), f"{safe(error)}\n")
         raise
     except Exception:  # it is told and goes on to whoever called
         log.exception("this should not have happened")
