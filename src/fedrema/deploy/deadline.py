@@ -36,13 +36,14 @@ def exchange_within(grid: Grid, messages: Sequence[Message], seconds: float) -> 
     over = threading.Event()
 
     def exchange() -> None:
-        waiting = {identity for identity in grid.push_messages(messages) if identity}
+        waiting, told = {identity for identity in grid.push_messages(messages) if identity}, False
         while waiting and not over.is_set():
             try:
                 arrived: Iterable[Message] = grid.pull_messages(waiting)
             except httpx.HTTPError as error:  # what Flower does not retry
-                log.warning("replies cannot be fetched: %r", error)
-                arrived = ()
+                if not told:
+                    log.warning("replies cannot be fetched: %r", error)
+                arrived, told = (), True
             for reply in arrived:
                 waiting.discard(reply.metadata.reply_to_message_id)
                 replies.put(reply)
