@@ -18,7 +18,7 @@ from fedrema.engine import Backend, Crowd, Precision, Stacked, places
 from fedrema.engine.threads import with_its_threads
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.harvest import Harvest, check_finite
-from fedrema.hooks import calling, check_answer
+from fedrema.hooks import calling, check_answer, check_client
 from fedrema.keys import numpy_generator
 from fedrema.net import Net, Tensors, size
 from fedrema.score import accuracy_record, share, together
@@ -408,9 +408,9 @@ def _with_rows(crowd: Crowd, rows: Tensor, others: Crowd) -> Crowd:
     return replace(crowd, params=params, memory=Stacked(put(crowd.memory.own, others.memory.own)))
 
 
-def taking_part(seed: int, number: int, names: Sequence[str], share: float) -> list[str]:
-    """Draw which of the clients that are there take part in a round."""
-    wanted = max(1, round(share * len(names)))
+def taking_part(seed: int, number: int, names: Sequence[str], share: float, least: int = 1) -> list[str]:
+    """Draw which of the clients that are there take part in a round: a share of them, but at least so many."""
+    wanted = max(1, least, round(share * len(names)))
     if wanted >= len(names):
         return list(names)
     return sorted(names, key=lambda name: (participation_draws(seed, number, name)[0], name))[:wanted]

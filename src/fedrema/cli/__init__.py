@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except FedremaError as error:
-        print(f"fedrema: {error}", file=sys.stderr)
+        _complain(str(error))
         return 2
     except BrokenPipeError:  # whoever read our output, such as head, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
@@ -53,11 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"fedrema: {error.filename}: {error.strerror}; see its place and permissions.", file=sys.stderr)
+        _complain(f"{error.filename}: {error.strerror}; see its place and permissions.")
         return 2
     except KeyboardInterrupt:
         print("fedrema: interrupted.", file=sys.stderr)
         return 130
+
+
+def _complain(sentence: str) -> None:
+    from fedrema.text import print_safe
+
+    print_safe(f"fedrema: {sentence}", file=sys.stderr)
 
 
 def _run(arguments: list[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from rich.text import Text
 
 from fedrema.core import LocalTraining
 from fedrema.data import DataSettings, build_federation
@@ -16,6 +16,7 @@ from fedrema.methods import find_method, registry
 from fedrema.nets import NETWORKS
 from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
 from fedrema.simulate import Simulation
+from fedrema.text import Console
 
 NO_MEANING = ("--out", "--overwrite", "--seeds", "--quiet")
 
@@ -70,7 +71,7 @@ def bench(arguments: list[str]) -> int:
         workloads.append(Workload(network, methods, federation))
     console = Console()
     with console.status("Measuring") as status:
-        found = measure(workloads, lambda what: status.update(f"Measuring {what}"))
+        found = measure(workloads, lambda what: status.update(Text(f"Measuring {what}")))
     report = Report.of(found, shlex.join(["fedrema", "bench", *arguments]))
     console.print(report.show(), highlight=False)
     if asked.json is not None:

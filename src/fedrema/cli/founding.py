@@ -35,13 +35,13 @@ class Init:
     class_names: str = ""
     """Labels in the nodes' own data, separated by commas, instead of --classes: sick,healthy."""
     least_clients: int = 2
-    """Wait for at least this many nodes before each round."""
+    """A round needs usable replies of at least this many nodes."""
     most_clients: int = 100
     """Room for this many nodes in all, with those that join later."""
     wait_seconds: float = 600.0
-    """Give up when there are fewer than --least-clients for so long."""
+    """Give up when fewer than --least-clients are there, or send usable replies, for so long."""
     round_seconds: float = 300.0
-    """Close a round after so long; replies that come later do not count."""
+    """End a round after so long; replies that come later do not count."""
 
 
 def init(arguments: list[str]) -> int:
@@ -83,7 +83,8 @@ def demo(arguments: list[str]) -> int:
     code = demonstrate(asked.dir, _names(asked.nodes), settings, plan, say)
     if code == 0:
         show(asked.dir)
-        print(f"The run lies in {asked.dir / 'server' / 'run'}; fedrema compare reads it like any other.")
+        print(f"The run is in {asked.dir / 'server' / 'run'}: fedrema compare and fedrema export read it.")
+        print(f"A node's own model: fedrema deploy model {asked.dir / 'nodes' / _names(asked.nodes)[0]}")
     return code
 
 

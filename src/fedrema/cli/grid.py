@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
 from fedrema.grid.report import write_report
@@ -15,6 +14,7 @@ from fedrema.grid.table import Sheet
 from fedrema.report.compare import plain_table
 from fedrema.runs.execute import Interrupted
 from fedrema.settings import parse_arguments
+from fedrema.text import Console, print_safe, safe
 
 NARROW = {"published": "publi-\nshed", "difference": "differ-\nence", "within noise": "within\nnoise"}
 """Headings for a terminal of 80 columns."""
@@ -60,12 +60,12 @@ def show(part: Part, store: Store, out: Path) -> None:
     """Print an experiment's table."""
     sheet = Sheet(part.experiment, part.seeds, store)
     console = Console()
-    console.print(sheet.experiment.title, highlight=False)
+    console.print(safe(sheet.experiment.title), highlight=False)
     kept = [place for place, heading in enumerate(sheet.headings) if heading not in ("seconds", "critical rounds")]
     headings = [NARROW.get(sheet.headings[place], sheet.headings[place]) for place in kept]
     shown = plain_table(headings, texts=2 if sheet.columned else 1)
     for line in sheet.lines:
-        shown.add_row(*(line[place].replace(" ± ", "±") for place in kept))  # close together: 80 columns are few
+        shown.add_row(*(safe(line[place].replace(" ± ", "±")) for place in kept))  # close together: 80 columns are few
     console.print(shown)
     console.print(sheet.explanation, style="dim")
     console.print(f"Written: {out / sheet.experiment.name}.md, .csv and .tex", highlight=False, soft_wrap=True)
@@ -74,5 +74,5 @@ def show(part: Part, store: Store, out: Path) -> None:
 def complain(failed: list[str]) -> int:
     """Print what went wrong, a line each, and return the exit code."""
     for sentence in failed:
-        print(f"fedrema: {sentence}", file=sys.stderr)
+        print_safe(f"fedrema: {sentence}", file=sys.stderr)
     return 2 if failed else 0

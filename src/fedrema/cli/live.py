@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -16,6 +16,7 @@ from fedrema.grid.store import Store, key_of
 from fedrema.grid.table import OUTDATED, figure
 from fedrema.grid.tasks import Task, finished
 from fedrema.report.compare import plain_table
+from fedrema.text import Console, print_safe
 
 SECONDS_BETWEEN_LINES = 30.0
 SHOWN_RUNNING = 6
@@ -82,7 +83,7 @@ class LiveTable:
     def _say(self, line: str) -> None:
         self.written = time.monotonic()
         if self.lines:
-            print(line, file=sys.stderr, flush=True)
+            print_safe(line, file=sys.stderr, flush=True)
 
     def render(self) -> RenderableType:
         """Return the table that is being worked on, with what is played now and the time left below it."""

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +16,7 @@ from fedrema.documentation import field_documentation, valid_choices
 from fedrema.methods import find_method, registry
 from fedrema.presets import PRESETS
 from fedrema.settings import parse_arguments, parse_data
+from fedrema.text import Console
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,8 @@ def methods(arguments: list[str]) -> int:
     if asked.paper:
         for name, preset in PRESETS.items():
             own = "".join(f"; {method}: {' '.join(arguments)}" for method, arguments in preset.own.items())
-            console.print(f"[bold]{name}[/bold]  {' '.join(preset.common)}{own}", highlight=False, soft_wrap=True)
+            settings = f"  {' '.join(preset.common)}{own}"
+            console.print(Text.assemble((name, "bold"), settings), highlight=False, soft_wrap=True)
         return 0
     chosen = [find_method(asked.name)] if asked.name else list(registry().values())
     for kind in chosen:
@@ -51,9 +52,9 @@ def _print_method(console: Console, kind: type[Method], in_full: bool) -> None:
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in (paragraphs if in_full else paragraphs[:1]))
     own = f"{kind.__module__}:{kind.__qualname__}"
     called = kind.name if registry().get(kind.name) is kind else own
-    console.print(Text(kind.title, "bold"), Text(f" (fedrema run {called})"))
-    console.print(text, highlight=False, markup=False)
-    console.print(Text(kind.paper, "dim"))
+    console.print(Text.assemble((kind.title, "bold"), f"  (fedrema run {called})"), highlight=False)
+    console.print(text, highlight=False)
+    console.print(kind.paper, style="dim", highlight=False)
     settings = field_documentation(kind)
     if settings:
         table = Table("setting", "default", "meaning", box=None, padding=(0, 2, 0, 0))

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedrema.errors import BadInput
 from fedrema.settings import parse_arguments
+from fedrema.text import Console, safe
 
 if TYPE_CHECKING:
     from fedrema.runs.run import Run
@@ -61,11 +61,11 @@ def _personalize(asked: Personalize, run: "Run", console: Console) -> None:
     table = Table("stage", "accuracy", box=None, padding=(0, 2, 0, 0))
     for stage, accuracy in newcomer.accuracy.items():
         table.add_row(stage, "–" if accuracy is None else f"{accuracy:.1%}")
-    console.print(Text(f"{name}: {newcomer.train} samples to train on, {newcomer.test} to test with."))
+    console.print(Text(f"{safe(name)}: {newcomer.train} samples to train on, {newcomer.test} to test with."))
     console.print(table)
     if newcomer.peers:
         largest = sorted(newcomer.peers.items(), key=lambda pair: -pair[1])
-        named = ", ".join(f"{peer} {weight:.0%}" for peer, weight in largest[:12])
+        named = ", ".join(f"{safe(peer)} {weight:.0%}" for peer, weight in largest[:12])
         more = f", and {len(largest) - 12} more" if len(largest) > 12 else ""
         console.print(Text(f"It learns from: {named}{more}"))
     else:

@@ -4,9 +4,9 @@ import sys
 import time
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedrema.text import Console, print_safe
 from fedrema.world import Round
 
 SECONDS_BETWEEN_LINES = 30.0
@@ -21,11 +21,11 @@ class RunProgress:
         self.lines = not quiet and not console.is_terminal
         self.said: set[str] = set()
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TextColumn("round"),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False),
             TimeRemainingColumn(),
             console=console,
             disable=quiet or not console.is_terminal,
@@ -72,4 +72,4 @@ class Watch:
             self.written = time.monotonic()
             task = self.progress.tasks[self.task]
             done = f"round {record['round']}/{int(task.total or 0)}"
-            print(f"{task.description} {done} {self.accuracy}{period}", file=sys.stderr, flush=True)
+            print_safe(f"{task.description} {done} {self.accuracy}{period}", file=sys.stderr, flush=True)

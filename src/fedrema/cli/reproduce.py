@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from fedrema.cli.grid import STOPPED, complain, show
 from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
@@ -22,6 +21,7 @@ from fedrema.grid.store import Store
 from fedrema.grid.tasks import finished
 from fedrema.runs.execute import Interrupted
 from fedrema.settings import parse_arguments
+from fedrema.text import Console
 
 ORDER = (
     ("table1", "cifar10"),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from fedrema.cli.after import common_folder
 from fedrema.cli.page import REPORT, show
@@ -37,6 +36,7 @@ from fedrema.settings import (
     read_config,
 )
 from fedrema.simulate import Simulator
+from fedrema.text import Console, print_safe
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
 
@@ -144,7 +144,7 @@ def _follow(
     if done and not quiet:
         _close(done, look)
     for sentence in failed:
-        print(sentence, file=sys.stderr)
+        print_safe(sentence, file=sys.stderr)
     return 2 if failed else 0
 
 
@@ -154,7 +154,7 @@ def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool, out: 
     if done and not quiet:
         _close(done, groups[0][0].output.open)
     if stopped:
-        print(f"fedrema: Stopped; go on with all runs: fedrema resume {out}", file=sys.stderr)
+        print_safe(f"fedrema: Stopped; go on with all runs: fedrema resume {out}", file=sys.stderr)
     return 130 if stopped else 2 if complaints else 0
 
 
@@ -175,7 +175,7 @@ def _label(settings: Settings) -> str:
 
 
 def _interrupted(sentence: str) -> int:
-    print(f"fedrema: {sentence}", file=sys.stderr)
+    print_safe(f"fedrema: {sentence}", file=sys.stderr)
     return 130
 
 

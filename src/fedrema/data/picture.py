@@ -9,6 +9,7 @@ from rich.table import Table
 from fedrema.data.atomic import written_whole
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
+from fedrema.text import safe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,7 +118,7 @@ def describe(federation: Federation) -> Table:
         held = [f"{_short(names[label])} ({counts[row, label]})" for label in order if counts[row, label]]
         if len(held) > _TABLE_CLASSES:
             held[_TABLE_CLASSES - 1 :] = [f"and {len(held) - _TABLE_CLASSES + 1} more"]
-        table.add_row(_short(federation.names[row]), str(train[row]), str(test[row]), "  ".join(held))
+        table.add_row(safe(_short(federation.names[row])), str(train[row]), str(test[row]), "  ".join(held))
     if shown < len(federation):
         rest = slice(shown, None)
         table.add_row(f"... and {len(federation) - shown} more", str(train[rest].sum()), str(test[rest].sum()), "")

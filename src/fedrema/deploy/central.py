@@ -34,6 +34,10 @@ class Registry:
     accepted: dict[str, int] = field(default_factory=dict)
     founders: int = 0
     """How many of the names were there in the first round."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """How many training samples a client had when it joined."""
+    tests: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """How many test samples it had then, in both halves."""
 
     def row(self, name: str) -> int:
         """Return a client's row; a new one gets the next."""
@@ -85,10 +89,10 @@ class Central:
         late = number > 1 and not accepted and row >= self.registry.founders
         return Letter(number, accepted, common, own, mail, own_mail, train, late)
 
-    def close(self, replies: Mapping[str, Reply]) -> dict[str, Any]:
+    def close(self, replies: Mapping[str, Reply], least: int = 1) -> dict[str, Any]:
         """Close a round with the replies that have come; returns its record, with who was rejected and why.
 
-        Without a single good one the round stays open.
+        With fewer than `least` usable replies the round stays open and nothing changes.
         """
         number = self.round + 1
         rejected = {name: why for name, reply in replies.items() if (why := self._fault(reply, number))}
@@ -96,13 +100,17 @@ class Central:
         rejected |= dict.fromkeys(self._absurd(good), "its change is absurdly large")
         good = {name: reply for name, reply in good.items() if name not in rejected}
         record: dict[str, Any] = {"round": number, "participants": [], "rejected": rejected}
-        if good:
+        if len(good) >= max(1, least):
             names = sorted(good, key=self.registry.row)
             with torch_threads(self.simulator.threads):
                 self._learn(names, [good[name] for name in names], number, record)
             self.registry.accepted |= dict.fromkeys(names, number)
             if number == 1:
                 self.registry.founders = len(self.registry.names)
+            for name in names:
+                self.registry.counts.setdefault(name, good[name].count)
+                if (score := good[name].received) is not None:
+                    self.registry.tests.setdefault(name, score.asked)
             self.world.round = number
         return record
 

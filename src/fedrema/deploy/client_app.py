@@ -16,12 +16,14 @@ from fedrema.data import DataSettings, Federation, build_federation, load_own
 from fedrema.data.federation import read_npz
 from fedrema.deploy.carried import FACTS, read_letter, reply_record
 from fedrema.deploy.letters import Reply
+from fedrema.deploy.model import keep_model
 from fedrema.deploy.node import Node
 from fedrema.deploy.plan import HELD_BY_NODES, Plan, read_run_config
 from fedrema.deploy.privacy import Guard
 from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput, FedremaError
 from fedrema.settings import Settings
+from fedrema.text import safe
 
 app = ClientApp()
 KEPT = "kept"
@@ -46,6 +48,8 @@ def train(message: Message, context: Context) -> Message:
         if guard is not None and letter.train:
             guard.check()
         reply = node.answer(letter)
+        if context.node_config.get("folder"):  # without one, nobody could ask for it
+            keep_model(folder, settings, node, letter.round - 1, reply)
         note(reply)
         if guard is not None:
             reply = guard.cover(reply, node.begins_with(letter))
@@ -81,7 +85,7 @@ def noted(folder: object, number: int) -> Iterator[Callable[[Reply], None]]:
     try:
         yield lambda reply: lines.append(_told(reply))
     except FedremaError as error:
-        lines.append(str(error))
+        lines.append(safe(error))
         raise
     finally:
         if folder:

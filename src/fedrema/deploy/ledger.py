@@ -2,16 +2,11 @@
 
 import hashlib
 import json
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import fedrema
 from fedrema.deploy.central import Central, Registry
 from fedrema.deploy.letters import Score
 from fedrema.deploy.plan import Plan, run_config
@@ -19,7 +14,7 @@ from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
-from fedrema.runs.manifest import CODE, check_unchanged, inputs_of, method_name, revisions_of
+from fedrema.runs.manifest import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
 from fedrema.settings import Settings
 
 WHERE = ("folder", "least-clients", "wait-seconds", "round-seconds", "rounds", "device")
@@ -42,6 +37,7 @@ class Ledger:
         self.identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
         self.lock = self.directory.lock()
         """Held from `take_up` to `finish`."""
+        self.ran_on = ran_on(central.simulator)
         self.pending: dict[str, Any] | None = None
         """The record of the last round, which still lacks its accuracies."""
 
@@ -68,11 +64,15 @@ class Ledger:
             raise BadInput(f"{directory.path} was begun for {world.clients} clients, not {central.capacity}.")
         central.world = world.placed(central.simulator.shelf, central.simulator.device)
         central.registry = Registry(**facts["more"]["registry"])
-        self.pending = facts["more"]["pending"]
-        known = world.round - 1 if self.pending else world.round
-        directory.check_rounds(known)
+        pending = facts["more"]["pending"]
+        directory.check_rounds(world.round - 1 if pending else world.round)
+        # A finished run has the last record already, with the accuracies of all clients.
+        self.pending = None if directory.has_record(world.round) else pending
         directory.remove_summary()
-        directory.keep_rounds(known)
+        directory.keep_rounds(world.round - 1 if self.pending else world.round)
+        before = directory.config() if directory.config_file.is_file() else {}
+        if started := before.get("ran_on", {}).get("started"):
+            self.ran_on["started"] = started
         # A server that was killed right after a checkpoint has not written the names of those who joined in its round.
         directory.write_json(directory.config_file, self._config())
 
@@ -97,6 +97,7 @@ class Ledger:
         self.lock.release()
 
     def _config(self) -> dict[str, Any]:
+        registry = self.central.registry
         return {
             "method": method_name(self.settings.method),
             "settings": self.settings.described(),
@@ -104,17 +105,16 @@ class Ledger:
             **self.made_by,
             "federation": {
                 # Nobody here has seen the samples: the names are all that is known of them.
-                "fingerprint": hashlib.sha256(json.dumps(self.central.registry.names).encode()).hexdigest(),
-                "names": list(self.central.registry.names),
+                "fingerprint": hashlib.sha256(json.dumps(registry.names).encode()).hexdigest(),
+                "names": list(registry.names),
                 "classes": self.plan.classes,
                 "class_names": list(self.plan.names),
                 "sample_shape": list(self.plan.shape),
+                "train_counts": [registry.counts.get(name, 0) for name in registry.names],
+                # A node that protects its samples reports no scores.
+                "test_counts": [sum(registry.tests.get(name, ())) for name in registry.names],
+                "last_counted": [registry.accepted.get(name, 0) for name in registry.names],
                 "info": {"network": "Flower"},
             },
-            "ran_on": {
-                "device": str(self.central.simulator.device),
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "python": platform.python_version(),
-                "versions": {"fedrema": fedrema.__version__, "torch": torch.__version__},
-            },
+            "ran_on": self.ran_on,
         }

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedrema.core import Role
+from fedrema.core import Client, Role
 from fedrema.data import Federation
 from fedrema.deploy.letters import Letter, Reply, Score
 from fedrema.engine import Stacked
@@ -51,6 +51,8 @@ class Node:
         begun, local = self.worlds[0], settings.local
         self.keeps = bool(begun.params.own or begun.memory or (local.keep_momentum and local.momentum))
         """Whether there is anything to keep: some methods leave nothing at a client."""
+        self.in_use: Client | None = None
+        """This client as it predicts with what came last: what its `received` score is of."""
         if folder is not None:
             files = sorted(folder.glob("round-*.safetensors"))
             for file in files:
@@ -63,10 +65,9 @@ class Node:
         """Train from what came and return what the server is to know."""
         world = self._standing(letter)
         simulator, count = self.simulator, int(self.simulator.train.counts[0])
-        correct, asked = simulator.tally_of(
-            simulator.method, simulator.crowd(world, ME), simulator.moment(letter.round - 1)
-        )
-        received = _score(correct, asked)
+        used = simulator.adapted(simulator.method, simulator.crowd(world, ME), simulator.moment(letter.round - 1))
+        received = _score(*simulator.tally_as_is(simulator.method, used))
+        self.in_use = used.one(0)
         if not letter.train:
             return Reply(letter.round, count, received=received)
         harvest = Harvest(ME, simulator.counts, simulator.shelf, keep_heads=False)

@@ -37,13 +37,13 @@ class Plan:
     class_names: str = ""
     """Their names, as a JSON list; empty: 0 to classes-1."""
     least_clients: int = 2
-    """Wait for at least this many clients before each round."""
+    """A round needs usable replies of at least this many clients."""
     most_clients: int = 100
     """Room for this many clients in all, with those that join later."""
     wait_seconds: float = 600.0
-    """Give up when there are fewer for so long."""
+    """Give up when there are fewer, or fewer usable replies, for so long."""
     round_seconds: float = 300.0
-    """Close a round after so long; replies that come later do not count."""
+    """End a round after so long; replies that come later do not count."""
 
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""

@@ -10,7 +10,6 @@ from fedrema.deploy.keys import valid_until
 from fedrema.deploy.places import ServerPlace
 from fedrema.deploy.presence import reason, somebody_is_there
 from fedrema.runs.directory import RunDirectory
-from fedrema.settings import read_toml
 
 LATE_ROUNDS = 20
 """How far back rejections are told of."""
@@ -52,7 +51,7 @@ class Standing:
 def standing(place: ServerPlace) -> Standing:
     """Look at a federation; changes nothing."""
     directory = RunDirectory(place.run)
-    config = read_toml(place.app / "pyproject.toml", "the app")["tool"]["flwr"]["app"]["config"]
+    config = place.config()
     records = directory.rounds()
     names: list[str] = directory.config()["federation"]["names"] if directory.config_file.is_file() else []
     states = _states(place)
@@ -60,7 +59,7 @@ def standing(place: ServerPlace) -> Standing:
     age = time.time() - directory.checkpoint_file.stat().st_mtime if directory.checkpoint_file.is_file() else None
     left = valid_until(place.path / "server.crt") - datetime.now(UTC)
     return Standing(
-        _state(place, directory, answering=states is not None),
+        _state(place, answering=states is not None),
         str(config["method"]),
         records[-1]["round"] if records else 0,
         int(config["rounds"]),
@@ -71,10 +70,10 @@ def standing(place: ServerPlace) -> Standing:
     )
 
 
-def _state(place: ServerPlace, directory: RunDirectory, answering: bool) -> str:
+def _state(place: ServerPlace, answering: bool) -> str:
     if somebody_is_there(place.run):
         return "going on" if answering else "going on, but the SuperLink does not answer"
-    if directory.summary_file.is_file():
+    if place.finished():
         return "finished"
     if why := reason(place.run):
         return f"given up: {why}"

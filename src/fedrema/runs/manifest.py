@@ -65,18 +65,23 @@ def describe(
             "info": federation.info,
             "saved": saves_federation,
         },
-        "ran_on": {
-            "device": torch.cuda.get_device_name(simulator.device) if simulator.device.type == "cuda" else "cpu",
-            "backend": simulator.engine.name,
-            "dtype": str(simulator.dtype).removeprefix("torch."),
-            "products": simulator.products,
-            "threads": torch.get_num_threads(),
-            "threads_per_operation": simulator.threads,
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "python": platform.python_version(),
-            "versions": {"fedrema": fedrema.__version__, "torch": torch.__version__, "numpy": np.__version__},
-            "commit": _commit(),
-        },
+        "ran_on": ran_on(simulator),
+    }
+
+
+def ran_on(simulator: Simulator) -> dict[str, Any]:
+    """Return the part of config.json that says where and how a run is computed."""
+    return {
+        "device": torch.cuda.get_device_name(simulator.device) if simulator.device.type == "cuda" else "cpu",
+        "backend": simulator.engine.name,
+        "dtype": str(simulator.dtype).removeprefix("torch."),
+        "products": simulator.products,
+        "threads": torch.get_num_threads(),
+        "threads_per_operation": simulator.threads,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": {"fedrema": fedrema.__version__, "torch": torch.__version__, "numpy": np.__version__},
+        "commit": _commit(),
     }
 
 

@@ -19,6 +19,7 @@ from fedrema.imports import load_object, raised_at, working_folder_importable
 from fedrema.methods.fedrema import maximum_difference_segmentation
 from fedrema.net import Tensors
 from fedrema.runs.checkpoint import load_world
+from fedrema.runs.deployed import counted_clients
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
 from fedrema.runs.manifest import saved_settings
@@ -68,12 +69,13 @@ def personalize(
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
     simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.anywhere())
     world = load_world(directory.checkpoint_file, directory.config()["identity"], simulator.device)
-    counts = torch.tensor(trained_on["train_counts"]).to(simulator.counts)
+    world, names, train_counts = counted_clients(world, directory.config())
+    counts = torch.tensor(train_counts).to(simulator.counts)
 
     first, second = simulator.moment(world.round + 1), simulator.moment(world.round + 2)
     arrived = _arrive(simulator, world)
     trained = _train(simulator, arrived, first)
-    matched, peers = _match(simulator, world, trained, counts, trained_on["names"])
+    matched, peers = _match(simulator, world, trained, counts, names)
     tuned = simulator.adapted(settings.method, _train(simulator, matched, second) if peers else trained, second)
     stages = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned}
     accuracy = {stage: _accuracy(simulator, crowd) for stage, crowd in stages.items() if peers or stage != "matched"}
