@@ -35,6 +35,10 @@ class Init:
     """Wait for at least this many nodes before each round."""
     most_clients: int = 100
     """Room for this many nodes in all, with those that join later."""
+    most_samples: int = 0
+    """Reject a node that says it has more samples; 0: more than ten times the median node's."""
+    most_noise: float = 0.0
+    """Allow nodes with a privacy budget this standard deviation of noise, beyond what is usual; 0: none."""
     wait_seconds: float = 600.0
     """Give up when there are fewer than --least-clients for so long."""
     round_seconds: float = 300.0
@@ -182,5 +186,6 @@ def _plan(asked: Init, settings: Settings) -> Any:
         shape, classes = "x".join(map(str, federation.sample_shape)), federation.classes
     elif not shape or not classes:
         raise BadInput("--sample-shape and --classes must say what the nodes' own data is like; or --deal, to try it.")
-    limits = {name: getattr(asked, name) for name in ("least_clients", "most_clients", "wait_seconds", "round_seconds")}
+    names = ("least_clients", "most_clients", "most_samples", "most_noise", "wait_seconds", "round_seconds")
+    limits = {name: getattr(asked, name) for name in names}
     return Plan(UNKNOWN, shape, classes, **limits)

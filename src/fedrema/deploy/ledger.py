@@ -23,7 +23,7 @@ from fedrema.runs.player import playing
 from fedrema.score import summarise
 from fedrema.settings import Settings
 
-WHERE = ("folder", "least-clients", "wait-seconds", "round-seconds", "rounds", "device")
+WHERE = ("folder", "least-clients", "most-samples", "most-noise", "wait-seconds", "round-seconds", "rounds", "device")
 """What may change when a federation goes on."""
 
 
@@ -58,7 +58,7 @@ class Ledger:
         if world.clients != central.capacity:
             raise BadInput(f"{directory.path} was begun for {world.clients} clients, not {central.capacity}.")
         central.world = world.placed(central.simulator.shelf, central.simulator.device)
-        central.registry = Registry(**facts["more"]["registry"])
+        central.registry = Registry.read(facts["more"]["registry"])
         self.pending = facts["more"]["pending"]
         directory.keep_rounds(world.round - 1 if self.pending else world.round)
         directory.summary_file.unlink(missing_ok=True)
@@ -72,8 +72,7 @@ class Ledger:
     def closed(self, record: dict[str, Any]) -> None:
         """Save a round that has been closed."""
         self.pending = record
-        registry = {"names": self.central.registry.names, "accepted": self.central.registry.accepted}
-        more = {"registry": registry, "pending": record}
+        more = {"registry": self.central.registry.plain(), "pending": record}
         save_world(self.central.world, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_json(self.directory.config_file, self._config())
 
