@@ -320,9 +320,9 @@ def test_updates_multiplied_by_minus_20_do_not_ruin_the_others_models(nodes, met
         attack = reversed_update(made.central, -20.0) if number >= begins else lambda content: None
         made.round(attack)
         absent.round(absent=[HOSTILE] if number >= begins else [])
-    for row in range(nodes):
-        if row != HOSTILE:
-            assert made.accuracy(row) >= absent.accuracy(row) - 0.1
+    others = [row for row in range(nodes) if row != HOSTILE]
+    found, expected = (np.mean([each.accuracy(row) for row in others]) for each in (made, absent))
+    assert found >= expected - 0.1
     hit = [record for record in made.records if "n1" in {**record["rejected"], **record.get("clipped", {})}]
     assert [record["round"] for record in hit] == list(range(begins, 7))
 
@@ -343,10 +343,10 @@ def test_a_moderate_excess_is_clipped_at_first_and_rejected_when_it_is_repeated(
         before = {name: value.clone() for name, value in made.central.world.params.common.items()}
         history = made.central.registry.norms
         usual = max(history.recent["the change of its shared parameters"])
-        made.round(shifted_by(before, 9 * usual))
+        made.round(shifted_by(before, 7 * usual))
     told = [(sorted(record.get("clipped", {})), sorted(record["rejected"])) for record in made.records[1:]]
     assert told == [(["n1"], []), (["n1"], []), ([], ["n1"]), ([], ["n1"])]
-    assert "clipped to 6 times" in made.records[1]["clipped"]["n1"]
+    assert "scaled down" in made.records[1]["clipped"]["n1"]
     assert "it was clipped 2 times lately" in made.records[3]["rejected"]["n1"]
 
 
@@ -362,18 +362,22 @@ def shifted_by(before, length):
     return attack
 
 
-def test_what_is_clipped_has_the_bounds_norm():
-    made, same = Federated(3, "fedavg"), Federated(3, "fedavg")
-    for each in (made, same):
-        each.round()
+def test_a_clipped_change_has_the_usual_norm():
+    made = Federated(3, "fedavg", counts=(50, 50, 50))
+    made.round()
     before = {name: value.clone() for name, value in made.central.world.params.common.items()}
-    usual = made.central.registry.norms.usual("the change of its shared parameters", {}, 1.0, "n1", 0.0)
-    record = made.round(shifted_by(before, 8 * usual))
-    # This round's median may be above the history's: the bound that was used follows from what was reported.
-    ratio = float(record["clipped"]["n1"].split(" is ")[1].split(" times")[0])
-    same.round(shifted_by(before, 8 * usual / ratio * 6))
-    for name, value in same.central.world.params.common.items():
-        torch.testing.assert_close(made.central.world.params.common[name], value, rtol=0, atol=0.01 * usual)
+    rest = Federated(3, "fedavg", counts=(50, 50, 50))
+    rest.round()
+    rest.round(absent=[HOSTILE])
+    sent = 8 * made.central.registry.norms.recent["the change of its shared parameters"][0]
+    told = made.round(shifted_by(before, sent))["clipped"]["n1"]
+    usual = sent / float(told.split(" is ")[1].split(" times")[0])
+    # The mean of three equally large nodes: the others' two thirds, and a third of what was clipped.
+    shift = {
+        name: 3 * (value - before[name]) - 2 * (rest.central.world.params.common[name] - before[name])
+        for name, value in made.central.world.params.common.items()
+    }
+    assert sum(float(value.square().sum()) for value in shift.values()) ** 0.5 == pytest.approx(usual, rel=1e-2)
 
 
 def test_a_reply_that_makes_the_aggregate_fail_is_found_and_left_out(monkeypatch):
@@ -411,11 +415,11 @@ def test_an_aggregate_that_fails_whoever_is_left_out_raises_and_changes_nothing(
 
 def test_more_samples_than_usual_are_accepted_where_the_operator_allows_them():
     honest = Federated(3, counts=(20, 600, 30))
-    assert "--most-samples" not in honest.round()["rejected"]["n1"]
-    assert "more than 10 times the median" in honest.records[0]["rejected"]["n1"]
+    assert "more than 10 times the median" in honest.round()["rejected"]["n1"]
     allowed = Federated(3, counts=(20, 600, 30), most_samples=1000)
     assert allowed.round()["rejected"] == {}
-    assert "more than --most-samples 1000" in allowed.round(with_facts(count=1001))["rejected"]["n1"]
+    hostile = Federated(3, counts=(20, 600, 30), most_samples=1000).round(with_facts(count=1001))
+    assert "more than --most-samples 1000" in hostile["rejected"]["n1"]
 
 
 @pytest.mark.parametrize("counts", [(40, 14), (20, 80, 45), (12, 30, 90, 24, 60)], ids=len)

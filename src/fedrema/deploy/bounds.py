@@ -2,7 +2,8 @@
 
 Every reply is divided into groups of tensors that are on one scale: the change of the shared parameters, the personal
 parameters and their change, and each tensor that the method sends beside parameters. The usual norm of a group is a
-median of accepted norms. A reply above `CLIP` times that is scaled down, one above `REJECT` times is rejected.
+median of accepted norms. A group above `CLIP` times that is scaled down to it; a reply with one above `REJECT` times is
+rejected.
 """
 
 import math
@@ -16,9 +17,9 @@ from torch import Tensor
 from fedrema.deploy.letters import Reply
 from fedrema.net import Net, Tensors
 
-CLIP = 6.0
-"""A group whose norm is above this many times the usual one is scaled down to it."""
-REJECT = 12.0
+CLIP = 5.0
+"""A group whose norm is above this many times the usual one is scaled down to the usual one."""
+REJECT = 10.0
 """A reply with a group above this many times the usual norm is rejected."""
 CLIPS = 2
 """How often a node's replies are clipped within `ROUNDS` rounds before they are rejected instead."""
@@ -58,7 +59,8 @@ class NormHistory:
         of_all = max(_median(now) if len(now) > 1 else 0.0, _median(self.recent.get(group, [])))
         first = self.first.get(group, 0.0)
         own = self.own.get(name, {}).get(group, [])
-        return max(of_all, min(_median(own), first) if own else first, least) * size
+        known = max(of_all, min(_median(own), first) if own else first)
+        return max(known, least) * size if known else 0.0
 
     def learn(self, number: int, norms: Mapping[str, Mapping[str, float]], clipped: Mapping[str, str]) -> None:
         """Add the norms of the replies that were used in a round, by group and node."""
@@ -173,16 +175,18 @@ def bounded(
         if not over:
             continue
         worst = max(over, key=lambda group: over[group])
-        why = f"{worst} is {over[worst]:.3g} times the usual"
+        why = f"{worst} is {over[worst]:.3g} times the usual one"
+        if reply.epsilon is not None:
+            why += f", more than noise as --most-noise {noise:g} allows explains"
         often = len(history.clipped.get(name, []))
         if over[worst] > REJECT or often >= CLIPS:
             result.rejected[name] = why if over[worst] > REJECT else f"{why}, and it was clipped {often} times lately"
             del result.good[name]
             continue
-        result.clipped[name] = f"{why}, clipped to {CLIP:g} times"
+        result.clipped[name] = f"{why}, and was scaled down to that"
         for group, ratio in over.items():
-            result.norms[group][name] *= CLIP / ratio
-            result.good[name] = _scaled(result.good[name], [p for p in parts[name] if p.group == group], CLIP / ratio)
+            result.norms[group][name] /= ratio
+            result.good[name] = _scaled(result.good[name], [p for p in parts[name] if p.group == group], 1 / ratio)
     return result
 
 
