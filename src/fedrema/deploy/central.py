@@ -111,10 +111,10 @@ class Central:
         own_mail = {name: value[row].cpu() for name, value in world.inbox.own.items()}
         return Letter(number, accepted, common, own, mail, own_mail, train)
 
-    def close(self, replies: Mapping[str, Reply]) -> dict[str, Any]:
+    def close(self, replies: Mapping[str, Reply], least: int = 1) -> dict[str, Any]:
         """Close a round with the replies that have come; returns its record, with who was rejected or clipped, and why.
 
-        Without a single good one the round stays open.
+        With fewer than `least` usable replies the round stays open and nothing changes.
         """
         number, registry = self.round + 1, self.registry
         rejected = {name: why for name, reply in replies.items() if (why := self._fault(name, reply, number))}
@@ -130,12 +130,12 @@ class Central:
         )
         names = sorted(result.good, key=registry.row)
         record: dict[str, Any] = {"round": number, "participants": [], "rejected": rejected | result.rejected}
-        if not names:
+        if len(names) < max(1, least):
             return record
         suspects = sorted(names, key=lambda name: -result.excess.get(name, 0.0))
         names, harvest, answer, ruinous = self._agreed(names, result.good, number, suspects)
         record["rejected"] |= ruinous
-        if not names:
+        if len(names) < max(1, least):
             return record
         self.world.hand_out(harvest, self.roles, answer)
         self._describe(names, [result.good[name] for name in names], answer, record)
