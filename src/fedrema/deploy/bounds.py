@@ -25,13 +25,19 @@ CLIPS = 2
 """How often a node's replies are clipped within `ROUNDS` rounds before they are rejected instead."""
 SINGLE_NUMBER = 100.0
 """Both factors are so many times larger for a single number: its scale can depend on a node's sample count."""
+STATISTICS = 10.0
+"""And so many times larger for the statistics of batch norm: variances grow with the square of the inputs' scale."""
+ALONE = 10.0
+"""And so many times larger for norms, not changes, of a round's only reply: features grow when training begins."""
+COUNTS = ("label_counts", "held_count")
+"""Numbers of samples, which are bounded by a node's sample count instead."""
 ROUNDS = 20
 """How many rounds back the usual norm is computed from."""
 OWN_ROUNDS = 9
 """How many of a node's own norms are kept."""
 LEAST_CHANGE = 0.01
 """A change below this share of the norm of what is changed counts as usual, whatever others send."""
-LARGEST = 1e6
+LARGEST = 1e12
 """No tensor's root mean square may be above this."""
 
 
@@ -94,6 +100,8 @@ class Part:
     name: str
     base: Tensor | None = None
     """What its change is measured from; None: its own norm is."""
+    tolerance: float = 1.0
+    """By how much both factors are larger."""
 
     def offset(self, reply: Reply) -> Tensor:
         """Return what is bounded: the tensor's change, or the tensor itself; in double precision."""
@@ -106,21 +114,31 @@ def parts_of(net: Net, common: Tensors, own: Tensors | None, reply: Reply) -> li
     parts = []
     for name in reply.params:
         kind = "parameters" if name in net.trainable else "statistics" if name in net.initial else name.split(".")[0]
+        tolerance = STATISTICS if kind == "statistics" else 1.0
         if name in common:
-            parts.append(Part(f"the change of its shared {kind}", "params", name, common[name]))
+            parts.append(Part(f"the change of its shared {kind}", "params", name, common[name], tolerance))
             continue
-        parts.append(Part(f"the norm of its personal {kind}", "params", name))
+        parts.append(Part(f"the norm of its personal {kind}", "params", name, None, tolerance))
         if own is not None:
-            parts.append(Part(f"the change of its personal {kind}", "params", name, own[name]))
-    parts += [Part(f"the norm of its {name!r}", "extras", name) for name in reply.extras]
+            parts.append(Part(f"the change of its personal {kind}", "params", name, own[name], tolerance))
+    for name, value in reply.extras.items():
+        if name not in COUNTS:
+            tolerance = SINGLE_NUMBER if value.numel() == 1 else 1.0
+            parts.append(Part(f"the norm of its {name!r}", "extras", name, None, tolerance))
     return parts
 
 
-def too_large(reply: Reply) -> str:
-    """Name a tensor that no training explains; empty where there is none."""
+def impossible(net: Net, reply: Reply) -> str:
+    """Name a tensor whose numbers no training explains; empty where there is none."""
     for name, value in [*reply.params.items(), *reply.extras.items()]:
         if value.numel() and _norm([value.double()]) > LARGEST * math.sqrt(value.numel()):
             return f"the numbers in {name!r} are absurdly large"
+        if name in net.batch_norm and name.endswith("running_var") and bool((value < 0).any()):
+            return f"the variances in {name!r} are below 0"
+    for name in COUNTS:
+        counts = reply.extras.get(name, torch.zeros(0))
+        if bool((counts < 0).any()) or float(counts.double().sum()) > reply.count:
+            return f"the numbers of samples in {name!r} are below 0 or more than {reply.count}"
     return ""
 
 
@@ -156,14 +174,14 @@ def bounded(
     result = Bounded(dict(replies))
     measured = {name: _measure(reply, parts[name]) for name, reply in replies.items()}
     for name, groups in measured.items():
-        for group, (norm, _, _) in groups.items():
+        for group, (norm, *_) in groups.items():
             result.norms.setdefault(group, {})[name] = norm
     found = {group: dict(norms) for group, norms in result.norms.items()}  # as they were sent
     for name, reply in replies.items():
         over = {}
-        for group, (norm, least, numel) in measured[name].items():
-            usual = history.usual(group, found[group], sizes[name], name, least)
-            usual *= SINGLE_NUMBER if numel == 1 else 1.0
+        for group, (norm, least, numel, tolerance) in measured[name].items():
+            usual = history.usual(group, found[group], sizes[name], name, least) * tolerance
+            usual *= ALONE if len(replies) == 1 and not group.startswith("the change") else 1.0
             ratio = norm / usual if usual > 0 else 0.0
             # Noise in n numbers has a norm of about √n standard deviations, and hardly ever five more.
             if ratio > CLIP and reply.epsilon is not None and norm - CLIP * usual <= noise * (math.sqrt(numel) + 5):
@@ -175,7 +193,7 @@ def bounded(
         if not over:
             continue
         worst = max(over, key=lambda group: over[group])
-        why = f"{worst} is {over[worst]:.3g} times the usual one"
+        why = f"{worst} is {'absurdly large: ' if over[worst] > REJECT else ''}{over[worst]:.3g} times the usual one"
         if reply.epsilon is not None:
             why += f", more than noise as --most-noise {noise:g} allows explains"
         often = len(history.clipped.get(name, []))
@@ -190,8 +208,8 @@ def bounded(
     return result
 
 
-def _measure(reply: Reply, parts: list[Part]) -> dict[str, tuple[float, float, int]]:
-    """Return the norm of each group, the least norm that counts as usual, and how many numbers there are."""
+def _measure(reply: Reply, parts: list[Part]) -> dict[str, tuple[float, float, int, float]]:
+    """Return each group's norm, the least norm that counts as usual, how many numbers it has, and its tolerance."""
     groups: dict[str, list[Part]] = {}
     for part in parts:
         groups.setdefault(part.group, []).append(part)
@@ -200,6 +218,7 @@ def _measure(reply: Reply, parts: list[Part]) -> dict[str, tuple[float, float, i
             _norm([part.offset(reply) for part in members]),
             LEAST_CHANGE * _norm([part.base.double() for part in members if part.base is not None]),
             sum(getattr(reply, part.field)[part.name].numel() for part in members),
+            members[0].tolerance,
         )
         for group, members in groups.items()
     }

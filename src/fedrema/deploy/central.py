@@ -10,7 +10,7 @@ import torch
 
 from fedrema.core import Answer, Role
 from fedrema.data import Federation
-from fedrema.deploy.bounds import NormHistory, Part, bounded, parts_of, too_large
+from fedrema.deploy.bounds import NormHistory, Part, bounded, impossible, parts_of
 from fedrema.deploy.letters import Letter, Reply, Score
 from fedrema.deploy.node import Node
 from fedrema.engine import Stacked
@@ -231,9 +231,12 @@ class Central:
         joined_with = self.registry.counts.get(name, reply.count)
         if reply.count != joined_with:
             return f"it says that it trained on {reply.count} samples, but it joined with {joined_with}"
-        for score in (reply.received, reply.trained):
-            if score is not None and (why := self._score_fault(name, score)):
+        scores = [score for score in (reply.received, reply.trained) if score is not None]
+        for score in scores:
+            if why := self._score_fault(name, score):
                 return why
+        if len({score.asked for score in scores}) > 1:
+            return "its two scores are over different numbers of test samples"
         for group in ("params", "extras"):
             found, expected = getattr(reply, group), getattr(self.expected, group)
             if found.keys() != expected.keys():
@@ -246,7 +249,7 @@ class Central:
                     return f"{name!r} holds {value.dtype} instead of {expected[name].dtype}"
                 if not torch.isfinite(value).all():
                     return f"{name!r} is not finite"
-        return too_large(reply)
+        return impossible(self.net, reply)
 
     def _score_fault(self, name: str, score: Score) -> str:
         """Say what is wrong with a score; empty where nothing is."""
@@ -263,7 +266,8 @@ class Central:
     def _imbalanced(self, replies: Mapping[str, Reply]) -> dict[str, str]:
         """Return who says that it has far more samples than others have; alone it would decide every mean."""
         counts = {name: reply.count for name, reply in replies.items()}
-        tests = {name: sum(score.asked) for name, reply in replies.items() if (score := reply.received) is not None}
+        scores = {name: reply.received or reply.trained for name, reply in replies.items()}
+        tests = {name: sum(score.asked) for name, score in scores.items() if score is not None}
         known_tests = {name: sum(asked) for name, asked in self.registry.tests.items()}
         return {
             **self._above(tests, {**known_tests, **tests}, "test"),
