@@ -51,6 +51,7 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method, late)
     for played, record in zip(simulator.play(world), records, strict=True):
         assert sorted(rows[row] for row in played.record["participants"]) == record["participants"]
         assert record["rejected"] == {}
+        assert "clipped" not in record
         assert record["loss"] == pytest.approx(played.record["loss"], abs=1e-9)
     for row, node in enumerate(nodes):
         letter = central.letter(node.name)

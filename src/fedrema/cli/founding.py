@@ -38,6 +38,10 @@ class Init:
     """A round needs usable replies of at least this many nodes."""
     most_clients: int = 100
     """Room for this many nodes in all, with those that join later."""
+    most_samples: int = 0
+    """Reject a node that says it has more samples; 0: more than ten times the median node's."""
+    most_noise: float = 0.0
+    """Allow nodes with a privacy budget this standard deviation of noise, beyond what is usual; 0: none."""
     wait_seconds: float = 600.0
     """Give up when fewer than --least-clients are there, or send usable replies, for so long."""
     round_seconds: float = 300.0
@@ -203,5 +207,6 @@ def _plan(asked: Init, settings: Settings) -> Any:
     elif len(set(names)) < len(names) or "" in names:
         raise BadInput(f"--class-names must name each class once, got {asked.class_names!r}.")
     named = json.dumps(names) if names else ""
-    limits = {name: getattr(asked, name) for name in ("least_clients", "most_clients", "wait_seconds", "round_seconds")}
+    limited = ("least_clients", "most_clients", "most_samples", "most_noise", "wait_seconds", "round_seconds")
+    limits = {name: getattr(asked, name) for name in limited}
     return Plan(UNKNOWN, shape, len(names) or classes, named, **limits)

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedrema.deploy.carried import FACTS, letter_record, packed, read_reply
+from fedrema.deploy.carried import FACTS, NO_TRAINING, letter_record, packed, read_reply
 from fedrema.deploy.central import Central
 from fedrema.deploy.deadline import NoAnswer, exchange_within, nodes_within
 from fedrema.deploy.ledger import Ledger
@@ -33,7 +33,9 @@ class Conductor:
 
     def __init__(self, grid: Grid, settings: Settings, plan: Plan, pause: Callable[[float], None] = time.sleep) -> None:
         self.grid, self.settings, self.plan, self.pause = grid, settings, plan, pause
-        self.central = Central(settings, plan.shape, plan.classes, plan.most_clients)
+        self.central = Central(
+            settings, plan.shape, plan.classes, plan.most_clients, plan.most_samples, plan.most_noise
+        )
         self.ledger = Ledger(Path(plan.folder), settings, plan, self.central)
         self.vain_since: float | None = None
         """When the first attempt at the present round failed; None: none has."""
@@ -196,7 +198,7 @@ class Conductor:
                 missing[name] = self._told(message.error)
                 continue
             try:
-                replies[name] = read_reply(message.content)
+                replies[name] = read_reply(message.content, self.central.expected if train else NO_TRAINING)
                 missing.pop(name, None)
             except FedremaError as error:
                 missing[name] = str(error)

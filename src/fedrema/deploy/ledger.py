@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
 from fedrema.settings import Settings
 
-WHERE = ("folder", "least-clients", "wait-seconds", "round-seconds", "rounds", "device")
+WHERE = ("folder", "least-clients", "most-samples", "most-noise", "wait-seconds", "round-seconds", "rounds", "device")
 """What may change when a federation goes on."""
 
 
@@ -63,7 +62,7 @@ class Ledger:
         if world.clients != central.capacity:
             raise BadInput(f"{directory.path} was begun for {world.clients} clients, not {central.capacity}.")
         central.world = world.placed(central.simulator.shelf, central.simulator.device)
-        central.registry = Registry(**facts["more"]["registry"])
+        central.registry = Registry.read(facts["more"]["registry"])
         pending = facts["more"]["pending"]
         directory.check_rounds(world.round - 1 if pending else world.round)
         # A finished run has the last record already, with the accuracies of all clients.
@@ -85,7 +84,7 @@ class Ledger:
     def closed(self, record: dict[str, Any]) -> None:
         """Save a round that has been closed."""
         self.pending = record
-        more = {"registry": asdict(self.central.registry), "pending": record}
+        more = {"registry": self.central.registry.plain(), "pending": record}
         self.directory.sync_rounds()  # before the checkpoint that counts on them
         save_world(self.central.world, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_json(self.directory.config_file, self._config())

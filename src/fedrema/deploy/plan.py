@@ -40,6 +40,10 @@ class Plan:
     """A round needs usable replies of at least this many clients."""
     most_clients: int = 100
     """Room for this many clients in all, with those that join later."""
+    most_samples: int = 0
+    """Reject a node that says it has more samples; 0: more than ten times the median node's."""
+    most_noise: float = 0.0
+    """Allow nodes with a privacy budget this standard deviation of noise, beyond what is usual; 0: none."""
     wait_seconds: float = 600.0
     """Give up when there are fewer, or fewer usable replies, for so long."""
     round_seconds: float = 300.0
@@ -48,7 +52,7 @@ class Plan:
     def __post_init__(self) -> None:
         """Refuse what has no meaning."""
         at_least(1, self, "least_clients", "most_clients")
-        at_least(0, self, "wait_seconds", "round_seconds")
+        at_least(0, self, "most_samples", "most_noise", "wait_seconds", "round_seconds")
         if not Path(self.folder).is_absolute():
             raise BadInput(f"folder must be an absolute path on the server's machine, got {self.folder!r}.")
         if self.classes < 1:

@@ -12,7 +12,7 @@ from fedrema.deploy.presence import reason, somebody_is_there
 from fedrema.runs.directory import RunDirectory
 
 LATE_ROUNDS = 20
-"""How far back rejections are told of."""
+"""How many rounds back rejections and clipping are shown."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,12 @@ class Member:
     """The last round in which its reply counted; 0: none."""
     accuracy: float | None
     epsilon: float | None
+    rejected: int
+    """In how many of the last rounds it did not count."""
+    clipped: int
+    """In how many of them its reply was clipped."""
     trouble: str
-    """Why it did not count, if that was lately."""
+    """Why it last did not count or was clipped, if that was lately, and how often."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,18 @@ def _member(name: str, names: list[str], records: list[dict[str, Any]], state: s
     accuracies = [record["client_accuracy"][row] for record in records if 0 <= row < len(record["client_accuracy"])]
     accuracies = [accuracy for accuracy in accuracies if accuracy is not None]
     spent = [record["epsilon"][name] for record in records if name in record.get("epsilon", {})]
-    troubles = [f"round {r['round']}: {r['rejected'][name]}" for r in records[-LATE_ROUNDS:] if name in r["rejected"]]
+    late = records[-LATE_ROUNDS:]
+    rejections = {r["round"]: r["rejected"][name] for r in late if name in r["rejected"]}
+    clips = {r["round"]: r["clipped"][name] for r in late if name in r.get("clipped", {})}
+    troubles = [f"round {number}: {why}" for number, why in sorted({**rejections, **clips}.items())]
+    times = f" (rejected {len(rejections)}, clipped {len(clips)} times lately)" if len(troubles) > 1 else ""
     return Member(
         name,
         state or "key not registered",
         counted[-1] if counted else 0,
         accuracies[-1] if accuracies else None,
         spent[-1] if spent else None,
-        troubles[-1] if troubles else "",
+        len(rejections),
+        len(clips),
+        f"{troubles[-1]}{times}" if troubles else "",
     )
