@@ -110,7 +110,7 @@ class LocalTraining:
     lr_decay: float = 0.99
     """Factor per round of the exponential schedule."""
     drop_incomplete: bool = True
-    """Leave out an epoch's last batch when it is not full."""
+    """Leave out an epoch's last batch when it is not full; the default for own data is to keep it."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot train."""

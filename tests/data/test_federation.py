@@ -319,7 +319,7 @@ def test_classes_are_matched_by_name():
     theirs = Federation.from_arrays(np.zeros((3, 2)), ["well", "sick", "well"], np.zeros(3, int))
     ours = theirs.relabelled(("dead", "sick", "well"))
     assert (ours.y.tolist(), ours.classes, ours.class_names) == ([2, 1, 2], 3, ("dead", "sick", "well"))
-    with pytest.raises(BadInput, match="y has the label 'sick' in row 1; the classes are dead, well"):
+    with pytest.raises(BadInput, match="y of client '0' has the label 'sick'; the classes are dead, well"):
         theirs.relabelled(("dead", "well"))
 
 

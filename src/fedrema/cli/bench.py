@@ -65,10 +65,11 @@ def bench(arguments: list[str]) -> int:
 
     workloads = []
     for network, methods in settings.items():
-        first = next(iter(methods.values()))
-        federation = build_federation(first.data) if _has_data(options) else generated(network, first.data)
-        prepare(first, trimmed(federation, 1, 1))  # refused now, not after others were measured
-        workloads.append(Workload(network, methods, federation))
+        data = next(iter(methods.values())).data
+        federation = build_federation(data) if _has_data(options) else generated(network, data)
+        fitted = {name: each.fitted(federation) for name, each in methods.items()}
+        prepare(next(iter(fitted.values())), trimmed(federation, 1, 1))  # refused now, not after others were measured
+        workloads.append(Workload(network, fitted, federation))
     console = Console()
     with console.status("Measuring") as status:
         found = measure(workloads, lambda what: status.update(Text(f"Measuring {what}")))

@@ -43,7 +43,7 @@ def check_samples(x: ArrayLike) -> NDArray[Any]:
         if highest > np.iinfo(np.int64).max:
             raise BadInput(f"x has {highest}; integers up to {np.iinfo(np.int64).max} are valid.")
         narrow = lowest >= np.iinfo(np.int32).min and highest <= np.iinfo(np.int32).max
-        return array.astype(np.int32 if narrow else np.int64)
+        return array.astype(np.int32 if narrow else np.int64, copy=False)
     with np.errstate(over="ignore"):
         # Judged after the conversion, so that what float32 cannot hold is found too.
         numbers = array.astype(np.float32)
@@ -82,11 +82,11 @@ def check_labels(
     if array.dtype.kind not in "iubU":
         raise BadInput(f"y has the type {array.dtype}; whole numbers and strings are valid labels.")
     if class_names is not None and len(set(class_names)) < len(class_names):
-        raise BadInput(f"class_names names a class twice: {_listed(class_names)}.")
+        raise BadInput(f"class_names names a class twice: {listed(class_names)}.")
     if classes is not None and class_names is not None and len(class_names) != classes:
         raise BadInput(f"class_names has {len(class_names)} names for {classes} classes; one each is valid.")
     if classes is not None:
-        return _numbered(array, classes), classes, _unless_plain(class_names or ())
+        return _numbered(array, classes), classes, unless_plain(class_names or ())
     found, first, rows = np.unique(array, return_index=True, return_inverse=True)
     if array.dtype.kind == "i" and found[0] < 0:
         raise BadRow(
@@ -100,12 +100,12 @@ def check_labels(
         raise BadRow("y has an empty label", int(first[names.index("")]), "; every sample needs one.")
     if class_names is None:
         _warn(array.dtype.kind, found, samples)
-        return rows.astype(np.int64), len(names), _unless_plain(names)
+        return rows.astype(np.int64), len(names), unless_plain(names)
     place = {name: number for number, name in enumerate(class_names)}
     for name, row in zip(names, first, strict=True):
         if name not in place:
-            raise BadRow(f"y has the label {name!r}", int(row), f"; the classes are {_listed(class_names)}.")
-    return np.array([place[name] for name in names], np.int64)[rows], len(place), _unless_plain(class_names)
+            raise BadRow(f"y has the label {name!r}", int(row), f"; the classes are {listed(class_names)}.")
+    return np.array([place[name] for name in names], np.int64)[rows], len(place), unless_plain(class_names)
 
 
 def _whole(array: NDArray[Any]) -> NDArray[Any]:
@@ -133,7 +133,7 @@ def _numbered(array: NDArray[Any], classes: int) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _unless_plain(names: Sequence[str]) -> tuple[str, ...]:
+def unless_plain(names: Sequence[str]) -> tuple[str, ...]:
     """Return names of classes; nothing where they only count from 0."""
     plain = all(name == str(number) for number, name in enumerate(names))
     return () if plain else tuple(names)
@@ -154,10 +154,11 @@ def _warn(kind: str, found: NDArray[Any], samples: int) -> None:
         if len(found) >= _QUANTITY and (missing or found[0] > 1):
             doubts.append("they look like a quantity, and fedrema predicts classes")
     if doubts:
-        log.warning("Warning: y has the labels %s: %s.", _listed([str(label) for label in found]), "; ".join(doubts))
+        log.warning("Warning: y has the labels %s: %s.", listed([str(label) for label in found]), "; ".join(doubts))
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names for a sentence; of many the first and the last."""
     if len(names) <= _SHOWN:
         return ", ".join(names)
     return f"{', '.join(names[: _SHOWN - 1])}, … {names[-1]} ({len(names)} in all)"

@@ -26,6 +26,8 @@ from fedrema.data.checks import (
     check_labels,
     check_samples,
     check_split,
+    listed,
+    unless_plain,
 )
 from fedrema.data.partition import choose_test
 from fedrema.errors import BadInput
@@ -159,8 +161,16 @@ class Federation:
         """Return the same samples with other classes, matched by name; a label that is not among them is refused."""
         if tuple(class_names) == self.class_names:
             return self
-        labels, classes, own = check_labels(np.array(self.class_names)[self.y], len(self.y), None, class_names)
-        return replace(self, y=labels, classes=classes, own_class_names=own)
+        place = {name: number for number, name in enumerate(class_names)}
+        number = np.array([place.get(name, -1) for name in self.class_names], np.int64)
+        labels = number[self.y]
+        if (labels < 0).any():
+            row = int(np.argmax(labels < 0))
+            raise BadInput(
+                f"y of client {self.names[self.client[row]]!r} has the label {self.class_names[self.y[row]]!r}; the "
+                f"classes are {listed(class_names)}."
+            )
+        return replace(self, y=labels, classes=len(place), own_class_names=unless_plain(class_names))
 
     def save(self, path: Path) -> None:
         """Write a `.npz` that `load` reads; whole or not at all."""

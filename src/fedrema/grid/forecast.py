@@ -78,12 +78,12 @@ class Forecaster:
     def known_seconds(self, task: Task) -> float | None:
         """Return how long a task takes, by the runs that are most like it; None where there are none."""
         wanted = task.cell.parsed.described()
-        # 0 is chosen from the data: the same for all runs on it.
-        alike = [name for name in ALIKE if name != "batch" or wanted["batch"]]
+        # Own data has no --dataset and --clients, and what is chosen from it (0) is the same for all runs on it.
+        alike = [name for name in ALIKE if name in wanted and (name != "batch" or wanted["batch"])]
         known = [
             one
             for one in self.store
-            if self._counts(one) and all(one.settings.get(name) == wanted.get(name) for name in alike)
+            if self._counts(one) and all(one.settings.get(name) == wanted[name] for name in alike)
         ]
         by_method = [one for one in known if one.method == task.cell.method]
         same = [one for one in by_method if one.settings.get("alternate") == wanted.get("alternate")]
