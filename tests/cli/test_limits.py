@@ -113,6 +113,23 @@ def test_a_header_that_announces_other_than_is_there_is_refused_unread(shape, tm
         read_npz(file, required=("x", "y"), optional=())
 
 
+def test_a_member_that_cannot_be_opened_or_understood_is_refused(tmp_path):
+    file = tmp_path / "odd.npz"
+    header = b"{'descr': " + b"[" * 5000 + b", 'shape': (1,)}"
+    magic = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x.npy", magic + header)
+        write_header(archive, "y.npy", (4,), bytes(32))
+    nested = file.read_bytes()
+    encrypted = bytearray(nested)
+    for start in (encrypted.index(b"PK\x03\x04") + 6, encrypted.index(b"PK\x01\x02") + 8):
+        encrypted[start] |= 1  # the flag of an encrypted member
+    for content in (nested, bytes(encrypted)):
+        file.write_bytes(content)
+        with pytest.raises(BadInput, match=r"odd.npz cannot be read \(altered or incomplete\)"):
+            read_npz(file, required=("x", "y"), optional=())
+
+
 def test_an_archive_larger_than_memory_is_refused(tmp_path, monkeypatch):
     np.savez(tmp_path / "large.npz", x=np.zeros((1000, 100)), y=np.zeros(1000))
     monkeypatch.setattr("fedrema.memory.free_memory", lambda: 10**5)

@@ -36,10 +36,15 @@ def check_archive(stream: BinaryIO, path: Path) -> None:
 
 
 def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    with archive.open(member) as stream:
-        version = npy.read_magic(stream)
-        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, kind = read_header(stream)
-        announced = stream.tell() + math.prod(shape) * kind.itemsize
+    try:
+        with archive.open(member) as stream:
+            version = npy.read_magic(stream)
+            read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            shape, _, kind = read_header(stream)
+            announced = stream.tell() + math.prod(shape) * kind.itemsize
+    except OSError:
+        raise
+    except Exception as error:  # numpy reads the header as Python source, which fails in many ways
+        raise ValueError(str(error)) from error
     if not kind.hasobject and announced != member.file_size:
         raise ValueError(f"{member.filename} announces {announced} bytes and has {member.file_size}")
