@@ -13,6 +13,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
+from fedrema.data import build_federation
 from fedrema.deploy.carried import NO_TRAINING, read_reply, reply_record
 from fedrema.deploy.central import Central
 from fedrema.deploy.ledger import Registry
@@ -36,9 +37,11 @@ class Federated:
     """Nodes and a server in this process; what nodes send passes through Flower's records."""
 
     def __init__(self, nodes, method="fedrema", counts=None, more=(), **limits):
+        self.settings = parse_settings(method, [*ARGUMENTS, *quick_arguments(method), *more])
         counts = counts or (60, 50, 70, 55, 45, 65, 75, 40)[:nodes]
         federation = make_federation(counts=counts, names=[f"n{row}" for row in range(len(counts))])
-        self.settings = parse_settings(method, [*ARGUMENTS, *quick_arguments(method), *more])
+        if "--dataset" in more:
+            federation = build_federation(self.settings.data)
         self.nodes = [Node(self.settings, federation.only(row)) for row in range(len(counts))]
         self.central = Central(self.settings, federation.sample_shape, federation.classes, len(counts), **limits)
         for node in self.nodes:
@@ -459,12 +462,12 @@ def test_no_check_triggers_in_an_honest_run(method, counts):
     assert [(record["rejected"], record.get("clipped", {})) for record in made.records] == [({}, {})] * 6
 
 
-@pytest.mark.parametrize("method", ["creff", "fedpac", "fedproto", "fedrema"])
+@pytest.mark.parametrize("method", ["creff", "fedpac"])
 def test_no_check_triggers_while_an_honest_node_is_alone(method):
-    # Its features grow many times over when training begins.
-    made = Federated(0, method, (60, 50), ["--epochs", "10"])
+    # What these send of their features grows many times over when training begins.
+    made = Federated(2, method, more=["--dataset", "digits", "--clients", "2", "--hidden", "16", "--epochs", "5"])
     for number in range(1, 6):
-        made.round(absent=[1] if number < 4 else [])
+        made.round(absent=[HOSTILE] if number < 4 else [])
     assert [(record["rejected"], record.get("clipped", {})) for record in made.records] == [({}, {})] * 5
 
 

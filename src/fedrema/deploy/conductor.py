@@ -86,6 +86,8 @@ class Conductor:
             "evaluate": 0.0,
             "other": 0.0,
         }
+        for name, why in record.get("clipped", {}).items():
+            log.warning("round %d: the reply of client %s was clipped: %s", number, name, why)
         self.ledger.closed(record)
         log.info("round %d of %d: %d clients", number, simulation.rounds, len(record["participants"]))
 
