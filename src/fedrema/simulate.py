@@ -214,7 +214,7 @@ class Simulator(Clients):
         )
 
     def newcomers(self, number: int) -> Tensor:
-        """Return the clients that joined late, by a round, and have not taken part before it."""
+        """Return the clients that join late, by a round, and have not taken part before it."""
         late = [row for row, joins in enumerate(self.joins) if 1 < joins <= number]
         if not late or not overrides(self.method, "start"):
             return torch.empty(0, dtype=torch.long)
@@ -260,8 +260,7 @@ class Simulator(Clients):
 
     def _follow(self, world: World, moment: Moment) -> None:
         """Let clients that joined late, but have not taken part yet, follow the shared model with their copies."""
-        new = self.newcomers(moment.round)
-        new = new[~torch.isin(new, torch.tensor(self.choose(moment.round)[0]))]
+        new = self.newcomers(moment.round + 1)
         for part in self.parts(new) if len(new) else ():
             begun = self.newly_begun(self.crowd(world, part))
             for everyone, made in ((world.params.own, begun.params.own), (world.memory, begun.memory.own)):
