@@ -17,6 +17,9 @@ FILES = {
     "package_x/inner/deep.py": "import top_one\n",
     "package_x/cousin.py": "value = 1\n",
     "package_x/unused.py": "",
+    "namespace_x/inner/deep.py": "from .beside import value\nimport namespace_x.inner.further\n",
+    "namespace_x/inner/beside.py": "value = 1\n",
+    "namespace_x/inner/further/__init__.py": "",
     "unrelated.py": "",
 }
 
@@ -35,9 +38,14 @@ def folder(tmp_path, monkeypatch):
 def test_a_module_counts_with_all_it_imports_from_its_folder_and_is_not_executed(folder):
     (folder / "top_two.py").write_text(FILES["top_two.py"] + "raise SystemExit\n")
     found = module_digests("top_one")
-    assert sorted(found) == sorted(name for name in FILES if name not in ("package_x/unused.py", "unrelated.py"))
+    unused = ("package_x/unused.py", "unrelated.py")
+    assert sorted(found) == sorted(name for name in FILES if name not in unused and "namespace" not in name)
     assert found["package_x/cousin.py"] == file_digest(folder / "package_x" / "cousin.py")
     assert not {"top_one", "top_two", "package_x"} & set(sys.modules)
+
+
+def test_folders_without_an_init_file_are_packages_too(folder):
+    assert sorted(module_digests("namespace_x.inner.deep")) == sorted(name for name in FILES if "namespace" in name)
 
 
 @pytest.mark.parametrize("name", ["top_one.py", "top_two.py", "package_x/sibling.py", "package_x/inner/__init__.py"])

@@ -7,7 +7,14 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from importlib.machinery import ModuleSpec
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+)
 from pathlib import Path
 
 from fedrema.imports import working_folder_importable
@@ -17,6 +24,7 @@ Digests = dict[str, str]
 Stamp = tuple[str, int, int, int, int]
 """Path, inode, size, and times of modification and change: a file with the same stamp is not read again."""
 
+_LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE_SUFFIXES))
 _found: dict[tuple[str, str], tuple[list[Stamp], Digests]] = {}
 """By module and working folder."""
 _imported: dict[str, tuple[ModuleSpec, Digests]] = {}
@@ -104,17 +112,14 @@ def _spec(name: str) -> ModuleSpec | None:
     if isinstance(loaded, ModuleSpec):
         return loaded
     parent = name.rpartition(".")[0]
-    within = None
     if parent:
         outer = _spec(parent)
-        if outer is None or outer.submodule_search_locations is None:
-            return None
-        within = list(outer.submodule_search_locations)
-    for finder in sys.meta_path:
-        found = finder.find_spec(name, within) if hasattr(finder, "find_spec") else None
-        if found is not None:
-            return found
-    return None
+        within = (outer.submodule_search_locations if outer else None) or []
+        # Python's own finder would look for the parent among imported modules.
+        specs = (FileFinder(folder, *_LOADERS).find_spec(name) for folder in within)
+    else:
+        specs = (finder.find_spec(name, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _location(spec: ModuleSpec | None) -> Path | None:
