@@ -296,6 +296,12 @@ def test_ceilings_are_medians_and_flags_are_put_back(monkeypatch):
     assert "dgemm" in Ceilings(CPU, "float64").values()
 
 
+@pytest.mark.parametrize(("rate", "size"), [(1e6, 128), (2e8, 256), (1e15, 2048)])
+def test_a_processor_without_bf16_multiplies_small_matrices(monkeypatch, rate, size):
+    monkeypatch.setattr(ceilings, "product_rate", lambda device, dtype, size: rate)
+    assert ceilings.bearable(CPU, torch.bfloat16, 2048) == size
+
+
 def test_bf16_is_tried_in_a_process_that_may_die(monkeypatch):
     monkeypatch.setattr(ceilings, "_BF16_ON_A_CPU", "print({size} * {threads})")
     assert BF16_RATE_ON_A_CPU() == 32.0 * torch.get_num_threads()
