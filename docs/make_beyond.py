@@ -36,6 +36,8 @@ class Found:
     """By title, the names of its columns."""
     accuracy: dict[str, Scores]
     """`honest`, `final` and `best`."""
+    outdated: str
+    """Says how many of the runs an older revision computed; empty where none did."""
 
     @classmethod
     def of(cls, file: Path, store: Store) -> "Found":
@@ -45,7 +47,11 @@ class Found:
         kinds: dict[str, list[str]] = {}
         for column in experiment.columns:
             kinds.setdefault(column.title.split(", partition")[0], []).append(column.name)
-        return cls(experiment, kinds, {name: scores(runs, f"{name}_accuracy") for name in ("honest", "final", "best")})
+        every = [run for several in runs.values() for run in several]
+        older = sum(run.outdated for run in every)
+        about = f"Outdated: {older} of these {len(every)} runs were computed by an older revision of fedrema."
+        accuracy = {name: scores(runs, f"{name}_accuracy") for name in ("honest", "final", "best")}
+        return cls(experiment, kinds, accuracy, about if older else "")
 
     def of_row(self, quantity: str, row: str, kind: str) -> dict[int, float]:
         """Return a row's accuracies on one kind of data, numbered by partition and seed."""
@@ -134,7 +140,7 @@ def make() -> None:
             continue
         main(["grid", str(file), "--minutes", "0", "--quiet", "--out", str(out)])
         found = Found.of(file, Store(out / "cells"))
-        tables = [means(found), *([paired(found), rivals(found)] if name in PAIRED else [])]
+        tables = [means(found), *([paired(found), rivals(found)] if name in PAIRED else []), found.outdated]
         fill(DOCS / "beyond.md", name, "\n\n".join(filter(None, tables)))
 
 

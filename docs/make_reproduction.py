@@ -13,7 +13,7 @@ from make_figures import DOCS, fill
 
 from fedrema.cli import main
 from fedrema.cli.reproduce import NAMES
-from fedrema.grid.table import MISSING
+from fedrema.grid.table import ABOUT_OUTDATED, MISSING, OUTDATED
 from fedrema.report.compare import markdown_lines
 
 RESULTS = DOCS.parent / "results" / "paper"
@@ -32,19 +32,29 @@ def section(file: Path, heading: str) -> str:
     return found[1] if found else ""
 
 
+def noted(shown: str) -> str:
+    """Return a table with a note on outdated runs below it, if it has any."""
+    return f"{shown}\n\n{ABOUT_OUTDATED.strip()}" if OUTDATED in shown else shown
+
+
+def number(text: str) -> float:
+    """Return an accuracy without the mark of outdated runs."""
+    return float(text.rstrip(OUTDATED))
+
+
 def ranking(file: Path) -> str:
     """Draw and return a table file's rows, by honest accuracy; rows of other rounds than the rest come last."""
     with file.open(newline="") as opened:
         found = [row for row in csv.DictReader(opened) if row["honest"] != MISSING]
-    scores = [(row["method"], float(row["honest"]), float(row["final"])) for row in found]
+    scores = [(row["method"], number(row["honest"]), number(row["final"])) for row in found]
     draw_ranking(scores, DOCS / "figures" / "results.png", ("FedReMa",))
-    ranked = sorted(found, key=lambda row: (" rounds" in row["method"], -float(row["honest"])))
+    ranked = sorted(found, key=lambda row: (" rounds" in row["method"], -number(row["honest"])))
     columns = ("method", "honest", "best (peeks)", "final", "seconds")
     rows = [
         ("–" if " rounds" in row["method"] else str(place), *(row[name] for name in columns))
         for place, row in enumerate(ranked, 1)
     ]
-    return "\n".join(markdown_lines(("place", *columns), rows, texts=2))
+    return noted("\n".join(markdown_lines(("place", *columns), rows, texts=2)))
 
 
 def make() -> None:
@@ -53,17 +63,17 @@ def make() -> None:
     for name in NAMES:
         page = RESULTS / f"{name}.md"
         if f"<!-- {name} -->" in PAGE.read_text():
-            fill(PAGE, name, table(page.read_text()) if page.is_file() else "Not run yet.")
+            fill(PAGE, name, noted(table(page.read_text())) if page.is_file() else "Not run yet.")
     lines = ["| claim | verdict | evidence |", "|---|---|---|"]
     for name in NAMES:
         if (RESULTS / f"{name}.md").is_file():
             lines += table(section(RESULTS / f"{name}.md", "### Claims")).splitlines()[2:]
-    fill(PAGE, "verdicts", "\n".join(lines))
+    fill(PAGE, "verdicts", noted("\n".join(lines)))
     fill(PAGE, "state", table((RESULTS / "README.md").read_text()).replace("](", "](../results/paper/"))
     fill(DOCS / "results.md", "ranking", ranking(RESULTS / "methods.csv"))
     anchors = RESULTS.parent / "fedfa"
     main(["grid", str(DOCS / "results" / "fedfa.toml"), "--minutes", "0", "--quiet", "--out", str(anchors)])
-    fill(DOCS / "results.md", "fedfa", table((anchors / "fedfa.md").read_text()))
+    fill(DOCS / "results.md", "fedfa", noted(table((anchors / "fedfa.md").read_text())))
     fill(PAGE, "commands", section(RESULTS / "README.md", "## Commands").strip())
 
 

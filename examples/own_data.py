@@ -15,7 +15,7 @@ for hospital, diagnoses in {"north": (0, 1), "east": (0, 1), "south": (2, 3), "w
     client += [hospital] * len(labels)
 
 federation = fedrema.Federation.from_arrays(np.concatenate(x).astype("float32"), np.concatenate(y), np.array(client))
-run = fedrema.run("fedrema", federation=federation, rounds=30, lr=0.05, batch=10, out="runs/hospitals", overwrite=True)
+run = fedrema.run("fedrema", federation=federation, rounds=30, out="runs/hospitals", overwrite=True)
 
 print(f"everyone together: {run.summary['honest_accuracy']:.0%} right")
 for name, accuracy in zip(run.names, run.rounds[-1]["client_accuracy"], strict=True):

@@ -40,7 +40,7 @@ def small_and_here(tmp_path, monkeypatch):
 
 
 def settings_of(network: str, *arguments: str, method: str = "fedavg"):
-    return parse_settings(method, ["--net", network, *TINY, *arguments], own_data=True)
+    return parse_settings(method, ["--net", network, *TINY, *arguments], plain=True)
 
 
 def workload(network: str, *arguments: str) -> Workload:
@@ -294,6 +294,12 @@ def test_ceilings_are_medians_and_flags_are_put_back(monkeypatch):
     assert found.values()["bf16"] == 5e9
     assert seen == [(torch.float32, 32, False, False)] * 3
     assert "dgemm" in Ceilings(CPU, "float64").values()
+
+
+@pytest.mark.parametrize(("rate", "size"), [(1e6, 128), (2e8, 256), (1e15, 2048)])
+def test_a_processor_without_bf16_multiplies_small_matrices(monkeypatch, rate, size):
+    monkeypatch.setattr(ceilings, "product_rate", lambda device, dtype, size: rate)
+    assert ceilings.bearable(CPU, torch.bfloat16, 2048) == size
 
 
 def test_bf16_is_tried_in_a_process_that_may_die(monkeypatch):

@@ -239,6 +239,26 @@ def test_late_clients_join_later_and_then_count(method, federation):
     assert all(torch.isfinite(value).all() for value in world.params.row(late[0]).values())
 
 
+def test_late_clients_are_the_same_in_both_backends_and_after_a_pause(method, federation, tmp_path):
+    from fedrema.runs.checkpoint import load_world, save_world
+
+    settings = {"late": 0.5, "late_round": 2, "participation": 0.6, "rounds": 4}  # some wait before they take part
+    first = simulator(method, federation, **settings)
+    whole = first.start()
+    for _ in range(2):
+        first.play_round(whole)
+    save_world(whole, tmp_path / "world.safetensors", "test")
+    list(first.play(whole))
+    second, world = simulator(method, federation, **settings), load_world(tmp_path / "world.safetensors", "test")
+    list(second.play(world))
+    looped, _ = play(method, federation, backend="loop", **settings)
+    expected, resumed, other = snapshot(whole), snapshot(world), snapshot(looped)
+    assert expected.keys() == resumed.keys() == other.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, resumed[name]), name
+        torch.testing.assert_close(value, other[name], rtol=0, atol=1e-9, msg=name)
+
+
 def test_bytes_are_what_travels(method, federation):
     world, (record, *_), _ = straight(method)
     roles = simulator(method, federation).roles(world.params)

@@ -175,7 +175,10 @@ def test_ones_own_network_may_take_no_arguments():
             "--net 'my_own_networks:greedy' cannot be built: TypeError: greedy() missing 1 required positional"
             " argument: 'more'.",
         ),
-        ("failing", "--net 'my_own_networks:failing' cannot be built: ValueError: no such layer."),
+        (
+            "failing",
+            "--net 'my_own_networks:failing' cannot be built: ValueError: no such layer (my_own_networks.py, line 34).",
+        ),
         (
             "absent",
             "The network 'my_own_networks:absent' cannot be loaded: my_own_networks has no 'absent'.",
@@ -197,7 +200,8 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence():
         "The network 'no_such_module:net' cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'."
     )
     assert refusal(Network(net="my_broken_networks:net")) == (
-        "The network 'my_broken_networks:net' cannot be loaded: ZeroDivisionError: division by zero."
+        "The network 'my_broken_networks:net' cannot be loaded: ZeroDivisionError: division by zero"
+        " (my_broken_networks.py, line 2)."
     )
     for reference in (":net", "module:", "module"):
         with pytest.raises(BadInput, match="must have the form module:name"):

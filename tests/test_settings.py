@@ -4,10 +4,11 @@ import dataclasses
 import json
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 from fedrema.core import LocalTraining, Method
-from fedrema.data import DataSettings
+from fedrema.data import DataSettings, Federation
 from fedrema.documentation import field_documentation
 from fedrema.errors import BadInput
 from fedrema.methods import registry
@@ -86,7 +87,7 @@ def test_every_setting_is_documented(kind):
         (["--momentum", "1"], "--momentum must lie in [0, 1), got 1.0"),
         (["--lr", "nan"], "--lr must be 0 or more, got nan"),
         (["--clip", "-1"], "--clip must be 0 or more, got -1.0"),
-        (["--batch", "0"], "--batch must be at least 1, got 0"),
+        (["--batch", "-1"], "--batch must be 0 or more, got -1"),
         (["--lr-decay", "2"], "--lr-decay must lie in (0, 1], got 2.0"),
         (["--hidden", "0"], "--hidden must be at least 1, got 0"),
         (["--checkpoint-every", "-1"], "--checkpoint-every must be 0 or more, got -1"),
@@ -159,3 +160,43 @@ def test_a_method_whose_setting_every_run_has_already_is_refused(monkeypatch):
     monkeypatch.setattr("fedrema.settings.find_method", lambda name: Clashing)
     with pytest.raises(BadInput, match="Method 'clashing' has a setting 'rounds', but every run has one"):
         parse_settings("clashing", [])
+
+
+def test_own_data_has_one_set_of_defaults_whatever_command_names_it():
+    settings = parse_settings("fedavg", ["--federation", "mine.npz"])
+    assert (settings.local.batch, settings.local.lr, settings.data.test_share) == (0, 0.0, 0.2)
+    assert settings.local.drop_incomplete is False
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch"), [(3, 10), (138, 10), (480, 24), (1999, 99), (4000, 100), (1_000_000, 100)]
+)
+def test_batch_and_learning_rate_follow_from_the_number_of_samples(samples, batch):
+    client = np.repeat(["a", "b", "c"], [1, samples + 1, 2 * samples])  # the median client has one test sample
+    split = np.arange(len(client)) == 1
+    federation = Federation.from_arrays(np.zeros((len(client), 1)), np.arange(len(client)) % 2, client, split)
+    local = parse_settings("fedavg", ["--federation", "mine.npz"]).fitted(federation).local
+    assert (local.batch, local.lr) == (batch, 0.02)
+    large = dataclasses.replace(federation, x=federation.x + np.float32(16))
+    assert parse_settings("fedavg", ["--federation", "mine.npz"]).fitted(large).local.lr == 0.0013
+    given = parse_settings("fedavg", ["--federation", "mine.npz", "--batch", "7", "--lr", "0.3"])
+    assert given.fitted(federation) is given
+
+
+@pytest.mark.parametrize("arguments", [[], ["--dataset", "cifar10"], ["--paper", "table1-mnist"]])
+def test_datasets_and_presets_keep_their_values(arguments):
+    settings = parse_settings("fedavg", arguments)
+    digits = not arguments
+    assert (settings.local.batch, settings.local.lr) == ((10, 0.05) if digits else (100, 0.01))
+    assert settings.data.test_share == (0.5 if digits else 0.2)
+    assert settings.local.drop_incomplete is True
+    assert settings.fitted(None) is settings
+
+
+def test_what_own_data_leaves_unused_is_neither_recorded_nor_part_of_what_a_run_is():
+    plain = parse_settings("fedavg", ["--federation", "mine.npz"])
+    superfluous = ["--clients", "5", "--samples", "9", "--partition", "iid", "--dataset", "mnist", "--s", "0.7"]
+    assert parse_settings("fedavg", ["--federation", "mine.npz", *superfluous]) == plain
+    assert not {"dataset", "partition", "partition-file", "clients", "samples", "s"} & plain.described().keys()
+    assert plain.described()["federation"] == "mine.npz"
+    assert parse_settings("fedavg", as_arguments(plain.described())) == plain

@@ -8,6 +8,8 @@ from torch import nn
 
 from fedrema.core import Method
 from fedrema.data import DataSettings, Federation, build_federation
+from fedrema.hooks import check_method
+from fedrema.runs.directory import FEDERATION_FILE
 from fedrema.runs.execute import Watcher, execute
 from fedrema.runs.execute import resume as go_on
 from fedrema.runs.run import Run
@@ -68,7 +70,7 @@ def run(
     seeds
         Repeat with this many training seeds, starting from `seed`. `fedrema.resume_all(out)` continues all of them.
     **settings
-        Anything that `fedrema run METHOD --help` lists, with _ for -: `dataset="mnist", lr=0.05, rounds=100`.
+        Anything that `fedrema run METHOD --help-all` lists, with _ for -: `dataset="mnist", lr=0.05, rounds=100`.
 
     Examples
     --------
@@ -85,11 +87,14 @@ def run(
     if isinstance(net, str):
         settings["net"] = net
     given = federation if isinstance(federation, Federation) else None
+    if given is not None:
+        settings["federation"] = FEDERATION_FILE
     # A method's own settings are in the instance; any method knows the others.
     name = method if isinstance(method, str) else "fedavg"
     arguments = as_arguments({**settings, "out": out, "seeds": seeds})
-    chosen = parse_settings(name, arguments, "fedrema.run", own_data=given is not None)
+    chosen = parse_settings(name, arguments, "fedrema.run")
     if isinstance(method, Method):
+        check_method(type(method))
         chosen = dataclasses.replace(chosen, method=method)
     module = net if isinstance(net, nn.Module) else None
     if seeds is None:

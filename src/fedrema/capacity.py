@@ -1,12 +1,10 @@
 """How much memory there is, and how many clients it can train at once."""
 
-import os
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from fedrema.core import Mean
+from fedrema.memory import free_memory
 from fedrema.net import Net, size
 
 GIGABYTE = 10**9
@@ -18,11 +16,7 @@ def free_bytes(device: torch.device) -> int:
         # What this process holds but does not use can be taken as well.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    file = Path("/proc/meminfo")
-    if file.is_file():
-        lines = dict(line.split(":", 1) for line in file.read_text().splitlines())
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return free_memory()
 
 
 def step_bytes(net: Net, batch: Tensor) -> int:
@@ -36,7 +30,7 @@ def step_bytes(net: Net, batch: Tensor) -> int:
     params = {name: value.clone().requires_grad_(name in net.trainable) for name, value in net.initial.items()}
     net.train(True)
     with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-        net(params, batch, mask=batch.new_ones(len(batch)))
+        net(params, batch, mask=batch.new_ones(len(batch), dtype=next(iter(params.values())).dtype))
     net.train(False)
     return sum(seen.values())
 

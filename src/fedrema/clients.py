@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Role, overrides
 from fedrema.data.federation import Federation, Split, to_float
@@ -25,24 +25,49 @@ from fedrema.engine import (
     make_engine,
     places,
 )
-from fedrema.errors import BadInput
+from fedrema.engine.threads import with_its_threads
+from fedrema.errors import BadInput, at_least
+from fedrema.hooks import calling, check_client, check_end, check_phases, check_role
 from fedrema.net import Net, Tensors
 from fedrema.score import tally
 
 _SAMPLES: weakref.WeakKeyDictionary[Federation, dict[object, tuple[Samples, Samples]]] = weakref.WeakKeyDictionary()
 
 
-def samples_of(federation: Federation, device: torch.device, dtype: torch.dtype) -> tuple[Samples, Samples]:
-    """Return the samples to train on and to test with; every simulation of a federation uses the same."""
+def samples_of(
+    federation: Federation, device: torch.device, dtype: torch.dtype, integers: bool = False
+) -> tuple[Samples, Samples]:
+    """Return the samples to train on and to test with; every simulation of a federation uses the same.
+
+    They are floats, or the integers of the data for a network that looks them up.
+    """
     known = _SAMPLES.setdefault(federation, {})
-    if (device, dtype) not in known:
+    key = (device, dtype, integers)
+    if key not in known:
 
         def placed(split: Split) -> Samples:
-            x = to_float(torch.from_numpy(split.x).to(device), dtype)
-            return Samples(x, torch.from_numpy(split.y).to(device), torch.from_numpy(split.count))
+            x = torch.from_numpy(split.x).to(device)
+            x = x.long() if integers else to_float(x, dtype)
+            return Samples(x, torch.from_numpy(split.y).to(device), torch.from_numpy(split.count), dtype)
 
-        known[device, dtype] = placed(federation.split("train")), placed(federation.split("test"))
-    return known[device, dtype]
+        known[key] = placed(federation.split("train")), placed(federation.split("test"))
+    return known[key]
+
+
+def _check_lookup(net: Net, federation: Federation) -> None:
+    """Refuse samples that a network which begins with an embedding cannot look up."""
+    x = federation.x
+    if x.dtype.kind == "f" and not (np.mod(x, 1) == 0).all():
+        raise BadInput("The network takes integers, as for an embedding, but x holds fractions: save x as integers.")
+    tables = [layer for _, layer in net.layers() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))]
+    if len(tables) == 1:  # with several, which part of a sample goes to which is not known
+        outside = (x < 0) | (x >= tables[0].num_embeddings)
+        if outside.any():
+            place = tuple(np.argwhere(outside)[0])
+            raise BadInput(
+                f"x of client {federation.names[federation.client[place[0]]]!r} has {int(x[place])}; the network's "
+                f"embedding takes 0 to {tables[0].num_embeddings - 1}."
+            )
 
 
 class Clients:
@@ -63,14 +88,21 @@ class Clients:
         device: str = "auto",
         precision: Precision = "auto",
         backend: Backend = "auto",
+        threads: int = 0,
     ) -> None:
+        at_least(1, local, "batch")  # 0, chosen from the data, is a number by now
         self.method, self.federation, self.local, self.rounds, self.seed = method, federation, local, rounds, seed
         self.device = choose_device(device)
         arithmetic = choose_precision(precision, self.device)
         self.dtype, self.products = arithmetic.dtype, arithmetic.products
         self.net = net.to(self.device, self.dtype)
-        self.train, self.test = samples_of(federation, self.device, self.dtype)
-        self.engine = make_engine(backend, self.net, self.train.x[:1, 0], arithmetic, len(federation))
+        if net.integers:
+            _check_lookup(net, federation)
+        self.train, self.test = samples_of(federation, self.device, self.dtype, net.integers)
+        example = self.train.x[:1, 0]
+        self.engine = make_engine(backend, self.net, example, arithmetic, len(federation), local.batch, threads)
+        self.threads = self.engine.threads
+        """How many share an operation; None: as torch is set."""
         self._orders: dict[object, list[Order]] = {}
         self.counts = self.train.counts.to(self.device, self.dtype)
         if net.classes < federation.classes:
@@ -78,7 +110,9 @@ class Clients:
 
     def roles(self, params: Stacked) -> dict[str, Role]:
         """Return what becomes of each parameter."""
-        return {name: self.method.role(self.net, name) for name in params.merged()}
+        with calling(self.method, "role"):
+            found = {name: self.method.role(self.net, name) for name in params.merged()}
+        return {name: check_role(self.method, name, role) for name, role in found.items()}
 
     def trains(self, name: str) -> bool:
         """Tell whether a tensor is ever descended along."""
@@ -103,12 +137,16 @@ class Clients:
     def begin(self, crowd: Crowd, moment: Moment) -> Crowd:
         """Let clients prepare a round."""
         if not overrides(self.method, "begin") or _idle(
-            lambda client, data: self.method.begin(self.net, client, data, moment)
+            lambda client, data: (self.method.begin(self.net, client, data, moment), {})
         ):
             return crowd
-        made = self.engine.each(
-            lambda client, data: _changes(client, self.method.begin(self.net, client, data, moment)), crowd, self.train
-        )
+
+        def begun(client: Client, data: Batch) -> dict[str, Tensors]:
+            ready = self.method.begin(self.net, client, data, moment)
+            return _changes(client, check_client(self.method, "begin", ready))
+
+        with calling(self.method, "begin"):
+            made = self.engine.each(begun, crowd, self.train)
         return _changed(crowd, made)
 
     def end(self, crowd: Crowd, moment: Moment) -> tuple[Crowd, Tensors]:
@@ -119,23 +157,30 @@ class Clients:
             return crowd, {}
 
         def ended(client: Client, data: Batch) -> dict[str, Tensors]:
-            closed, extras = self.method.end(self.net, client, data, moment)
+            closed, extras = check_end(self.method, self.method.end(self.net, client, data, moment))
             return {**_changes(client, closed), "extras": extras}
 
-        made = self.engine.each(ended, crowd, self.train)
+        with calling(self.method, "end"):
+            made = self.engine.each(ended, crowd, self.train)
         return _changed(crowd, made), made["extras"]
 
     def adapted(self, method: Method, crowd: Crowd, moment: Moment) -> Crowd:
         """Return clients as they are used: copies that trained a little more, where the method does so."""
-        phases = method.adapt(self.local, moment)
+        with calling(method, "adapt"):
+            phases = check_phases(method, "adapt", method.adapt(self.local, moment))
         if not phases:
             return crowd
         params, _, _ = self._descend(method, phases, "adapt", crowd, {}, moment)
         return replace(crowd, params=Stacked(params))
 
+    @with_its_threads
     def local_training(self, crowd: Crowd, velocity: Tensors, moment: Moment) -> tuple[Tensors, Tensors, Tensor]:
         """Train clients as the method plans it; returns parameters, momentum and mean losses, each [k, ...]."""
-        return self._descend(self.method, self.method.phases(self.local, moment), "train", crowd, velocity, moment)
+        return self._descend(self.method, self._phases(moment), "train", crowd, velocity, moment)
+
+    def _phases(self, moment: Moment) -> Sequence[Phase]:
+        with calling(self.method, "phases"):
+            return check_phases(self.method, "phases", self.method.phases(self.local, moment))
 
     def _descend(
         self, method: Method, phases: Sequence[Phase], purpose: str, crowd: Crowd, velocity: Tensors, moment: Moment
@@ -146,13 +191,14 @@ class Clients:
         )
         plan = list(zip(phases, orders, strict=True))
         velocity = velocity or crowd.params.zeros(len(crowd), self.trains)
-        return self.engine.train(Job(method, crowd, self.train, plan, self.local, velocity, key))
+        with calling(method, "loss"):
+            return self.engine.train(Job(method, crowd, self.train, plan, self.local, velocity, key))
 
     def draw_ahead(self, clients: Tensor, moment: Moment) -> None:
         """Draw the batches of a round to come, while a GPU is busy with the present one."""
         names = tuple(self.federation.names[row] for row in clients.tolist())
         key = (self.seed, moment.round, "train")
-        phases = self.method.phases(self.local, moment)
+        phases = self._phases(moment)
         if not any(phase.epochs_of for phase in phases):
             self._orders = {(key, names): self._draw(names, clients, phases, key, [None] * len(phases))}
 
@@ -178,6 +224,7 @@ class Clients:
             for number, (phase, each) in enumerate(zip(phases, epochs, strict=True))
         ]
 
+    @with_its_threads
     def tally_of(self, method: Method, crowd: Crowd, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
         """Count right answers of clients as one method would use them: after adapting, where it adapts."""
         return self.tally_as_is(method, self.adapted(method, crowd, moment))
@@ -185,7 +232,9 @@ class Clients:
     def tally_as_is(self, method: Method, crowd: Crowd) -> tuple[np.ndarray, np.ndarray]:
         """Count right answers of clients with the parameters they have."""
         rows = places(crowd.clients, len(self.test.y), self.device)
-        return tally(self.engine.scores(method, crowd, self.test), self.test.y[rows])
+        with calling(method, "predict"):
+            predicted = self.engine.scores(method, crowd, self.test)
+        return tally(predicted, self.test.y[rows])
 
 
 class _Unseen:
@@ -196,13 +245,13 @@ class _Unseen:
 
 
 def _idle(hook: Callable[[Any, Any], Any]) -> bool:
-    """Tell whether a hook hands on any client as it is, without a look: calling it for all can be saved."""
+    """Tell whether a hook hands on any client as it is, without a look, and sends nothing: it need not be called."""
     client = _Unseen()
     try:
         found = hook(client, _Unseen())
-    except Exception:  # it did look, and with a real client it may well succeed
+    except (Exception, SystemExit):  # it did look, and with a real client it may well succeed
         return False
-    return found is client or (isinstance(found, tuple) and found[0] is client and found[1] == {})
+    return isinstance(found, tuple) and len(found) == 2 and found[0] is client and found[1] == {}
 
 
 def _changes(before: Client, after: Client) -> dict[str, Tensors]:

@@ -94,9 +94,9 @@ class LocalTraining:
     epochs: int = 5
     """Passes over a client's own samples in each round."""
     batch: int = 100
-    """Samples per step; a client that has fewer uses all it has."""
+    """Samples per step; a client that has fewer uses all it has. 0: chosen from the data, the default for own data."""
     lr: float = 0.01
-    """Learning rate."""
+    """Learning rate. 0: chosen from the data, the default for own data."""
     momentum: float = 0.9
     """Momentum of SGD."""
     keep_momentum: bool = True
@@ -110,12 +110,11 @@ class LocalTraining:
     lr_decay: float = 0.99
     """Factor per round of the exponential schedule."""
     drop_incomplete: bool = True
-    """Leave out an epoch's last batch when it is not full."""
+    """Leave out an epoch's last batch when it is not full; the default for own data is to keep it."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot train."""
-        at_least(1, self, "batch")
-        at_least(0, self, "epochs", "lr", "clip", "weight_decay")
+        at_least(0, self, "batch", "epochs", "lr", "clip", "weight_decay")
         if not 0 <= self.momentum < 1:
             raise BadInput(f"--momentum must lie in [0, 1), got {self.momentum}.")
         if not 0 < self.lr_decay <= 1:
@@ -302,7 +301,7 @@ class Method:
     paper: ClassVar[str]
     """Where it comes from."""
     revision: ClassVar[int] = 1
-    """Raised when a change alters the method's results; older results are shown as outdated."""
+    """Raised by one with every change that alters results: older results then count as outdated."""
 
     def called(self) -> str:
         """Return the title by which tables and pictures call it; a variant may have one of its own."""
@@ -317,7 +316,11 @@ class Method:
         return net.trains(name)
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
-        """Add to a new client's `params` and `memory` what the method needs; names must not clash."""
+        """Add to a new client's `params` and `memory` what the method needs; names must not clash.
+
+        `client.params` is the network as the client first receives it: the initial one, or for a client that joins
+        later the one that is shared by then. A personal model that is to begin with the shared one is a copy of it.
+        """
         return client
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:

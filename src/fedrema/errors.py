@@ -15,6 +15,14 @@ class Diverged(FedremaError):
     """Training produced a number that is not finite: names the round and the client."""
 
 
+def raised_by_user(error: BaseException) -> str:
+    """Return what a user's code raised, for the end of a sentence."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({'' if error.code is None else repr(error.code)}); raise an exception instead"
+    said = (str(error).splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
 def at_least(least: float, settings: object, *names: str) -> None:
     """Refuse settings that are less than a bound, or not finite numbers."""
     for name in names:

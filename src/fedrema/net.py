@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedrema.batch_norm import Sight, adopt
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, raised_by_user
 
 Tensors = dict[str, Tensor]
 """A named set of tensors: one client's, or all clients' with a leading axis."""
@@ -63,6 +63,8 @@ class Net:
         self.initial = {name: value.detach().clone() for name, value in self.initial.items()}
         if not self.trainable:
             raise BadInput("The network has no parameters to train: all of them are frozen.")
+        self.integers = False
+        """Whether it takes integers instead of floats, as a network that begins with an embedding does."""
         features, logits = self._try(whole, sample)
         if features.dim() != 2:
             raise BadInput(
@@ -79,10 +81,18 @@ class Net:
         sample = torch.rand(sample.shape, generator=torch.Generator().manual_seed(0)).to(sample)
         try:
             expected = whole(sample)
-        except Exception as error:  # what a user's layers raise is theirs to read, in one sentence
-            reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
-            shape = tuple(sample.shape[1:])
-            raise BadInput(f"The network does not accept samples of shape {shape}: {reason}.") from error
+        except (Exception, SystemExit) as error:  # what a user's layers raise is theirs to read, in one sentence
+            places = torch.zeros(sample.shape, dtype=torch.long)
+            try:
+                expected = whole(places)
+            except (Exception, SystemExit) as again:
+                embeds = any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in whole.modules())
+                cause = again if embeds else error
+                reason = (str(cause).splitlines() or [type(cause).__name__])[0].removesuffix(".")
+                reason = raised_by_user(cause) if isinstance(cause, SystemExit) else reason
+                shape = tuple(sample.shape[1:])
+                raise BadInput(f"The network does not accept samples of shape {shape}: {reason}.") from cause
+            self.integers, sample = True, places
         if not isinstance(expected, Tensor) or expected.dim() != 2:
             found = (
                 f"a tensor of shape {tuple(expected.shape)}"
@@ -177,16 +187,23 @@ class Net:
             self._body.train(mode)
             self._head.train(mode)
 
+    def halves(self) -> tuple[nn.Module, nn.Module]:
+        """Return body and head; their own parameters are the initial ones."""
+        return self._body, self._head
+
     def layers(self) -> list[tuple[str, nn.Module]]:
         """Return every innermost layer with its name in the user's module."""
-        named = [(name, module) for name, module in self._body.named_modules() if name]
-        prefix = self.head_name
-        named += [(f"{prefix}.{name}" if name else prefix, module) for name, module in self._head.named_modules()]
         return [
             (name, module)
-            for name, module in named
-            if not list(module.children()) and not isinstance(module, nn.Identity)
+            for name, module in self.parts()
+            if name and not list(module.children()) and not isinstance(module, nn.Identity)
         ]
+
+    def parts(self) -> list[tuple[str, nn.Module]]:
+        """Return every submodule with its name in the user's module; the whole, without its head, has none."""
+        prefix = self.head_name
+        inside = [(f"{prefix}.{name}" if name else prefix, module) for name, module in self._head.named_modules()]
+        return [*self._body.named_modules(), *inside]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Net":
         """Move the initial values (and constants inside the modules) to a device and precision."""

@@ -1,6 +1,7 @@
 """The paper's networks, a small one for tables and digits, and anybody's own as `module:function`."""
 
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedrema.errors import BadInput, at_least
-from fedrema.imports import load_object, working_folder_importable
+from fedrema.imports import load_object, raised_at, working_folder_importable
 from fedrema.keys import seed_of
+from fedrema.memory import check_fits
 from fedrema.net import Net
 
 Shape = tuple[int, ...]
@@ -57,8 +59,9 @@ class Split(nn.Module):
 def mlp(shape: Shape, classes: int, hidden: int = 32, projection: int = 0) -> nn.Module:
     """One hidden layer as the body, one linear layer as the head."""
     inputs = int(torch.Size(shape).numel())
+    _check_size(f"--hidden {hidden}", inputs, hidden)
     body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU())
-    return _joined("mlp", body, shape, projection, lambda features: nn.Linear(features, classes))
+    return _joined("mlp", body, shape, projection, (classes,), lambda features: nn.Linear(features, classes))
 
 
 def cnn(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
@@ -69,7 +72,7 @@ def cnn(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
         nn.Flatten(),
     )  # fmt: skip
     return _joined(
-        "cnn", body, shape, projection,
+        "cnn", body, shape, projection, (512, classes),
         lambda features: nn.Sequential(nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, classes)),
     )  # fmt: skip
 
@@ -85,15 +88,25 @@ def alexnet(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
         nn.Flatten(),
     )  # fmt: skip
     return _joined(
-        "alexnet", body, shape, projection,
+        "alexnet", body, shape, projection, (1024, 512, classes),
         lambda features: nn.Sequential(nn.Linear(features, 1024), nn.Linear(1024, 512), nn.Linear(512, classes)),
     )  # fmt: skip
 
 
+COPIES = 4
+"""How often a network lies in memory before training begins: as it was made, taken apart, and its initial values."""
+
+
+def _check_size(what: str, *widths: int) -> None:
+    """Refuse linear layers of these widths, one after the other, that do not fit into memory."""
+    numbers = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(widths))
+    check_fits(COPIES * 4 * numbers, f"A network with {what} needs")
+
+
 def _joined(
-    name: str, body: nn.Sequential, shape: Shape, projection: int, head: Callable[[int], nn.Module]
+    name: str, body: nn.Sequential, shape: Shape, projection: int, widths: Shape, head: Callable[[int], nn.Module]
 ) -> nn.Module:
-    """Put a head on a body, after a two-layer projection of the features where one is wanted."""
+    """Put a head, whose layers have these widths, on a body, after a two-layer projection where one is wanted."""
     try:
         with torch.no_grad():
             features = int(body(torch.zeros(1, *shape)).shape[1])
@@ -101,6 +114,8 @@ def _joined(
         raise BadInput(
             f"--net {name} cannot take samples of shape {shape}: use --net mlp or your own network."
         ) from error
+    projected = (features, projection) if projection else ()
+    _check_size(f"--projection {projection} and {widths[-1]} classes", features, *projected, *widths)
     if projection:
         body.extend([nn.Linear(features, features), nn.ReLU(), nn.Linear(features, projection)])
     return Split(body, head(projection or features))
@@ -168,8 +183,8 @@ def own_module(name: str, shape: Shape, classes: int) -> tuple[nn.Module, str]:
         try:
             arguments = (shape, classes) if inspect.signature(function).parameters else ()
             module = function(*arguments)
-        except Exception as error:  # whatever a user's function raises is theirs to read, in one sentence
-            raise BadInput(f"--net {name!r} cannot be built: {type(error).__name__}: {error}.") from error
+        except (Exception, SystemExit) as error:  # what a user's function raises is theirs to read, in one sentence
+            raise BadInput(f"--net {name!r} cannot be built: {raised_at(error)}.") from error
     if not isinstance(module, nn.Module):
         raise BadInput(f"--net {name!r} must return a torch.nn.Module, got {type(module).__name__}.")
     return module, f"{name.partition(':')[2]}({', '.join(map(repr, arguments))})"

@@ -1,9 +1,11 @@
 """Settings by name: what each dataset starts from, and the paper's experiments."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 _PAPER = ["--clients", "20", "--partition", "grouped", "--groups", "5", "--test-share", "0.2", "--participation", "1.0"]
 _PAPER += ["--rounds", "500", "--epochs", "5", "--batch", "100", "--lr", "0.01", "--momentum", "0.9", "--clip", "10"]
+_PAPER += ["--threads", "1"]  # on a CPU: the same bits however many cores there are
 _PAPER += ["--keep-momentum", "--weight-decay", "0", "--schedule", "constant", "--data-seed", "0", "--net", "auto"]
 _RECORDED = ["--record", "relations", "--record-every", "10"]
 _COMPARED = {"fedavg": _RECORDED, "fedprox": ["--mu", "1"], "fedproto": ["--align", "1"], "fedpac": ["--align", "1"]}
@@ -42,8 +44,23 @@ PRESETS: dict[str, Preset] = {
 """The paper's settings: the partition is fixed by --data-seed 0, training seeds vary."""
 
 
+OWN_DATA = ["--batch", "0", "--lr", "0", "--no-drop-incomplete"]
+"""Defaults for own data: batch and learning rate follow from it, and no client loses samples to an incomplete batch."""
+
+
+def training_for(samples: int | None, input_scale: float = 1.0) -> dict[str, Any]:
+    """Return batch and learning rate for data whose median client has so many training samples.
+
+    The batch is a twentieth of them, from 10 to 100, which leaves most clients at least 20 steps per epoch. The
+    learning rate of 0.02 suits all of these batches; inputs whose root mean square is above 1 divide it.
+    docs/own-data.md shows what was measured. Without a number of samples only the learning rate is returned.
+    """
+    lr = {"lr": float(f"{0.02 / max(input_scale, 1.0):.2g}")}
+    return lr if samples is None else {"batch": min(max(samples // 20, 10), 100), **lr}
+
+
 def data_defaults(dataset: str) -> list[str]:
-    """Return what a dataset is dealt by, unless told otherwise; one's own data starts from the plain defaults."""
+    """Return how a dataset is divided among clients by default."""
     if dataset == "digits":
         # Few, imbalanced samples per client, half of them kept for testing: with 20 clients of 60 that leaves
         # 600 test samples, enough to tell methods apart.

@@ -17,14 +17,16 @@ from typing import Any
 import tyro
 
 from fedrema.core import LocalTraining, Method
-from fedrema.data import DataSettings
+from fedrema.data import DataSettings, Federation
+from fedrema.data.settings import UNUSED
 from fedrema.errors import BadInput, at_least
 from fedrema.methods import find_method
 from fedrema.nets import Network
-from fedrema.presets import PRESETS, data_defaults, training_defaults
+from fedrema.option_help import help_groups, print_help
+from fedrema.presets import OWN_DATA, PRESETS, data_defaults, training_defaults, training_for
 from fedrema.simulate import Simulation
 
-CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff)
+CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.HelptextFromCommentsOff, tyro.conf.DisallowNone)
 """How the parser reads our dataclasses. Help stands in docstrings; to look for it in comments takes half its time."""
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")
@@ -105,13 +107,31 @@ class Settings:
             for field in dataclasses.fields(group)
         }
 
+    def described(self) -> dict[str, Any]:
+        """Return the settings that apply, as records hold them: own data is not divided by --dataset and --clients."""
+        unused = () if self.data.federation is None else (*UNUSED, "partition_file")
+        names = {name.replace("_", "-") for name in unused}
+        return {name: value for name, value in self.flat().items() if name not in names}
 
-def parse_settings(
-    method: str, arguments: Sequence[str], prog: str = "fedrema run", own_data: bool = False
-) -> Settings:
+    def fitted(self, federation: Federation | None, integers: bool = False) -> "Settings":
+        """Return the same with numbers for what is to be chosen from the data: --batch 0 and --lr 0.
+
+        `integers`: the network looks the inputs up, so that their size says nothing about the learning rate.
+        Without the data, which the server of a deployment never sees, each node chooses its batch.
+        """
+        if self.local.batch and self.local.lr:
+            return self
+        samples = None if federation is None else federation.median_train_count
+        scale = 1.0 if federation is None or integers else federation.input_scale
+        chosen = {name: value for name, value in training_for(samples, scale).items() if not getattr(self.local, name)}
+        return dataclasses.replace(self, local=dataclasses.replace(self.local, **chosen))
+
+
+def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema run", plain: bool = False) -> Settings:
     """Build settings from a method's name and arguments.
 
-    Lowest to highest: the dataset's defaults (not with own data), --paper, --tuned, --config, the arguments themselves.
+    Lowest to highest: the defaults of the dataset or of own data (`plain`: those of the dataclasses), --paper, --tuned,
+    --config, the arguments themselves.
     """
     arguments = list(arguments)
     paper, config, tuned = (given(arguments, option) for option in ("--paper", "--config", "--tuned"))
@@ -127,9 +147,11 @@ def parse_settings(
         before += as_arguments(read_tuned(Path(tuned), dataset, method))
     before += from_config
     defaults: list[str] = []
-    if not own_data and given([*before, *arguments], "--federation") is None:
+    if not plain and given([*before, *arguments], "--federation") is None:
         dataset = given([*before, *arguments], "--dataset") or "digits"
         defaults = [*data_defaults(dataset), *training_defaults(dataset)]
+    elif not plain:
+        defaults = OWN_DATA
     return _parse(find_method(method), [*defaults, *before], arguments, f"{prog} {method}")
 
 
@@ -188,7 +210,7 @@ def read_toml(file: Path, what: str) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{what} {file} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"{what} {file} is not valid TOML: {error}.") from error
 
 
@@ -211,23 +233,45 @@ def as_arguments(settings: Mapping[str, Any]) -> list[str]:
 def _parse(method: type[Method], before: list[str], arguments: list[str], prog: str) -> Settings:
     description = f"Train clients with {method.title}: {method.paper}."
     kind = _kind(method)  # type: ignore[arg-type]  # mypy: a class would have no hash
-    parsed = parse_arguments(kind, arguments, prog, description, before)
-    return Settings(parsed.method, parsed.data, parsed.network, parsed.local, parsed.simulation, parsed.output)
+    if asks_for_help(arguments):
+        _print_help(method, kind, before, prog, description, everything="--help-all" in arguments)
+    parsed = parse_arguments(kind, arguments, prog, description, before, all_options="--help-all")
+    data = parsed.data.without_unused()
+    return Settings(parsed.method, data, parsed.network, parsed.local, parsed.simulation, parsed.output)
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Tell whether options are to be explained rather than used."""
+    return not {"-h", "--help", "--help-all"}.isdisjoint(arguments)
+
+
+def _print_help(
+    method: type[Method], kind: type[Any], before: list[str], prog: str, description: str, everything: bool
+) -> None:
+    begun = _starting_from(kind, tuple(before), prog)["default"] if before else None  # type: ignore[arg-type]  # as above
+    groups = help_groups({"method": method, **COMMON}, begun, everything)
+    if not everything:
+        number = sum(len(dataclasses.fields(group)) for group in (method, *COMMON.values()))
+        description += f"\n\n{prog} --help-all lists all {number} options."
+    print_help(groups, prog, description, CONFIG)
+
+
+COMMON: dict[str, type[Any]] = {
+    "data": DataSettings, "network": Network, "local": LocalTraining, "simulation": Simulation, "output": Output
+}  # fmt: skip
+"""What every run has beside its method."""
 
 
 @functools.cache
 def _kind(method: type[Method]) -> type[Any]:
     """Return a dataclass of all that can be set for a method."""
-    common = {
-        "data": DataSettings, "network": Network, "local": LocalTraining, "simulation": Simulation, "output": Output
-    }  # fmt: skip
-    taken = {field.name for group in common.values() for field in dataclasses.fields(group)}
+    taken = {field.name for group in COMMON.values() for field in dataclasses.fields(group)}
     for field in dataclasses.fields(method):
         if field.name in taken:
             raise BadInput(
                 f"Method {method.name!r} has a setting {field.name!r}, but every run has one of that name: rename it."
             )
-    return dataclasses.make_dataclass("Run", [("method", method), *common.items()], frozen=True)
+    return dataclasses.make_dataclass("Run", [("method", method), *COMMON.items()], frozen=True)
 
 
 def parse_arguments(
@@ -236,10 +280,12 @@ def parse_arguments(
     prog: str,
     description: str | None = None,
     before: Sequence[str] = (),
+    all_options: str = "--help",
 ) -> Any:
     """Fill a dataclass from arguments; what does not fit becomes one sentence.
 
-    Arguments that stand `before` are what the help then shows as defaults.
+    Arguments that stand `before` are what the help then shows as defaults; `all_options` is the argument that lists
+    every option.
     """
     complaint = io.StringIO()
     try:
@@ -249,7 +295,7 @@ def parse_arguments(
     except SystemExit as stop:
         if stop.code in (None, 0):
             raise
-        raise BadInput(_sentence(complaint.getvalue(), prog)) from None
+        raise BadInput(_sentence(complaint.getvalue(), f"{prog} {all_options}")) from None
 
 
 @functools.lru_cache
@@ -258,14 +304,14 @@ def _starting_from(kind: type[Any], before: tuple[str, ...], prog: str) -> dict[
     return {"default": tyro.cli(kind, prog=prog, config=CONFIG, args=list(before))}
 
 
-def _sentence(box: str, prog: str) -> str:
+def _sentence(box: str, lists_options: str) -> str:
     """Take the one sentence out of the box that the parser draws: of lines, or of dashes where there are none."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│ ") for line in plain.splitlines() if not line.startswith(("╭", "╰"))]
     sections = [" ".join(part.split()) for part in re.split(r"[─-]{5,}", " ".join(lines))]
     text, *rest = sections if "╭" in plain else sections[1:]  # a box of dashes has its title inside
     close = re.findall(r"--[a-z][\w-]*", rest[0]) if rest and rest[0].startswith("Perhaps you meant") else []
-    hint = f"perhaps you meant {' or '.join(dict.fromkeys(close))}" if close else f"{prog} --help lists what is valid"
+    hint = f"perhaps you meant {' or '.join(dict.fromkeys(close))}" if close else f"{lists_options} lists what is valid"
     return f"{text.rstrip('.')}; {hint}."
 
 

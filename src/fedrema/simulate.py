@@ -12,15 +12,17 @@ from torch import Tensor
 
 from fedrema.capacity import GIGABYTE, client_bytes, clients_at_once, free_bytes
 from fedrema.clients import Clients
-from fedrema.core import Answer, Client, LocalTraining, Mean, Method, Moment, Role, Uploads, overrides
+from fedrema.core import Answer, Client, LocalTraining, Mean, Method, Moment, Role, State, Uploads, overrides
 from fedrema.data.federation import Federation
 from fedrema.engine import Backend, Crowd, Precision, Stacked, places
+from fedrema.engine.threads import with_its_threads
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.harvest import Harvest, check_finite
+from fedrema.hooks import calling, check_answer, check_client
 from fedrema.keys import numpy_generator
 from fedrema.net import Net, Tensors, size
 from fedrema.score import accuracy_record, share, together
-from fedrema.shelf import Rows, Shelf
+from fedrema.shelf import Rows, Shelf, assign
 from fedrema.similarity import draw_probes, head_similarity
 from fedrema.world import COMMON, Clock, Round, World, on_device
 
@@ -49,6 +51,8 @@ class Simulation:
     """Arithmetic: float32, float64, on a GPU also tf32, bf16 (products only); auto: float32 on a CPU, bf16 on a GPU."""
     backend: Backend = "auto"
     """Train clients one after the other (loop) or as one tensor program (stacked); auto picks the faster."""
+    threads: int = 0
+    """Threads that share one operation on a CPU; 0: one, or all that torch may use where there is much to share."""
     chunk: int = 0
     """Train at most this many clients at once (rounded up to a multiple of 32); 0: as many as memory allows."""
     memory: float | None = None
@@ -63,7 +67,7 @@ class Simulation:
     def __post_init__(self) -> None:
         """Refuse what cannot be played."""
         at_least(1, self, "rounds", "evaluate_every", "record_every", "late_round")
-        at_least(0, self, "chunk")
+        at_least(0, self, "chunk", "threads")
         if self.memory is not None:
             above_zero(self, "memory")
         if self.scratch is not None and not self.scratch.is_dir():
@@ -82,6 +86,7 @@ class Simulation:
             device="auto",
             precision=precision,
             backend="auto",
+            threads=0,
             participation=1.0,
             dropout=0.0,
             late=0.0,
@@ -95,10 +100,13 @@ class Simulator(Clients):
     def __init__(
         self, method: Method, net: Net, federation: Federation, local: LocalTraining, settings: Simulation
     ) -> None:
-        where = (settings.device, settings.precision, settings.backend)
+        where = (settings.device, settings.precision, settings.backend, settings.threads)
         super().__init__(method, net, federation, local, settings.rounds, settings.seed, *where)
         self.settings = settings
         self.joins = self._joining_rounds()
+        self._first_rounds: dict[int, int] = {}
+        """The round in which each client first took part, as far as rounds have been counted."""
+        self._counted_rounds = 0
         self.shelf = Shelf(self.device)
         self.company = 1
         """How many simulations train together; each is given its share of the time."""
@@ -127,6 +135,7 @@ class Simulator(Clients):
             yield part
             self.shelf.release()
 
+    @with_its_threads
     def start(self) -> World:
         """Return the world before the first round: everyone has the same initial network."""
         clients = len(self.federation)
@@ -148,8 +157,12 @@ class Simulator(Clients):
             {name: self.shelf.keep(value) for name, value in memory.items()},
             Stacked(),
             {name: self.shelf.zeros(clients, value) for name, value in momentum.items()},
-            on_device(self.method.server(self.net, clients), self.device),
+            on_device(self._server_state(clients), self.device),
         )
+
+    def _server_state(self, clients: int) -> State:
+        with calling(self.method, "server"):
+            return self.method.server(self.net, clients)
 
     def adopt(self, world: World) -> World:
         """Return a saved world, ready to be played on."""
@@ -162,26 +175,54 @@ class Simulator(Clients):
 
     def _added(self, everyone: Stacked) -> tuple[Tensors, Tensors]:
         """Return what the method adds to clients' parameters and memory [K, ...]."""
-        moment = self.moment(0)
-
-        def begun(client: Client, _: Any) -> dict[str, Tensors]:
-            new = self.method.start(self.net, client, moment)
-            added = {name: value for name, value in new.params.items() if name not in everyone.common}
-            return {"added": added, "memory": new.memory}
-
         clients = len(self.federation)
         groups = {group: Rows(clients, Shelf(self.device)) for group in ("added", "memory")}
         for part in self.parts(torch.arange(clients)):
-            made = self.engine.each(begun, self.gathered(part, everyone, Stacked(), Stacked()), None)
+            with calling(self.method, "start"):
+                made = self.engine.each(self._begun, self.gathered(part, everyone, Stacked(), Stacked()), None)
             for group, rows in groups.items():
                 rows.put(int(part[0]), made.get(group, {}))
         # A hook may give all clients the very same tensor; from now on each changes its own.
         added, memory = ({name: value.contiguous() for name, value in rows.tensors.items()} for rows in groups.values())
         return added, memory
 
+    def _begun(self, client: Client, _: Any) -> dict[str, Tensors]:
+        """Return what the method adds to a new client that has these parameters of the network."""
+        params = {name: client.params[name] for name in self.net.initial}
+        bare = client.having(params=params, received=params, memory={}, inbox={})
+        new = check_client(self.method, "start", self.method.start(self.net, bare, self.moment(0)))
+        added = {name: value for name, value in new.params.items() if name not in params}
+        return {"added": added, "memory": new.memory}
+
     def crowd(self, world: World, clients: Tensor) -> Crowd:
         """Return some clients as they now are."""
         return self.gathered(clients, world.params, Stacked(world.memory), world.inbox)
+
+    def newly_begun(self, crowd: Crowd) -> Crowd:
+        """Return clients that receive their first model: the copies that the method makes of it are copies of this one.
+
+        Without this, a personal model would begin with the untrained weights of the first round.
+        """
+        if not overrides(self.method, "start"):
+            return crowd
+        with calling(self.method, "start"):
+            made = self.engine.each(self._begun, crowd, None)
+        roles = self.roles(crowd.params)
+        added = {name: value for name, value in made["added"].items() if roles[name] not in COMMON}
+        return replace(
+            crowd, params=Stacked({**crowd.params.own, **added}, crowd.params.common), memory=Stacked(made["memory"])
+        )
+
+    def newcomers(self, number: int) -> Tensor:
+        """Return the clients that join late, by a round, and have not taken part before it."""
+        late = [row for row, joins in enumerate(self.joins) if 1 < joins <= number]
+        if not late or not overrides(self.method, "start"):
+            return torch.empty(0, dtype=torch.long)
+        for earlier in range(self._counted_rounds + 1, number):
+            for row in self.choose(earlier)[0]:
+                self._first_rounds.setdefault(row, earlier)
+            self._counted_rounds = earlier
+        return torch.tensor([row for row in late if self._first_rounds.get(row, number) >= number], dtype=torch.long)
 
     def choose(self, number: int) -> tuple[list[int], list[int]]:
         """Return who takes part in a round and answers, and who fails on the way."""
@@ -199,6 +240,7 @@ class Simulator(Clients):
         while world.round < self.settings.rounds:
             yield self.play_round(world)
 
+    @with_its_threads
     def play_round(self, world: World) -> Round:
         """Train, aggregate, hand out, score. A round that fails leaves the world as it was."""
         clock = Clock(self.device, self.company)
@@ -208,12 +250,22 @@ class Simulator(Clients):
         relations: dict[str, np.ndarray] = {}
         if answering:
             relations = self._learn(world, torch.tensor(answering), moment, record, clock)
+        self._follow(world, moment)
         world.round = moment.round
         if self._due(moment, self.settings.evaluate_every):
             record |= self.score(world, moment)
             clock.lap("evaluate")
         record["seconds"] = clock.laps
         return Round(record, relations)
+
+    def _follow(self, world: World, moment: Moment) -> None:
+        """Let clients that joined late, but have not taken part yet, follow the shared model with their copies."""
+        new = self.newcomers(moment.round + 1)
+        for part in self.parts(new) if len(new) else ():
+            begun = self.newly_begun(self.crowd(world, part))
+            for everyone, made in ((world.params.own, begun.params.own), (world.memory, begun.memory.own)):
+                for name, value in made.items():
+                    assign(everyone[name], places(part, world.clients, everyone[name].device), value)
 
     def _due(self, moment: Moment, every: int) -> bool:
         return moment.round % every == 0 or moment.round == self.settings.rounds
@@ -242,8 +294,9 @@ class Simulator(Clients):
         )
         counts = self.counts[places(clients, world.clients, self.device)]
         harvest = Harvest(clients, counts, self.shelf, keep_heads=relations_due)
+        new = self.newcomers(moment.round)
         for part in self.parts(clients):
-            self.train_part(world, part, moment, harvest, clock)
+            self.train_part(world, part, moment, harvest, clock, part[torch.isin(part, new)])
         roles = self.roles(world.params)
         joined = sum(joins <= moment.round for joins in self.joins)
         uploads = replace(harvest.uploads(), everyone=joined)
@@ -269,6 +322,7 @@ class Simulator(Clients):
         clock.lap("other")
         return relations
 
+    @with_its_threads
     def answer_to(
         self, uploads: Uploads, world: World, roles: Mapping[str, Role], memory: Tensors, moment: Moment
     ) -> Answer:
@@ -277,13 +331,28 @@ class Simulator(Clients):
         if uploads.mean or uploads.params or uploads.extras:
             uploads = replace(uploads, before=world.params.common, everyone=uploads.everyone or world.clients)
             self.net.train(False)  # a server that asks the network wants its answers in use
-            answer = self.method.aggregate(self.net, world.server, uploads, moment)
+            with calling(self.method, "aggregate"):
+                found = self.method.aggregate(self.net, world.server, uploads, moment)
+            answer = check_answer(self.method, found, uploads, roles, world.params.merged())
         world.check(answer, roles, memory, type(self.method).__name__)
         return answer
 
-    def train_part(self, world: World, clients: Tensor, moment: Moment, harvest: Harvest, clock: Clock) -> None:
-        """Let some clients train, and take in what they leave behind."""
-        crowd = self.begin(self.crowd(world, clients), moment)
+    @with_its_threads
+    def train_part(
+        self,
+        world: World,
+        clients: Tensor,
+        moment: Moment,
+        harvest: Harvest,
+        clock: Clock,
+        new: Tensor | None = None,
+    ) -> None:
+        """Let some clients train, and take in what they leave behind; some of them may be new."""
+        crowd = self.crowd(world, clients)
+        if new is not None and len(new):
+            rows = torch.searchsorted(clients, new)
+            crowd = _with_rows(crowd, rows.to(self.device), self.newly_begun(self.crowd(world, new)))
+        crowd = self.begin(crowd, moment)
         velocity = self.rows(Stacked(world.velocity), clients).own
         clock.lap("other")
         trained, velocity, losses = self.local_training(crowd, velocity, moment)
@@ -325,9 +394,22 @@ class Simulator(Clients):
         return whole.numpy()
 
 
-def taking_part(seed: int, number: int, names: Sequence[str], share: float) -> list[str]:
-    """Draw which of the clients that are there take part in a round."""
-    wanted = max(1, round(share * len(names)))
+def _with_rows(crowd: Crowd, rows: Tensor, others: Crowd) -> Crowd:
+    """Return a crowd in which some rows are those of another."""
+
+    def put(everyone: Tensors, values: Tensors) -> Tensors:
+        whole = {name: value.clone() for name, value in everyone.items()}
+        for name, value in values.items():
+            assign(whole[name], rows, value)
+        return whole
+
+    params = Stacked(put(crowd.params.own, others.params.own), crowd.params.common)
+    return replace(crowd, params=params, memory=Stacked(put(crowd.memory.own, others.memory.own)))
+
+
+def taking_part(seed: int, number: int, names: Sequence[str], share: float, least: int = 1) -> list[str]:
+    """Draw which of the clients that are there take part in a round: a share of them, but at least so many."""
+    wanted = max(1, least, round(share * len(names)))
     if wanted >= len(names):
         return list(names)
     return sorted(names, key=lambda name: (participation_draws(seed, number, name)[0], name))[:wanted]

@@ -18,8 +18,11 @@ def draw_views(moment: Moment, shift: float, jitter: float) -> Tensor:
 def seen(x: Tensor, index: Tensor, views: Tensor) -> Tensor:
     """Return samples [n, ...] as a table of views shows them, by their places among the client's.
 
-    Images [n, c, h, w] are shifted, with their border continued; anything else is only scaled.
+    Images [n, c, h, w] are shifted, with their border continued; other numbers are only scaled, and integers, which
+    a network looks up, stay as they are.
     """
+    if not x.is_floating_point():
+        return x
     chosen = views[index % len(views)]
     if x.dim() == 4:
         for axis, by in ((2, chosen[:, 0]), (3, chosen[:, 1])):

@@ -13,6 +13,7 @@ from fedrema.core import Answer, Role, State
 from fedrema.engine import Stacked, places
 from fedrema.errors import Diverged
 from fedrema.harvest import Harvest
+from fedrema.hooks import BadMethod
 from fedrema.net import Tensors, size
 from fedrema.shelf import Shelf, assign
 
@@ -41,10 +42,10 @@ class World:
         """Refuse an answer that cannot be handed out, before anything changes: no half a round is left behind."""
         for name, role in roles.items():
             if role in COMMON and name not in answer.shared:
-                raise TypeError(f"{method}.aggregate must return {name!r} as shared.")
+                raise BadMethod(f"{method}.aggregate must return {name!r} as shared.")
         for name in memory:
             if name not in self.memory:
-                raise TypeError(f"{method}.start must add {name!r} to the memory.")
+                raise BadMethod(f"{method}.start must add {name!r} to the memory.")
         made = [*answer.shared.items(), *answer.personal.items()]
         # One question for all: on a GPU every answer is waited for.
         if made and not torch.isfinite(torch.stack([value.sum().to(made[0][1]) for _, value in made])).all():

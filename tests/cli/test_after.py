@@ -2,7 +2,9 @@ import csv
 import io
 
 import pytest
+from rich.console import Console
 
+import fedrema
 from fedrema.cli import main
 from fedrema.runs.execute import execute
 from fedrema.settings import parse_settings
@@ -122,3 +124,50 @@ def test_export_some_clients_to_a_place(trained, tmp_path, capsys):
     assert "there are 2: name one of them" in refused(capsys, "export", str(trained), "--out", str(place))
     assert "'9' is not in" in refused(capsys, "export", str(trained), "--overwrite", "--clients", "9")
     assert "needs at least one folder" in refused(capsys, "export")
+
+
+LATEX = r"""
+\begin{tabular}{lrrrrrrr}
+\toprule
+method & seeds & best (peeks) & honest & final (last 5) & worst tenth & critical rounds & seconds \\
+\midrule
+FedAvg & $3$ & $\mathbf{80.0 \pm 0.0}$ & $78.0 \pm 2.0$ & $\mathbf{80.0 \pm 0.0}$ &"""
+
+
+def test_compare_writes_latex_by_format_and_by_ending(runs, tmp_path, capsys):
+    assert main(["compare", "runs", "--format", "latex", "--no-plot"]) == 0
+    text = capsys.readouterr().out
+    assert LATEX in text
+    assert r"FedReMa & $3$ & $\mathbf{80.0 \pm 0.0}$ & $\mathbf{82.0 \pm 2.0}$ &" in text
+    assert r"FedAvg & $-4.0$ & $-9.0$ to $+1.0$ & $3$ \\" in text
+    assert text.count(r"\bottomrule") == text.count(r"\end{tabular}") == 2
+    comments = [line for line in text.splitlines() if line.startswith("% ")]
+    assert comments[0].startswith("% Accuracy in percent, mean ± standard deviation over seeds.")
+    assert main(["compare", "runs", "--out", "table.tex", "--no-plot"]) == 0
+    assert (tmp_path / "table.tex").read_text(encoding="utf-8") == text
+
+
+def test_in_latex_nothing_in_a_label_is_a_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "one", "mine:A_b", seed=0)
+    write_run(tmp_path / "runs" / "two", "mine:A_b", seed=0, variant=r"50% of {x} & $y$ \input#~^")
+    assert main(["compare", "runs", "--format", "latex", "--no-plot"]) == 0
+    text = capsys.readouterr().out
+    assert r"50\% of \{x\} \& \$y\$ \textbackslash{}input\#\textasciitilde{}\textasciicircum{}" in text
+
+
+def test_a_comparison_can_be_printed_and_shown(runs):
+    table = fedrema.comparison_table(runs)
+    for text in (str(table), repr(table), f"{table}"):
+        assert "82.0±2.0" in text
+        assert "Accuracy in percent" in text
+        assert "\x1b" not in text
+        assert "object at" not in text
+    stream = io.StringIO()
+    Console(file=stream, width=100).print(table)
+    assert "82.0±2.0" in stream.getvalue()
+
+
+def test_curves_are_drawn_into_a_file_named_by_text(runs, tmp_path):
+    fedrema.draw_curves(runs, "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

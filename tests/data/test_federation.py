@@ -115,7 +115,9 @@ def test_forms_of_split_mean_the_same():
 
 
 def test_types_that_are_taken():
-    assert small(x=np.ones((7, 2), np.int32)).x.dtype == np.float32
+    for kind in (np.int8, np.int16, np.int32, np.int64, np.uint16, np.uint64):
+        assert small(x=np.ones((7, 2), kind)).x.dtype == np.int32
+    assert small(x=np.full((7, 2), 2**40)).x.dtype == np.int64
     assert small(x=np.ones((7, 2), np.float64)).x.dtype == np.float32
     assert small(x=torch.ones(7, 2), y=torch.zeros(7, dtype=torch.long)).y.dtype == np.int64
     assert small(y=np.array([0.0, 1, 2, 0, 1, 2, 0])).y.dtype == np.int64
@@ -124,10 +126,13 @@ def test_types_that_are_taken():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": np.full((7, 2), np.nan)}, "x has NaN or infinite values in 7 samples, the first at index 0"),
+        (
+            {"x": np.full((7, 2), np.nan)},
+            r"x has NaN or infinite values in 7 samples, the first is nan in row 0 \(client '10'\), column 0; only",
+        ),
         (
             {"x": np.r_[np.zeros((6, 2)), [[0, 1e300]]]},
-            "x has NaN or infinite values in 1 samples, .* index 6",
+            r"x has NaN or infinite values in 1 samples, the first is 1e\+300 in row 6 \(client '3'\), column 1; only",
         ),
         ({"x": np.array([["a", "b"]] * 7)}, "x has the type <U1; numbers are valid"),
         ({"x": np.array([[None, 1]] * 7)}, "x holds Python objects"),
@@ -137,17 +142,29 @@ def test_types_that_are_taken():
         ({"x": np.zeros((0, 2))}, r"x has the shape \(0, 2\)"),
         ({"y": np.zeros(6, int)}, "y has 6 entries but x has 7 samples"),
         ({"y": np.zeros((7, 2), int)}, r"y has the shape \(7, 2\)"),
-        ({"y": np.full(7, 0.5)}, "y has values that are not whole numbers"),
-        ({"y": np.full(7, np.nan)}, "y has values that are not whole numbers"),
-        ({"y": np.array(["a"] * 7)}, "y has values that are not whole numbers"),
-        ({"y": np.array([0, 1, 2, -1, 0, 0, 0])}, "y has the label -1 at index 3; 0, 1, 2 ... are valid"),
-        ({"classes": 2}, "y has the label 2 at index 2; 0 to 1 are valid"),
+        ({"y": np.full(7, 0.5)}, r"y has values that are not whole numbers, such as 0.5 in row 0 \(client '10'\)"),
+        ({"y": np.r_[np.zeros(6), np.nan]}, "y has values that are not whole numbers, such as nan in row 6"),
+        ({"y": np.full(7, 1j)}, "y has the type complex128; whole numbers and strings are valid labels"),
+        ({"y": ["a"] * 6 + [""]}, r"y has an empty label in row 6 \(client '3'\)"),
+        ({"y": ["a"] * 7, "classes": 2}, "y holds strings, but with classes=2 it must hold 0 to 1"),
+        ({"class_names": ["0", "1"]}, r"y has the label '2' in row 2 \(client '10'\); the classes are 0, 1"),
+        ({"class_names": ["0", "0"]}, "class_names names a class twice: 0, 0"),
+        ({"classes": 3, "class_names": ["a"]}, "class_names has 1 names for 3 classes"),
+        (
+            {"y": np.array([0, 1, 2, -1, 0, 0, 0])},
+            r"y has the label -1 in row 3 \(client '2'\); 0, 1, 2 ... or strings are",
+        ),
+        ({"classes": 2}, r"y has the label 2 in row 2 \(client '10'\); 0 to 1 are valid"),
         ({"classes": 0}, "classes is 0; at least 1 is valid"),
         ({"client": np.zeros(3, int)}, "client has 3 entries"),
-        ({"client": np.zeros(7)}, "client has the type float64; whole numbers or strings"),
-        ({"split": np.ones(7)}, "split has the value 1.0; 'train' and 'test', or 0 and 1"),
-        ({"split": ["train"] * 6 + ["valid"]}, "split has the value valid"),
-        ({"split": [0, 0, 0, 0, 0, 0, 2]}, "split has the value 2"),
+        (
+            {"client": np.ones(7)},
+            r"client has the type float64; whole numbers or strings .*astype\(int\) makes 1 of 1.0",
+        ),
+        ({"client": [1, 2, np.nan, 1, 1, 1, 1]}, "client has nan in row 2; whole numbers or strings are valid"),
+        ({"split": np.ones(7)}, r"split has the value 1.0 in row 0 \(client '10'\); 'train' and 'test', or 0 and 1"),
+        ({"split": ["train"] * 6 + ["valid"]}, r"split has the value valid in row 6 \(client '3'\)"),
+        ({"split": [0, 0, 0, 0, 0, 0, 2]}, "split has the value 2 in row 6"),
         ({"split": [0, 0, 0, 0, 0, 0, 1]}, "client '3' has only test samples"),
         ({"names": ["2", "3", "10", "11"]}, "client '11' has no samples"),
         ({"names": ["2", "3"]}, "client has '10', which is not among the 2 names"),
@@ -263,3 +280,82 @@ def test_pixels_become_minus_one_to_one_and_floats_stay():
     assert torch.allclose(to_float(pixels), torch.tensor([-1.0, 1.0, -0.6]))
     assert to_float(pixels, torch.float64).dtype == torch.float64
     assert to_float(torch.tensor([3.5]), torch.float64).item() == 3.5
+
+
+@pytest.mark.parametrize(
+    ("y", "labels", "names"),
+    [
+        ([0, 1, 2, 0, 1, 2, 0], [0, 1, 2, 0, 1, 2, 0], ()),
+        ([1, 2, 1, 2, 1, 2, 1], [0, 1, 0, 1, 0, 1, 0], ("1", "2")),
+        ([0, 999_999, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0], ("0", "999999")),
+        ([2.0, 7.0, 2.0, 2.0, 2.0, 2.0, 2.0], [0, 1, 0, 0, 0, 0, 0], ("2", "7")),
+        (["sick", "well", "sick", "sick", "sick", "sick", "sick"], [0, 1, 0, 0, 0, 0, 0], ("sick", "well")),
+        (["10", "2", "2", "2", "2", "2", "2"], [1, 0, 0, 0, 0, 0, 0], ("2", "10")),
+        (["1", "0", "0", "0", "0", "0", "0"], [1, 0, 0, 0, 0, 0, 0], ()),
+        ([True, False, True, True, True, True, True], [1, 0, 1, 1, 1, 1, 1], ("False", "True")),
+        (np.array(["b", "a", "b", "b", "b", "b", "b"], object), [1, 0, 1, 1, 1, 1, 1], ("a", "b")),
+    ],
+)
+def test_the_labels_that_occur_are_the_classes(y, labels, names, tmp_path):
+    federation = Federation.from_arrays(np.zeros((7, 2)), y, np.zeros(7, int))
+    assert federation.y.tolist() == labels
+    assert federation.own_class_names == names
+    assert federation.class_names == (names or ("0", "1", "2")[: federation.classes])
+    federation.save(tmp_path / "it.npz")
+    again = Federation.load(tmp_path / "it.npz")
+    assert (again.class_names, again.fingerprint) == (federation.class_names, federation.fingerprint)
+
+
+def test_names_of_classes_belong_to_the_content_and_plain_numbers_do_not():
+    named = Federation.from_arrays(np.zeros((4, 2)), ["a", "b", "a", "b"], np.zeros(4, int))
+    plain = Federation.from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], np.zeros(4, int))
+    other = Federation.from_arrays(np.zeros((4, 2)), ["c", "d", "c", "d"], np.zeros(4, int))
+    assert len({named.fingerprint, plain.fingerprint, other.fingerprint}) == 3
+    # As every version has computed it: results and checkpoints depend on it.
+    assert plain.fingerprint == "d8b8037220d320e23f6f7eec50a20ca07a153b81a4e63548297ef14a3d696372"
+
+
+def test_classes_are_matched_by_name():
+    theirs = Federation.from_arrays(np.zeros((3, 2)), ["well", "sick", "well"], np.zeros(3, int))
+    ours = theirs.relabelled(("dead", "sick", "well"))
+    assert (ours.y.tolist(), ours.classes, ours.class_names) == ([2, 1, 2], 3, ("dead", "sick", "well"))
+    with pytest.raises(BadInput, match="y of client '0' has the label 'sick'; the classes are dead, well"):
+        theirs.relabelled(("dead", "well"))
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (np.arange(100) % 4, None),
+        (np.arange(100) % 4 + 1, None),
+        (np.arange(1000) % 100, None),
+        (np.array(["a", "c"] * 50), None),
+        (np.r_[np.arange(99) % 4, 99_999], "0, 1, 2, 3, 99999: 99995 numbers in between do not occur, such as 4"),
+        (np.arange(100) % 20, "there are 20 classes for 100 samples"),
+        (np.arange(3000) % 73 + 18, "they look like a quantity, and fedrema predicts classes"),
+        (np.zeros(100, int), "there is only one class"),
+    ],
+)
+def test_labels_that_may_be_a_mistake_are_told_in_one_line(y, words, caplog):
+    Federation.from_arrays(np.zeros((len(y), 2)), y, np.zeros(len(y), int))
+    if words is None:
+        assert not caplog.records
+    else:
+        (record,) = caplog.records
+        assert words in record.getMessage()
+        assert "\n" not in record.getMessage()
+
+
+def test_integers_stay_integers_and_the_content_is_what_it_was_as_floats(tmp_path):
+    whole = np.arange(14).reshape(7, 2)
+    kept = small(x=whole)
+    assert kept.fingerprint == small(x=whole.astype(np.float32)).fingerprint
+    kept.save(tmp_path / "it.npz")
+    again = Federation.load(tmp_path / "it.npz")
+    assert again.x.dtype == np.int32
+    assert again.fingerprint == kept.fingerprint
+    large = np.array([[2**24], [2**24 + 1]])  # the same as float32
+    one, other = (Federation.from_arrays(large[[k, k]], [0, 1], [0, 0]) for k in (0, 1))
+    assert one.fingerprint != other.fingerprint
+    with pytest.raises(BadInput, match="x has 18446744073709551615; integers up to 9223372036854775807 are valid"):
+        small(x=np.full((7, 2), 2**64 - 1, np.uint64))

@@ -24,6 +24,7 @@ def keys(): return {"x": x, "y": y, "client": who, "classes": 7}
 def clients(): return {"bob": (x, y), "ann": (x[:2], y[:2])}
 def raises(): raise RuntimeError("no such drive")
 def refuses(): raise BadInput("not today")
+def reads(): return np.load("gone.npy")
 def number(): return 3
 def empty(): return {}
 def other(): return {"bob": x}
@@ -88,7 +89,15 @@ def test_a_function(module, function, names, classes):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("my_own_data:raises", "my_own_data:raises raised RuntimeError: no such drive"),
+        (
+            "my_own_data:raises",
+            r"my_own_data:raises raised RuntimeError: no such drive \(my_own_data.py, line \d+\)\.$",
+        ),
+        ("my_own_data:reads", r"raised FileNotFoundError: .*gone\.npy' \(my_own_data.py, line 13\)\.$"),
+        (
+            "my_broken_module:load",
+            r"cannot be loaded: ZeroDivisionError: division by zero \(my_broken_module.py, line 1\)",
+        ),
         ("my_own_data:refuses", "^not today$"),
         ("my_own_data:number", r"returned int; valid is a Federation, arrays \(x, y, client"),
         ("my_own_data:empty", "returned dict"),
@@ -120,7 +129,11 @@ def test_sources_that_are_refused(module, source, message):
         ({"x": np.float32(1), "y": np.int64(1)}, r"x of the shape \(\)"),
         ({"x": np.ones((0, 2), np.float32), "y": np.zeros(0, int)}, "at least one, are valid"),
         ({"split": np.zeros(5, int)}, "client 'a' has no 'split' but others have"),
-        ({"y": np.full(5, -2)}, "y has the label -2"),
+        ({"y": np.full(5, -2)}, "y has the label -2 in row 0 of client 'b'"),
+        (
+            {"x": np.array([[1, 2]] * 4 + [[1, np.nan]], np.float32)},
+            "the first is nan in row 4 of client 'b', column 1",
+        ),
     ],
 )
 def test_folders_whose_clients_do_not_fit(tmp_path, changes, message):

@@ -1,6 +1,7 @@
 """A Flower grid in this process: every message goes through Flower's records and the real client app, and back."""
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -25,6 +26,7 @@ class InProcessGrid(Grid):
         self.offline = set()
         self.sent = []
         self.received = []
+        self.replies = {}
 
     def set_run(self, run):
         raise NotImplementedError
@@ -36,12 +38,6 @@ class InProcessGrid(Grid):
     def create_message(self, *args, **kwargs):
         raise NotImplementedError
 
-    def push_messages(self, messages):
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids):
-        raise NotImplementedError
-
     def get_node_ids(self):
         return [node for node in self.nodes if node not in self.offline]
 
@@ -49,17 +45,26 @@ class InProcessGrid(Grid):
         return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self.get_node_ids()]
 
     def send_and_receive(self, messages, *, timeout=None):
-        replies = []
+        raise NotImplementedError
+
+    def push_messages(self, messages):
+        pushed = []
         for number, message in enumerate(messages):
             node = message.metadata.dst_node_id
-            message.metadata.__dict__["_message_id"] = f"{node}-{number}-{len(self.sent)}"  # as Flower does it
+            identity = message.metadata.__dict__["_message_id"] = f"{node}-{number}-{len(self.sent)}"  # as Flower does
+            pushed.append(identity)
             self.sent.append(message)
             try:
                 reply = client_app.app(message, self.contexts[node])
             except Exception as error:  # as Flower does it
-                reply = Message(Error(2, str(error)), reply_to=message)
+                reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
             reply = self.spoil(node, reply)
             if reply is not None:
                 self.received.append((node, reply))
-                replies.append(reply)
-        return replies
+            else:  # what Flower says of a message whose time is over
+                reply = Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE), reply_to=message)
+            self.replies[identity] = reply
+        return pushed
+
+    def pull_messages(self, message_ids):
+        return [self.replies.pop(identity) for identity in list(message_ids) if identity in self.replies]

@@ -34,7 +34,7 @@ class Federated:
 
     def __init__(self, tmp_path, method="fedrema", more=(), spoil=lambda node, reply: reply, **plan):
         self.settings = parse_settings(method, [*ARGUMENTS, *more])
-        self.plan = Plan(str(tmp_path / "server"), "1x8x8", 10, **{"least_clients": 2, **plan})
+        self.plan = Plan(str(tmp_path / "server"), "1x8x8", **{"classes": 10, "least_clients": 2, **plan})
         self.config = run_config(self.settings, self.plan)
         nodes = [{"partition-id": row, "folder": str(tmp_path / f"node-{row}")} for row in range(CLIENTS)]
         self.grid = InProcessGrid(self.config, nodes, spoil=spoil)
@@ -66,6 +66,7 @@ def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(me
     assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in records]
     assert [record["client_accuracy"] for record in run.rounds] == [record["client_accuracy"] for record in records]
     assert run.summary["best_accuracy"] == max(record["accuracy"] for record in records)
+    assert all(record["rejected"] == {} and "clipped" not in record for record in run.rounds)
     assert_nothing_else_left(made, conductor, world.params)
 
 
@@ -105,6 +106,26 @@ def with_arrays(change):
     return spoil
 
 
+def with_count(count):
+    def spoil(reply):
+        reply.content["facts"]["count"] = count
+        return reply
+
+    return spoil
+
+
+def with_header(header):
+    """Replace what the first array's data says of itself."""
+
+    def spoil(reply):
+        record = reply.content.array_records["params"]
+        name, array = next(iter(record.items()))
+        record[name] = Array(array.dtype, array.shape, array.stype, array.data[:10] + header + array.data[128:])
+        return reply
+
+    return spoil
+
+
 def first(arrays, change):
     name = next(iter(arrays))
     return {**arrays, name: change(arrays[name])}
@@ -120,6 +141,14 @@ def first(arrays, change):
         (with_arrays(lambda arrays: {**arrays, "more": np.zeros(3)}), "'more' is not expected"),
         (with_arrays(lambda arrays: dict(list(arrays.items())[1:])), "is missing"),
         (with_arrays(lambda arrays: first(arrays, lambda value: value + 1e9)), "absurdly large"),
+        (with_arrays(lambda arrays: first(arrays, lambda value: value * 0 + 3e38)), "absurdly large"),
+        (with_count(1e300), "count must be a whole number"),
+        (with_count(10**9), "it joined with"),
+        (with_header(b"(" * 118), "cannot be read"),
+        (
+            with_header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000,)}".ljust(117) + b"\n"),
+            "header",
+        ),
         (lambda reply: None, "no reply within"),
     ],
 )
@@ -141,7 +170,8 @@ def test_a_bad_reply_hurts_nobody_else(change, why, tmp_path):
 
 def test_a_server_that_was_killed_goes_on_with_the_next_round(tmp_path):
     whole = Federated(tmp_path / "whole")
-    whole.conductor().conduct()
+    straight = whole.conductor()
+    straight.conduct()
     made = Federated(tmp_path / "killed")
     conductor = made.conductor()
     conductor.ledger.take_up()
@@ -150,6 +180,8 @@ def test_a_server_that_was_killed_goes_on_with_the_next_round(tmp_path):
     conductor.ledger.lock.release()  # then it is killed, and its lock is gone
     again = made.conductor()
     again.conduct()
+    assert again.central.registry == straight.central.registry
+    assert again.central.registry.norms.recent
     for name, value in again.central.world.params.own.items():
         torch.testing.assert_close(value, Run(tmp_path / "whole" / "server").world().params.own[name], rtol=0, atol=0)
     kept, expected = Run(tmp_path / "killed" / "server"), Run(tmp_path / "whole" / "server")

@@ -16,10 +16,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedrema.cli import main
 from fedrema.data import load_own
+from fedrema.deploy.client_app import own_samples
 from fedrema.deploy.keys import make_authority, make_server_certificate, public_half, read_public_key, valid_until
 from fedrema.deploy.places import NodePlace, ServerPlace
 from fedrema.deploy.plan import read_run_config
 from fedrema.errors import BadInput
+from fedrema.settings import parse_settings
 
 
 @pytest.fixture
@@ -158,6 +160,11 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
         (["fedwho", "--deal"], "fedwho"),
         (["fedavg", "--deal", "--roundz", "3"], "--roundz"),
         (["fedavg", "--deal", "--clients", "5"], "the data is of 5 clients, but --nodes names 3"),
+        (["fedavg", "--sample-shape", "6", "--classes", "2", "--class-names", "a,b"], "exclude each other"),
+        (
+            ["fedavg", "--sample-shape", "6", "--class-names", "a,a"],
+            "--class-names must name each class once, got 'a,a'",
+        ),
         (["fedavg", "--sample-shape", "8by8", "--classes", "3"], "sample-shape must be written as 3x32x32"),
     ],
 )
@@ -221,3 +228,25 @@ def test_help_tells_everything(capsys):
     said = capsys.readouterr().out
     for command in ("init", "server", "client", "status", "add", "key", "renew", "demo"):
         assert f"  {command} " in said
+
+
+def test_nodes_with_their_own_data_get_the_defaults_of_own_data(tmp_path, capsys):
+    folder = tmp_path / "federation"
+    assert main(["deploy", "init", str(folder), "fedavg", "--sample-shape", "6", "--classes", "4"]) == 0
+    assert "--lr 0.02, a batch that each node chooses" in capsys.readouterr().out
+    config = tomllib.loads((folder / "server" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert not {"dataset", "clients", "samples"} & config.keys()
+    settings, plan = read_run_config(config)
+    assert (settings.local.batch, settings.local.lr, settings.local.drop_incomplete) == (0, 0.02, False)
+    simulated = parse_settings("fedavg", ["--federation", "mine.npz"])
+    assert settings.data.test_share == simulated.data.test_share == 0.2
+    np.savez(tmp_path / "data.npz", x=np.zeros((50, 6), "float32"), y=np.arange(50) % 4)
+    assert own_samples(str(tmp_path / "data.npz"), settings, "node-1", plan.names).test.sum() == 10
+
+
+def test_the_nodes_labels_are_named(tmp_path, capsys):
+    folder = tmp_path / "federation"
+    assert main(["deploy", "init", str(folder), "fedavg", "--sample-shape", "6", "--class-names", "sick, well"]) == 0
+    config = tomllib.loads((folder / "server" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    _, plan = read_run_config(config)
+    assert (plan.classes, plan.names) == (2, ("sick", "well"))

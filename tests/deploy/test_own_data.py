@@ -1,10 +1,14 @@
 """A node's own data, in every form; and what does not fit is refused in a sentence, by the node itself."""
 
+import json
+
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 
+from fedrema.deploy.client_app import own_samples
+from fedrema.deploy.plan import read_run_config
 from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated
 
@@ -47,7 +51,10 @@ def test_a_file_a_folder_and_a_function(tmp_path, monkeypatch):
     ("data", "sentence"),
     [
         (samples(1, shape=(1, 9, 9)), "Its samples are of shape 1x9x9, but this federation is for 1x8x8."),
-        (samples(1, classes=12, count=60), "Its labels go up to 11, but this federation has 10 classes."),
+        (
+            samples(1, classes=12, count=60),
+            "y has the label '10' in row 10 (client 'north'); the classes are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9.",
+        ),
     ],
 )
 def test_samples_of_another_kind(data, sentence, tmp_path):
@@ -88,3 +95,29 @@ def test_there_is_room_for_so_many_and_no_more(tmp_path):
     made = Federated(tmp_path, "fedavg", ["--rounds", "2"], most_clients=3)
     made.conductor().conduct()
     assert [record["participants"] for record in Run(tmp_path / "server").rounds] == [[0, 1, 2]] * 2
+
+
+def test_nodes_use_the_classes_of_the_federation_and_not_their_own(tmp_path):
+    names = ["blue", "green", "red"]
+    federation = {"class_names": json.dumps(names), "classes": 3}
+    files = []
+    for number, held in enumerate((names, names[1:], names[2:], ["green", "pink"])):  # the third holds a single class
+        x, _ = samples(number, count=24)
+        files.append(tmp_path / f"{number}.npz")
+        np.savez(files[-1], x=x, y=np.resize(held, 24))
+    made = Federated(tmp_path, "fedavg", ["--rounds", "1"], **federation)
+    made.grid.names = {7 + row: name for row, name in enumerate(("north", "south", "west", "east"))}
+    for row, file in enumerate(files):
+        made.grid.contexts[7 + row].node_config = {"data": str(file), "folder": str(tmp_path / f"node-{row}")}
+    settings, plan = read_run_config(made.config)
+    for row, expected in enumerate(([0, 1, 2], [1, 2], [2])):
+        held = plan.fitted(own_samples(str(files[row]), settings, "north", plan.names))
+        assert (sorted(set(held.y.tolist())), held.class_names) == (expected, tuple(names))
+    made.conductor().conduct()
+    (record,) = Run(tmp_path / "server").rounds
+    assert len(record["participants"]) == 3
+    assert (
+        "y has the label 'pink' in row 1 (client 'east'); the classes are blue, green, red."
+        in record["rejected"]["east"]
+    )
+    assert Run(tmp_path / "server").config["federation"]["class_names"] == names

@@ -108,7 +108,7 @@ def test_protection_that_protects_nothing_is_refused(settings, sentence):
 
 
 def test_a_federation_with_protected_nodes(tmp_path):
-    made = Federated(tmp_path, "fedavg", ["--rounds", "2"])
+    made = Federated(tmp_path, "fedavg", ["--rounds", "2"], most_noise=2.0)
     told = {"privacy-clip": 0.5, "privacy-noise": 4.0, "privacy-delta": 1e-5, "privacy-budget": by_hand(1, 4.0, 1e-5)}
     made.grid.contexts[7].node_config |= {**told, "privacy-budget": told["privacy-budget"] + 0.1}
     made.grid.contexts[8].node_config |= {**told, "privacy-budget": 0.0}
@@ -146,3 +146,20 @@ def test_an_edited_account_of_releases_is_refused_and_an_older_one_read(tmp_path
         read_account(file)
     file.write_text('{"releases": [4.0]}')
     assert read_account(file) == [4.0]
+
+
+def test_noise_that_the_operator_has_not_allowed_does_not_drown_the_others(tmp_path):
+    made = Federated(tmp_path, "fedavg", ["--rounds", "1"])
+    made.grid.contexts[7].node_config |= {"privacy-clip": 0.5, "privacy-noise": 4.0}
+    made.conductor().conduct()
+    (record,) = Run(tmp_path / "server").rounds
+    assert record["participants"] == [1, 2, 3]
+    assert "--most-noise 0 allows" in record["rejected"]["0"]
+
+
+def test_where_all_nodes_add_noise_it_is_usual(tmp_path):
+    made = Federated(tmp_path, "fedavg", ["--rounds", "2"])
+    for context in made.grid.contexts.values():
+        context.node_config |= {"privacy-clip": 0.5, "privacy-noise": 4.0}
+    made.conductor().conduct()
+    assert [record["participants"] for record in Run(tmp_path / "server").rounds] == [list(range(CLIENTS))] * 2

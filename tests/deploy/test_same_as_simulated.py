@@ -24,28 +24,34 @@ def play(settings, federation, folder=None):
     simulator = prepare(settings, federation)
     nodes = [Node(settings, federation.only(row), folder and folder / str(row)) for row in range(len(federation))]
     central = Central(settings, federation.sample_shape, federation.classes, len(federation))
-    for node in nodes:
-        central.registry.row(node.name)
     records = []
     for number in range(1, settings.simulation.rounds + 1):
+        for node, joins in zip(nodes, simulator.joins, strict=True):
+            if joins == number:
+                central.registry.row(node.name)
         answering, _ = simulator.choose(number)
         replies = {nodes[row].name: nodes[row].answer(central.letter(nodes[row].name)) for row in answering}
         records.append(central.close(replies))
     return central, nodes, records
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["all from the start", "some join late"])
 @pytest.mark.parametrize("method", [*registry(), "fedbn --net mlp-bn"])
-def test_personal_models_are_the_same_also_when_clients_are_absent(method):
+def test_personal_models_are_the_same_also_when_clients_are_absent(method, late):
     # That they are with everybody there is tested through Flower, for every method too.
     method, *more = method.split()
-    settings = parse_settings(method, [*more, *ARGUMENTS, *quick_arguments(method), "--participation", "0.6"])
+    who = ("--participation", "0.6", *(("--late", "0.6", "--late-round", "2") if late else ()))
+    settings = parse_settings(method, [*more, *ARGUMENTS, *quick_arguments(method), *who])
     federation = build_federation(settings.data)
     central, nodes, records = play(settings, federation)
     simulator = prepare(settings, federation)
     world = simulator.start()
+    rows = [central.registry.names.index(node.name) for node in nodes]  # clients have rows in the order of joining
+    assert (rows != sorted(rows)) == late
     for played, record in zip(simulator.play(world), records, strict=True):
-        assert played.record["participants"] == record["participants"]
+        assert sorted(rows[row] for row in played.record["participants"]) == record["participants"]
         assert record["rejected"] == {}
+        assert "clipped" not in record
         assert record["loss"] == pytest.approx(played.record["loss"], abs=1e-9)
     for row, node in enumerate(nodes):
         letter = central.letter(node.name)
@@ -56,4 +62,6 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method):
             torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-6, msg=f"{name} of client {row}")
     scores = {node.name: node.answer(central.letter(node.name, train=False)).received for node in nodes}
     expected = simulator.score(world, simulator.moment(ROUNDS))
-    assert central.accuracies(scores) == {name: value for name, value in expected.items() if name != "beside"}
+    found = central.accuracies(scores)
+    found["client_accuracy"] = [found["client_accuracy"][row] for row in rows]
+    assert found == {name: value for name, value in expected.items() if name != "beside"}

@@ -2,16 +2,19 @@
 
 import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
+
+from flwr.app import Array, ArrayRecord
 
 from fedrema.cli import main
 from fedrema.deploy.conductor import Conductor
 from fedrema.deploy.places import NodePlace, ServerPlace
 from fedrema.deploy.plan import read_run_config
 from fedrema.deploy.presence import beside, present
-from fedrema.deploy.standing import standing
+from fedrema.deploy.standing import _member, standing
 from fedrema.settings import read_toml
 from tests.deploy.flower_in_process import InProcessGrid
 
@@ -64,6 +67,34 @@ def test_after_the_last_round(place, capsys):
     assert told["checkpoint_age"] >= 0
     # The nodes' owners have a log of their own.
     assert "accuracy" in (place.path.parent / "nodes" / "north" / "node.log").read_text()
+
+
+def test_rejected_and_clipped_replies_are_counted_by_node(place):
+    def spoil(node, reply):
+        if node == 8 and "params" in reply.content:
+            arrays = {name: array.numpy() for name, array in reply.content["params"].items()}
+            far = 1e30 if reply.metadata.group_id == "1" else 1.0
+            reply.content["params"] = ArrayRecord(
+                {name: Array(value * np.float32(far)) for name, value in arrays.items()}
+            )
+        if node == 9 and reply.metadata.group_id == "2" and "params" in reply.content:
+            reply.content["facts"]["count"] = 10**9
+        return reply
+
+    played(place, spoil)
+    north, south, west = standing(place).members
+    assert (north.rejected, north.clipped, north.trouble) == (0, 0, "")
+    assert (south.rejected, south.clipped, south.last_round) == (1, 0, 2)
+    assert south.trouble.startswith("round 1: the numbers in ")
+    assert (west.rejected, west.last_round) == (1, 1)
+    assert west.trouble.startswith("round 2: it says that it trained on 1000000000 samples, but it joined with ")
+    # A clipped reply is shown too; an ordinary record has no such entry.
+    records = [json.loads(line) for line in (place.run / "rounds.jsonl").read_text().splitlines()]
+    assert all("clipped" not in record for record in records)
+    clipped = _member("north", list(NAMES), [{**records[-1], "clipped": {"north": "too long"}}], "online")
+    assert (clipped.rejected, clipped.clipped, clipped.trouble) == (0, 1, "round 2: too long")
+    both = _member("south", list(NAMES), [records[0], {**records[1], "clipped": {"south": "too long"}}], "online")
+    assert both.trouble == "round 2: too long (rejected 1, clipped 1 times lately)"
 
 
 def test_while_somebody_writes_and_after_it_gave_up(place):

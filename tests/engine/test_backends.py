@@ -1,5 +1,6 @@
 """Which backend trains what, and that it does not matter which."""
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedrema.data import Federation
 from fedrema.engine import Arithmetic, choose_device, choose_precision, make_engine
 from fedrema.engine.stackable import why_not_stackable
 from fedrema.errors import BadInput
+from fedrema.methods import registry
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.net import Net
@@ -156,14 +158,28 @@ def test_the_server_computes_in_float32_while_clients_train_in_tf32(backend, mon
 
 @pytest.mark.parametrize(
     ("network", "shape", "backend"),
-    [("mlp", (6,), "stacked"), ("cnn", (1, 28, 28), "loop"), ("alexnet", (3, 32, 32), "loop")],
+    [
+        ("mlp", (6,), "stacked"),
+        (f"{__name__}:small_convolutions", (1, 8, 8), "stacked"),
+        (f"{__name__}:wide", (6,), "loop"),
+        ("cnn", (1, 28, 28), "loop"),
+        ("alexnet", (3, 32, 32), "loop"),
+    ],
 )
-def test_on_a_cpu_convolutions_are_looped_and_the_rest_is_stacked(network, shape, backend):
+def test_on_a_cpu_small_steps_are_stacked_and_large_ones_looped(network, shape, backend):
     net = build_net(Network(net=network), shape, 4, seed=0)
     sample = torch.zeros(1, *shape)
-    assert make_engine("auto", net, sample, ON_CPU, 1).name == backend
-    assert make_engine("loop", net, sample, ON_CPU, 1).name == "loop"
-    assert make_engine("stacked", net, sample, ON_CPU, 1).name == "stacked"
+    assert make_engine("auto", net, sample, ON_CPU, 1, 100).name == backend
+    assert make_engine("loop", net, sample, ON_CPU, 1, 100).name == "loop"
+    assert make_engine("stacked", net, sample, ON_CPU, 1, 100).name == "stacked"
+
+
+def small_convolutions():
+    return Split(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten()), nn.Linear(4 * 36, 4))
+
+
+def wide():
+    return Split(nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU()), nn.Linear(300, 4))
 
 
 @pytest.mark.parametrize(
@@ -177,17 +193,137 @@ def test_what_cannot_be_stacked_is_named_and_looped(build, layer):
     net, sample = make_net(build), torch.zeros(1, 6)
     assert why_not_stackable(net, sample).startswith(layer)
     with pytest.raises(BadInput) as caught:
-        make_engine("stacked", net, sample, ON_CPU, 1)
+        make_engine("stacked", net, sample, ON_CPU, 1, 5)
     sentence = str(caught.value)
     assert sentence.startswith(f"--backend stacked cannot train this network: {layer}")
     assert sentence.endswith("; use --backend loop.")
     assert "\n" not in sentence
-    assert make_engine("auto", net, sample, ON_CPU, 1).name == "loop"
+    assert make_engine("auto", net, sample, ON_CPU, 1, 5).name == "loop"
 
 
 def test_an_obstacle_in_the_head_is_named_as_the_user_names_it():
     net = make_net(lambda: Split(nn.Linear(6, 8), nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 4))))
     assert why_not_stackable(net, torch.zeros(1, 6)).startswith("layer 'head.0' (Dropout)")
+
+
+class Gate(nn.Module):
+    """A layer that decides by its values, after another layer has been left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.inner(x)
+        return h if h.sum() > 0 else -h
+
+
+class Stubborn(torch.autograd.Function):
+    """Runs under vmap, but its gradient does not."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * gradient.sum().item()
+
+
+class Scale(nn.Module):
+    def forward(self, x):
+        return Stubborn.apply(x)
+
+
+class Jumpy(nn.Module):
+    """The network's own forward is what decides by values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        h = self.body(x)
+        return self.head(h if h.sum() > 0 else -h)
+
+
+@pytest.mark.parametrize(
+    ("build", "blamed"),
+    [
+        (lambda: split(nn.Linear(6, 8), Gate(), nn.ReLU()), "layer 'body.1' (Gate) does not run under vmap"),
+        (
+            lambda: split(nn.Linear(6, 8), Scale(), nn.Linear(8, 8)),
+            "layer 'body.1' (Scale) cannot be differentiated under vmap",
+        ),
+        (Jumpy, "the network's own forward does not run under vmap"),
+    ],
+)
+def test_the_layer_that_fails_is_the_one_that_is_named(build, blamed):
+    assert why_not_stackable(make_net(build), torch.ones(1, 6)).startswith(blamed)
+
+
+class Words(nn.Module):
+    """Begins with an embedding, so that it takes integers only."""
+
+    def __init__(self, vocabulary=50) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(vocabulary, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.table(x).mean(dim=1))
+
+
+def sentences(kind=np.int64):
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 4, 60)
+    x = 12 * y[:, None] + generator.integers(0, 12, (60, 5))  # each class has words of its own
+    return Federation.from_arrays(x.astype(kind), y, np.repeat([0, 1, 2], 20), classes=4)
+
+
+def words(vocabulary=50):
+    torch.manual_seed(0)
+    return Net(Words(vocabulary), torch.zeros(2, 5))
+
+
+def test_integers_reach_an_embedding_in_both_backends_and_are_learnt():
+    local = LocalTraining(epochs=5, batch=5, lr=0.5)
+    ends = []
+    for backend in ("loop", "stacked"):
+        played, world, records = play(words(), sentences(), local, rounds=10, backend=backend)
+        assert played.train.x.dtype == torch.int64
+        assert played.train.stacked(torch.arange(3)).mask.dtype == torch.float64
+        ends.append(world.params.merged())
+    assert records[-1]["accuracy"] > 0.9
+    assert distance(*ends) < 1e-9
+
+
+@pytest.mark.parametrize("method", registry())
+def test_every_method_takes_integers(method):
+    kind = registry()[method]
+    _, _, records = play(words(), sentences(), LocalTraining(epochs=1, batch=5), kind, rounds=2)
+    assert np.isfinite(records[-1]["loss"])
+
+
+def test_networks_of_floats_see_integers_as_floats():
+    played, _, _ = play(
+        Net(Split(nn.Linear(5, 8), nn.Linear(8, 4)), torch.zeros(2, 5)), sentences(), LocalTraining(), rounds=1
+    )
+    assert played.train.x.dtype == torch.float64
+
+
+def test_what_an_embedding_cannot_look_up_is_refused():
+    with pytest.raises(BadInput, match=r"x of client '[012]' has [34][0-9]; the network's embedding takes 0 to 29\."):
+        play(words(30), sentences(), LocalTraining())
+    fractions = dataclasses.replace(sentences(), x=sentences().x + np.float32(0.5))
+    with pytest.raises(BadInput, match="The network takes integers, as for an embedding, but x holds fractions"):
+        play(words(), fractions, LocalTraining())
+    play(words(), sentences(np.float32), LocalTraining(), rounds=1)  # whole numbers, however they are stored
 
 
 def test_looking_for_obstacles_changes_nothing():

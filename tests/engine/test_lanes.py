@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedrema import engine
 from fedrema.core import LocalTraining
 from fedrema.engine.loop import lanes
+from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.moon import MOON
@@ -17,7 +19,8 @@ from ..conftest import make_federation
 
 
 @pytest.fixture
-def four_threads():
+def four_threads(monkeypatch):
+    monkeypatch.setattr(engine, "SMALL_STEP", 0)  # else networks as small as these go one after the other
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(1)
@@ -70,7 +73,7 @@ def test_an_error_in_a_thread_reaches_the_caller(four_threads):
 
     federation = make_federation(counts=(12, 20, 12, 20))
     assert set(federation.split("test").count.tolist()) == {2, 4}
-    with pytest.raises(RuntimeError, match="broken for one of them"):
+    with pytest.raises(BadInput, match=r"Broken.predict failed at .*test_lanes.py:\d+: RuntimeError: broken for one"):
         play(Broken(), federation=federation)
     assert torch.get_num_threads() == 4
 

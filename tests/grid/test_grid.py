@@ -7,7 +7,9 @@ import re
 import shutil
 import signal
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from fedrema.cli import main
 from fedrema.errors import BadInput
@@ -18,6 +20,7 @@ from fedrema.grid.runner import Runner
 from fedrema.grid.store import Finished, Store, key_of
 from fedrema.grid.table import Figure, Sheet, figure, within_noise
 from fedrema.grid.tasks import finished, missing
+from fedrema.report.differences import welch_interval
 from fedrema.runs.execute import Interrupted, execute
 
 FILE = """
@@ -315,15 +318,26 @@ def test_means_and_deviations_by_hand():
     assert figure(made(None), "best_accuracy") is None
 
 
-def test_noise_is_twice_the_standard_error():
-    # √(3²/9 + 4²/1) = √17 = 4.12 with one published seed: differences up to 8.2 are noise.
+def test_noise_is_what_welchs_interval_does_not_tell_from_0():
+    # Variances of the means 3²/9 = 1 and 4²/4 = 4: standard error √5, 25 / (1/8 + 16/3) = 4.58 degrees of freedom,
+    # t₀.₉₇₅ = 2.643: differences up to 5.91 are noise. (Twice the standard error would be 4.47.)
     ours = Figure(60.0, 3.0, 9)
-    assert within_noise(ours, Published(68.2, 4.0), 1) is True
-    assert within_noise(ours, Published(68.3, 4.0), 1) is False
-    assert within_noise(ours, Published(51.7, 4.0), 1) is False
-    assert within_noise(ours, Published(68.3, 4.0), 4) is False
+    assert within_noise(ours, Published(65.9, 4.0), 4) is True
+    assert within_noise(ours, Published(54.1, 4.0), 4) is True
+    assert within_noise(ours, Published(66.0, 4.0), 4) is False
+    assert within_noise(ours, Published(54.0, 4.0), 4) is False
     assert within_noise(ours, Published(60.0), 5) is None
+    assert within_noise(ours, Published(60.0, 1.0), 1) is None  # one seed has no deviation
     assert within_noise(Figure(60.0, 0.0, 1), Published(60.0, 1.0), 5) is None
+    assert within_noise(Figure(60.0, 0.0, 3), Published(60.0, 0.0), 3) is True
+    assert within_noise(Figure(60.0, 0.0, 3), Published(60.1, 0.0), 3) is False
+
+
+def test_welchs_interval_is_scipys():
+    first, second = np.random.default_rng(0).normal(5, 1, 7), np.random.default_rng(1).normal(4, 3, 4)
+    expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    found = welch_interval(first.mean() - second.mean(), (first.std(ddof=1), 7), (second.std(ddof=1), 4))
+    assert found == pytest.approx((expected.low, expected.high), rel=1e-12)
 
 
 def test_a_table_shows_what_is_missing(file, tmp_path):

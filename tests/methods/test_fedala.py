@@ -73,9 +73,10 @@ def test_weights_are_learnt_longer_when_a_client_first_merges_whatever_the_round
     own = [dict(w) for _ in data]
     weights = [{name: np.ones_like(w[name]) for name in TOP} for _ in data]
     merges = [0, 0]
-    # While the first is alone, the mean is its own model; it first merges in the fourth round, the second in the third.
-    for present in [[0], [0], [0, 1], [0, 1], [0]]:
-        simulator.choose = lambda _, present=present: (present, [])
+    # While the first is alone, the mean is its own model: it first merges in the fourth round, the second in the third.
+    plan = [[0], [0], [0, 1], [0, 1], [0]]
+    simulator.choose = lambda number: (plan[number - 1], [])
+    for present in plan:
         simulator.play_round(world)
         for row in present:
             x, y = data[row]

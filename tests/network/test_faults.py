@@ -116,6 +116,38 @@ def test_an_outage_of_the_superlink_is_survived(tmp_path):
     assert [record["round"] for record in network.records()] == [1, 2, 3, 4, 5]
 
 
+def test_a_round_ends_in_time_while_the_superlink_is_gone(tmp_path):
+    with Processes(tmp_path / "federation", "fedavg", rounds=3) as network:
+        network.start_all()
+        network.wait(lambda: network.rounds() >= 1, seconds=600.0)
+        log = network.folder / "server" / "run.log"
+        (keeper,) = [pid for pid, line in command_lines() if f"deploy server {network.folder}" in line]
+        os.kill(keeper, signal.SIGSTOP)  # so that nobody starts it again
+        assert network.kill("fedrema.deploy.superlink", f" {network.port} ") >= 1
+        before = len(log.read_text())
+        # Whatever was sent before the SuperLink was lost, or could not be sent, ends with its round.
+        network.wait(lambda: "no reply within 60 s" in log.read_text()[before:], seconds=180.0)
+        gone = [line for _, line in command_lines() if "fedrema.deploy.superlink" in line and str(network.port) in line]
+        os.kill(keeper, signal.SIGCONT)
+        assert network.finish(600.0) == 0, network.said("server")
+    assert gone == []
+    assert [record["round"] for record in network.records()] == [1, 2, 3]
+
+
+def test_raising_the_rounds_continues_after_the_last_one(tmp_path):
+    with Processes(tmp_path / "federation", rounds=2) as network:
+        network.start_all()
+        assert network.finish(600.0) == 0, network.said("server")
+        ended = network.records()
+        settings = network.folder / "server" / "app" / "pyproject.toml"
+        settings.write_text(settings.read_text().replace("rounds = 2\n", "rounds = 4\n"))
+        network.start("server")
+        assert network.finish(600.0) == 0, network.said("server")
+    assert "going on after round 2 of 4" in (network.folder / "server" / "run.log").read_text()
+    assert network.records()[:2] == ended
+    assert [record["round"] for record in network.records()] == [1, 2, 3, 4]
+
+
 def test_a_client_joins_late(tmp_path, capsys):
     with Processes(tmp_path / "federation", "fedrema", rounds=MANY) as network:
         network.start_all()

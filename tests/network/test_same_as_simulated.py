@@ -1,5 +1,8 @@
 """Real processes, TLS and keys: the models are those of the simulator, and nothing is left behind."""
 
+import json
+import subprocess
+
 import pytest
 import torch
 
@@ -7,7 +10,8 @@ from fedrema.data import build_federation
 from fedrema.runs.checkpoint import load_world
 from fedrema.runs.execute import prepare
 from fedrema.runs.run import Run
-from tests.network.federation_of_processes import Processes, command_lines
+from tests.deploy.test_models import loaded
+from tests.network.federation_of_processes import FEDREMA, Processes, command_lines
 
 pytestmark = pytest.mark.network
 
@@ -32,3 +36,24 @@ def test_personal_models_are_those_of_the_simulator(method, tmp_path):
     assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in records]
     assert all(record["participants"] == [0, 1, 2] for record in run.rounds)
     assert not [line for _, line in command_lines() if str(tmp_path) in line]
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedrema"])
+def test_a_node_writes_a_model_with_the_accuracy_that_the_server_recorded(method, tmp_path):
+    with Processes(tmp_path / "federation", method, rounds=2, least_clients=3) as network:
+        network.start_all()
+        assert network.finish() == 0, network.said("server")
+    records, federation = network.records(), build_federation(network.settings.data)
+    test = prepare(network.settings, federation).test
+    for row, name in enumerate(network.names):
+        command = [*FEDREMA, "deploy", "model", str(network.node(name))]
+        subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+        folder = network.node(name) / "model"
+        index = json.loads((folder / "index.json").read_text())
+        assert (index["round"], index["clients"][0]["accuracy"]) == (2, records[-1]["client_accuracy"][row])
+        batch = test.of(row)
+        assert float((loaded(folder, batch.x) == batch.y).double().mean()) == records[-1]["client_accuracy"][row]
+    exported = subprocess.run(
+        [*FEDREMA, "export", str(network.folder / "server" / "run")], check=True, capture_output=True, text=True
+    )
+    assert ("fedrema deploy model NODE_FOLDER" in exported.stdout) == (method == "ditto")

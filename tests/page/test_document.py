@@ -223,3 +223,21 @@ def test_open_shows_it(tmp_path, monkeypatch, capsys):
 
 def test_every_stroke_of_pictures_is_one_of_the_page():
     assert set(DASHES) == set(STROKES)
+
+
+def test_own_data_is_not_reported_as_digits(tmp_path):
+    y = np.arange(60) % 3
+    own = fedrema.Federation.from_arrays(np.eye(3)[y], y, np.repeat(["a", "b"], 30))
+    fedrema.run("local", federation=own, rounds=1, out=tmp_path / "run")
+    (shown,) = main_part([ThinnedRun(tmp_path / "run")])["runs"]
+    assert not {"dataset", "clients", "samples", "partition"} & shown["settings"].keys()
+    assert shown["holds"] == {
+        "number of clients": 2, "number of classes": 3, "training samples": 48, "test samples": 12
+    }  # fmt: skip
+    # A run of an earlier version recorded the defaults of digits beside its own data.
+    directory = RunDirectory(tmp_path / "run")
+    config = directory.config()
+    config["settings"] |= {"dataset": "digits", "clients": 20, "samples": 40}
+    directory.write_json(directory.config_file, config)
+    (shown,) = main_part([ThinnedRun(tmp_path / "run")])["runs"]
+    assert not {"dataset", "clients", "samples"} & shown["settings"].keys()

@@ -133,7 +133,7 @@ def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, 
         plain = plain_model(run.config)
         modules[name] = plain.module
         net = plain.net.to(torch.device("cpu"), x.dtype)
-        expected[name] = net(run.personal_model(0), x).detach().numpy()
+        expected[name] = net(run.personal_parameters(row=0), x).detach().numpy()
     command = [sys.executable, "-c", STRANGER, *(str(tmp_path / name / "models") for name in cases)]
     where = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
@@ -161,7 +161,7 @@ def test_every_client_has_its_own_file_and_the_index_tells_whose(run):
         assert entry["accuracy"] == run.rounds[-1]["client_accuracy"][row]
         assert entry["train_count"] == 8
         exported = load_file(files[row])
-        personal = run.personal_model(entry["client"])
+        personal = run.personal_parameters(entry["client"])
         assert set(exported) == {"1.weight", "1.bias", "3.weight", "3.bias"}
         assert torch.equal(exported["3.weight"], personal["head.weight"])
     assert {file.name for file in (run.path / "models").iterdir()} == {
@@ -214,7 +214,7 @@ def test_what_a_method_adds_goes_to_a_second_file(tmp_path):
     (file, *_) = export_models(run, adapt=False)
     assert set(load_file(file)) == {"1.weight", "1.bias", "3.weight", "3.bias"}
     added = load_file(file.with_name("A_b.added.safetensors"))
-    assert torch.equal(added["second"], run.personal_model("A_b")["second"])
+    assert torch.equal(added["second"], run.personal_parameters("A_b")["second"])
     index = json.loads((file.parent / "index.json").read_text())
     assert index["clients"][0]["added_file"] == "A_b.added.safetensors"
     readme = (file.parent / "README.md").read_text()
@@ -251,7 +251,7 @@ def test_a_network_given_in_python(tmp_path):
     (file, *_) = export_models(run, module=module)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     x = torch.randn(3, 6)
-    expected = Net(module, x)(run.personal_model("A_b"), x)
+    expected = Net(module, x)(run.personal_parameters("A_b"), x)
     module.load_state_dict(load_file(file))
     assert torch.allclose(module(x), expected, atol=1e-6)
     assert "model = module" in (file.parent / "README.md").read_text()

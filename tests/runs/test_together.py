@@ -104,7 +104,7 @@ def test_runs_of_several_seeds_are_as_those_of_single_ones(tmp_path):
         single = execute(settings_of(tmp_path, "single")[seed])
         assert run.summary["best_accuracy"] == single.summary["best_accuracy"]
         for row in range(5):
-            one, other = run.personal_model(row), single.personal_model(row)
+            one, other = run.personal_parameters(row=row), single.personal_parameters(row=row)
             assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -171,7 +171,7 @@ def test_asked_to_stop_all_seeds_are_saved_and_can_be_taken_up(tmp_path):
         assert len(Run(folder).rounds) < 3
         again = resume(folder)
         for row in range(5):
-            one, other = run.personal_model(row), again.personal_model(row)
+            one, other = run.personal_parameters(row=row), again.personal_parameters(row=row)
             assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 

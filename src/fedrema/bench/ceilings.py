@@ -29,8 +29,8 @@ MEANING = {
 
 # In a process of its own: on some CPUs a bf16 product ends the process with an illegal instruction.
 _BF16_ON_A_CPU = (
-    "import torch; from fedrema.bench.ceilings import product_rate; torch.set_num_threads({threads});"
-    "print(product_rate(torch.device('cpu'), torch.bfloat16, {size}))"
+    "import torch; from fedrema.bench.ceilings import bearable, product_rate; torch.set_num_threads({threads});"
+    "cpu = torch.device('cpu'); print(product_rate(cpu, torch.bfloat16, bearable(cpu, torch.bfloat16, {size})))"
 )
 
 
@@ -70,6 +70,17 @@ def product_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
     """Return the operations per second of a square matrix product."""
     left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / seconds_of(lambda: left @ right, device)
+
+
+def bearable(device: torch.device, dtype: torch.dtype, largest: int, seconds: float = 0.5) -> int:
+    """Return a size of matrices, at most the largest, whose product takes less than some seconds.
+
+    A processor without bf16 instructions needs a minute for a bf16 product of 2048 rows.
+    """
+    size = 128
+    while size < largest and (2 * (2 * size) ** 3) / product_rate(device, dtype, size) < seconds:
+        size *= 2
+    return size
 
 
 def copy_rate(device: torch.device, size: int) -> float:

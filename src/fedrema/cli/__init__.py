@@ -2,6 +2,8 @@
 
 import importlib
 import io
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -30,29 +32,52 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code: 0, 2 for anything the user can mend, 130 when interrupted."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    """Run a command; returns the exit code.
+
+    0, 2 for anything the user can mend, 130 when interrupted, 141 where nobody reads the output any more.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without ± shows ? instead of failing
             stream.reconfigure(errors="replace")
+    try:
+        try:
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
+    except FedremaError as error:
+        _complain(str(error))
+        return 2
+    except BrokenPipeError:  # whoever read our output, such as head, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _complain(f"{error.filename}: {error.strerror}; see its place and permissions.")
+        return 2
+    except KeyboardInterrupt:
+        print("fedrema: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _complain(sentence: str) -> None:
+    from fedrema.text import print_safe
+
+    print_safe(f"fedrema: {sentence}", file=sys.stderr)
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return 0
     if arguments[0] == "--version":
         print(f"fedrema {__version__}")
         return 0
-    try:
-        command, *rest = arguments
-        if command not in COMMANDS:
-            raise BadInput(f"Command {command!r} is unknown; valid are {', '.join(COMMANDS)}.")
-        function = getattr(importlib.import_module(COMMANDS[command][0]), command)
-        return int(function(rest) or 0)
-    except FedremaError as error:
-        print(f"fedrema: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("fedrema: interrupted.", file=sys.stderr)
-        return 130
+    command, *rest = arguments
+    if command not in COMMANDS:
+        raise BadInput(f"Command {command!r} is unknown; valid are {', '.join(COMMANDS)}.")
+    function = getattr(importlib.import_module(COMMANDS[command][0]), command)
+    return int(function(rest) or 0)
 
 
 def _help() -> str:

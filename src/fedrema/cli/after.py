@@ -8,25 +8,26 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 
 from fedrema.data.atomic import write_text
 from fedrema.errors import BadInput
 from fedrema.report.compare import (
     comparison_csv,
+    comparison_latex,
     comparison_markdown,
     comparison_table,
     differences_table,
     paired_differences,
 )
 from fedrema.report.curves import draw_curves, picture_kind
-from fedrema.runs.directory import find_runs
+from fedrema.runs.directory import EXPORT_INDEX, find_runs, read_object
 from fedrema.runs.export import export_models
 from fedrema.runs.run import Run
 from fedrema.settings import parse_arguments
+from fedrema.text import Console, print_safe, safe_lines
 
-Format = Literal["table", "markdown", "csv"]
-FORMATS: dict[str, Format] = {".md": "markdown", ".csv": "csv"}
+Format = Literal["table", "markdown", "latex", "csv"]
+FORMATS: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 FILE_WIDTH = 110
 
 
@@ -48,7 +49,7 @@ class Compare:
     no_plot: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Draw no picture."""
     format: Format | None = None
-    """How the comparison is written; default: by the ending of --out (.md or .csv), else as a table."""
+    """How the comparison is written; default: by the ending of --out (.md, .tex or .csv), else as a table."""
     out: Path | None = None
     """Write the comparison to this file instead of showing it."""
 
@@ -68,7 +69,7 @@ def compare(arguments: list[str]) -> int:
         write_text(asked.out, text)
         messages.append(f"Comparison: {asked.out}")
     elif text is not None:
-        print(text, end="")
+        print(safe_lines(text), end="")
     else:
         _show(Console(), asked, runs)
     # What a program reads from the output is the comparison alone.
@@ -76,7 +77,7 @@ def compare(arguments: list[str]) -> int:
     if not asked.no_plot:
         messages.append(_draw(asked, runs))
     for message in messages:
-        print(message, file=stream)
+        print_safe(message, file=stream)
     return 0
 
 
@@ -97,6 +98,8 @@ def _show(console: Console, asked: Compare, runs: list[Run]) -> None:
 def _written(asked: Compare, runs: list[Run], form: Format) -> str:
     if form == "markdown":
         return comparison_markdown(runs, asked.quantity, asked.reference)
+    if form == "latex":
+        return comparison_latex(runs, asked.quantity, asked.reference)
     if form == "csv":
         return comparison_csv(runs, asked.quantity, asked.reference)
     stream = io.StringIO()
@@ -150,6 +153,15 @@ def export(arguments: list[str]) -> int:
         raise BadInput(f"--out {asked.out} is for the models of one run, but there are {len(runs)}: name one of them.")
     for run in runs:
         written = export_models(run, asked.out, asked.clients or None, asked.overwrite, adapt=asked.adapt)
+        folder = asked.out or run.path / "models"
         models = "model" if len(written) == 1 else "models"
-        print(f"{len(written)} {models}: {written[0].parent} (README.md there tells how to load one)")
+        print_safe(f"{len(written)} {models}: {folder} (README.md there tells how to load one)")
+        index = read_object(folder / EXPORT_INDEX, "cannot be read")
+        if elsewhere := [entry["client"] for entry in index.get("only_on_nodes", [])]:
+            print_safe(
+                f"Their own models exist only on their nodes, where fedrema deploy model NODE_FOLDER writes them: "
+                f"{', '.join(elsewhere)}."
+            )
+        if never := index.get("never_counted"):
+            print_safe(f"They have not counted in any round: {', '.join(never)}.")
     return 0

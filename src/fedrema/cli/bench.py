@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
+from rich.text import Text
 
 from fedrema.core import LocalTraining
 from fedrema.data import DataSettings, build_federation
@@ -16,6 +16,7 @@ from fedrema.methods import find_method, registry
 from fedrema.nets import NETWORKS
 from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
 from fedrema.simulate import Simulation
+from fedrema.text import Console
 
 NO_MEANING = ("--out", "--overwrite", "--seeds", "--quiet")
 
@@ -64,13 +65,14 @@ def bench(arguments: list[str]) -> int:
 
     workloads = []
     for network, methods in settings.items():
-        first = next(iter(methods.values()))
-        federation = build_federation(first.data) if _has_data(options) else generated(network, first.data)
-        prepare(first, trimmed(federation, 1, 1))  # refused now, not after others were measured
-        workloads.append(Workload(network, methods, federation))
+        data = next(iter(methods.values())).data
+        federation = build_federation(data) if _has_data(options) else generated(network, data)
+        fitted = {name: each.fitted(federation) for name, each in methods.items()}
+        prepare(next(iter(fitted.values())), trimmed(federation, 1, 1))  # refused now, not after others were measured
+        workloads.append(Workload(network, fitted, federation))
     console = Console()
     with console.status("Measuring") as status:
-        found = measure(workloads, lambda what: status.update(f"Measuring {what}"))
+        found = measure(workloads, lambda what: status.update(Text(f"Measuring {what}")))
     report = Report.of(found, shlex.join(["fedrema", "bench", *arguments]))
     console.print(report.show(), highlight=False)
     if asked.json is not None:
@@ -121,11 +123,11 @@ def _has_data(options: Sequence[str]) -> bool:
 
 
 def _settings(network: str, methods: tuple[str, ...], options: Sequence[str]) -> dict[str, Settings]:
-    own_data = not _has_data(options)
+    plain = not _has_data(options)
     found = {}
     for method in methods:
         arguments = [*_defaults(options), *fitting(method, options, methods), "--net", network]
-        settings = parse_settings(method, arguments, "fedrema bench", own_data)
+        settings = parse_settings(method, arguments, "fedrema bench", plain)
         at_least(1, settings.local, "epochs")
         for name, needed in (("participation", 1.0), ("dropout", 0.0), ("late", 0.0)):
             if (value := getattr(settings.simulation, name)) != needed:

@@ -4,16 +4,17 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from fedrema.errors import BadInput
 from fedrema.settings import parse_arguments
+from fedrema.text import Console, print_safe, safe
 
 Folder = Annotated[Path, tyro.conf.Positional]
 COMMANDS = {
@@ -21,6 +22,7 @@ COMMANDS = {
     "server": ("deploy", "conduct the federation; given again, it goes on where it stopped"),
     "client": ("deploy", "take part as a node"),
     "status": ("deploy", "how it stands: round, nodes, who does not count and why"),
+    "model": ("deploy", "write a node's own complete model as safetensors, on the node"),
     "add": ("founding", "add a node, also to a federation that is going on"),
     "key": ("founding", "make a node's key anew, on the node"),
     "renew": ("founding", "make the server's certificate anew"),
@@ -79,6 +81,34 @@ def client(arguments: list[str]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
+class Model:
+    """Write a node's own complete model as safetensors, with three lines of plain PyTorch that load it: on the node.
+
+    It is the model of the last message from the server; after the last round that is the final one.
+    """
+
+    dir: Folder
+    """The node's folder."""
+    out: Path | None = None
+    """Folder for the model; default: model in the node's folder."""
+    overwrite: bool = False
+    """Replace a model that was written before."""
+
+
+def model(arguments: list[str]) -> int:
+    """Write a node's model."""
+    asked: Model = parse_arguments(Model, arguments, "fedrema deploy model")
+    from fedrema.deploy.model import write_model
+    from fedrema.deploy.places import NodePlace
+
+    place = NodePlace.open(asked.dir)
+    sys.path.insert(0, str(place.path))  # a network of one's own may lie there
+    file = write_model(place, asked.out, asked.overwrite)
+    print_safe(f"Model of {place.name}: {file} (README.md there tells how to load it)")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Status:
     """How a federation stands: on the server's machine, while it goes on or after."""
 
@@ -111,7 +141,7 @@ def _usage() -> str:
 def say(sentence: str) -> None:
     """Print a sentence with the time, unless it brings its own."""
     stamped = sentence if sentence[:4].isdigit() else f"{datetime.now():%Y-%m-%d %H:%M:%S} {sentence}"
-    print(stamped, flush=True)
+    print_safe(stamped, flush=True)
 
 
 def show(folder: Path) -> None:
@@ -122,7 +152,7 @@ def show(folder: Path) -> None:
     now = standing(ServerPlace.open(folder))
     console = Console()
     accuracy = "" if now.accuracy is None else f", accuracy {now.accuracy:.1%}"
-    console.print(f"{now.method}: {now.state}; round {now.round} of {now.rounds}{accuracy}", highlight=False)
+    console.print(f"{now.method}: {safe(now.state)}; round {now.round} of {now.rounds}{accuracy}", highlight=False)
     if now.checkpoint_age is not None:
         console.print(f"saved {now.checkpoint_age:.0f} s ago; certificate valid for {now.certificate_days} days")
     private = any(member.epsilon is not None for member in now.members)
@@ -130,7 +160,7 @@ def show(folder: Path) -> None:
     for member in now.members:
         spent = ["–" if member.epsilon is None else f"{member.epsilon:.2f}"] if private else []
         table.add_row(
-            *(member.name, member.state, str(member.last_round or "–")),
-            *("–" if member.accuracy is None else f"{member.accuracy:.1%}", *spent, member.trouble),
+            *(safe(member.name), member.state, str(member.last_round or "–")),
+            *("–" if member.accuracy is None else f"{member.accuracy:.1%}", *spent, safe(member.trouble)),
         )
     console.print(table)

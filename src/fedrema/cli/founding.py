@@ -1,6 +1,7 @@
 """fedrema deploy init, demo, add, key, renew: what makes a federation, or changes who takes part in it."""
 
 import dataclasses
+import json
 from typing import Annotated, Any
 
 import tyro
@@ -30,15 +31,21 @@ class Init:
     sample_shape: str = ""
     """Shape of a sample of the nodes' own data, such as 3x32x32; not needed with --deal."""
     classes: int = 0
-    """Number of classes in the nodes' own data; not needed with --deal."""
+    """Number of classes in the nodes' own data, whose labels are then 0, 1, 2, …; not needed with --deal."""
+    class_names: str = ""
+    """Labels in the nodes' own data, separated by commas, instead of --classes: sick,healthy."""
     least_clients: int = 2
-    """Wait for at least this many nodes before each round."""
+    """A round needs usable replies of at least this many nodes."""
     most_clients: int = 100
     """Room for this many nodes in all, with those that join later."""
+    most_samples: int = 0
+    """Reject a node that says it has more samples; 0: more than ten times the median node's."""
+    most_noise: float = 0.0
+    """Allow nodes with a privacy budget this standard deviation of noise, beyond what is usual; 0: none."""
     wait_seconds: float = 600.0
-    """Give up when there are fewer than --least-clients for so long."""
+    """Give up when fewer than --least-clients are there, or send usable replies, for so long."""
     round_seconds: float = 300.0
-    """Close a round after so long; replies that come later do not count."""
+    """End a round after so long; replies that come later do not count."""
 
 
 def init(arguments: list[str]) -> int:
@@ -50,6 +57,9 @@ def init(arguments: list[str]) -> int:
     if not hosts:
         raise BadInput("--host must name the server, got nothing.")
     found(asked.dir, Founding(_names(asked.nodes), hosts, asked.port, asked.deal), settings, _plan(asked, settings))
+    local = settings.local
+    batch = f"--batch {local.batch}" if local.batch else "a batch that each node chooses from its number of samples"
+    print(f"Training: --lr {local.lr:g}, {batch}, --epochs {local.epochs}, {settings.simulation.rounds} rounds.")
     print(f"Made {asked.dir}; {asked.dir / 'README.md'} says what goes where.")
     print(f"Server:  fedrema deploy server {asked.dir / 'server'}")
     print(f"Node:    fedrema deploy client {asked.dir / 'nodes' / _names(asked.nodes)[0]}")
@@ -77,7 +87,8 @@ def demo(arguments: list[str]) -> int:
     code = demonstrate(asked.dir, _names(asked.nodes), settings, plan, say)
     if code == 0:
         show(asked.dir)
-        print(f"The run lies in {asked.dir / 'server' / 'run'}; fedrema compare reads it like any other.")
+        print(f"The run is in {asked.dir / 'server' / 'run'}: fedrema compare and fedrema export read it.")
+        print(f"A node's own model: fedrema deploy model {asked.dir / 'nodes' / _names(asked.nodes)[0]}")
     return code
 
 
@@ -148,7 +159,11 @@ def _founding(kind: type[Init], arguments: list[str], prog: str, *more: str) -> 
     asked = parse_arguments(kind, [*arguments[:1], *own, *more], prog)
     if asked.deal:
         rest = ["--clients", str(len(_names(asked.nodes))), *rest]
-    return asked, parse_settings(arguments[1] if places == 2 else "fedrema", rest, prog)
+    else:
+        from fedrema.deploy.plan import HELD_BY_NODES
+
+        rest = [*rest, "--federation", HELD_BY_NODES]
+    return asked, parse_settings(arguments[1] if places == 2 else "fedrema", rest, prog).fitted(None)
 
 
 def _apart(kind: type[Init], arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -177,10 +192,21 @@ def _plan(asked: Init, settings: Settings) -> Any:
     from fedrema.deploy.plan import Plan
 
     shape, classes = asked.sample_shape, asked.classes
+    names = tuple(name.strip() for name in asked.class_names.split(",")) if asked.class_names else ()
     if asked.deal:
         federation = build_federation(settings.data)
         shape, classes = "x".join(map(str, federation.sample_shape)), federation.classes
-    elif not shape or not classes:
-        raise BadInput("--sample-shape and --classes must say what the nodes' own data is like; or --deal, to try it.")
-    limits = {name: getattr(asked, name) for name in ("least_clients", "most_clients", "wait_seconds", "round_seconds")}
-    return Plan(UNKNOWN, shape, classes, **limits)
+        names = federation.own_class_names
+    elif not shape or not (classes or names):
+        raise BadInput(
+            "--sample-shape and --classes must say what the nodes' own data is like (or --class-names); or --deal, to"
+            " try it."
+        )
+    elif classes and names:
+        raise BadInput("--classes and --class-names exclude each other: give one of them.")
+    elif len(set(names)) < len(names) or "" in names:
+        raise BadInput(f"--class-names must name each class once, got {asked.class_names!r}.")
+    named = json.dumps(names) if names else ""
+    limited = ("least_clients", "most_clients", "most_samples", "most_noise", "wait_seconds", "round_seconds")
+    limits = {name: getattr(asked, name) for name in limited}
+    return Plan(UNKNOWN, shape, len(names) or classes, named, **limits)

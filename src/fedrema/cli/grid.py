@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
-from fedrema.cli.playing import Part, Playing, chosen, play, prepare, read
+from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
 from fedrema.grid.report import write_report
 from fedrema.grid.store import Store
 from fedrema.grid.table import Sheet
 from fedrema.report.compare import plain_table
 from fedrema.runs.execute import Interrupted
 from fedrema.settings import parse_arguments
+from fedrema.text import Console, print_safe, safe
 
 NARROW = {"published": "publi-\nshed", "difference": "differ-\nence", "within noise": "within\nnoise"}
 """Headings for a terminal of 80 columns."""
@@ -34,12 +34,14 @@ def grid(arguments: list[str]) -> int:
     """Play what is missing, then write and print the table."""
     asked: Grid = parse_arguments(Grid, arguments, "fedrema grid")
     playing = asked.playing
+    if playing.out is not None:
+        check_folder(playing.out)
     experiment = read(asked.file, playing)
     parts = chosen([experiment], playing.only, playing.seeds)
     if playing.prepare is not None:
         prepare(parts, playing.prepare)
         return 0
-    out = playing.out or Path("results") / experiment.name
+    out = playing.out or check_folder(Path("results") / experiment.name)
     store = Store(out / "cells")
     store.check()
     try:
@@ -58,12 +60,12 @@ def show(part: Part, store: Store, out: Path) -> None:
     """Print an experiment's table."""
     sheet = Sheet(part.experiment, part.seeds, store)
     console = Console()
-    console.print(sheet.experiment.title, highlight=False)
+    console.print(safe(sheet.experiment.title), highlight=False)
     kept = [place for place, heading in enumerate(sheet.headings) if heading not in ("seconds", "critical rounds")]
     headings = [NARROW.get(sheet.headings[place], sheet.headings[place]) for place in kept]
     shown = plain_table(headings, texts=2 if sheet.columned else 1)
     for line in sheet.lines:
-        shown.add_row(*(line[place].replace(" ± ", "±") for place in kept))  # close together: 80 columns are few
+        shown.add_row(*(safe(line[place].replace(" ± ", "±")) for place in kept))  # close together: 80 columns are few
     console.print(shown)
     console.print(sheet.explanation, style="dim")
     console.print(f"Written: {out / sheet.experiment.name}.md, .csv and .tex", highlight=False, soft_wrap=True)
@@ -72,5 +74,5 @@ def show(part: Part, store: Store, out: Path) -> None:
 def complain(failed: list[str]) -> int:
     """Print what went wrong, a line each, and return the exit code."""
     for sentence in failed:
-        print(f"fedrema: {sentence}", file=sys.stderr)
+        print_safe(f"fedrema: {sentence}", file=sys.stderr)
     return 2 if failed else 0

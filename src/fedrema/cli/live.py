@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -13,9 +13,10 @@ from fedrema.grid.experiment import Cell, Experiment
 from fedrema.grid.forecast import Forecaster, duration
 from fedrema.grid.launch import Event
 from fedrema.grid.store import Store, key_of
-from fedrema.grid.table import figure
+from fedrema.grid.table import OUTDATED, figure
 from fedrema.grid.tasks import Task, finished
 from fedrema.report.compare import plain_table
+from fedrema.text import Console, print_safe
 
 SECONDS_BETWEEN_LINES = 30.0
 SHOWN_RUNNING = 6
@@ -70,7 +71,7 @@ class LiveTable:
             self.rounds[id(task), event.seed] = event
         elif event.is_last:
             self.running.remove(task)
-            self.done += sum(self.store.has(key_of(settings)) for settings in task.runs)  # not what was stopped
+            self.done += sum(map(self.store.has, task.keys))  # not what was stopped
             self._say(f"{task.cell.title}: {self._result(task.cell)}; {self._footer()}")
         if time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
             self._say(f"{'; '.join(map(self._state, self.running))}; {self._footer()}")
@@ -82,7 +83,7 @@ class LiveTable:
     def _say(self, line: str) -> None:
         self.written = time.monotonic()
         if self.lines:
-            print(line, file=sys.stderr, flush=True)
+            print_safe(line, file=sys.stderr, flush=True)
 
     def render(self) -> RenderableType:
         """Return the table that is being worked on, with what is played now and the time left below it."""
@@ -90,7 +91,7 @@ class LiveTable:
         return Group(*self._table(), *running, Text(self._footer(), "dim"))
 
     def _table(self) -> list[RenderableType]:
-        keys = {key_of(settings) for task in self.running for settings in task.runs}
+        keys = {key for task in self.running for key in task.keys}
         for experiment, seeds in self.experiments:
             mine = {key_of(cell.settings(seed)) for cell in experiment.cells for seed in range(seeds)}
             if not keys & mine:
@@ -107,7 +108,8 @@ class LiveTable:
         runs = finished(cell, seeds, self.store)
         found = figure(runs, quantity)
         if found is not None:
-            return Text(f"{found}" + (f" ({found.count})" if found.count < seeds else ""))
+            mark = OUTDATED if any(run.outdated for run in runs) else ""
+            return Text(f"{found}{mark}" + (f" ({found.count})" if found.count < seeds else ""))
         if any(run.failed for run in runs):
             return Text("diverged", "red")
         now = any(key_of(cell.settings(seed)) in running for seed in range(seeds))
@@ -133,7 +135,8 @@ class LiveTable:
             ((experiment, seeds) for experiment, seeds in self.experiments if cell in experiment.cells),
             self.experiments[0],
         )
-        found = figure(finished(cell, seeds, self.store), experiment.quantity)
+        runs = [run for run in finished(cell, seeds, self.store) if not run.outdated]
+        found = figure(runs, experiment.quantity)
         return "no result" if found is None else f"{found} ({experiment.quantity.replace('_', ' ')})"
 
     def _footer(self) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
+from rich.text import Text
 
 from fedrema.core import Method
 from fedrema.data import DataSettings, build_federation, dataset_status, describe, draw_federation, load_pool
@@ -16,6 +16,7 @@ from fedrema.documentation import field_documentation, valid_choices
 from fedrema.methods import find_method, registry
 from fedrema.presets import PRESETS
 from fedrema.settings import parse_arguments, parse_data
+from fedrema.text import Console
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Methods:
     """List every method, its settings and its paper."""
 
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """Only this one, in full."""
+    """Only this one, in full; your own as module:Class."""
     paper: bool = False
     """List the names that --paper takes, with their settings."""
 
@@ -35,27 +36,31 @@ def methods(arguments: list[str]) -> int:
     if asked.paper:
         for name, preset in PRESETS.items():
             own = "".join(f"; {method}: {' '.join(arguments)}" for method, arguments in preset.own.items())
-            console.print(f"[bold]{name}[/bold]  {' '.join(preset.common)}{own}", highlight=False, soft_wrap=True)
+            settings = f"  {' '.join(preset.common)}{own}"
+            console.print(Text.assemble((name, "bold"), settings), highlight=False, soft_wrap=True)
         return 0
     chosen = [find_method(asked.name)] if asked.name else list(registry().values())
     for kind in chosen:
         _print_method(console, kind, in_full=asked.name is not None)
     if not asked.name:
-        console.print("fedrema methods NAME explains one; fedrema run NAME --help lists all that can be set.")
+        console.print("fedrema methods NAME explains one; fedrema run NAME --help-all lists all that can be set.")
     return 0
 
 
 def _print_method(console: Console, kind: type[Method], in_full: bool) -> None:
     paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in (paragraphs if in_full else paragraphs[:1]))
-    console.print(f"[bold]{kind.title}[/bold]  (fedrema run {kind.name})", highlight=False)
-    console.print(text, highlight=False, markup=False)
-    console.print(f"[dim]{kind.paper}[/dim]", highlight=False)
+    own = f"{kind.__module__}:{kind.__qualname__}"
+    called = kind.name if registry().get(kind.name) is kind else own
+    console.print(Text.assemble((kind.title, "bold"), f"  (fedrema run {called})"), highlight=False)
+    console.print(text, highlight=False)
+    console.print(kind.paper, style="dim", highlight=False)
     settings = field_documentation(kind)
     if settings:
         table = Table("setting", "default", "meaning", box=None, padding=(0, 2, 0, 0))
         for name, (default, meaning) in settings.items():
-            table.add_row(f"--{name}", str(default), meaning + valid_choices(kind, name))
+            shown = "required" if default is dataclasses.MISSING else str(default)
+            table.add_row(*map(Text, (f"--{name}", shown, meaning + valid_choices(kind, name))))
         console.print(table)
     console.print()
 

@@ -10,6 +10,7 @@ import tyro
 from fedrema.cli.after import common_folder
 from fedrema.errors import BadInput
 from fedrema.settings import parse_arguments
+from fedrema.text import print_safe
 
 REPORT = "report.html"
 
@@ -37,7 +38,7 @@ def report(arguments: list[str]) -> int:
     from fedrema.page.render import write_page
 
     write_page(asked.dirs, out)
-    print(f"Report: {out}")
+    print_safe(f"Report: {out}")
     if asked.open:
         show(out)
     return 0
@@ -46,7 +47,7 @@ def report(arguments: list[str]) -> int:
 def show(file: Path) -> None:
     """Open a file in the browser, if there is one."""
     if not webbrowser.open(file.resolve().as_uri()):
-        print(f"There is no browser here; open {file} in one.")
+        print_safe(f"There is no browser here; open {file} in one.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ def watch(arguments: list[str]) -> int:
     from fedrema.page.server import serve
 
     def ready(address: str) -> None:
-        print(f"Watching {asked.dir}: {address}  (Ctrl-C ends it)", flush=True)
+        print_safe(f"Watching {asked.dir}: {address}  (Ctrl-C ends it)", flush=True)
         if asked.open:
             webbrowser.open(address)
 

@@ -17,7 +17,7 @@ from fedrema.grid.forecast import Forecaster
 from fedrema.grid.launch import Here, Launcher, Workers
 from fedrema.grid.reading import read_experiment
 from fedrema.grid.store import Store
-from fedrema.grid.tasks import Task, divided, missing
+from fedrema.grid.tasks import Task, divided, missing, outdated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,14 @@ class Part:
     seeds: int
 
 
+def check_folder(out: Path) -> Path:
+    """Refuse results in what is no folder, before any work."""
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"--out {out}: {path} is a file; name a folder for the results.")
+    return out
+
+
 def read(file: Path, asked: Playing, changes: tuple[str, ...] = ()) -> Experiment:
     """Read an experiment as it is to be played; `changes` are arguments for every cell."""
     experiment = read_experiment(file, (*changes, *asked.changes()))
@@ -107,6 +115,9 @@ def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: St
     forecaster = Forecaster(store, asked.device, launcher.at_once)
     if not asked.quiet:
         print(forecaster.of(tasks), file=sys.stderr)
+        if older := {key for part in parts for key in outdated(part.cells, part.seeds, store)}:
+            what = "1 finished run is outdated" if len(older) == 1 else f"{len(older)} finished runs are outdated"
+            print(f"{what}: computed by an older revision of fedrema, run again.", file=sys.stderr)
     tasks = divided(tasks, launcher.at_once)
     begun = time.monotonic()
 

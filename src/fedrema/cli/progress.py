@@ -4,9 +4,9 @@ import sys
 import time
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedrema.text import Console, print_safe
 from fedrema.world import Round
 
 SECONDS_BETWEEN_LINES = 30.0
@@ -17,13 +17,15 @@ class RunProgress:
 
     def __init__(self, quiet: bool) -> None:
         console = Console(stderr=True)
+        self.quiet = quiet
         self.lines = not quiet and not console.is_terminal
+        self.said: set[str] = set()
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
             TextColumn("round"),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", markup=False),
             TimeRemainingColumn(),
             console=console,
             disable=quiet or not console.is_terminal,
@@ -37,6 +39,12 @@ class RunProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.progress.stop()
+
+    def say(self, line: str) -> None:
+        """Print a line above the bars; one that several runs have in common only once."""
+        if line and not self.quiet and line not in self.said:
+            self.said.add(line)
+            self.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def watch(self, label: str, rounds: int, done: int = 0) -> "Watch":
         """Add the bar of a run that is ready to play."""
@@ -64,4 +72,4 @@ class Watch:
             self.written = time.monotonic()
             task = self.progress.tasks[self.task]
             done = f"round {record['round']}/{int(task.total or 0)}"
-            print(f"{task.description} {done} {self.accuracy}{period}", file=sys.stderr, flush=True)
+            print_safe(f"{task.description} {done} {self.accuracy}{period}", file=sys.stderr, flush=True)

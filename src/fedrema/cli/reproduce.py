@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from fedrema.cli.grid import STOPPED, complain, show
-from fedrema.cli.playing import Part, Playing, chosen, play, prepare, read
+from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
 from fedrema.errors import BadInput
 from fedrema.grid.experiment import Experiment
 from fedrema.grid.overview import write_overview
@@ -22,6 +21,7 @@ from fedrema.grid.store import Store
 from fedrema.grid.tasks import finished
 from fedrema.runs.execute import Interrupted
 from fedrema.settings import parse_arguments
+from fedrema.text import Console
 
 ORDER = (
     ("table1", "cifar10"),
@@ -56,6 +56,7 @@ def reproduce(arguments: list[str]) -> int:
     """Play what is missing, write tables, figures and verdicts, print the tables asked for."""
     asked: Reproduce = parse_arguments(Reproduce, arguments, "fedrema reproduce")
     playing = asked.playing
+    out = check_folder(playing.out or Path("results") / ("smoke" if asked.smoke else "paper"))
     if asked.smoke:
         playing = dataclasses.replace(playing, seeds=playing.seeds or SMOKE_SEEDS)
     experiments = [_experiment(name, asked.smoke, playing) for name in _names(asked.what)]
@@ -63,20 +64,21 @@ def reproduce(arguments: list[str]) -> int:
     if playing.prepare is not None:
         prepare(parts, playing.prepare)
         return 0
-    out = playing.out or Path("results") / ("smoke" if asked.smoke else "paper")
     store = Store(out / "cells")
     store.check()
     begun, started = time.monotonic(), datetime.now(UTC)
-    before = set(store.keys())
+    there = set(store.keys())
+    before = _finished(store)
     code = 0
     try:
         failed = play(parts, _ordered(parts), playing, store, out / "unfinished")
     except Interrupted:
         failed, code = [], 130
         print(STOPPED, file=sys.stderr)
-    new = set(store.keys()) - before
+    new = _finished(store) - before
     if new:
-        write_sitting(out, ["fedrema", "reproduce", *arguments], started, time.monotonic() - begun, store, new)
+        command = ["fedrema", "reproduce", *arguments]
+        write_sitting(out, command, started, time.monotonic() - begun, store, new, len(new & there))
     # Other tables may share runs with those just played: what can be told of them is told anew.
     asked_for = {part.experiment.name for part in parts}
     every = [_experiment(name, asked.smoke, playing) for name in NAMES]
@@ -104,6 +106,10 @@ def _experiment(name: str, smoke: bool, playing: Playing) -> Experiment:
         return experiment
     title, about = f"Smoke test on digits: {experiment.title}", "Six rounds, to see that everything works."
     return experiment.titled_anew(title, about)
+
+
+def _finished(store: Store) -> set[str]:
+    return {key for key in store.keys() if store.has(key)}  # noqa: SIM118 - not a dict
 
 
 def _begun(experiment: Experiment, seeds: int, store: Store) -> bool:

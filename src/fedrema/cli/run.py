@@ -7,24 +7,36 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from fedrema.cli.after import common_folder
 from fedrema.cli.page import REPORT, show
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.spread import devices_for, spread
+from fedrema.core import LocalTraining
+from fedrema.data import Federation
 from fedrema.errors import Diverged
 from fedrema.methods import find_method, registry
 from fedrema.page.render import write_page
 from fedrema.report.compare import comparison_table
 from fedrema.report.curves import draw_curves
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Interrupted
+from fedrema.runs.execute import Interrupted, Prepared, begin_on
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
 from fedrema.runs.series import check_folders, end_series, reached_round, resume_series, runs_in, seeds_of, write_series
 from fedrema.runs.together import Outcome, Watching, play_seeds, seeds_apart
-from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
+from fedrema.settings import (
+    Settings,
+    as_arguments,
+    asks_for_help,
+    fitting,
+    given,
+    parse_arguments,
+    parse_settings,
+    read_config,
+)
+from fedrema.simulate import Simulator
+from fedrema.text import Console, print_safe
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
 
@@ -37,10 +49,11 @@ def run(arguments: list[str]) -> int:
         settings = parse_settings(names[0], rest)
         out = settings.output.out or default_folder(settings)
         return _run(seeds_of(settings.placed(out)), out)
-    if {"-h", "--help"} & set(rest):
+    if asks_for_help(rest):
         print(_usage())
         return 0
-    options = rest if named else ["--seeds", "3", "--record", "relations", *rest]
+    # One thread for an operation: the demonstration shows the same numbers however many cores there are.
+    options = rest if named else ["--seeds", "3", "--record", "relations", "--threads", "1", *rest]
     several = [parse_settings(name, fitting(name, options, names)) for name in names]
     out = several[0].output.out or default_folder(several[0], "comparison" if named else "demo")
     placed = [settings.placed(out / name.replace(":", "-")) for name, settings in zip(names, several, strict=True)]
@@ -68,7 +81,8 @@ def _usage() -> str:
             "usage: fedrema run [METHOD[,METHOD...]] [OPTIONS]",
             "",
             f"METHOD is one of {', '.join(registry())}, or your own as module:Class.",
-            "fedrema run METHOD --help lists all options; with --dataset NAME it shows that dataset's defaults.",
+            "fedrema run METHOD --help lists the essential options, fedrema run METHOD --help-all all of them; with",
+            "--dataset NAME they show that dataset's defaults.",
             "",
             "Several methods, or all: one after the other, with a table and a picture of their curves at the end. An",
             "option that only some of them have is for those.",
@@ -87,15 +101,20 @@ def _run(wanted: list[Settings], out: Path) -> int:
     if len(devices) > 1 and len(wanted) > 1:
         return _spread(groups, devices, wanted[0].output.quiet, out)
 
-    def outcomes(watching: Watching) -> Iterator[tuple[Settings, Outcome]]:
+    def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
+        def prepare(settings: Settings, federation: Federation) -> Prepared:
+            prepared = begin_on(settings, federation)
+            progress.say(_chosen(settings.local, prepared.simulator))
+            return prepared
+
         for group in groups:
-            yield from play_seeds(group, watching)
+            yield from play_seeds(group, watching, prepare)
 
     return _follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
 
 
 def _follow(
-    outcomes: Callable[[Watching], Iterator[tuple[Settings, Outcome]]],
+    outcomes: Callable[[Watching, RunProgress], Iterator[tuple[Settings, Outcome]]],
     wanted: list[Settings],
     out: Path,
     quiet: bool,
@@ -112,7 +131,7 @@ def _follow(
                 reached = reached_round(settings.output.folder) if resumed else 0
                 return progress.watch(_label(settings), settings.simulation.rounds, reached)
 
-            for settings, outcome in outcomes(watching):
+            for settings, outcome in outcomes(watching, progress):
                 if isinstance(outcome, Diverged):  # one run that diverges is no reason to leave out the others
                     failed.append(f"fedrema: {_label(settings)}: {outcome}")
                 else:
@@ -125,7 +144,7 @@ def _follow(
     if done and not quiet:
         _close(done, look)
     for sentence in failed:
-        print(sentence, file=sys.stderr)
+        print_safe(sentence, file=sys.stderr)
     return 2 if failed else 0
 
 
@@ -135,8 +154,19 @@ def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool, out: 
     if done and not quiet:
         _close(done, groups[0][0].output.open)
     if stopped:
-        print(f"fedrema: Stopped; go on with all runs: fedrema resume {out}", file=sys.stderr)
+        print_safe(f"fedrema: Stopped; go on with all runs: fedrema resume {out}", file=sys.stderr)
     return 130 if stopped else 2 if complaints else 0
+
+
+def _chosen(asked: LocalTraining, simulator: Simulator) -> str:
+    """Say which settings were chosen from the data; empty where none were."""
+    used, federation = simulator.local, simulator.federation
+    chosen = [f"--{name} {getattr(used, name):g}" for name in ("batch", "lr") if not getattr(asked, name)]
+    if not chosen:
+        return ""
+    test = int(federation.test.sum())
+    data = f"{len(federation)} clients, {len(federation.y) - test} training and {test} test samples"
+    return f"Chosen from the data ({data}, {federation.classes} classes): {' '.join(chosen)}"
 
 
 def _label(settings: Settings) -> str:
@@ -145,7 +175,7 @@ def _label(settings: Settings) -> str:
 
 
 def _interrupted(sentence: str) -> int:
-    print(f"fedrema: {sentence}", file=sys.stderr)
+    print_safe(f"fedrema: {sentence}", file=sys.stderr)
     return 130
 
 
@@ -197,7 +227,7 @@ def resume(arguments: list[str]) -> int:
     for settings in wanted:
         RunDirectory(settings.output.folder).lock().check()
 
-    def outcomes(watching: Watching) -> Iterator[tuple[Settings, Outcome]]:
+    def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
         return resume_series(wanted, watching, changes)
 
     return _follow(outcomes, wanted, asked.dir, asked.quiet, asked.open, resumed=True)

@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 
 import pooch
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedrema.data.atomic import written_whole
 from fedrema.data.readers import read_archive, read_file
 from fedrema.data.sources import Source
 from fedrema.errors import BadInput
+from fedrema.text import Console
 
 MIRROR_VARIABLE = "FEDREMA_MIRROR"
 _TIMEOUT_SECONDS = 30
@@ -81,7 +81,7 @@ class DownloadBar:
         self._task: TaskID | None = None
         self._name = name
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             DownloadColumn(),
             TimeRemainingColumn(),

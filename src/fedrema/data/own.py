@@ -1,51 +1,67 @@
 """A user's own data: a `.npz` file, a folder with one per client, or a Python function."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedrema.data.checks import are_numbers, as_array
+from fedrema.data.checks import BadRow, are_numbers, as_array
 from fedrema.data.federation import Federation, read_npz
 from fedrema.errors import BadInput
-from fedrema.imports import load_object, working_folder_importable
+from fedrema.imports import load_object, raised_at, working_folder_importable
 
 _FORMS = "a .npz file, a folder with one .npz per client, or module:function"
 _RETURNS = "a Federation, arrays (x, y, client[, split]), or a mapping of client names to (x, y)"
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*")
 
 
-def load_own(source: str, data_seed: int = 0, test_share: float = 0.2) -> Federation:
+@dataclass(frozen=True)
+class Reading:
+    """What the data need not say itself."""
+
+    data_seed: int = 0
+    test_share: float = 0.2
+    """Which samples are for testing, where the data has no `split`."""
+    class_names: Sequence[str] | None = None
+    """The classes of the run that the data is for; None: those of the data."""
+
+
+def load_own(
+    source: str, data_seed: int = 0, test_share: float = 0.2, class_names: Sequence[str] | None = None
+) -> Federation:
     """Load a federation from a `.npz`, a folder of them, or `module:function`.
 
-    The seed and the share are for data that does not say itself which samples are for testing.
+    The seed and the share are for data that does not say itself which samples are for testing. `class_names` are the
+    classes of a run that the data is for; without them the labels that occur are the classes.
     """
+    reading = Reading(data_seed, test_share, class_names)
     path = Path(source).expanduser()
     if path.is_dir():
-        return _load_folder(path, data_seed, test_share)
+        return _load_folder(path, reading)
     if path.is_file():
         if path.suffix != ".npz":
             raise BadInput(f"--federation {source} is a file but not a .npz; valid are {_FORMS}.")
-        return Federation.load(path, data_seed, test_share)
+        return Federation.load(path, data_seed, test_share, class_names)
     if _FUNCTION.fullmatch(source):
-        return _call(source, data_seed, test_share)
+        return _call(source, reading)
     raise BadInput(f"--federation {source} is not there; valid are {_FORMS}.")
 
 
-def _load_folder(folder: Path, data_seed: int, test_share: float) -> Federation:
+def _load_folder(folder: Path, reading: Reading) -> Federation:
     files = sorted(path for path in folder.glob("*.npz") if not path.name.startswith("."))
     if not files:
         raise BadInput(f"--federation {folder} is a folder without .npz files; one per client is valid.")
     parts = {path.stem: read_npz(path, required=("x", "y"), optional=("split",)) for path in files}
     info = {"federation": folder.name}
     with _naming(f"--federation {folder}"):
-        return _from_parts(parts, info, data_seed, test_share)
+        return _from_parts(parts, info, reading)
 
 
-def _call(source: str, data_seed: int, test_share: float) -> Federation:
+def _call(source: str, reading: Reading) -> Federation:
     function = load_object(source, "federation")
     if not callable(function):
         raise BadInput(f"--federation {source} is not a function but {type(function).__name__}.")
@@ -54,27 +70,29 @@ def _call(source: str, data_seed: int, test_share: float) -> Federation:
             returned = function()
         except BadInput:
             raise
+        except SystemExit as error:
+            raise BadInput(f"--federation {source} failed: {raised_at(error)}.") from error
         except Exception as error:  # whatever a user's function does wrong is told in one sentence
-            raise BadInput(f"--federation {source} raised {type(error).__name__}: {error}") from error
-    if isinstance(returned, Federation):
-        return returned
+            raise BadInput(f"--federation {source} raised {raised_at(error)}.") from error
     info = {"federation": source}
     with _naming(f"--federation {source}"):
+        if isinstance(returned, Federation):
+            return returned if reading.class_names is None else returned.relabelled(reading.class_names)
         if isinstance(returned, tuple) and len(returned) in (3, 4):
             x, y, client, split = (*returned, None)[:4]
-            return Federation.from_arrays(x, y, client, split, info=info, data_seed=data_seed, test_share=test_share)
+            return Federation.from_arrays(x, y, client, split, info=info, **vars(reading))
         if isinstance(returned, Mapping) and returned:
-            if {"x", "y", "client"} <= set(returned) <= {"x", "y", "client", "split", "classes"}:
-                return Federation.from_arrays(**returned, info=info, data_seed=data_seed, test_share=test_share)
+            if {"x", "y", "client"} <= set(returned) <= {"x", "y", "client", "split", "classes", "class_names"}:
+                own = {**vars(reading), "class_names": None, **returned}
+                made = Federation.from_arrays(**own, info=info)
+                return made if reading.class_names is None else made.relabelled(reading.class_names)
             if all(isinstance(part, tuple) and len(part) == 2 for part in returned.values()):
                 parts = {str(name): {"x": part[0], "y": part[1]} for name, part in returned.items()}
-                return _from_parts(parts, info, data_seed, test_share)
+                return _from_parts(parts, info, reading)
     raise BadInput(f"--federation {source} returned {type(returned).__name__}; valid is {_RETURNS}.")
 
 
-def _from_parts(
-    parts: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any], data_seed: int, test_share: float
-) -> Federation:
+def _from_parts(parts: Mapping[str, Mapping[str, Any]], info: Mapping[str, Any], reading: Reading) -> Federation:
     """Join the arrays of single clients."""
     names = list(parts)
     if are_numbers(names):
@@ -101,7 +119,11 @@ def _from_parts(
             columns[key].append(array)
         columns["client"].append(np.full(len(part["x"]), name))
     joined: dict[str, Any] = {key: np.concatenate(arrays) for key, arrays in columns.items() if arrays}
-    return Federation.from_arrays(**joined, info=info, data_seed=data_seed, test_share=test_share, names=names)
+    try:
+        return Federation.from_arrays(**joined, info=info, **vars(reading), names=names)
+    except BadRow as error:  # its row in the client's own arrays
+        local = error.row - int(np.argmax(joined["client"] == joined["client"][error.row]))
+        raise error.at(f"row {local} of client {str(joined['client'][error.row])!r}") from None
 
 
 @contextmanager

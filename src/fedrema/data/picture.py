@@ -9,6 +9,7 @@ from rich.table import Table
 from fedrema.data.atomic import written_whole
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
+from fedrema.text import safe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,9 @@ def _draw_matrix(axes: "Axes", federation: Federation, row_height: float) -> Non
     step = 1 if row_height >= 0.2 else int(np.ceil(clients / 20))
     axes.set_yticks(range(0, clients, step), [_short(name) for name in federation.names[::step]], fontsize=8)
     column_step = int(np.ceil(classes / 20))
-    axes.set_xticks(range(0, classes, column_step))
+    names = [_short(name) for name in federation.class_names[::column_step]]
+    # Longer names would run into each other.
+    axes.set_xticks(range(0, classes, column_step), names, rotation=0 if max(map(len, names)) <= 3 else 90)
 
 
 def _draw_bars(axes: "Axes", federation: Federation) -> None:
@@ -107,15 +110,15 @@ def describe(federation: Federation) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("classes (samples)")
     train, test = (federation.label_counts(part).sum(axis=1) for part in ("train", "test"))
-    counts = federation.label_counts()
+    counts, names = federation.label_counts(), federation.class_names
     # A last row that says "1 more" would only hide the one it stands for.
     shown = len(federation) if len(federation) <= _TABLE_ROWS else _TABLE_ROWS - 1
     for row in range(shown):
         order = np.argsort(-counts[row], kind="stable")
-        held = [f"{label} ({counts[row, label]})" for label in order if counts[row, label]]
+        held = [f"{_short(names[label])} ({counts[row, label]})" for label in order if counts[row, label]]
         if len(held) > _TABLE_CLASSES:
             held[_TABLE_CLASSES - 1 :] = [f"and {len(held) - _TABLE_CLASSES + 1} more"]
-        table.add_row(_short(federation.names[row]), str(train[row]), str(test[row]), "  ".join(held))
+        table.add_row(safe(_short(federation.names[row])), str(train[row]), str(test[row]), "  ".join(held))
     if shown < len(federation):
         rest = slice(shown, None)
         table.add_row(f"... and {len(federation) - shown} more", str(train[rest].sum()), str(test[rest].sum()), "")

@@ -1,7 +1,7 @@
 """The settings that say what the clients hold, and the federation that follows from them."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -79,6 +79,17 @@ class DataSettings:
         if not 0 < self.alpha < float("inf"):
             raise BadInput(f"--alpha {self.alpha} is not valid; a finite number above 0 is.")
         check_draw(self.data_seed, self.test_share)
+
+    def without_unused(self) -> "DataSettings":
+        """Reset what own data leaves unused (how a dataset is divided among clients), so that it has no effect."""
+        if self.federation is None:
+            return self
+        unused: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in UNUSED}
+        return replace(self, **unused)
+
+
+UNUSED = ("dataset", "partition", "clients", "samples", "s", "alpha", "groups", "classes_per_client")
+"""Settings that mean nothing where --federation says what the clients hold."""
 
 
 def build_federation(settings: DataSettings, download: bool = True) -> Federation:
@@ -172,7 +183,7 @@ def _read_json(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | N
         table = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"--partition-file {path} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"--partition-file {path} is not valid JSON: {error}.") from error
     entries = list(table.values()) if isinstance(table, dict) else []
     divided = bool(entries) and all(isinstance(entry, dict) for entry in entries)

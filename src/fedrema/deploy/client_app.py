@@ -2,7 +2,7 @@
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -16,12 +16,14 @@ from fedrema.data import DataSettings, Federation, build_federation, load_own
 from fedrema.data.federation import read_npz
 from fedrema.deploy.carried import FACTS, read_letter, reply_record
 from fedrema.deploy.letters import Reply
+from fedrema.deploy.model import keep_model
 from fedrema.deploy.node import Node
-from fedrema.deploy.plan import read_run_config
+from fedrema.deploy.plan import HELD_BY_NODES, Plan, read_run_config
 from fedrema.deploy.privacy import Guard
 from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput, FedremaError
 from fedrema.settings import Settings
+from fedrema.text import safe
 
 app = ClientApp()
 KEPT = "kept"
@@ -40,12 +42,14 @@ def train(message: Message, context: Context) -> Message:
     letter, name = read_letter(message.content)
     settings, plan = read_run_config(context.run_config)
     with kept_in(context) as folder, noted(context.node_config.get("folder"), letter.round) as note:
-        samples = plan.fitted(samples_of_node(settings, context, name))
+        samples = plan.fitted(samples_of_node(settings, plan, context, name))
         node = Node(settings, samples, folder)
         guard = guard_of(context, folder)
         if guard is not None and letter.train:
             guard.check()
         reply = node.answer(letter)
+        if context.node_config.get("folder"):  # without one, nobody could ask for it
+            keep_model(folder, settings, node, letter.round - 1, reply)
         note(reply)
         if guard is not None:
             reply = guard.cover(reply, node.begins_with(letter))
@@ -81,7 +85,7 @@ def noted(folder: object, number: int) -> Iterator[Callable[[Reply], None]]:
     try:
         yield lambda reply: lines.append(_told(reply))
     except FedremaError as error:
-        lines.append(str(error))
+        lines.append(safe(error))
         raise
     finally:
         if folder:
@@ -105,15 +109,15 @@ def guard_of(context: Context, folder: Path) -> Guard | None:
     return Guard(protection, folder / "privacy.json") if protection.privacy_clip else None
 
 
-def samples_of_node(settings: Settings, context: Context, name: str) -> Federation:
+def samples_of_node(settings: Settings, plan: Plan, context: Context, name: str) -> Federation:
     """Return this node's samples: its own data, or its part of a dataset that is dealt out for trying."""
     data = context.node_config.get("data")
     if data is None:
         row = context.node_config.get("partition-id")
-        if row is None:
+        if row is None or settings.data.federation == HELD_BY_NODES:
             raise BadInput("The node has no data: give it data=FILE, data=FOLDER or data=module:function.")
         return dealt(settings.data).only(int(row))
-    federation = own_samples(str(data), settings, name)
+    federation = own_samples(str(data), settings, name, plan.names)
     if len(federation) > 1:
         if name not in federation.names:
             raise BadInput(f"data={data} holds {len(federation)} clients, and none is called {name!r}.")
@@ -127,15 +131,15 @@ def dealt(data: DataSettings) -> Federation:
     return build_federation(data)
 
 
-def own_samples(data: str, settings: Settings, name: str) -> Federation:
-    """Read a user's data; a single file need not say whose it is."""
+def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[str]) -> Federation:
+    """Read a user's data, whose labels are those of the federation; a single file need not say whose it is."""
     share, seed = settings.data.test_share, settings.data.data_seed
     file = Path(data)
     if file.suffix == ".npz" and file.is_file():
         arrays = read_npz(file, required=("x", "y"), optional=("split", "client", "meta"))
         if "client" not in arrays:
-            who_it_is = np.full(len(arrays["y"]), name)
+            whose = np.full(len(arrays["y"]), name)
             return Federation.from_arrays(
-                arrays["x"], arrays["y"], who_it_is, arrays.get("split"), None, None, seed, share
+                arrays["x"], arrays["y"], whose, arrays.get("split"), None, None, seed, share, class_names=class_names
             )
-    return load_own(data, seed, share)
+    return load_own(data, seed, share, class_names)

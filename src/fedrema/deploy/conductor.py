@@ -1,6 +1,5 @@
 """Conducts a federation over Flower: waits for clients, plays rounds, and can go on after a crash."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,8 +8,9 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from fedrema.deploy.carried import FACTS, letter_record, packed, read_reply
+from fedrema.deploy.carried import FACTS, NO_TRAINING, letter_record, packed, read_reply
 from fedrema.deploy.central import Central
+from fedrema.deploy.deadline import NoAnswer, exchange_within, nodes_within
 from fedrema.deploy.ledger import Ledger
 from fedrema.deploy.letters import Reply
 from fedrema.deploy.plan import Plan
@@ -19,10 +19,13 @@ from fedrema.net import size
 from fedrema.runs.lock import RunLock
 from fedrema.settings import Settings
 from fedrema.simulate import taking_part
+from fedrema.text import safe, safe_logger
 
-log = logging.getLogger("fedrema")
+log = safe_logger("fedrema")
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_SAY_WHO = 30.0
+SECONDS_TO_LIST_NODES = 10.0
+"""How long a list of the nodes may take, where no longer wait is allowed anyway."""
 
 
 class Conductor:
@@ -30,10 +33,14 @@ class Conductor:
 
     def __init__(self, grid: Grid, settings: Settings, plan: Plan, pause: Callable[[float], None] = time.sleep) -> None:
         self.grid, self.settings, self.plan, self.pause = grid, settings, plan, pause
-        self.central = Central(settings, plan.shape, plan.classes, plan.most_clients)
+        self.central = Central(
+            settings, plan.shape, plan.classes, plan.most_clients, plan.most_samples, plan.most_noise
+        )
         self.ledger = Ledger(Path(plan.folder), settings, plan, self.central)
         self.vain_since: float | None = None
-        """When it began that nobody counts."""
+        """When the first attempt at the present round failed; None: none has."""
+        self.attempts: list[dict[str, str]] = []
+        """Attempts at the present round with too few usable replies: who was rejected, and why."""
         self.sent = 0
         """Bytes of the letters that were sent last."""
         self.asked: dict[int, str] = {}
@@ -47,7 +54,7 @@ class Conductor:
             log.info("going on after round %d of %d", self.central.round, rounds)
         while self.central.round < rounds:
             self._round()
-        online = self._online()
+        online = self._online(self.plan.wait_seconds)
         scores, _ = self._exchange(online, train=False)
         self.ledger.finish({name: reply.received for name, reply in scores.items()})
 
@@ -55,17 +62,21 @@ class Conductor:
         begun = time.monotonic()
         online = self._wait()
         simulation, number = self.settings.simulation, self.central.round + 1
-        chosen = taking_part(simulation.seed, number, sorted(online), simulation.participation)
+        least = self.plan.least_clients
+        chosen = taking_part(simulation.seed, number, sorted(online), simulation.participation, least)
         replies, missing = self._exchange({name: online[name] for name in chosen}, train=True)
         waited = time.monotonic() - begun
-        record = self.central.close(replies)
+        record = self.central.close(replies, least)
         record["rejected"] |= missing
         for name, why in record["rejected"].items():
             log.warning("round %d: client %s does not count: %s", number, name, why)
         if not record["participants"]:
-            self._in_vain(number, record["rejected"])
+            self.attempts.append(record["rejected"])
+            self._in_vain(number, sorted(replies.keys() - record["rejected"].keys()), record["rejected"])
             return
-        self.vain_since = None
+        if self.attempts:
+            record["attempts"] = self.attempts
+        self.vain_since, self.attempts = None, []
         self.ledger.scored({name: reply.received for name, reply in replies.items() if name not in record["rejected"]})
         record["bytes_up"] = sum(size(reply.params) + size(reply.extras) for reply in replies.values())
         record["bytes_down"] = self.sent
@@ -75,26 +86,30 @@ class Conductor:
             "evaluate": 0.0,
             "other": 0.0,
         }
+        for name, why in record.get("clipped", {}).items():
+            log.warning("round %d: the reply of client %s was clipped: %s", number, name, why)
         self.ledger.closed(record)
         log.info("round %d of %d: %d clients", number, simulation.rounds, len(record["participants"]))
 
-    def _in_vain(self, number: int, rejected: Mapping[str, str]) -> None:
-        """Play a round again in which nobody counted; give up when that has gone on for too long."""
-        now = time.monotonic()
+    def _in_vain(self, number: int, used: list[str], rejected: Mapping[str, str]) -> None:
+        """Repeat a round with too few usable replies; give up when that has gone on for too long."""
+        least, now = self.plan.least_clients, time.monotonic()
+        log.warning("round %d is repeated: %d of at least %d replies can be used", number, len(used), least)
         self.vain_since = now if self.vain_since is None else self.vain_since
         if now - self.vain_since > self.plan.wait_seconds:
+            counted = f"Only {len(used)} of at least {least} clients have counted" if used else "Nobody has counted"
             name, why = next(iter(rejected.items()))
             raise BadInput(
-                f"Nobody has counted in round {number} for {self.plan.wait_seconds:g} s; {name}: {why}"
+                f"{counted} in round {number} for {self.plan.wait_seconds:g} s; {name}: {why.rstrip('.')}."
                 f" It can go on after round {self.central.round}."
             )
         self.pause(SECONDS_BETWEEN_LOOKS)
 
     def _wait(self) -> dict[str, int]:
         """Return the clients that are there, by name, once there are enough."""
-        begun, said = time.monotonic(), None
-        while len(online := self._online()) < self.plan.least_clients:
-            if time.monotonic() - begun > self.plan.wait_seconds:
+        end, said = time.monotonic() + self.plan.wait_seconds, None
+        while len(online := self._online(end - time.monotonic())) < self.plan.least_clients:
+            if time.monotonic() > end:
                 there = ", ".join(sorted(online)) or "none"
                 raise BadInput(
                     f"Only {len(online)} of at least {self.plan.least_clients} clients were there after"
@@ -107,10 +122,18 @@ class Conductor:
             self.pause(SECONDS_BETWEEN_LOOKS)
         return online
 
-    def _online(self) -> dict[str, int]:
-        """Return who is there: known by the key it proved to have, else by what it says."""
+    def _online(self, seconds: float = 0.0) -> dict[str, int]:
+        """Return who is there: known by the key it proved to have, else by what it says.
+
+        Nobody is, when the SuperLink does not answer within so many seconds.
+        """
         names: dict[str, int] = {}
-        nodes = sorted(self.grid.get_nodes(), key=lambda node: node.node_id)
+        try:
+            found = nodes_within(self.grid, max(seconds, SECONDS_TO_LIST_NODES))
+        except NoAnswer:
+            log.warning("Flower's SuperLink does not answer")
+            return {}
+        nodes = sorted(found, key=lambda node: node.node_id)
         self._ask([node.node_id for node in nodes if not node.name and node.node_id not in self.asked])
         for node in nodes:
             name = node.name or self.asked.get(node.node_id, "")
@@ -137,7 +160,7 @@ class Conductor:
             return
         question = RecordDict({FACTS: ConfigRecord({})})
         messages = [Message(question, node, MessageType.QUERY, ttl=SECONDS_TO_SAY_WHO) for node in nodes]
-        for reply in self.grid.send_and_receive(messages, timeout=SECONDS_TO_SAY_WHO):
+        for reply in exchange_within(self.grid, messages, SECONDS_TO_SAY_WHO):
             if not reply.has_error():
                 facts = reply.content.config_records.get(FACTS, ConfigRecord({}))
                 self.asked[reply.metadata.src_node_id] = str(facts.get("name", ""))
@@ -165,7 +188,7 @@ class Conductor:
             )
             for name, letter in letters.items()
         }
-        arrived = self.grid.send_and_receive(list(messages.values()), timeout=self.plan.round_seconds)
+        arrived = exchange_within(self.grid, list(messages.values()), self.plan.round_seconds)
         whose = {message.metadata.message_id: name for name, message in messages.items()}
         replies: dict[str, Reply] = {}
         missing = dict.fromkeys(letters, f"no reply within {self.plan.round_seconds:g} s")
@@ -177,11 +200,12 @@ class Conductor:
                 missing[name] = self._told(message.error)
                 continue
             try:
-                replies[name] = read_reply(message.content)
+                replies[name] = read_reply(message.content, self.central.expected if train else NO_TRAINING)
                 missing.pop(name, None)
             except FedremaError as error:
                 missing[name] = str(error)
-        return replies, missing
+        # Replies arrive in any order; what is made of them must not depend on it.
+        return {name: replies[name] for name in letters if name in replies}, missing
 
     def _told(self, error: Error) -> str:
         """Say in a few words what Flower says of a client that did not reply."""
@@ -193,4 +217,4 @@ class Conductor:
             ErrorCode.CLIENT_APP_CRASHED: "its process died",
         }
         # Where the client raised something there is a whole traceback; its last line says what happened.
-        return known.get(error.code) or (error.reason or "it failed").strip().splitlines()[-1][-300:]
+        return known.get(error.code) or safe(((error.reason or "").strip() or "it failed").splitlines()[-1][-300:])

@@ -2,15 +2,10 @@
 
 import hashlib
 import json
-import platform
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import fedrema
 from fedrema.deploy.central import Central, Registry
 from fedrema.deploy.letters import Score
 from fedrema.deploy.plan import Plan, run_config
@@ -18,10 +13,10 @@ from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
-from fedrema.runs.manifest import method_name
+from fedrema.runs.manifest import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
 from fedrema.settings import Settings
 
-WHERE = ("folder", "least-clients", "wait-seconds", "round-seconds", "rounds", "device")
+WHERE = ("folder", "least-clients", "most-samples", "most-noise", "wait-seconds", "round-seconds", "rounds", "device")
 """What may change when a federation goes on."""
 
 
@@ -31,9 +26,17 @@ class Ledger:
     def __init__(self, folder: Path, settings: Settings, plan: Plan, central: Central) -> None:
         self.directory, self.settings, self.plan, self.central = RunDirectory(folder), settings, plan, central
         what = {name: value for name, value in run_config(settings, plan).items() if name not in WHERE}
-        self.identity = hashlib.sha256(json.dumps(sorted(what.items())).encode()).hexdigest()[:32]
+        self.made_by: dict[str, Any] = {
+            "revisions": revisions_of(settings.method, central.simulator.device.type),
+            "inputs": {name: digests for name, digests in inputs_of(settings).items() if name in CODE},
+        }
+        content: list[Any] = sorted(what.items())
+        content += [self.made_by["inputs"]] if self.made_by["inputs"] else []
+        content += [settings.method.revision] if settings.method.revision > 1 else []
+        self.identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
         self.lock = self.directory.lock()
         """Held from `take_up` to `finish`."""
+        self.ran_on = ran_on(central.simulator)
         self.pending: dict[str, Any] | None = None
         """The record of the last round, which still lacks its accuracies."""
 
@@ -53,17 +56,22 @@ class Ledger:
 
     def _go_on(self) -> None:
         directory, central = self.directory, self.central
+        check_unchanged(directory.path, directory.config(), self.settings)
         facts, _ = read_checkpoint(directory.checkpoint_file)
         world = load_world(directory.checkpoint_file, self.identity)
         if world.clients != central.capacity:
             raise BadInput(f"{directory.path} was begun for {world.clients} clients, not {central.capacity}.")
         central.world = world.placed(central.simulator.shelf, central.simulator.device)
-        central.registry = Registry(**facts["more"]["registry"])
-        self.pending = facts["more"]["pending"]
-        known = world.round - 1 if self.pending else world.round
-        directory.check_rounds(known)
+        central.registry = Registry.read(facts["more"]["registry"])
+        pending = facts["more"]["pending"]
+        directory.check_rounds(world.round - 1 if pending else world.round)
+        # A finished run has the last record already, with the accuracies of all clients.
+        self.pending = None if directory.has_record(world.round) else pending
         directory.remove_summary()
-        directory.keep_rounds(known)
+        directory.keep_rounds(world.round - 1 if self.pending else world.round)
+        before = directory.config() if directory.config_file.is_file() else {}
+        if started := before.get("ran_on", {}).get("started"):
+            self.ran_on["started"] = started
         # A server that was killed right after a checkpoint has not written the names of those who joined in its round.
         directory.write_json(directory.config_file, self._config())
 
@@ -76,8 +84,7 @@ class Ledger:
     def closed(self, record: dict[str, Any]) -> None:
         """Save a round that has been closed."""
         self.pending = record
-        registry = {"names": self.central.registry.names, "accepted": self.central.registry.accepted}
-        more = {"registry": registry, "pending": record}
+        more = {"registry": self.central.registry.plain(), "pending": record}
         self.directory.sync_rounds()  # before the checkpoint that counts on them
         save_world(self.central.world, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_json(self.directory.config_file, self._config())
@@ -89,22 +96,24 @@ class Ledger:
         self.lock.release()
 
     def _config(self) -> dict[str, Any]:
+        registry = self.central.registry
         return {
             "method": method_name(self.settings.method),
-            "settings": self.settings.flat(),
+            "settings": self.settings.described(),
             "identity": self.identity,
+            **self.made_by,
             "federation": {
                 # Nobody here has seen the samples: the names are all that is known of them.
-                "fingerprint": hashlib.sha256(json.dumps(self.central.registry.names).encode()).hexdigest(),
-                "names": list(self.central.registry.names),
+                "fingerprint": hashlib.sha256(json.dumps(registry.names).encode()).hexdigest(),
+                "names": list(registry.names),
                 "classes": self.plan.classes,
+                "class_names": list(self.plan.names),
                 "sample_shape": list(self.plan.shape),
+                "train_counts": [registry.counts.get(name, 0) for name in registry.names],
+                # A node that protects its samples reports no scores.
+                "test_counts": [sum(registry.tests.get(name, ())) for name in registry.names],
+                "last_counted": [registry.accepted.get(name, 0) for name in registry.names],
                 "info": {"network": "Flower"},
             },
-            "ran_on": {
-                "device": str(self.central.simulator.device),
-                "started": datetime.now(UTC).isoformat(timespec="seconds"),
-                "python": platform.python_version(),
-                "versions": {"fedrema": fedrema.__version__, "torch": torch.__version__},
-            },
+            "ran_on": self.ran_on,
         }

@@ -22,6 +22,8 @@ class Letter:
     """What it sends to this client alone."""
     train: bool = True
     """Whether to train, or only to score what came: after the last round."""
+    late: bool = False
+    """Whether it joined after the first round and no reply of it has counted yet: its copies are made of this model."""
 
 
 @dataclass(frozen=True)

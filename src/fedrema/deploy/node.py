@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedrema.core import Role
+from fedrema.core import Client, Role
 from fedrema.data import Federation
 from fedrema.deploy.letters import Letter, Reply, Score
 from fedrema.engine import Stacked
@@ -19,8 +19,8 @@ from fedrema.errors import BadInput
 from fedrema.harvest import Harvest
 from fedrema.net import Net, Tensors
 from fedrema.nets import Network, build_net
-from fedrema.runs.checkpoint import load_world, save_world
-from fedrema.runs.manifest import identity_of
+from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
+from fedrema.runs.manifest import check_unchanged, identity_of, inputs_of, revisions_of
 from fedrema.settings import Settings
 from fedrema.simulate import Simulator
 from fedrema.world import COMMON, Clock, World
@@ -36,18 +36,28 @@ class Node:
         if len(federation) != 1:
             raise BadInput(f"A node holds the samples of one client, but its data has {len(federation)}.")
         net = _network(settings.network, federation.sample_shape, federation.classes, settings.simulation.seed)
+        settings = settings.fitted(federation, net.integers)
         self.simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
         self.name = federation.names[0]
         self.folder = folder
         self.identity = identity_of(settings, federation, own_module=False)
+        self.made_by = {
+            "revisions": revisions_of(settings.method, self.simulator.device.type),
+            "inputs": inputs_of(settings),
+        }
+        """Kept with what it keeps: another revision of fedrema or another method file cannot go on from it."""
         self.worlds: dict[int, World] = {0: self.simulator.start()}
         """What it has kept after a round: the last that counted, and the one that is not yet known to."""
         begun, local = self.worlds[0], settings.local
         self.keeps = bool(begun.params.own or begun.memory or (local.keep_momentum and local.momentum))
         """Whether there is anything to keep: some methods leave nothing at a client."""
+        self.in_use: Client | None = None
+        """This client as it predicts with what came last: what its `received` score is of."""
         if folder is not None:
             files = sorted(folder.glob("round-*.safetensors"))
             for file in files:
+                facts, _ = read_checkpoint(file)
+                check_unchanged(file, facts.get("more") or {}, settings)
                 world = self.simulator.adopt(load_world(file, self.identity))
                 self.worlds[world.round] = world
 
@@ -55,10 +65,9 @@ class Node:
         """Train from what came and return what the server is to know."""
         world = self._standing(letter)
         simulator, count = self.simulator, int(self.simulator.train.counts[0])
-        correct, asked = simulator.tally_of(
-            simulator.method, simulator.crowd(world, ME), simulator.moment(letter.round - 1)
-        )
-        received = _score(correct, asked)
+        used = simulator.adapted(simulator.method, simulator.crowd(world, ME), simulator.moment(letter.round - 1))
+        received = _score(*simulator.tally_as_is(simulator.method, used))
+        self.in_use = used.one(0)
         if not letter.train:
             return Reply(letter.round, count, received=received)
         harvest = Harvest(ME, simulator.counts, simulator.shelf, keep_heads=False)
@@ -101,7 +110,11 @@ class Node:
 
         params = Stacked({**world.params.own, **here(letter.own, row=True)}, here(letter.common))
         inbox = Stacked(here(letter.own_mail, row=True), here(letter.mail))
-        return replace(world, round=letter.round - 1, params=params, inbox=inbox)
+        world = replace(world, round=letter.round - 1, params=params, inbox=inbox)
+        if letter.late:  # what it keeps begins with what has come
+            begun = self.simulator.newly_begun(self.simulator.crowd(world, ME))
+            world = replace(world, params=begun.params, memory=begun.memory.own)
+        return world
 
     def _keep(self, letter: Letter, world: World, harvest: Harvest) -> None:
         """Remember what does not travel, beside what counted last."""
@@ -117,7 +130,7 @@ class Node:
         kept = World(1, letter.round, Stacked(private), memory, Stacked(), velocity, {})
         self.worlds = {letter.accepted: self.worlds[letter.accepted], letter.round: kept}
         if self.folder is not None:
-            save_world(kept, self._file(letter.round), self.identity)
+            save_world(kept, self._file(letter.round), self.identity, self.made_by)
             for file in self.folder.glob("round-*.safetensors"):
                 if file not in {self._file(number) for number in self.worlds}:
                     file.unlink()

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedrema.deploy.protection import PRIVACY, Protection
 from fedrema.errors import BadInput
+from fedrema.runs.directory import RunDirectory
 from fedrema.settings import read_toml
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -60,6 +61,26 @@ class ServerPlace:
     def run(self) -> Path:
         """The folder of the run, as `fedrema run` would write it."""
         return self.path / "run"
+
+    def config(self) -> dict[str, Any]:
+        """Return the app's settings."""
+        file = self.app / "pyproject.toml"
+        try:
+            found = dict(read_toml(file, "the app")["tool"]["flwr"]["app"]["config"])
+            rounds = found["rounds"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{file} has no [tool.flwr.app.config] with rounds in it.") from error
+        if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+            raise BadInput(f"{file}: rounds must be a whole number of at least 1, got {rounds!r}.")
+        return found
+
+    def finished(self) -> bool:
+        """Tell whether all rounds of the app's settings have been trained; more of them may be asked for later."""
+        directory = RunDirectory(self.run)
+        if not directory.summary_file.is_file():
+            return False
+        records = directory.rounds()
+        return bool(records) and int(records[-1]["round"]) >= int(self.config()["rounds"])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from fedrema.data.atomic import write_text
 from fedrema.errors import FedremaError
 from fedrema.runs.lock import RunLock
+from fedrema.text import safe, safe_logger
 
 
 def beside(folder: Path, what: str) -> Path:
@@ -21,7 +22,7 @@ def present(folder: Path) -> Iterator[RunLock]:
     lock = RunLock(folder).acquire()
     handler = logging.FileHandler(beside(folder, "log"))
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
-    log = logging.getLogger("fedrema")
+    log = safe_logger("fedrema")
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     beside(folder, "stopped").unlink(missing_ok=True)
@@ -29,7 +30,7 @@ def present(folder: Path) -> Iterator[RunLock]:
         yield lock
     except FedremaError as error:
         log.error("%s", error)
-        write_text(beside(folder, "stopped"), f"{error}\n")
+        write_text(beside(folder, "stopped"), f"{safe(error)}\n")
         raise
     except Exception:  # it is told and goes on to whoever called
         log.exception("this should not have happened")

@@ -82,7 +82,7 @@ class Serving:
                     self.say(sentence)
             for line in self.told.lines():
                 self.say(line)
-            if RunDirectory(self.place.run).summary_file.is_file() and not somebody_is_there(self.place.run):
+            if self.place.finished() and not somebody_is_there(self.place.run):
                 self.say(f"all rounds have been played: {self.place.run}")
                 return 0
             if (why := reason(self.place.run)) and not somebody_is_there(self.place.run):

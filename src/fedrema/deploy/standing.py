@@ -10,10 +10,9 @@ from fedrema.deploy.keys import valid_until
 from fedrema.deploy.places import ServerPlace
 from fedrema.deploy.presence import reason, somebody_is_there
 from fedrema.runs.directory import RunDirectory
-from fedrema.settings import read_toml
 
 LATE_ROUNDS = 20
-"""How far back rejections are told of."""
+"""How many rounds back rejections and clipping are shown."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,12 @@ class Member:
     """The last round in which its reply counted; 0: none."""
     accuracy: float | None
     epsilon: float | None
+    rejected: int
+    """In how many of the last rounds it did not count."""
+    clipped: int
+    """In how many of them its reply was clipped."""
     trouble: str
-    """Why it did not count, if that was lately."""
+    """Why it last did not count or was clipped, if that was lately, and how often."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Standing:
 def standing(place: ServerPlace) -> Standing:
     """Look at a federation; changes nothing."""
     directory = RunDirectory(place.run)
-    config = read_toml(place.app / "pyproject.toml", "the app")["tool"]["flwr"]["app"]["config"]
+    config = place.config()
     records = directory.rounds()
     names: list[str] = directory.config()["federation"]["names"] if directory.config_file.is_file() else []
     states = _states(place)
@@ -60,7 +63,7 @@ def standing(place: ServerPlace) -> Standing:
     age = time.time() - directory.checkpoint_file.stat().st_mtime if directory.checkpoint_file.is_file() else None
     left = valid_until(place.path / "server.crt") - datetime.now(UTC)
     return Standing(
-        _state(place, directory, answering=states is not None),
+        _state(place, answering=states is not None),
         str(config["method"]),
         records[-1]["round"] if records else 0,
         int(config["rounds"]),
@@ -71,10 +74,10 @@ def standing(place: ServerPlace) -> Standing:
     )
 
 
-def _state(place: ServerPlace, directory: RunDirectory, answering: bool) -> str:
+def _state(place: ServerPlace, answering: bool) -> str:
     if somebody_is_there(place.run):
         return "going on" if answering else "going on, but the SuperLink does not answer"
-    if directory.summary_file.is_file():
+    if place.finished():
         return "finished"
     if why := reason(place.run):
         return f"given up: {why}"
@@ -95,12 +98,18 @@ def _member(name: str, names: list[str], records: list[dict[str, Any]], state: s
     accuracies = [record["client_accuracy"][row] for record in records if 0 <= row < len(record["client_accuracy"])]
     accuracies = [accuracy for accuracy in accuracies if accuracy is not None]
     spent = [record["epsilon"][name] for record in records if name in record.get("epsilon", {})]
-    troubles = [f"round {r['round']}: {r['rejected'][name]}" for r in records[-LATE_ROUNDS:] if name in r["rejected"]]
+    late = records[-LATE_ROUNDS:]
+    rejections = {r["round"]: r["rejected"][name] for r in late if name in r["rejected"]}
+    clips = {r["round"]: r["clipped"][name] for r in late if name in r.get("clipped", {})}
+    troubles = [f"round {number}: {why}" for number, why in sorted({**rejections, **clips}.items())]
+    times = f" (rejected {len(rejections)}, clipped {len(clips)} times lately)" if len(troubles) > 1 else ""
     return Member(
         name,
         state or "key not registered",
         counted[-1] if counted else 0,
         accuracies[-1] if accuracies else None,
         spent[-1] if spent else None,
-        troubles[-1] if troubles else "",
+        len(rejections),
+        len(clips),
+        f"{troubles[-1]}{times}" if troubles else "",
     )

@@ -2,37 +2,60 @@
 
 from typing import Literal
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from fedrema.engine.arithmetic import Arithmetic, Precision, choose_device, choose_precision
 from fedrema.engine.batches import Order, draw_order
 from fedrema.engine.crowd import Crowd, Engine, Job, Samples, Stacked, places
-from fedrema.engine.loop import Loop
+from fedrema.engine.loop import MOST_LANES, Loop, lanes
 from fedrema.engine.stackable import why_not_stackable
 from fedrema.engine.stacked import StackedEngine
+from fedrema.engine.threads import SMALL_STEP, operations_per_step, threads_per_operation
 from fedrema.engine.together import Party, Room
 from fedrema.errors import BadInput
 from fedrema.net import Net
 
 Backend = Literal["auto", "loop", "stacked"]
+REVISIONS = {"cpu": 1, "cuda": 2}
+"""By kind of device; raised by one with every change of training, scoring or server arithmetic that alters results of
+many methods there: older results then count as outdated. cuda 2: servers compute in float32 instead of TF32."""
 
 
-def make_engine(backend: Backend, net: Net, sample: Tensor, arithmetic: Arithmetic, clients: int) -> Engine:
-    """Return the backend asked for; `auto` stacks on a GPU, and on a CPU where no convolution would suffer."""
-    if backend == "loop":
-        return Loop(net, arithmetic, clients)
-    obstacle = why_not_stackable(net, sample)
-    if backend == "stacked":
-        if obstacle:
+def make_engine(
+    backend: Backend,
+    net: Net,
+    sample: Tensor,
+    arithmetic: Arithmetic,
+    clients: int,
+    batch: int,
+    threads: int = 0,
+) -> Engine:
+    """Return the backend asked for; `auto` stacks on a GPU, and on a CPU where a client's step is small.
+
+    On a CPU `threads` share an operation; 0: by the work that there is to share.
+    """
+    on_cpu = sample.device.type == "cpu"
+    operations = operations_per_step(net, sample, batch) if on_cpu else 0.0
+    name = backend
+    if backend != "loop":
+        obstacle = why_not_stackable(net, sample)
+        if obstacle and backend == "stacked":
             raise BadInput(f"--backend stacked cannot train this network: {obstacle}; use --backend loop.")
-        return StackedEngine(net, arithmetic)
-    convolutions = any(isinstance(layer, nn.modules.conv._ConvNd) for _, layer in net.layers())
-    if obstacle or (convolutions and sample.device.type == "cpu"):
-        return Loop(net, arithmetic, clients)
-    return StackedEngine(net, arithmetic)
+        if backend == "auto":
+            name = "loop" if obstacle or operations >= SMALL_STEP else "stacked"
+    if not on_cpu:
+        return Loop(net, arithmetic) if name == "loop" else StackedEngine(net, arithmetic)
+    stacked, available = name == "stacked", torch.get_num_threads()
+    inside = threads or threads_per_operation(stacked, operations, clients, lanes(available, clients))
+    if stacked:
+        return StackedEngine(net, arithmetic, inside)
+    beside = 1 if operations < SMALL_STEP else min(available // inside, clients, MOST_LANES)
+    return Loop(net, arithmetic, inside, max(1, beside))
 
 
 __all__ = [
+    "REVISIONS",
     "Arithmetic",
     "Backend",
     "Crowd",

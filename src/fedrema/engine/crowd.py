@@ -68,12 +68,19 @@ class Samples:
     """[K, n]"""
     counts: Tensor
     """[K] how many of the n are real; on the CPU."""
+    precision: torch.dtype = torch.float32
+    """In which masks are computed where `x` holds integers."""
+
+    @property
+    def mask_dtype(self) -> torch.dtype:
+        """The type of masks: that of the samples, unless those are integers."""
+        return self.x.dtype if self.x.is_floating_point() else self.precision
 
     def of(self, client: int) -> Batch:
         """Return all real samples of one client."""
         n = int(self.counts[client])
         x = self.x[client, :n]
-        return Batch(x, self.y[client, :n], x.new_ones(n), torch.arange(n, device=x.device))
+        return Batch(x, self.y[client, :n], x.new_ones(n, dtype=self.mask_dtype), torch.arange(n, device=x.device))
 
     def stacked(self, clients: Tensor) -> Batch:
         """Return all samples of some clients, padding masked."""
@@ -84,7 +91,7 @@ class Samples:
         x = self.x[rows]
         order = torch.arange(x.shape[1], device=x.device)
         mask = order < counts[:, None]
-        return Batch(x, self.y[rows], mask.to(x.dtype), order.expand(len(counts), -1))
+        return Batch(x, self.y[rows], mask.to(self.mask_dtype), order.expand(len(counts), -1))
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,7 @@ class Engine(Protocol):
 
     name: str
     net: Net
+    threads: int | None
 
     def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]: ...
     def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor: ...

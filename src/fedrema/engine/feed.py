@@ -23,10 +23,10 @@ def packed(order: Order, device: torch.device) -> Tensor:
 def batches_of(now: Tensor, samples: Samples, rows: Tensor) -> tuple[tuple[Batch, ...], Tensor]:
     """Return one step's batches [k, batch, ...], and which clients are active [k]."""
     index, sizes, active = now[..., :-2], now[..., -2], now[:, 0, -1]
-    mask = (torch.arange(index.shape[-1], device=now.device) < sizes[..., None]).to(samples.x.dtype)
+    mask = (torch.arange(index.shape[-1], device=now.device) < sizes[..., None]).to(samples.mask_dtype)
     which = rows[:, None]
     batches = [
         Batch(samples.x[which, index[:, place]], samples.y[which, index[:, place]], mask[:, place], index[:, place])
         for place in range(now.shape[1])
     ]
-    return tuple(batches), active.to(samples.x.dtype)
+    return tuple(batches), active.to(samples.mask_dtype)

@@ -15,6 +15,7 @@ from fedrema.engine.arithmetic import Arithmetic, in_training_arithmetic
 from fedrema.engine.batches import Order
 from fedrema.engine.crowd import Crowd, Hook, Job, Samples
 from fedrema.engine.descent import Descent, Losses
+from fedrema.hooks import check_loss, check_scores
 from fedrema.keys import seed_of
 from fedrema.net import Net, Tensors
 
@@ -27,12 +28,13 @@ class Loop:
 
     name = "loop"
 
-    def __init__(self, net: Net, arithmetic: Arithmetic, clients: int) -> None:
+    def __init__(self, net: Net, arithmetic: Arithmetic, threads: int | None = None, side_by_side: int = 1) -> None:
         self.net = net
         self.arithmetic = arithmetic
-        # Chosen once: how many threads share an operation changes how its sums are rounded.
-        self.threads = torch.get_num_threads()
-        self.lanes = lanes(self.threads, clients) if arithmetic.device.type == "cpu" else 1
+        self.threads = threads
+        """How many share an operation, which changes how its sums are rounded; None: as torch is set."""
+        self.lanes = side_by_side
+        """How many clients train at the same time, which changes nothing."""
         self._nets = [net]
         self._draws: dict[Loss, bool] = {}
 
@@ -58,6 +60,7 @@ class Loop:
             if len(data.y):
                 with torch.no_grad(), self.arithmetic.torch_context():
                     answers = method.predict(net, _ready(crowd.one(k)), data.x)
+                check_scores(method, answers, len(data.y), net.classes)
                 predicted[k, : len(data.y)] = answers.argmax(-1)
 
         self._for_all(len(crowd), score, self.lanes, training=False)
@@ -137,16 +140,17 @@ class Loop:
             finally:
                 free.put(net)
 
-        inside = self.threads // self.lanes
+        before = torch.get_num_threads()
+        inside = self.threads or before
         try:
             with ThreadPoolExecutor(lanes, initializer=torch.set_num_threads, initargs=(inside,)) as pool:
                 list(pool.map(one, range(clients)))
         finally:
-            torch.set_num_threads(self.threads)
+            torch.set_num_threads(before)
 
     def _value(self, net: Net, loss: Loss, client: Client, batch: Batch) -> Tensor:
         with self.arithmetic.torch_context(), net.looking_at(None, client.params):
-            return loss(net, client, batch)
+            return check_loss(loss, loss(net, client, batch))
 
 
 def lanes(threads: int, clients: int) -> int:
@@ -200,5 +204,6 @@ def _feed(samples: Samples, row: int, order: Order, k: int) -> Iterator[tuple[Ba
         batches = []
         for place in range(order.index.shape[2]):
             index = torch.from_numpy(order.index[k, step, place, : order.sizes[k, step, place]]).to(x.device)
-            batches.append(Batch(x[index], y[index], x.new_ones(len(index)), index))
+            mask = x.new_ones(len(index), dtype=samples.mask_dtype)
+            batches.append(Batch(x[index], y[index], mask, index))
         yield tuple(batches)

@@ -15,6 +15,7 @@ from fedrema.engine.crowd import Crowd, Hook, Job, Samples
 from fedrema.engine.descent import Descent
 from fedrema.engine.feed import batches_of, packed
 from fedrema.engine.recorded import Recorder, Stage
+from fedrema.hooks import check_loss, check_scores
 from fedrema.net import Net, Tensors
 
 
@@ -27,9 +28,11 @@ class StackedEngine:
 
     name = "stacked"
 
-    def __init__(self, net: Net, arithmetic: Arithmetic) -> None:
+    def __init__(self, net: Net, arithmetic: Arithmetic, threads: int | None = None) -> None:
         self.net = net
         self.arithmetic = arithmetic
+        self.threads = threads
+        """How many share an operation on a CPU; None: as torch is set."""
         self.fused = kernels.usable(arithmetic.device, arithmetic.dtype, arithmetic.products)
         self.recorder = Recorder() if arithmetic.device.type == "cuda" else None
 
@@ -72,7 +75,8 @@ class StackedEngine:
 
         def answered(client: Client, batch: Batch) -> Tensor:
             with self.net.looking_at(batch.mask):
-                return method.predict(self.net, client, batch.x)
+                scores = method.predict(self.net, client, batch.x)
+            return check_scores(method, scores, len(batch.y), self.net.classes)
 
         def predicted(client: Client, data: Batch) -> Tensor:
             with torch.no_grad(), self.computing():
@@ -101,7 +105,7 @@ class StackedEngine:
         def value_of(loss: Loss, client: Client, batch: Batch) -> Tensor:
             def lost(one: Client, its: Batch) -> Tensor:
                 with self.net.looking_at(its.mask, one.params):
-                    return loss(self.net, one, its)
+                    return check_loss(loss, loss(self.net, one, its))
 
             with self.computing():
                 value: Tensor = _over_clients(lost, crowd, client, batch, params_axis=0)

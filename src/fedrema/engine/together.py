@@ -108,6 +108,7 @@ class Party:
         self.room = room
         self.name = room.engine.name
         self.net = room.engine.net
+        self.threads = room.engine.threads
 
     def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client; a hook belongs to one simulation, so this is not done together."""

@@ -1,10 +1,11 @@
 """Tables of paired tests."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from math import isnan
 
 from fedrema.grid.experiment import Experiment
 from fedrema.grid.statistics import Comparison
+from fedrema.grid.table import ABOUT_OUTDATED, MISSING, OUTDATED
 from fedrema.report.compare import markdown_lines
 
 HEADINGS = ["row", "data", "compared with", "difference", "95 %", "p", "corrected p", "seeds"]
@@ -12,13 +13,18 @@ EXPLANATION = (
     "Differences in points, paired by training seed, with their 95 % t intervals and the p of a paired t test;"
     " corrected for their number by Holm's method, over all of this table."
 )
-MISSING = "–"
 
 
-def comparisons_markdown(comparisons: Sequence[Comparison], experiment: Experiment) -> str:
-    """Return a table of paired tests, with what its columns mean."""
-    lines = markdown_lines(HEADINGS, comparison_lines(comparisons, experiment), texts=len(HEADINGS))
-    return "\n".join([*lines, "", EXPLANATION, ""])
+def comparisons_markdown(
+    comparisons: Sequence[Comparison], experiment: Experiment, outdated: Container[tuple[str, str]] = ()
+) -> str:
+    """Return a table of paired tests, with what its columns mean; cells that are outdated are marked."""
+    marked = [{(each.row, each.column), (each.other, each.column)} for each in comparisons]
+    marks = [OUTDATED if any(cell in outdated for cell in cells) else "" for cells in marked]
+    rows = comparison_lines(comparisons, experiment)
+    lines = [[*row[:3], f"{row[3]}{mark}", *row[4:]] for row, mark in zip(rows, marks, strict=True)]
+    explanation = EXPLANATION + (ABOUT_OUTDATED if any(marks) else "")
+    return "\n".join([*markdown_lines(HEADINGS, lines, texts=len(HEADINGS)), "", explanation, ""])
 
 
 def comparison_lines(comparisons: Sequence[Comparison], experiment: Experiment) -> list[list[str]]:

@@ -77,15 +77,17 @@ class Forecaster:
 
     def known_seconds(self, task: Task) -> float | None:
         """Return how long a task takes, by the runs that are most like it; None where there are none."""
-        wanted = task.cell.parsed.flat()
+        wanted = task.cell.parsed.described()
+        # Own data has no --dataset and --clients, and what is chosen from it (0) is the same for all runs on it.
+        alike = [name for name in ALIKE if name in wanted and (name != "batch" or wanted["batch"])]
         known = [
             one
             for one in self.store
-            if self._counts(one) and all(one.settings.get(name) == wanted[name] for name in ALIKE)
+            if self._counts(one) and all(one.settings.get(name) == wanted[name] for name in alike)
         ]
-        alike = [one for one in known if one.method == task.cell.method]
-        same = [one for one in alike if one.settings.get("alternate") == wanted.get("alternate")]
-        chosen = same or alike or known
+        by_method = [one for one in known if one.method == task.cell.method]
+        same = [one for one in by_method if one.settings.get("alternate") == wanted.get("alternate")]
+        chosen = same or by_method or known
         if not chosen:
             return None
         rounds = [one.seconds / max(one.summary["rounds"], 1) for one in chosen]
@@ -100,7 +102,7 @@ class Forecaster:
             return None
         samples = int(settings.data.samples * (1 - settings.data.test_share))
         taking_part = settings.data.clients * settings.simulation.participation
-        steps = max(1, samples // settings.local.batch) * settings.local.epochs
+        steps = max(1, samples // (settings.local.batch or samples)) * settings.local.epochs
         shape = dataset_shape(settings.data.dataset)
         operations = operations_per_sample(settings.network, shape) * samples * settings.local.epochs * taking_part
         rate = products_per_second(self.device) * SHARE_OF_PRODUCTS[self.device]
@@ -111,7 +113,10 @@ class Forecaster:
         if settings.data.federation is not None:
             return None
         together = len(task.seeds) if self.device == "cuda" else 1
-        samples, shape = min(settings.local.batch, settings.data.samples), dataset_shape(settings.data.dataset)
+        samples, shape = (
+            min(settings.local.batch or settings.data.samples, settings.data.samples),
+            dataset_shape(settings.data.dataset),
+        )
         each = _bytes_of_a_client(settings.network, shape, samples, self.device)
         return together * settings.data.clients * each / GIGABYTE
 

@@ -10,6 +10,7 @@ from fedrema.grid.experiment import Experiment
 from fedrema.grid.forecast import duration
 from fedrema.grid.sitting import read_sittings
 from fedrema.grid.store import Store, key_of
+from fedrema.grid.tasks import outdated
 from fedrema.report.compare import markdown_lines
 
 
@@ -41,10 +42,11 @@ def _state(experiments: Sequence[Experiment], seeds: int | None, store: Store) -
             cell.title: sum(store.has(key_of(cell.settings(seed))) for seed in range(wanted))
             for cell in experiment.cells
         }
+        older = len(outdated(experiment.cells, wanted, store))
         lacking = [f"{title} ({wanted - count} of {wanted})" for title, count in counts.items() if count < wanted]
         files = ", ".join(f"[{kind}]({experiment.name}.{kind})" for kind in ("csv", "tex"))
         title = f"[{experiment.title}]({experiment.name}.md) ({files})"
-        total = f"{sum(counts.values())} of {wanted * len(counts)}"
+        total = f"{sum(counts.values())} of {wanted * len(counts)}" + (f", {older} outdated" if older else "")
         lines.append(f"| {title} | {total} | {'all' if len(lacking) == len(counts) else '; '.join(lacking) or '–'} |")
     return lines
 

@@ -30,11 +30,13 @@ def write_report(experiment: Experiment, seeds: int, store: Store, out: Path) ->
         write_text(out / f"{experiment.name}-tuned.toml", tuned_file(chosen, experiment.title))
     if judgements:
         parts += ["### Claims", "", claims_markdown(judgements)]
-    table = scores(runs_of(experiment.cells, seeds, store), experiment.quantity)
+    runs = runs_of(experiment.cells, seeds, store)
+    older = {place for place, several in runs.items() if any(run.outdated for run in several)}
+    table = scores(runs, experiment.quantity)
     tested = [each for each in compare_with_reference(table, [line.name for line in experiment.columns]) if each.tested]
     if tested:
         quantity = experiment.quantity.replace("_", " ")
-        parts += [f"### Differences to the best in {quantity}", "", comparisons_markdown(tested, experiment)]
+        parts += [f"### Differences to the best in {quantity}", "", comparisons_markdown(tested, experiment, older)]
     parts += [f"![{file.stem.replace('-', ' ')}]({file.name})\n" for file in pictures]
     write_text(out / f"{experiment.name}.md", "\n".join(parts))
     write_text(out / f"{experiment.name}.csv", sheet.comma_separated())

@@ -2,14 +2,17 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from fedrema.data import Federation
-from fedrema.errors import Diverged
-from fedrema.grid.store import Store, key_of
+from fedrema.errors import BadInput, Diverged
+from fedrema.grid.store import Store
 from fedrema.grid.tasks import Task
+from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Prepared, Watcher, begin_on, take_up
 from fedrema.runs.lock import RunLock
+from fedrema.runs.manifest import Inputs, changed_files, inputs_of, is_outdated, recorded_revisions
 from fedrema.runs.run import Run, is_finished
 from fedrema.runs.together import play_seeds
 from fedrema.settings import Settings
@@ -31,30 +34,45 @@ class Runner:
         Interrupted
             When someone asked to stop; the same task then goes on from its checkpoints.
         """
-        placed = [self._placed(settings) for settings in task.runs]
+        placed = [settings.placed(self.work / key) for settings, key in zip(task.runs, task.keys, strict=True)]
+        folders = [settings.output.folder for settings in placed]
+        for folder in folders:
+            if not _can_go_on(folder):
+                _remove(folder)
         for settings in [each for each in placed if is_finished(each.output.folder)]:  # stopped before it was kept
-            self.store.put(settings, Run(settings.output.folder), self.beside)
+            self.store.put(settings, Run(settings.output.folder), self.beside, task.inputs)
             placed.remove(settings)
         failed = []
-        for settings, outcome in play_seeds(placed, self.watching, self._prepare) if placed else ():
+        prepare = partial(_prepare, task.inputs)
+        for settings, outcome in play_seeds(placed, self.watching, prepare) if placed else ():
             if isinstance(outcome, Diverged):
-                self.store.put_failed(settings, str(outcome))
+                self.store.put_failed(settings, str(outcome), task.inputs)
                 failed.append(f"{task.cell.title}, seed {settings.simulation.seed}: {outcome}")
             else:
-                self.store.put(settings, outcome, self.beside)
-        for settings in task.runs:
-            _remove(self._placed(settings).output.folder)
+                self.store.put(settings, outcome, self.beside, task.inputs)
+        for folder in folders:
+            _remove(folder)
         return failed
 
-    def _placed(self, settings: Settings) -> Settings:
-        return settings.placed(self.work / key_of(settings))
 
-    def _prepare(self, settings: Settings, federation: Federation) -> Prepared:
-        folder = settings.output.folder
-        if (folder / "config.json").is_file():
-            return take_up(folder, federation=federation)
-        _remove(folder)  # its process was killed before the run had begun
-        return begin_on(settings, federation)
+def _can_go_on(folder: Path) -> bool:
+    """Tell whether a run has begun in a folder, with the present revisions."""
+    if not (folder / "config.json").is_file():  # killed before it had begun
+        return False
+    config = RunDirectory(folder).config()
+    return not is_outdated(str(config.get("method")), recorded_revisions(config))
+
+
+def _prepare(planned: Inputs, settings: Settings, federation: Federation) -> Prepared:
+    """Begin a run, or take up one that was stopped; refuse where the user's files are not those it was planned with."""
+    folder = settings.output.folder
+    present = inputs_of(settings)
+    for name in planned.keys() & present.keys():
+        if changed := changed_files(planned[name], present[name]):
+            raise BadInput(f"{changed} since the command was given, or differs on another machine: give it again.")
+    if (folder / "config.json").is_file():
+        return take_up(folder, federation=federation)
+    return begin_on(settings, federation)
 
 
 def _remove(folder: Path) -> None:

@@ -16,15 +16,16 @@ FOLDER = "sittings"
 
 
 def write_sitting(
-    out: Path, command: Sequence[str], started: datetime, seconds: float, store: Store, new: set[str]
+    out: Path, command: Sequence[str], started: datetime, seconds: float, store: Store, new: set[str], again: int = 0
 ) -> None:
-    """Keep what a command has done."""
+    """Keep what a command has done; `again`: how many of its runs replaced outdated ones."""
     runs = [run for run in map(store.at, sorted(new)) if not run.failed]
     content = {
         "command": shlex.join(command),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(seconds, 1),
         "runs": len(new),
+        **({"again": again} if again else {}),
         "devices": sorted({str(run.ran_on["device"]) for run in runs}),
         "versions": sorted({json.dumps(run.ran_on["versions"]) for run in runs}),
     }

@@ -4,17 +4,26 @@ import hashlib
 import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedrema.data.atomic import write_text
+from fedrema.engine import choose_device
 from fedrema.errors import BadInput
 from fedrema.grid.matching import precision_and_recall, true_groups
 from fedrema.runs.directory import read_object
-from fedrema.runs.manifest import CIRCUMSTANCES, method_name
+from fedrema.runs.manifest import (
+    CIRCUMSTANCES,
+    Inputs,
+    inputs_of,
+    is_outdated,
+    method_name,
+    recorded_revisions,
+    revisions_of,
+)
 from fedrema.runs.run import Run
 from fedrema.settings import Settings
 
@@ -29,12 +38,17 @@ STARTING = 3
 PARTS = ("method", "settings", "summary", "curves", "clients", "relations", "ran_on")
 
 
-def key_of(settings: Settings) -> str:
-    """Return a name for everything that decides a run's result, its seed included."""
+def key_of(settings: Settings, inputs: Inputs | None = None) -> str:
+    """Return a name for everything that decides a run's result: its settings and seed, and the user's files.
+
+    `inputs` are digests of those files; default: as they are now. Revisions of fedrema stand in the file of a cell, not
+    in its name: a run of a later one takes its place.
+    """
     flat = settings.flat()
     what = {name: value for name, value in flat.items() if name not in CIRCUMSTANCES - {"rounds", "federation"}}
-    content = json.dumps([method_name(settings.method), sorted(what.items())])
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    inputs = inputs_of(settings) if inputs is None else inputs
+    content = [method_name(settings.method), sorted(what.items()), *([inputs] if inputs else [])]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,13 @@ class Finished:
     ran_on: dict[str, Any]
     failed: str = ""
     """Why it did not come to its end, where it did not; the rest is empty then."""
+    revisions: dict[str, int] = field(default_factory=dict)
+    """Of the method, and of the engine on the kind of device it ran on."""
+
+    @property
+    def outdated(self) -> bool:
+        """Whether an older revision of fedrema computed it: it is shown, but does not count as finished."""
+        return is_outdated(self.method, self.revisions)
 
     @property
     def seed(self) -> int:
@@ -75,8 +96,8 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[Path, Finished] = {}
-        """What has been read: after every cell all of it is asked for again."""
+        self._known: dict[Path, tuple[int, Finished]] = {}
+        """What has been read, and when it was written: after every cell all of it is asked for again."""
 
     def check(self) -> None:
         """Refuse a folder that another version has written, before any work."""
@@ -88,17 +109,20 @@ class Store:
                 )
 
     def find(self, settings: Settings) -> Finished | None:
-        """Return a finished run, if it is here."""
+        """Return a run that has ended, outdated or not, if it is here."""
         key = key_of(settings)
-        return self.at(key) if self.has(key) else None
+        return self.at(key) if self._file(key).is_file() else None
 
     def has(self, key: str) -> bool:
-        """Tell whether the run of this key is here."""
-        file = self.folder / f"{key}.json"
-        return file in self._known or file.is_file()
+        """Tell whether the run of this key is here and not outdated."""
+        return self._file(key).is_file() and not self.at(key).outdated
 
-    def put(self, settings: Settings, run: Run, beside: int = 0) -> Finished:
-        """Keep a finished run, and how many others were played on its device at the same time."""
+    def put(self, settings: Settings, run: Run, beside: int = 0, inputs: Inputs | None = None) -> Finished:
+        """Keep a finished run, and how many others were played on its device at the same time.
+
+        `inputs` are the digests that its name is made of; default: what the run itself recorded.
+        """
+        recorded: Inputs = run.config.get("inputs", {})
         curves = {"round": [record["round"] for record in run.rounds]}
         for name in CURVES:
             values = [record.get(name, record.get("trace", {}).get(name)) for record in run.rounds]
@@ -113,21 +137,32 @@ class Store:
             "clients": _clients(run),
             "relations": _relations(run),
             "ran_on": {**run.config["ran_on"], "beside": beside},
+            "revisions": recorded_revisions(run.config),
+            "inputs": recorded,
         }
-        return self._write(settings, content)
+        return self._write(settings, content, recorded if inputs is None else inputs)
 
-    def put_failed(self, settings: Settings, reason: str) -> Finished:
+    def put_failed(self, settings: Settings, reason: str, inputs: Inputs | None = None) -> Finished:
         """Remember that a run cannot be finished, so that it is not tried again; remove its file to try."""
-        kept = {name: value for name, value in settings.flat().items() if name not in ("out", "data-dir")}
+        kept = {name: value for name, value in settings.described().items() if name not in ("out", "data-dir")}
         empty: dict[str, Any] = {part: {} for part in PARTS}
-        known = {"method": method_name(settings.method), "settings": kept, "failed": reason}
-        return self._write(settings, {"format": FORMAT, **empty, **known})
+        inputs = inputs_of(settings) if inputs is None else inputs
+        known = {
+            "method": method_name(settings.method),
+            "settings": kept,
+            "failed": reason,
+            "revisions": revisions_of(settings.method, choose_device(settings.simulation.device).type),
+            "inputs": inputs,
+        }
+        return self._write(settings, {"format": FORMAT, **empty, **known}, inputs)
 
-    def _write(self, settings: Settings, content: dict[str, Any]) -> Finished:
-        file = self.folder / f"{key_of(settings)}.json"
-        write_text(file, json.dumps(content) + "\n")
-        self._known[file] = _finished(content)
-        return self._known[file]
+    def _write(self, settings: Settings, content: dict[str, Any], inputs: Inputs) -> Finished:
+        key = key_of(settings, inputs)
+        write_text(self._file(key), json.dumps(content) + "\n")
+        return self.at(key)
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
 
     def keys(self) -> list[str]:
         """Return the keys of all runs that are here."""
@@ -138,10 +173,15 @@ class Store:
 
     def at(self, key: str) -> Finished:
         """Return the run of a key."""
-        file = self.folder / f"{key}.json"
-        if file not in self._known:
-            self._known[file] = _finished(read_object(file, NOT_OURS))
-        return self._known[file]
+        file = self._file(key)
+        try:
+            written = file.stat().st_mtime_ns  # another process may have put a newer run in its place
+        except OSError as error:
+            raise BadInput(f"{file} cannot be read: {error.strerror}.") from error
+        known = self._known.get(file)
+        if known is None or known[0] != written:
+            known = self._known[file] = written, _finished(read_object(file, NOT_OURS))
+        return known[1]
 
 
 def _brief(value: Any, digits: int = 5) -> Any:
@@ -190,4 +230,5 @@ def _matrix(values: np.ndarray) -> list[list[float | None]]:
 
 
 def _finished(content: dict[str, Any]) -> Finished:
-    return Finished(**{part: content[part] for part in PARTS}, failed=content.get("failed", ""))
+    parts = {part: content[part] for part in PARTS}
+    return Finished(**parts, failed=content.get("failed", ""), revisions=recorded_revisions(content))

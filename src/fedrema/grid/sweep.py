@@ -10,7 +10,7 @@ from typing import Any
 from fedrema.errors import BadInput
 from fedrema.grid.experiment import Experiment, Line
 from fedrema.grid.store import Store
-from fedrema.grid.table import values_of
+from fedrema.grid.table import ABOUT_OUTDATED, OUTDATED, values_of
 from fedrema.grid.tasks import finished
 from fedrema.report.compare import markdown_lines
 
@@ -57,6 +57,8 @@ class Choice:
     """Mean honest accuracy over seeds (and columns of this dataset), in percent."""
     tried: int
     """How many combinations were compared."""
+    outdated: bool = False
+    """Whether some of their runs were computed by an older revision."""
 
 
 def choices(experiment: Experiment, seeds: int, store: Store) -> list[Choice]:
@@ -65,10 +67,13 @@ def choices(experiment: Experiment, seeds: int, store: Store) -> list[Choice]:
     Only combinations that have been run as often as any other are compared.
     """
     by_row: dict[tuple[str, str], dict[str, list[float]]] = {}
+    older: set[tuple[str, str]] = set()
     for cell in experiment.cells:
         if cell.row.swept:
             dataset = cell.parsed.data.federation or cell.parsed.data.dataset
-            values = values_of(finished(cell, seeds, store), "honest_accuracy")
+            runs = finished(cell, seeds, store)
+            values = values_of(runs, "honest_accuracy")
+            older |= {(dataset, cell.row.base) for run in runs if run.outdated}
             by_row.setdefault((dataset, cell.row.base), {}).setdefault(cell.row.name, []).extend(values.values())
     found = []
     rows = {row.name: row for row in experiment.rows}
@@ -79,15 +84,20 @@ def choices(experiment: Experiment, seeds: int, store: Store) -> list[Choice]:
             best = rows[max(complete, key=lambda name: complete[name])]
             method = str(best.settings.get("method", base))
             settings = {name: value for name, value in best.settings.items() if name != "method"}
-            found.append(Choice(dataset, method, best.title, settings, complete[best.name], len(complete)))
+            honest, doubt = complete[best.name], (dataset, base) in older
+            found.append(Choice(dataset, method, best.title, settings, honest, len(complete), doubt))
     return found
 
 
 def choices_markdown(found: Sequence[Choice]) -> str:
     """Return what was chosen as a table."""
-    rows = [[each.dataset, each.title, f"{each.honest:.1f}", str(each.tried)] for each in found]
+    rows = [
+        [each.dataset, each.title, f"{each.honest:.1f}{OUTDATED if each.outdated else ''}", str(each.tried)]
+        for each in found
+    ]
     lines = markdown_lines(["data", "chosen", "honest", "of"], rows, texts=2)
     note = "Chosen by the mean honest accuracy over seeds, among combinations that all have been run."
+    note += ABOUT_OUTDATED if any(each.outdated for each in found) else ""
     return "\n".join([*lines, "", note, ""])
 
 

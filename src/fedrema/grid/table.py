@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import statistics
 from dataclasses import dataclass
 
@@ -10,17 +9,23 @@ from fedrema.grid.experiment import Cell, Experiment, Published
 from fedrema.grid.store import Finished, Store
 from fedrema.grid.tasks import finished
 from fedrema.report.compare import markdown_lines
+from fedrema.report.differences import welch_interval
+from fedrema.report.latex import escaped, tabular
 
 EXPLANATION = (
     "Accuracy in percent, mean ± standard deviation over {seeds}. best: the round is chosen by the samples that"
     " score it, as papers count; honest: by the other half of them; final: mean of the last 5 scored rounds."
 )
 SEEDS = {"training": "training seeds", "both": "seeds that vary both the partition and training"}
-ABOUT_PUBLISHED = " Within noise: the difference is less than twice its standard error, where both have a deviation."
+ABOUT_PUBLISHED = (
+    " Within noise: Welch's 95 % interval of the difference contains 0; both need a deviation and at least two seeds."
+)
 ABOUT_ALSO = " In brackets: what was published."
 ABOUT_SECONDS = " Seconds: of all rounds, those that compile programs counted as the others."
 ABOUT_SHARED = " Seconds marked * were taken while other runs shared the device."
+ABOUT_OUTDATED = " Marked †: computed by an older revision of the method or of the engine; run it again."
 MISSING = "–"
+OUTDATED = "†"
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,13 @@ def figure(runs: list[Finished], quantity: str) -> Figure | None:
 
 
 def within_noise(ours: Figure, published: Published, published_seeds: int) -> bool | None:
-    """Tell whether a difference is less than twice its standard error; None where that is not known."""
-    if published.deviation is None or ours.count < 2:
+    """Tell whether Welch's 95 % interval of a difference contains 0; None where there is no such interval."""
+    if published.deviation is None or min(ours.count, published_seeds) < 2:
         return None
-    error = math.sqrt(ours.deviation**2 / ours.count + published.deviation**2 / published_seeds)
-    return abs(ours.mean - published.mean) < 2 * error
+    low, high = welch_interval(
+        ours.mean - published.mean, (ours.deviation, ours.count), (published.deviation, published_seeds)
+    )
+    return low <= 0 <= high
 
 
 class Sheet:
@@ -71,6 +78,7 @@ class Sheet:
         every = [run for runs in self.runs.values() for run in runs]
         self.critical = any("critical_rounds" in run.summary for run in every)
         self.shared = any(run.ran_on.get("beside") for run in every)
+        self.outdated = any(run.outdated for run in every)
         self.lines = [self._line(cell) for cell in experiment.cells]
 
     @property
@@ -87,18 +95,22 @@ class Sheet:
         sentences = [EXPLANATION.format(seeds=SEEDS[self.experiment.cells[0].vary])]
         sentences += [with_what + ABOUT_PUBLISHED] if self.compares else []
         sentences += [ABOUT_ALSO] if self.experiment.also else []
+        sentences += [ABOUT_OUTDATED] if self.outdated else []
         return "".join(sentences)
 
     def _line(self, cell: Cell) -> list[str]:
         runs = self.runs[cell.row.name, cell.column.name]
-        diverged = sum(bool(run.failed) for run in runs)
-        count = f"{len(runs) - diverged}" + (f", {diverged} diverged" if diverged else "")
+        current = [run for run in runs if not run.outdated]
+        diverged = sum(bool(run.failed) for run in current)
+        older = len(runs) - len(current)
+        count = f"{len(current) - diverged}" + (f", {diverged} diverged" if diverged else "")
+        count += f", {older} outdated" if older else ""
         return [
             cell.row.title,
             *([cell.column.title] if self.columned else []),
             count,
             self._text(cell, runs, "best_accuracy"),
-            *(self._beside(figure(runs, self.experiment.quantity), cell.published) if self.compares else []),
+            *(self._beside(runs, cell.published) if self.compares else []),
             self._text(cell, runs, "honest_accuracy"),
             self._text(cell, runs, "final_accuracy"),
             *([self._text(cell, runs, "critical_rounds")] if self.critical else []),
@@ -108,9 +120,11 @@ class Sheet:
     def _text(self, cell: Cell, runs: list[Finished], quantity: str) -> str:
         found, published = figure(runs, quantity), self.experiment.also.get(quantity, {}).get(cell.row.name)
         shown = MISSING if found is None else f"{found.mean:.3g}" if quantity == "seconds" else str(found)
+        shown += OUTDATED if found is not None and any(run.outdated for run in runs) else ""
         return shown if published is None else f"{shown} ({published:g})"
 
-    def _beside(self, ours: Figure | None, published: Published | None) -> list[str]:
+    def _beside(self, runs: list[Finished], published: Published | None) -> list[str]:
+        ours, mark = figure(runs, self.experiment.quantity), OUTDATED if any(run.outdated for run in runs) else ""
         if published is None:
             return [MISSING] * 3
         deviation = "" if published.deviation is None else f" ± {published.deviation:.1f}"
@@ -119,7 +133,7 @@ class Sheet:
             return [shown, MISSING, MISSING]
         verdict = within_noise(ours, published, self.experiment.seeds)
         noise = {None: MISSING, True: "yes", False: "no"}[verdict]
-        return [shown, f"{ours.mean - published.mean:+.1f}", noise]
+        return [shown, f"{ours.mean - published.mean:+.1f}{mark}", f"{noise}{mark}"]
 
     def markdown(self) -> str:
         """Return the table as Markdown, with its title and what the columns mean."""
@@ -139,15 +153,19 @@ class Sheet:
         """Return rows × columns of the compared quantity for a paper (booktabs), published numbers in brackets."""
         experiment = self.experiment
         titles = [column.title or "Accuracy" for column in experiment.columns]
-        lines = [r"\begin{tabular}{l" + "c" * len(titles) + "}", r"\toprule"]
-        lines += [" & ".join(["Method", *map(_escaped, titles)]) + r" \\", r"\midrule"]
         best = {column.name: self._highest(column.name) for column in experiment.columns}
-        for row in experiment.rows:
-            cells = [self._latex_cell(experiment.cell(row.name, name), highest) for name, highest in best.items()]
-            lines.append(" & ".join([_escaped(row.title), *cells]) + r" \\")
+        rows = [
+            [
+                escaped(row.title),
+                *(self._latex_cell(experiment.cell(row.name, name), top) for name, top in best.items()),
+            ]
+            for row in experiment.rows
+        ]
         about = f"% {experiment.title}: {experiment.quantity.replace('_', ' ')}, mean ± standard deviation, percent"
         about += "; in brackets: published" if self.compares else ""
-        return "\n".join([about, *lines, r"\bottomrule", r"\end{tabular}", ""])
+        about += "; with a dagger: computed by an older revision" if self.outdated else ""
+        headings = ["Method", *map(escaped, titles)]
+        return "\n".join([about, *tabular(headings, rows, "l" + "c" * len(titles)), ""])
 
     def _highest(self, column: str) -> float | None:
         found = [figure(runs, self.experiment.quantity) for (_, name), runs in self.runs.items() if name == column]
@@ -155,14 +173,10 @@ class Sheet:
         return max(means) if len(means) > 1 else None
 
     def _latex_cell(self, cell: Cell, highest: float | None) -> str:
-        found = figure(self.runs[cell.row.name, cell.column.name], self.experiment.quantity)
+        runs = self.runs[cell.row.name, cell.column.name]
+        found = figure(runs, self.experiment.quantity)
         ours = "--" if found is None else f"{found}".replace(" ± ", r"{\,\pm\,}")
         if found is not None:
+            ours += r"^{\dagger}" if any(run.outdated for run in runs) else ""
             ours = rf"$\mathbf{{{ours}}}$" if found.mean == highest else f"${ours}$"
         return ours if cell.published is None else f"{ours} ({cell.published.mean:.1f})"
-
-
-def _escaped(text: str) -> str:
-    for character in "&%_#":
-        text = text.replace(character, f"\\{character}")
-    return text.replace("δ", r"$\delta$")

@@ -6,6 +6,7 @@ from functools import cache
 
 from fedrema.core import Method
 from fedrema.errors import BadInput
+from fedrema.hooks import check_method
 from fedrema.imports import load_object
 
 
@@ -27,7 +28,7 @@ def find_method(name: str) -> type[Method]:
         found = load_object(name, "method")
         if not (isinstance(found, type) and issubclass(found, Method)):
             raise BadInput(f"Method {name!r} must be a class derived from fedrema.Method, got {type(found).__name__}.")
-        return found
+        return check_method(found)
     if name not in registry():
         raise BadInput(f"Method {name!r} is unknown; valid are {', '.join(registry())}, or your own as module:Class.")
     return registry()[name]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import fedrema
+from fedrema.data.settings import UNUSED
 from fedrema.errors import BadInput
 from fedrema.grid.matching import true_groups
 from fedrema.page.encode import plain
@@ -93,6 +94,7 @@ def _run(run: ThinnedRun, group: int) -> dict[str, Any]:
         "data": str(federation["fingerprint"])[:12],
         "names": run.names,
         "classes": federation.get("classes"),
+        "class_names": federation.get("class_names"),
         "true_groups": _groups(run),
         "train_counts": federation.get("train_counts"),
         "test_counts": federation.get("test_counts"),
@@ -100,19 +102,31 @@ def _run(run: ThinnedRun, group: int) -> dict[str, Any]:
         "delta": run.settings.get("delta"),
         "bytes": _bytes(run),
         "seconds": run.summary.get("seconds", {}),
-        "settings": _settings(run.settings),
+        "settings": _settings(run),
+        "holds": _holds(federation),
         "ran_on": run.config.get("ran_on", {}),
         "status": status_of(run),
     }
 
 
-def _settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes a run what it is; where things lie is nobody's business who is sent the page."""
-    shown = {name: value for name, value in settings.items() if name not in PLACES}
+def _settings(run: ThinnedRun) -> dict[str, Any]:
+    """Return the settings that define a run. Local paths are omitted because the page may be shared."""
+    left_out: tuple[str, ...] = PLACES
+    if "dataset" not in run.config["federation"].get("info", {}):
+        # Older versions recorded these for own data too, where they mean nothing.
+        left_out = (*PLACES, *(name.replace("_", "-") for name in UNUSED))
+    shown = {name: value for name, value in run.settings.items() if name not in left_out}
     for name in ("federation", "partition-file"):
         if shown.get(name):
             shown[name] = Path(shown[name]).name
     return shown
+
+
+def _holds(federation: dict[str, Any]) -> dict[str, Any]:
+    """Return what the clients really hold; a deployment's server does not know how many samples that is."""
+    counts = {"training samples": federation.get("train_counts"), "test samples": federation.get("test_counts")}
+    facts = {"number of clients": len(federation["names"]), "number of classes": federation.get("classes")}
+    return {**facts, **{name: sum(each) for name, each in counts.items() if each}}
 
 
 def _groups(run: ThinnedRun) -> list[int] | None:

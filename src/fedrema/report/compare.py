@@ -1,22 +1,26 @@
-"""Groups of runs side by side: a table, as text, Markdown or CSV."""
+"""Groups of runs side by side: a table, as text, Markdown, LaTeX or CSV."""
 
 import csv
 import io
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich import box
-from rich.console import Group as Lines
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
 from fedrema.report.differences import Difference, paired_differences
 from fedrema.report.groups import Group, Statistic, group_runs
+from fedrema.report.latex import escaped, tabular
 from fedrema.runs.run import Run
 
 __all__ = [
     "comparison_csv",
+    "comparison_latex",
     "comparison_markdown",
     "comparison_table",
     "differences_table",
@@ -40,6 +44,7 @@ EXPLANATION = (
 )
 OTHER_DATA = "The groups ran on different data: their accuracies are not comparable."
 DIFFERENCES = "Intervals are 95 % t intervals over common seeds, not corrected for the number of comparisons."
+NUMBER = re.compile(r"[+-]?\d[\d.]*(?: ± [\d.]+)?")
 DIFFERENCE_HEADINGS = ("method", "difference", "95 % interval", "pairs")
 
 
@@ -56,22 +61,39 @@ class _Comparison:
     notes: tuple[str, ...]
 
 
-def comparison_table(runs: Sequence[Run]) -> RenderableType:
+class PrintableTable(JupyterMixin):
+    """A table with notes: `print` writes it as text, a rich console and a notebook with bold letters."""
+
+    def __init__(self, *parts: RenderableType) -> None:
+        self.parts = parts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self.parts
+
+    def __str__(self) -> str:
+        stream = io.StringIO()
+        Console(file=stream, color_system=None, force_terminal=False, force_jupyter=False).print(self)
+        return stream.getvalue().rstrip("\n")
+
+    __repr__ = __str__
+
+
+def comparison_table(runs: Sequence[Run]) -> PrintableTable:
     """Return one row per group of runs that differ only in the training seed, with what the columns mean below."""
     compared = _compare(runs)
     table = plain_table(compared.headings)
     for row in compared.rows:
         # Close together, so that everything fits into 80 columns.
         table.add_row(*(Text(cell.text.replace(" ± ", "±"), "bold" if cell.best else "") for cell in row))
-    return Lines(table, *(Text(note, "dim") for note in compared.notes))
+    return PrintableTable(table, *(Text(note, "dim") for note in compared.notes))
 
 
-def differences_table(found: Sequence[Difference], quantity: str = "honest_accuracy") -> RenderableType:
+def differences_table(found: Sequence[Difference], quantity: str = "honest_accuracy") -> PrintableTable:
     """Return the paired differences as a table."""
     table = plain_table(DIFFERENCE_HEADINGS)
     for one in found:
         table.add_row(*(Text(cell) for cell in _difference_cells(one)))
-    return Lines(Text(_difference_title(found, quantity)), table, Text(DIFFERENCES, "dim"))
+    return PrintableTable(Text(_difference_title(found, quantity)), table, Text(DIFFERENCES, "dim"))
 
 
 def plain_table(headings: Sequence[str], texts: int = 1) -> Table:
@@ -107,6 +129,35 @@ def comparison_markdown(runs: Sequence[Run], quantity: str = "honest_accuracy", 
         lines += ["", f"**{_difference_title(found, quantity)}**", ""]
         lines += [*markdown_lines(DIFFERENCE_HEADINGS, rows), "", DIFFERENCES]
     return "\n".join(lines) + "\n"
+
+
+def comparison_latex(runs: Sequence[Run], quantity: str = "honest_accuracy", reference: str | None = None) -> str:
+    """Return the table and the paired differences for a paper (booktabs); notes are comments."""
+    compared = _compare(runs)
+    rows = [[_latex_cell(cell, place) for place, cell in enumerate(row)] for row in compared.rows]
+    lines = [f"% {note}" for note in compared.notes]
+    lines += tabular([escaped(heading) for heading in compared.headings], rows, _columns(compared.headings))
+    found = paired_differences(runs, quantity, reference)
+    if found:
+        cells = [[escaped(one.label), *map(_numbers, _difference_cells(one)[1:])] for one in found]
+        lines += ["", f"% {_difference_title(found, quantity)}. {DIFFERENCES}"]
+        lines += tabular([escaped(heading) for heading in DIFFERENCE_HEADINGS], cells, _columns(DIFFERENCE_HEADINGS))
+    return "\n".join(lines) + "\n"
+
+
+def _columns(headings: Sequence[str]) -> str:
+    return "l" + "r" * (len(headings) - 1)
+
+
+def _latex_cell(cell: _Cell, place: int) -> str:
+    return escaped(cell.text) if place == 0 else _numbers(cell.text, r"\mathbf{%s}" if cell.best else "%s")
+
+
+def _numbers(text: str, form: str = "%s") -> str:
+    """Return text with its numbers in LaTeX's mathematics, where a minus is longer than a hyphen."""
+    words = NUMBER.split(text)
+    found = ["$" + form % number.replace("±", r"\pm") + "$" for number in NUMBER.findall(text)]
+    return "".join(itertools.chain.from_iterable(itertools.zip_longest(map(escaped, words), found, fillvalue="")))
 
 
 def comparison_csv(runs: Sequence[Run], quantity: str = "honest_accuracy", reference: str | None = None) -> str:

@@ -24,7 +24,7 @@ PERCENT = ("accuracy", "trained_accuracy", "worst_tenth")
 
 def draw_curves(
     runs: Sequence[Run],
-    path: Path,
+    path: Path | str,
     quantity: str = "accuracy",
     size: tuple[float, float] = (7.2, 4.4),
     dots_per_inch: int = 200,
@@ -34,6 +34,7 @@ def draw_curves(
     `quantity` is any number in a round's record or in the method's trace; groups without it are left out. `size` is in
     inches.
     """
+    path = Path(path)
     kind = picture_kind(path)
     groups = group_runs(runs)
     shown = zip(groups, looks([group.method for group in groups]), strict=True)

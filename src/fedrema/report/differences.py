@@ -1,5 +1,6 @@
 """How much better one group of runs is than another, and how sure that is."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,3 +98,22 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
         return mean, mean
     low, high = stats.t.interval(CONFIDENCE, df=len(differences) - 1, loc=mean, scale=error)
     return float(low), float(high)
+
+
+def welch_interval(difference: float, first: tuple[float, int], second: tuple[float, int]) -> tuple[float, float]:
+    """Return the 95 % interval of a difference of two means by Welch's t test.
+
+    Each of the two is given by its standard deviation and its number of values, at least two; they need be neither
+    paired nor equally scattered. Degrees of freedom are Welch and Satterthwaite's.
+    """
+    from scipy import stats
+
+    squares = [deviation**2 / count for deviation, count in (first, second)]
+    error = math.sqrt(sum(squares))
+    if error == 0:
+        return difference, difference
+    freedom = error**4 / sum(
+        square**2 / (count - 1) for square, (_, count) in zip(squares, (first, second), strict=True)
+    )
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    return difference - half, difference + half

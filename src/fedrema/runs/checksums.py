@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrema.data.archives import check_archive
 from fedrema.data.atomic import written_whole
 from fedrema.errors import BadInput
 
@@ -50,8 +51,10 @@ def write_arrays(file: Path, arrays: dict[str, np.ndarray], belongs_to: str) -> 
 def read_arrays(file: Path, belongs_to: str, sealed: bool, remedy: str) -> dict[str, np.ndarray]:
     """Read all arrays of a `.npz` that `write_arrays` wrote; `sealed` is false for those of older versions."""
     try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+        with file.open("rb") as stream:
+            check_archive(stream, file)
+            with np.load(stream, allow_pickle=False) as archive:
+                arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except OSError as error:
         raise BadInput(f"{file} cannot be read: {error.strerror or error}; {remedy}.") from error
     except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds, which change with their versions

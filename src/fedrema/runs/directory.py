@@ -291,6 +291,14 @@ class RunDirectory:
         """Refuse records that are not complete up to a round, that of the checkpoint."""
         self._known_rounds(last)
 
+    def has_record(self, number: int) -> bool:
+        """Whether the records are complete and undamaged up to a round."""
+        try:
+            self._known_rounds(number)
+        except BadInput:
+            return False
+        return True
+
     def keep_rounds(self, last: int) -> list[dict[str, Any]]:
         """Forget records after a round, which a checkpoint does not know of; returns the others."""
         kept, end = self._known_rounds(last)
@@ -412,12 +420,16 @@ def read_object(file: Path, complaint: str, remedy: str = "") -> dict[str, Any]:
 def exported_files(folder: Path) -> list[Path]:
     """Return the files of an export in a folder, as its index lists them; empty where there is no export."""
     try:
-        clients = read_object(folder / EXPORT_INDEX, "")["clients"]
-        names = [client[key] for client in clients for key in ("file", "added_file") if key in client]
-    except (BadInput, KeyError, TypeError):
+        index = read_object(folder / EXPORT_INDEX, "")
+        clients = [*index["clients"], *index.get("only_on_nodes", [])]
+        names = [client.get(key) for client in clients for key in ("file", "added_file", "held_file")]
+        names.append(index.get("shared_file"))
+    except (BadInput, KeyError, TypeError, AttributeError):
         return []
     # The index may have been edited: only plain names of models are taken from it.
-    plain = [name for name in names if isinstance(name, str) and re.fullmatch(r"[\w-]+(\.added)?\.safetensors", name)]
+    plain = [
+        name for name in names if isinstance(name, str) and re.fullmatch(r"[\w-]+(\.added|\.held)?\.safetensors", name)
+    ]
     return [file for name in (*plain, "README.md", EXPORT_INDEX) if (file := folder / name).is_file()]
 
 

@@ -1,10 +1,12 @@
 """Drives a run: prepares everything before the first file is written, then plays, records and saves."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,17 @@ from fedrema.nets import build_net
 from fedrema.runs.checkpoint import RECORDED_RELATIONS, counted_on, load_world, read_checkpoint, save_world
 from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
 from fedrema.runs.lock import RunLock
-from fedrema.runs.manifest import default_folder, describe, identity_of, saved_settings
+from fedrema.runs.manifest import (
+    CANNOT_GO_ON,
+    changed_files,
+    check_unchanged,
+    computed_as_before,
+    default_folder,
+    describe,
+    identity_of,
+    inputs_of,
+    saved_settings,
+)
 from fedrema.runs.run import Run
 from fedrema.runs.stopping import StopRequest, stopping_gently
 from fedrema.settings import Settings
@@ -41,14 +53,20 @@ def execute(
     watch: Watcher | None = None,
 ) -> Run:
     """Run from the start to the end."""
-    return begin(settings, federation, module).play(watch)
+    return _remembering(module, begin(settings, federation, module).play(watch))
 
 
 def resume(
     path: Path, arguments: tuple[str, ...] = (), module: nn.Module | None = None, watch: Watcher | None = None
 ) -> Run:
     """Go on from the last checkpoint to the end."""
-    return take_up(path, arguments, module).play(watch)
+    return _remembering(module, take_up(path, arguments, module).play(watch))
+
+
+def _remembering(module: nn.Module | None, run: Run) -> Run:
+    """Let a run build its clients' models from the network it was given in Python, which no file can name."""
+    run.module = module
+    return run
 
 
 def begin(settings: Settings, federation: Federation | None = None, module: nn.Module | None = None) -> "Prepared":
@@ -65,15 +83,21 @@ def begin_on(
     Nothing is written before everything that can be refused has been checked. A run that --overwrite replaces stays
     in the folder until the new one has finished its first round.
     """
+    if save_federation:
+        data = dataclasses.replace(settings.data, federation=FEDERATION_FILE).without_unused()
+        settings = dataclasses.replace(settings, data=data)
     directory = RunDirectory(settings.output.out or default_folder(settings))
     overwrite = settings.output.overwrite
     directory.check_free(overwrite)
     directory.lock().check()
     check_trackers(settings.output.trackers)
-    simulator = prepare(settings, federation, module)
+    net = make_net(settings, federation.sample_shape, federation.classes, module)
+    settings = settings.fitted(federation, net.integers)
+    simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
     world = simulator.start()
     config = describe(settings, simulator, module is not None, save_federation)
-    inputs = [Path(file) for file in (settings.data.federation, settings.data.partition_file) if file is not None]
+    own = None if save_federation else settings.data.federation
+    inputs = [Path(file) for file in (own, settings.data.partition_file) if file is not None]
 
     def create() -> None:
         directory.create(config, inputs)
@@ -122,8 +146,12 @@ def _take_up(
     directory.check_version()
     settings = saved_settings(directory, arguments, module is not None)
     check_trackers(settings.output.trackers)
-    simulator = prepare(settings, federation or build_federation(settings.data), module)
     config = directory.config()
+    settings = computed_as_before(settings, config)
+    check_unchanged(directory.path, config, settings, module is not None)
+    federation = federation or build_federation(settings.data)
+    _check_same_data(directory.path, config, settings, federation)
+    simulator = prepare(settings, federation, module)
     if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
         raise BadInput(f"The settings or the data of {directory.path} have changed since it began: it cannot go on.")
     world = simulator.start()
@@ -141,6 +169,19 @@ def _take_up(
     config["settings"]["rounds"] = settings.simulation.rounds
     directory.write_json(directory.config_file, config)
     return Prepared(directory, simulator, world, settings.output.checkpoint_every, settings.output.trackers, lock)
+
+
+def _check_same_data(path: Path, config: dict[str, Any], settings: Settings, federation: Federation) -> None:
+    if config.get("federation", {}).get("fingerprint") == federation.fingerprint:
+        return
+    present, recorded = inputs_of(settings), config.get("inputs", {})
+    differing = [
+        text
+        for name in ("federation", "partition-file")
+        if recorded.get(name) and (text := changed_files(recorded[name], present.get(name, {})))
+    ]
+    what = differing[0] if differing else "its data has changed"
+    raise BadInput(CANNOT_GO_ON.format(path, what))
 
 
 def prepare(settings: Settings, federation: Federation, module: nn.Module | None = None) -> Simulator:

@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +22,13 @@ from fedrema.engine import Stacked
 from fedrema.errors import BadInput
 from fedrema.net import Tensors
 from fedrema.runs.checkpoint import load_world
+from fedrema.runs.deployed import depends_on_nodes, is_deployed
 from fedrema.runs.directory import EXPORT_INDEX, MODELS, exported_files
 from fedrema.runs.execute import prepare
 from fedrema.runs.manifest import GIVEN, saved_settings
 from fedrema.runs.plain_model import PlainModel, plain_model
 from fedrema.runs.run import Run
+from fedrema.world import World
 
 # Names that Windows keeps for devices, whatever follows them.
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
@@ -62,8 +64,9 @@ def export_models(
     Returns
     -------
     list[Path]
-        A file per client. Beside them lie index.json (which file is whose, with accuracy and sample count) and
-        README.md (three lines of plain PyTorch that load one).
+        A file per client; of a deployed run, per client whose model the server holds. Beside them lie index.json
+        (which file is whose, with accuracy and sample count) and README.md (three lines of plain PyTorch that load
+        one).
     """
     folder = Path(out) if out is not None else run.path / MODELS
     _check_free(folder, overwrite)
@@ -76,48 +79,155 @@ def _export(
 ) -> list[Path]:
     names = list(dict.fromkeys(run.names if clients is None else clients))
     rows = [_row(run, name) for name in names]
+    if is_deployed(run.config):
+        return _export_server(run, folder, rows, overwrite, module, adapt)
     files = file_names(run.names)
     world = run.world()
     model = plain_model(run.config, module)
     kind = _kind(run)
-    used = _adapted(run, module) if adapt and kind and overrides(kind, "adapt") else world.params
+    used = parameters_in_use(run, world, rows, kind, adapt, module)
     scored = _last_scored(run, world.round)
     entries: list[dict[str, Any]] = []
     with _folder_written_whole(folder, overwrite) as temporary:
-        for name, row in zip(names, rows, strict=True):
-            params, memory, inbox = (
-                {key: value.detach().cpu() for key, value in group.row(row).items()}
-                for group in (used, Stacked(world.memory), world.inbox)
-            )
-            count = run.config["federation"]["train_counts"][row]
-            client = Client(params, params, memory, inbox, torch.tensor(float(count)))
+        for name, row, params in zip(names, rows, used, strict=True):
+            client = trained_client(run, world, params, row)
             entry: dict[str, Any] = {"client": name, "file": f"{files[row]}.safetensors"}
-            answering = kind.model(model.net, client) if kind else params
+            answering = kind.model(model.net, client) if kind else client.params
             _save(model.tensors(answering), temporary / entry["file"])
-            added = {key: value for key, value in params.items() if key not in model.net.initial}
+            added = {key: value for key, value in client.params.items() if key not in model.net.initial}
             if kind and overrides(kind, "predict"):  # it answers with what the server sent beside the parameters
-                added |= inbox
+                added |= client.inbox
+            if added:
+                entry["added_file"] = f"{files[row]}.added.safetensors"
+                _save(added, temporary / entry["added_file"])
+            entry["accuracy"] = scored["client_accuracy"][row] if scored else None
+            entry["train_count"] = int(client.count)
+            entries.append(entry)
+        index = {
+            "method": run.method,
+            "round": world.round,
+            "accuracy_round": scored["round"] if scored else None,
+            "class_names": _class_names(run),
+            "clients": entries,
+        }
+        (temporary / EXPORT_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        told = _left_out(kind, adapt)
+        (temporary / "README.md").write_text(
+            _readme(run.method, model, entries, told, _class_names(run)), encoding="utf-8"
+        )
+    return [folder / entry["file"] for entry in entries]
+
+
+def _export_server(
+    run: Run, folder: Path, rows: Sequence[int], overwrite: bool, module: nn.Module | None, adapt: bool
+) -> list[Path]:
+    """Write what the server of a deployed run holds: models that are complete, and parts of the others."""
+    federation, model = run.config["federation"], plain_model(run.config, module)
+    settings = saved_settings(run.directory, (), module is not None)
+    shared_name, *files = file_names(["shared", *run.names])
+    world, counted = run.world(), [row for row in rows if federation["last_counted"][row]]
+    only_on_nodes = bool(counted) and depends_on_nodes(settings, world, counted[0], run.config, module, adapt)
+    scored = _last_scored(run, world.round)
+    entries: list[dict[str, Any]] = []
+    elsewhere: list[dict[str, Any]] = []
+    with _folder_written_whole(folder, overwrite) as temporary:
+        for row in counted:
+            params = world.params.row(row)
+            if only_on_nodes:
+                entry: dict[str, Any] = {"client": run.names[row], "held_file": None}
+                if own := {key: value[row] for key, value in world.params.own.items()}:
+                    entry["held_file"] = f"{files[row]}.held.safetensors"
+                    _save(_renamed(own, model), temporary / entry["held_file"])
+                elsewhere.append(entry)
+                continue
+            count = federation["train_counts"][row]
+            client = Client(params, params, {}, world.inbox.row(row), torch.tensor(float(count)))
+            entry = {"client": run.names[row], "file": f"{files[row]}.safetensors"}
+            _save(model.tensors(settings.method.model(model.net, client)), temporary / entry["file"])
+            added = {key: value for key, value in params.items() if key not in model.net.initial}
+            if overrides(settings.method, "predict"):
+                added |= client.inbox
             if added:
                 entry["added_file"] = f"{files[row]}.added.safetensors"
                 _save(added, temporary / entry["added_file"])
             entry["accuracy"] = scored["client_accuracy"][row] if scored else None
             entry["train_count"] = count
             entries.append(entry)
+        shared_file = None
+        if world.params.common and not entries:
+            shared_file = f"{shared_name}.safetensors"
+            _save(_renamed(world.params.common, model), temporary / shared_file)
         index = {
             "method": run.method,
             "round": world.round,
             "accuracy_round": scored["round"] if scored else None,
+            "class_names": _class_names(run),
             "clients": entries,
+            "only_on_nodes": elsewhere,
+            "never_counted": [run.names[row] for row in rows if row not in counted],
+            "shared_file": shared_file,
         }
         (temporary / EXPORT_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        (temporary / "README.md").write_text(_readme(run, model, entries, kind, adapt), encoding="utf-8")
+        readme = (
+            _readme(run.method, model, entries, _left_out(settings.method, adapt), _class_names(run))
+            if entries
+            else _readme_of_parts(run.method, model, shared_file)
+        )
+        (temporary / "README.md").write_text(readme, encoding="utf-8")
     return [folder / entry["file"] for entry in entries]
+
+
+def _renamed(params: Tensors, model: PlainModel) -> Tensors:
+    """Return parameters under the network's own names, others as they are."""
+    return {model.names.get(name, name): value.detach().cpu() for name, value in params.items()}
+
+
+def write_node_model(
+    folder: Path,
+    overwrite: bool,
+    model: PlainModel,
+    known: Mapping[str, Any],
+    number: int,
+    params: Tensors,
+    added: Tensors,
+) -> Path:
+    """Write the one model that a node keeps as a folder like that of `export_models`; returns the model's file.
+
+    `known` names the client and the method, and says how many samples it trained on, how accurate it is, and whether
+    the method `predicts_otherwise` than by the network alone.
+    """
+    _check_free(folder, overwrite)
+    (stem,) = file_names([str(known["client"])])
+    file = f"{stem}.safetensors"
+    entry: dict[str, Any] = {"client": known["client"], "file": file}
+    with _folder_written_whole(folder, overwrite) as temporary:
+        _save(model.tensors(params), temporary / file)
+        if added:
+            entry["added_file"] = f"{stem}.added.safetensors"
+            _save(added, temporary / entry["added_file"])
+        entry |= {"accuracy": known["accuracy"], "train_count": known["train_count"]}
+        index = {"method": known["method"], "round": number, "accuracy_round": number}
+        index |= {"class_names": known["class_names"], "clients": [entry]}
+        (temporary / EXPORT_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        told = [PREDICTS_OTHERWISE] if known["predicts_otherwise"] else []
+        (temporary / "README.md").write_text(
+            _readme(known["method"], model, [entry], told, known["class_names"]), encoding="utf-8"
+        )
+    return folder / file
 
 
 def writing_to(run: Run, place: Path) -> AbstractContextManager[object]:
     """Return the run's lock where `place` lies inside the run's folder; elsewhere nothing needs to be locked."""
     inside = place.resolve().is_relative_to(run.path.resolve())
     return run.directory.lock() if inside else nullcontext()
+
+
+def trained_client(run: Run, world: World, params: Tensors, row: int) -> Client:
+    """Return the client in a row of the last checkpoint, on the CPU, with the parameters it uses."""
+    groups = (params, Stacked(world.memory).row(row), world.inbox.row(row))
+    used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
+    count = run.config["federation"]["train_counts"][row]
+    return Client(used, used, memory, inbox, torch.tensor(float(count)))
 
 
 def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, overwrite: bool = False) -> Path:
@@ -149,11 +259,22 @@ def file_names(names: Sequence[str]) -> list[str]:
     return found
 
 
+def _class_names(run: Run) -> list[str]:
+    """Return what each output of a model stands for."""
+    federation = run.config["federation"]
+    return list(federation.get("class_names") or map(str, range(int(federation["classes"]))))
+
+
 def _row(run: Run, client: str) -> int:
     if client not in run.names:
         some = ", ".join(run.names[:10]) + (" …" if len(run.names) > 10 else "")
         raise BadInput(f"--clients {client!r} is not in {run.path}; it has {some}.")
     return run.names.index(client)
+
+
+def _shown(names: Sequence[str], most: int = 10) -> str:
+    pairs = [f"{number} is `{name}`" for number, name in enumerate(names[:most])]
+    return ", ".join(pairs) + (" and so on" if len(names) > most else "")
 
 
 def _last_scored(run: Run, last: int) -> dict[str, Any] | None:
@@ -226,49 +347,108 @@ def _kind(run: Run) -> Method | None:
         return None
 
 
-def _adapted(run: Run, module: nn.Module | None) -> Stacked:
-    """Return the models as they are used, trained on the clients' own samples."""
+def parameters_in_use(
+    run: Run, world: World, rows: Sequence[int], method: Method | None, adapt: bool, module: nn.Module | None
+) -> list[Tensors]:
+    """Return what clients in some rows use: where their method adapts, trained more on their own samples."""
+    if not adapt or method is None or not overrides(method, "adapt"):
+        return [world.params.row(row) for row in rows]
     settings = saved_settings(run.directory, (), module is not None)
     try:
         federation = build_federation(settings.data)
     except BadInput as error:
         reason = str(error).rstrip(".")
         raise BadInput(
-            f"{reason}; {run.method} adapts models on the run's data: export without it by --no-adapt."
+            f"{reason}; {run.method} adapts models on the run's data: leave that out by --no-adapt (adapt=False)."
         ) from error
     if federation.fingerprint != run.config["federation"]["fingerprint"]:
-        raise BadInput(f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt.")
+        raise BadInput(
+            f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt (adapt=False)."
+        )
     simulator = prepare(replace(settings, simulation=settings.simulation.anywhere()), federation, module)
-    world = load_world(run.directory.checkpoint_file, run.config["identity"], simulator.device)
-    everyone = simulator.crowd(world, torch.arange(world.clients))
-    return simulator.adapted(simulator.method, everyone, simulator.moment(world.round)).params
+    placed = load_world(run.directory.checkpoint_file, run.config["identity"], simulator.device)
+    adapted: dict[int, Tensors] = {}
+    # In the groups in which they were scored: the last bits depend on who is computed together.
+    for part in simulator.parts(torch.arange(placed.clients)):
+        wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
+        if wanted:
+            crowd = simulator.crowd(placed, part)
+            params = simulator.adapted(simulator.method, crowd, simulator.moment(world.round)).params
+            adapted |= {row: params.row(place) for place, row in wanted}
+    return [adapted[row] for row in rows]
 
 
-def _readme(run: Run, model: PlainModel, entries: list[dict[str, Any]], kind: Method | None, adapt: bool) -> str:
-    shape = ", ".join(str(size) for size in model.shape)
+PREDICTS_OTHERWISE = "computes its answers in a way of its own"
+
+
+def _left_out(kind: Method | None, adapt: bool) -> list[str]:
+    """Say what a client does beside using its model; the files do not hold that."""
+    told = {"predict": PREDICTS_OTHERWISE}
+    if not adapt:
+        told["adapt"] = "trains a little more on its own samples"
+    return [words for hook, words in told.items() if kind and overrides(kind, hook)]
+
+
+def _readme(
+    method: str,
+    model: PlainModel,
+    entries: list[dict[str, Any]],
+    left_out: list[str],
+    class_names: Sequence[str],
+) -> str:
     lines = [
         "# Models of clients",
         "",
-        f"Each `.safetensors` file is one client's model, trained with {run.method}; `{EXPORT_INDEX}` says whose.",
+        f"Each `.safetensors` file is one client's model, trained with {method}; `{EXPORT_INDEX}` says whose.",
         "In this folder, with PyTorch and safetensors:",
         "",
         "```python",
         *model.code(entries[0]["file"]),
         "```",
         "",
+        *_inputs(model),
+        "",
+        f"`classes` holds numbers; `class_names` in `{EXPORT_INDEX}` says which label each one stands for: "
+        f"{_shown(class_names)}.",
+    ]
+    if any("added_file" in entry for entry in entries):
+        lines += ["", f"`….added.safetensors` holds what {method} keeps beside this network."]
+    if left_out:
+        otherwise = " and ".join(left_out)
+        lines += ["", f"Accuracies in `{EXPORT_INDEX}` are of what the client would use: {method} {otherwise} first."]
+    return "\n".join(lines) + "\n"
+
+
+def _readme_of_parts(method: str, model: PlainModel, shared_file: str | None) -> str:
+    lines = [
+        "# What the server holds",
+        "",
+        f"There is no client's model here: with {method}, a client predicts with parameters that exist only on its",
+        "node, or adapts its model to its own samples first. `fedrema deploy model NODE_FOLDER`, on the node, writes",
+        f"the complete model. `{EXPORT_INDEX}` lists the clients. `….held.safetensors`, where there is one, holds",
+        "those parameters of a client that the server knows.",
+    ]
+    if shared_file:
+        *building, loading, _ = model.code(shared_file)
+        lines += [
+            "",
+            f"`{shared_file}` holds the parameters that all clients share:",
+            "",
+            "```python",
+            *building,
+            f"{loading.removesuffix(')')}, strict=False)  # what is private keeps its initial value",
+            "```",
+            "",
+            *_inputs(model),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _inputs(model: PlainModel) -> list[str]:
+    shape = ", ".join(str(size) for size in model.shape)
+    if model.net.integers:
+        return [f"`x` is a batch [n, {shape}] of int64 numbers, as in training."]
+    return [
         f"`x` is a batch [n, {shape}] of {model.dtype} numbers, as in training: pixels 0 to 255 (uint8) as",
         "`(x / 255 - 0.5) / 0.5`, anything that is not uint8 as it is.",
     ]
-    if any("added_file" in entry for entry in entries):
-        lines += ["", f"`….added.safetensors` holds what {run.method} keeps beside this network."]
-    told = {"predict": "computes its answers in a way of its own"}
-    if not adapt:
-        told["adapt"] = "trains a little more on its own samples"
-    left_out = [words for hook, words in told.items() if kind and overrides(kind, hook)]
-    if left_out:
-        otherwise = " and ".join(left_out)
-        lines += [
-            "",
-            f"Accuracies in `{EXPORT_INDEX}` are of what the client would use: {run.method} {otherwise} first.",
-        ]
-    return "\n".join(lines) + "\n"

@@ -1,7 +1,10 @@
 """A model for a client that was not there: match its head once, fine-tune, score."""
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,12 +12,14 @@ from torch import nn
 
 from fedrema.core import Moment, Role, average
 from fedrema.data import Federation
-from fedrema.data.federation import read_npz
+from fedrema.data.federation import parse_meta, read_npz
 from fedrema.engine import Crowd, Stacked
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, FedremaError
+from fedrema.imports import load_object, raised_at, working_folder_importable
 from fedrema.methods.fedrema import maximum_difference_segmentation
 from fedrema.net import Tensors
 from fedrema.runs.checkpoint import load_world
+from fedrema.runs.deployed import counted_clients
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
 from fedrema.runs.manifest import saved_settings
@@ -41,32 +46,36 @@ class Newcomer:
 
 
 def personalize(
-    path: Path, data: Path, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
+    path: Path, data: Path | str, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
 ) -> Newcomer:
-    """Make a model for a client that was not there from a finished run.
+    """Make a model for a client that was not there from a finished run; `data` is what --data takes.
 
-    It starts from the shared parameters and the mean of the heads that travelled, trains one round, has its head
-    matched with the others' (similarity and the largest gap, as FedReMa does), takes the mean of those chosen
-    weighted by sample counts, and fine-tunes it. Where heads are private it trains a new one. A method that trains
-    clients a little more before they are used does so here too.
+    It starts from the shared parameters and the mean of the heads that travelled; a second model that the method keeps
+    for each client starts as a copy of the shared one. It trains one round, has its head matched with the others'
+    (similarity and the largest gap, as FedReMa does), takes the mean of those chosen weighted by sample counts, and
+    fine-tunes it. Where heads are private it trains a new one. A method that trains clients a little more before they
+    are used does so here too.
     """
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, (), module is not None)
     trained_on = directory.config()["federation"]
     shape = tuple(trained_on["sample_shape"])
     net = make_net(settings, shape, trained_on["classes"], module)
-    newcomer = read_newcomer(data, net.classes, data_seed, settings.data.test_share)
+    class_names = trained_on.get("class_names") or [str(number) for number in range(trained_on["classes"])]
+    newcomer = read_newcomer(data, class_names, data_seed, settings.data.test_share)
     if newcomer.sample_shape != shape:
         raise BadInput(f"--data {data} has samples of shape {newcomer.sample_shape}; the run was trained on {shape}.")
+    settings = settings.fitted(newcomer, net.integers)  # a deployment's nodes chose their batches themselves
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
     simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.anywhere())
     world = load_world(directory.checkpoint_file, directory.config()["identity"], simulator.device)
-    counts = torch.tensor(trained_on["train_counts"]).to(simulator.counts)
+    world, names, train_counts = counted_clients(world, directory.config())
+    counts = torch.tensor(train_counts).to(simulator.counts)
 
     first, second = simulator.moment(world.round + 1), simulator.moment(world.round + 2)
     arrived = _arrive(simulator, world)
     trained = _train(simulator, arrived, first)
-    matched, peers = _match(simulator, world, trained, counts, trained_on["names"])
+    matched, peers = _match(simulator, world, trained, counts, names)
     tuned = simulator.adapted(settings.method, _train(simulator, matched, second) if peers else trained, second)
     stages = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned}
     accuracy = {stage: _accuracy(simulator, crowd) for stage, crowd in stages.items() if peers or stage != "matched"}
@@ -75,18 +84,62 @@ def personalize(
     return Newcomer(settings.method.model(net, tuned.one(0)), peers, role, accuracy, train, test)
 
 
-def read_newcomer(file: Path, classes: int, data_seed: int, test_share: float) -> Federation:
-    """Read one client's `.npz`: `x`, `y` and perhaps `split`."""
-    if not file.is_file():
-        raise BadInput(f"--data {file} is not a file: name a .npz with x, y and perhaps split.")
-    arrays = read_npz(file, required=("x", "y"), optional=("split", "client", "meta"))
-    client = np.full(len(arrays["y"]), file.stem or "newcomer")
+def read_newcomer(data: Path | str, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
+    """Read one client's `x`, `y` with labels of the run, and perhaps `split`: a `.npz`, or from `module:function`."""
+    file = str(data)
+    arrays = _newcomer_arrays(file)
+    meta = parse_meta(arrays.get("meta"), Path(file))
+    saved = "classes" in meta  # by Federation.save: y holds numbers, and meta what they mean
+    client = np.full(len(arrays["y"]), newcomer_name(file))
     try:
         return Federation.from_arrays(
-            arrays["x"], arrays["y"], client, arrays.get("split"), classes, None, data_seed, test_share
-        )
+            arrays["x"],
+            arrays["y"],
+            client,
+            arrays.get("split"),
+            meta.get("classes"),
+            data_seed=data_seed,
+            test_share=test_share,
+            class_names=meta.get("class_names") if saved else class_names,
+        ).relabelled(class_names)
     except BadInput as error:
         raise BadInput(f"--data {file}: {error}") from error
+
+
+def newcomer_name(data: Path | str) -> str:
+    """Return what the client whose samples these are is called: its file's name, or its function's."""
+    source = str(data)
+    if is_function(source):
+        return source.partition(":")[2]
+    return Path(source).stem or "newcomer"
+
+
+def is_function(source: str) -> bool:
+    """Tell whether data comes from `module:function`."""
+    return not Path(source).exists() and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*", source) is not None
+
+
+def _newcomer_arrays(source: str) -> dict[str, Any]:
+    if not is_function(source):
+        if not Path(source).is_file():
+            raise BadInput(
+                f"--data {source} is not a file: name a .npz with x, y and perhaps split, or module:function."
+            )
+        return dict(read_npz(Path(source), required=("x", "y"), optional=("split", "client", "meta")))
+    function = load_object(source, "data")
+    with working_folder_importable():
+        try:
+            returned = function()
+        except FedremaError:
+            raise
+        except (Exception, SystemExit) as error:  # what a user's function raises is theirs to read, in one sentence
+            raise BadInput(f"--data {source} failed: {raised_at(error)}.") from error
+    if isinstance(returned, tuple) and len(returned) in (2, 3):
+        returned = dict(zip(("x", "y", "split"), returned, strict=False))
+    if not isinstance(returned, Mapping) or not {"x", "y"} <= set(returned) <= {"x", "y", "split"}:
+        kind = type(returned).__name__
+        raise BadInput(f"--data {source} returned {kind}; valid are (x, y), (x, y, split), or a dict of these.")
+    return dict(returned)
 
 
 def _arrive(simulator: Simulator, world: World) -> Crowd:
@@ -99,7 +152,7 @@ def _arrive(simulator: Simulator, world: World) -> Crowd:
         elif simulator.method.role(simulator.net, name) is Role.PERSONAL:
             params[name] = world.params.own[name].mean(dim=0)
     crowd = simulator.crowd(new, torch.zeros(1, dtype=torch.long))
-    return replace(crowd, params=Stacked(_row(params)), inbox=Stacked(common=world.inbox.common))
+    return simulator.newly_begun(replace(crowd, params=Stacked(_row(params)), inbox=Stacked(common=world.inbox.common)))
 
 
 def _train(simulator: Simulator, crowd: Crowd, moment: Moment) -> Crowd:

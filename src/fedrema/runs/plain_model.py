@@ -65,7 +65,7 @@ def plain_model(config: Mapping[str, Any], module: nn.Module | None = None) -> P
     head = settings.get("head")
     if name == GIVEN:
         if module is None:
-            raise BadInput("The network of this run was given in Python: give it again, as export_models(…, module=…).")
+            raise BadInput("The network of this run was given in Python: give it again as module=….")
         net = Net(module, torch.zeros(2, *shape), head)
         own = copy.deepcopy(module)
         return PlainModel(net, shape, dtype, own, net.original_names, (), "module  # the one given to fedrema.run")

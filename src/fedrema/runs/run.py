@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_world
@@ -33,6 +33,8 @@ class Run:
         self.directory = RunDirectory.open(Path(path))
         self.path = self.directory.path
         self.config: dict[str, Any] = self.directory.config()
+        self.module: nn.Module | None = None
+        """The network, where the run got it in Python."""
 
     def __repr__(self) -> str:
         best = self.summary.get("best_accuracy")
@@ -91,14 +93,55 @@ class Run:
         self.directory.check_version()
         return load_world(self.directory.checkpoint_file, self.config["identity"])
 
-    def personal_model(self, client: str | int) -> dict[str, Tensor]:
-        """Return a client's parameters as of the last checkpoint, by name or row."""
-        row = client if isinstance(client, int) else self._row(client)
-        if not 0 <= row < len(self.names):
-            raise BadInput(f"There is no client {client} in {self.path}; rows go from 0 to {len(self.names) - 1}.")
-        return self.world().params.row(row)
+    def personal_model(
+        self,
+        client: str | None = None,
+        *,
+        row: int | None = None,
+        adapt: bool = True,
+        module: nn.Module | None = None,
+    ) -> nn.Module:
+        """Return a client's model as of the last checkpoint: called with inputs, it returns the client's logits.
 
-    def _row(self, client: str) -> int:
+        It is on the CPU, in eval mode and in the run's precision. It takes inputs [n, ...] as a federation holds them:
+        uint8 pixels are scaled to -1..1, anything else is only converted to the run's precision. Its state dict has
+        the names of the file that `fedrema export` writes, unless the method computes predictions in a way of its own
+        (FedProto, FedRoD, APFL): then the model calls the method.
+
+        Parameters
+        ----------
+        client
+            The client's name.
+        row
+            The client's row in `names`, instead of its name.
+        adapt
+            Where the method trains clients a little more before they are used (FedBABU, Per-FedAvg, FedALA), do so,
+            on the run's own data; otherwise the model is as the server left it.
+        module
+            The network, where it was given in Python; not needed for a run that `fedrema.run` has just returned.
+        """
+        from fedrema.runs.personal import personal_model  # it needs what reads a Run
+
+        return personal_model(self, self._row(client, row), adapt, module or self.module)
+
+    def personal_parameters(self, client: str | None = None, *, row: int | None = None) -> dict[str, Tensor]:
+        """Return all that a client can train, as of the last checkpoint, by fedrema's names (`body.…`, `head.…`).
+
+        What a method trains beside the network (Ditto's `personal.…`) is included. See `personal_model` for tensors
+        under the names of the exported file.
+        """
+        return self.world().params.row(self._row(client, row))
+
+    def _row(self, client: str | None, row: int | None) -> int:
+        if (client is None) == (row is None):
+            raise BadInput("Name a client, or give row=: one of them.")
+        if row is not None:
+            if not isinstance(row, int) or not 0 <= row < len(self.names):
+                raise BadInput(f"There is no client in row {row!r} of {self.path}; rows: 0 to {len(self.names) - 1}.")
+            return row
+        if not isinstance(client, str):
+            raise BadInput(f"A client's name is a string, got {client!r}: write {str(client)!r}, or row={client!r}.")
         if client not in self.names:
-            raise BadInput(f"There is no client {client!r} in {self.path}; it has {', '.join(self.names[:10])} …")
+            some = ", ".join(self.names[:10]) + (" …" if len(self.names) > 10 else "")
+            raise BadInput(f"There is no client {client!r} in {self.path}; it has {some}.")
         return self.names.index(client)

@@ -107,7 +107,10 @@ def resume_series(
         folder, own = settings.output.folder, copy.deepcopy(module)
         if RunDirectory(folder).is_run():
             return take_up(folder, arguments, own, federation)
-        return begin_on(settings, federation, own)
+        # A federation that was given in Python lies beside the list only as long as the list does.
+        file = Path(settings.data.federation or "")
+        given = file.name == FEDERATION_FILE and (file.parent / SERIES_FILE).exists()
+        return begin_on(settings, federation, own, save_federation=given)
 
     for group in seeds_apart(wanted):
         yield from play_seeds(group, watching, prepare)

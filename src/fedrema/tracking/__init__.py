@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from fedrema.errors import BadInput
 from fedrema.runs.directory import RunDirectory
+from fedrema.text import print_safe
 
 MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 """What each needs to be installed."""
@@ -53,7 +54,7 @@ class Tracking:
             except Exception as error:  # whatever another program's store or network does
                 self.trackers.remove(tracker)
                 name = type(tracker).__module__.rpartition("_")[2]
-                print(f"fedrema: {name} gets no more numbers of {self.directory.path}: {error}", file=sys.stderr)
+                print_safe(f"fedrema: {name} gets no more numbers of {self.directory.path}: {error}", file=sys.stderr)
 
     def round(self, record: dict[str, Any]) -> None:
         """Send the numbers of a round."""

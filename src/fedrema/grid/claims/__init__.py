@@ -1,7 +1,7 @@
 """Whether what is said of an experiment's results holds, with the numbers that say so."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedrema.grid.claims.courses import collapse, falls, faster
 from fedrema.grid.claims.findings import Finding, Verdict, all_of
@@ -9,6 +9,7 @@ from fedrema.grid.claims.orders import ordered
 from fedrema.grid.experiment import Claim, ClaimKind, Experiment
 from fedrema.grid.statistics import Runs, runs_of
 from fedrema.grid.store import Store
+from fedrema.grid.table import ABOUT_OUTDATED, OUTDATED
 from fedrema.report.compare import markdown_lines
 
 JUDGES: dict[ClaimKind, Callable[[Claim, Experiment, Runs], list[Finding]]] = {
@@ -28,10 +29,12 @@ class Judgement:
     evidence: str
     honest_verdict: Verdict | None = None
     """The same by honest accuracy, for claims about accuracies that another quantity decides."""
+    outdated: bool = False
+    """Whether some of the runs behind it were computed by an older revision."""
 
 
 def judge(claim: Claim, experiment: Experiment, seeds: int, store: Store) -> Judgement:
-    """Judge a claim by the runs that are finished.
+    """Judge a claim by the runs that are finished, and by outdated ones in cells that have no others.
 
     It holds if it does in every column; it does not hold if it fails in one. What chance explains is not decided, nor
     what has not been run. Within a column all comparisons are corrected for their number; over columns nothing is, as
@@ -40,6 +43,11 @@ def judge(claim: Claim, experiment: Experiment, seeds: int, store: Store) -> Jud
     rows, columns = {*claim.rows, *claim.over}, set(claim.columns)
     cells = [cell for cell in experiment.cells if cell.row.name in rows and cell.column.name in columns]
     runs = runs_of(cells, seeds, store)
+    judgement = _judged(claim, experiment, runs)
+    return replace(judgement, outdated=any(run.outdated for several in runs.values() for run in several))
+
+
+def _judged(claim: Claim, experiment: Experiment, runs: Runs) -> Judgement:
     if claim.kind in JUDGES:
         findings = JUDGES[claim.kind](claim, experiment, runs)
         return Judgement(claim, _overall(claim, findings), _evidence(findings))
@@ -56,8 +64,11 @@ def judge(claim: Claim, experiment: Experiment, seeds: int, store: Store) -> Jud
 
 def claims_markdown(judgements: Sequence[Judgement]) -> str:
     """Return a table of claims and verdicts."""
-    lines = [[each.claim.says, each.verdict, each.evidence] for each in judgements]
-    return "\n".join([*markdown_lines(["claim", "verdict", "evidence"], lines, texts=3), ""])
+    lines = [
+        [each.claim.says, f"{each.verdict}{OUTDATED if each.outdated else ''}", each.evidence] for each in judgements
+    ]
+    notes = ["", ABOUT_OUTDATED.strip()] if any(each.outdated for each in judgements) else []
+    return "\n".join([*markdown_lines(["claim", "verdict", "evidence"], lines, texts=3), *notes, ""])
 
 
 def _overall(claim: Claim, findings: Sequence[Finding]) -> Verdict:

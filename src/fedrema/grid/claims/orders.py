@@ -1,4 +1,4 @@
-"""Claims about the order of rows: one is first, or above others."""
+"""Claims about the order of rows: one is first, that is above every other, or some are above others."""
 
 from fedrema.grid.claims.findings import NOBODY, Finding, all_of, certainty, lacking, sign
 from fedrema.grid.experiment import Claim, Experiment
@@ -25,8 +25,6 @@ def _ordered_in(column: str, claim: Claim, experiment: Experiment, runs: Runs, t
         lack = ""
     elif lack or len(nearest_first) < len(comparisons) or not all(each.tested for each in nearest_first):
         lack, verdict = lack or "seeds in common are missing", "not decided"
-    elif claim.kind == "first":
-        verdict = verdicts[0]  # who is surely above the runner-up is the first, however much those below scatter
     told = [lack] if lack else []
     if nearest_first:
         deciding = nearest_first[0 if lack else verdicts.index(verdict)]

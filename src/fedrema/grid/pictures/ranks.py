@@ -43,6 +43,7 @@ def figure_of_ranks(results: Results) -> "Figure | None":
         "Bars join what does not differ at the 5 % level by Nemenyi's test: by less than CD, the critical difference.",
         f"Left out, as runs are missing: {left_out}." if left_out else "",
         f"Not run: {columns}." if columns else "",
+        results.outdated,
     ]
     entitle(figure, results.title("Average ranks"), caption)
     return figure

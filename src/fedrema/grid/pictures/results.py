@@ -84,7 +84,14 @@ class Results:
         absent = [cell for cell, runs in self._all.items() if not runs]
         diverged = [cell for cell, runs in self._all.items() if any(run.failed for run in runs)]
         sentences = (("Not run", absent), ("Diverged, at least in one seed", diverged))
-        return [f"{words}: {self._list(cells)}." for words, cells in sentences if cells]
+        found = [f"{words}: {self._list(cells)}." for words, cells in sentences if cells]
+        return [*found, *([self.outdated] if self.outdated else [])]
+
+    @property
+    def outdated(self) -> str:
+        """A sentence that names the cells computed by an older revision; "" where none was."""
+        cells = [cell for cell, runs in self._all.items() if any(run.outdated for run in runs)]
+        return f"Computed by an older revision, to be run again: {self._list(cells)}." if cells else ""
 
     def lacking(self, words: str, having: Callable[[Finished], object]) -> str:
         """Say in a sentence which cells were run without what is to be shown; "" where all have it."""

@@ -65,6 +65,9 @@ function drawClients() {
       hovertemplate: `client %{text}: %{x:.1f} %<extra>${safe(group.label)}</extra>`,
     });
   }
+  const classNames = labels ? (run.class_names ?? Array.from({ length: labels.classes }, (_, at) => String(at))) : [];
+  const classStep = Math.ceil(classNames.length / 20);
+  const classTicks = classNames.map((_, at) => at).filter((at) => at % classStep === 0);
   if (labels) {
     data.push({
       type: 'heatmap',
@@ -78,8 +81,8 @@ function drawClients() {
       xgap: few ? 1 : 0,
       ygap: few ? 1 : 0,
       colorbar: { title: { text: 'samples', side: 'right' }, thickness: 10, len: 0.6, outlinewidth: 0 },
-      text: order.map((client) => Array(labels.classes).fill(safe(run.names[client]))),
-      hovertemplate: 'client %{text}, class %{x}: %{z} samples<extra></extra>',
+      text: order.map((client) => classNames.map((name) => `client ${safe(run.names[client])}, class ${safe(name)}`)),
+      hovertemplate: '%{text}: %{z} samples<extra></extra>',
     });
   }
   const place = order.indexOf(state.client);
@@ -99,9 +102,10 @@ function drawClients() {
             xaxis2: axis({
               title: 'Class',
               domain: [share + 0.04, 1],
-              dtick: labels.classes > 20 ? null : 1,
+              tickvals: classTicks,
+              ticktext: classTicks.map((at) => safe(short(classNames[at]))),
               showgrid: false,
-              tickangle: 0,
+              tickangle: classNames.some((name) => name.length > 3) ? 90 : 0,
             }),
           }
         : {}),
@@ -120,7 +124,7 @@ function drawClients() {
         'accuracy',
         'train_samples',
         'test_samples',
-        ...(labels ? Array.from({ length: labels.classes }, (_, label) => `class_${label}`) : []),
+        ...classNames.map((name) => `class_${name}`),
       ],
       ...[...order]
         .reverse()

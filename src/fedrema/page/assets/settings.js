@@ -37,13 +37,20 @@ function drawSettings() {
         .join(', '),
     ),
   };
-  const rows = [seeds, ...of((run) => run.settings, 'setting'), ...of(versions, 'version')];
+  const rows = [
+    seeds,
+    ...of((run) => run.holds, 'data'),
+    ...of((run) => run.settings, 'setting'),
+    ...of(versions, 'version'),
+  ];
   for (const row of rows)
     row.differs =
       row.kind === 'setting' && row !== seeds && new Set(row.values.filter((value) => value !== '–')).size > 1;
   const main = new Set([
     'dataset',
-    'clients',
+    'federation',
+    'number of clients',
+    'training samples',
     'rounds',
     'lr',
     'epochs',

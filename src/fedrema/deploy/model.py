@@ -1,0 +1,72 @@
+"""fedrema deploy model: a node's own model, which it keeps with every message from the server."""
+
+from pathlib import Path
+
+from fedrema.core import overrides
+from fedrema.deploy.letters import Reply
+from fedrema.deploy.node import Node
+from fedrema.deploy.places import NodePlace
+from fedrema.engine import Stacked
+from fedrema.errors import BadInput
+from fedrema.net import Tensors
+from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
+from fedrema.runs.export import write_node_model
+from fedrema.runs.manifest import method_name
+from fedrema.runs.plain_model import plain_model
+from fedrema.settings import Settings
+from fedrema.world import World
+
+MODEL = "model.safetensors"
+
+
+def keep_model(folder: Path, settings: Settings, node: Node, number: int, reply: Reply) -> None:
+    """Keep the model that a node predicts with after a round, and all that is needed to write it out."""
+    simulator, client = node.simulator, node.in_use
+    assert client is not None
+    method, net, federation = simulator.method, simulator.net, simulator.federation
+    found = method.model(net, client)
+    model = {name: found[name] for name in net.initial}
+    added = {name: value for name, value in client.params.items() if name not in net.initial}
+    if overrides(method, "predict"):
+        added |= client.inbox | client.memory
+    flat, score = settings.flat(), reply.received
+    facts = {
+        "client": node.name,
+        "method": method_name(method),
+        "train_count": reply.count,
+        "accuracy": None if score is None else sum(score.correct) / sum(score.asked),
+        "class_names": list(federation.class_names),
+        "predicts_otherwise": overrides(method, "predict"),
+        # What `plain_model` builds the network from.
+        "config": {
+            "settings": {name: flat[name] for name in ("net", "head", "hidden", "projection") if name in flat},
+            "federation": {"sample_shape": list(federation.sample_shape), "classes": federation.classes},
+            "ran_on": {"dtype": str(simulator.dtype).removeprefix("torch.")},
+        },
+    }
+    world = World(1, number, Stacked(_row(added), model), {}, Stacked(), {}, {})
+    save_world(world, folder / MODEL, node.identity, facts)
+
+
+def write_model(place: NodePlace, out: Path | None, overwrite: bool) -> Path:
+    """Write a node's model as a folder like those of fedrema export; returns the model's file."""
+    file = place.kept / MODEL
+    if not file.is_file():
+        raise BadInput(f"{place.path} has no model yet: it has one once the node has taken part in a round.")
+    facts, _ = read_checkpoint(file)
+    world, known = load_world(file, None), facts["more"]
+    if not world.round:
+        raise BadInput(f"{place.path} has no trained model yet: no round has been closed since the node joined.")
+    return write_node_model(
+        place.path / "model" if out is None else out,
+        overwrite,
+        plain_model(known["config"]),
+        known,
+        world.round,
+        world.params.common,
+        {name: value[0] for name, value in world.params.own.items()},
+    )
+
+
+def _row(tensors: Tensors) -> Tensors:
+    return {name: value[None] for name, value in tensors.items()}

@@ -1,0 +1,41 @@
+"""Tables for papers written in LaTeX, with the package booktabs."""
+
+from collections.abc import Sequence
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%_#${}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "–": "--",
+    "…": r"\dots{}",
+    **{
+        letter: f"$\\{name}$"
+        for letter, name in zip(
+            "αβγδεηλμρστ",
+            ["alpha", "beta", "gamma", "delta", "epsilon", "eta", "lambda", "mu", "rho", "sigma", "tau"],
+            strict=True,
+        )
+    },
+}
+
+
+def escaped(text: str) -> str:
+    """Return text that LaTeX shows as it is."""
+    return "".join(SPECIAL.get(character, character) for character in text)
+
+
+def tabular(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> list[str]:
+    """Return the lines of a table of cells that are LaTeX already; `columns` aligns them."""
+    lines = [" & ".join(cells) + r" \\" for cells in (headings, *rows)]
+    return [
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        lines[0],
+        r"\midrule",
+        *lines[1:],
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]

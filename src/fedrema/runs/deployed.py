@@ -1,0 +1,88 @@
+"""A run trained over a network: the server's checkpoint holds neither private parameters nor clients' memory."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedrema.core import Client
+from fedrema.data import Federation
+from fedrema.engine import Stacked
+from fedrema.errors import BadInput
+from fedrema.net import Tensors
+from fedrema.runs.execute import prepare
+from fedrema.settings import Settings
+from fedrema.world import World
+
+SAMPLES = 4
+"""Inputs with which it is tried out what a prediction depends on."""
+
+
+def is_deployed(config: Mapping[str, Any]) -> bool:
+    """Tell whether a run was trained over a network; its samples never were on the server."""
+    return "network" in (config["federation"].get("info") or {})
+
+
+def counted_clients(world: World, config: Mapping[str, Any]) -> tuple[World, list[str], list[int]]:
+    """Return the clients whose replies have counted, with their names and sample counts.
+
+    The checkpoint of a deployed run has rows for clients that never joined; every other run is returned as it is.
+    """
+    known = config["federation"]
+    if not is_deployed(config):
+        return world, list(known["names"]), list(known["train_counts"])
+    rows = [row for row, last in enumerate(known["last_counted"]) if last]
+    if not rows:
+        raise BadInput("No client of this run has counted in a round yet.")
+    own, mail = (
+        {name: value[torch.tensor(rows)] for name, value in group.items()}
+        for group in (world.params.own, world.inbox.own)
+    )
+    held = replace(
+        world,
+        clients=len(rows),
+        params=Stacked(own, world.params.common),
+        inbox=Stacked(mail, world.inbox.common),
+    )
+    return held, [known["names"][row] for row in rows], [known["train_counts"][row] for row in rows]
+
+
+def depends_on_nodes(
+    settings: Settings, world: World, row: int, config: Mapping[str, Any], module: nn.Module | None, adapt: bool
+) -> bool:
+    """Tell whether clients predict with something that the server does not hold.
+
+    It is tried out: what the server does not hold is given two different values, and the predictions are compared.
+    """
+    known = config["federation"]
+    shape = tuple(known["sample_shape"])
+    simulation = replace(settings.simulation.anywhere(), device="cpu", backend="loop")
+    simulator = prepare(replace(settings, simulation=simulation), _dummy(shape, int(known["classes"])), module)
+    if adapt and simulator.method.adapt(settings.local, simulator.moment(world.round)):
+        return True  # on samples of its own
+    begun = simulator.start()
+    held, inbox = world.params.row(row), world.inbox.row(row)
+    x = torch.linspace(-1, 1, SAMPLES * int(np.prod(shape))).reshape(SAMPLES, *shape).to(simulator.dtype)
+    count = torch.tensor(float(known["train_counts"][row]))
+
+    def predicted(change: int) -> Tensor:
+        params = {**_changed(begun.params.row(0), change), **held}
+        memory = _changed(Stacked(begun.memory).row(0), change)
+        simulator.net.train(False)
+        with torch.no_grad():
+            return simulator.method.predict(simulator.net, Client(params, params, memory, inbox, count), x)
+
+    return not torch.equal(predicted(0), predicted(1))
+
+
+def _changed(tensors: Tensors, change: int) -> Tensors:
+    return {name: ~value if change and value.dtype is torch.bool else value + change for name, value in tensors.items()}
+
+
+def _dummy(shape: tuple[int, ...], classes: int) -> Federation:
+    """Return a federation that is used for its shapes only."""
+    samples = np.zeros((3, *shape), np.float32)  # two to train on: some layers refuse a batch of one
+    return Federation.from_arrays(samples, [0] * 3, ["nobody"] * 3, [False, False, True], classes=classes)

@@ -1,0 +1,121 @@
+"""A federation that has ended goes on when more rounds are asked for, and ends at once when none are."""
+
+import re
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from fedrema.cli import main
+from fedrema.deploy import serving
+from fedrema.deploy.children import Child
+from fedrema.deploy.conductor import Conductor
+from fedrema.deploy.places import NodePlace, ServerPlace
+from fedrema.deploy.plan import read_run_config
+from fedrema.deploy.presence import present
+from fedrema.deploy.standing import standing
+from fedrema.errors import BadInput
+from fedrema.runs.run import Run
+from tests.deploy.flower_in_process import InProcessGrid
+
+NAMES = ("north", "south", "west")
+
+
+def founded(folder, *more):
+    words = ["--epochs", "1", "--samples", "40", "--hidden", "6", "--device", "cpu", "--precision", "float64", *more]
+    assert main(["deploy", "init", str(folder), "fedrema", "--deal", "--nodes", ",".join(NAMES), *words]) == 0
+    return ServerPlace.open(folder)
+
+
+def set_rounds(place, rounds):
+    file = place.app / "pyproject.toml"
+    text, found = re.subn(r"(?m)^rounds = .*$", f"rounds = {rounds}", file.read_text())
+    assert found == 1
+    file.write_text(text)
+
+
+class Control:
+    """Stands for Flower: a run that is started is conducted in this process, with the real nodes' folders."""
+
+    def __init__(self, place):
+        self.place, self.starts = place, 0
+
+    def admit(self, keys):
+        return []
+
+    def stop_all(self):
+        pass
+
+    def start(self, app, config):
+        self.starts += 1
+        nodes = [NodePlace.open(self.place.path.parent / "nodes" / name) for name in NAMES]
+        for node in nodes:
+            node.kept.mkdir(exist_ok=True)
+        known = dict(zip((7, 8, 9), NAMES, strict=True))
+        everything = {**self.place.config(), **config}
+        grid = InProcessGrid(everything, [node.config() for node in nodes], known)
+        with present(self.place.run):
+            Conductor(grid, *read_run_config(everything), pause=lambda seconds: None).conduct()
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Return what serves a federation to its end; returns how many runs Flower was asked to start, and the code."""
+    monkeypatch.setattr(serving, "SECONDS_BETWEEN_LOOKS", 0.0)
+
+    def serve(place):
+        control = Control(place)
+
+        @contextmanager
+        def controlling(address, authority):
+            yield control
+
+        monkeypatch.setattr(serving, "controlling", controlling)
+        server = serving.Serving(place, lambda sentence: None)
+        waiting = [sys.executable, "-c", "import time; time.sleep(99)"]
+        server.children = (Child("it", waiting, place.state / "it.log", {}),)
+        return server.serve(), control.starts
+
+    return serve
+
+
+def test_raising_the_rounds_continues_training(tmp_path, served):
+    place = founded(tmp_path / "stopped", "--rounds", "2")
+    assert served(place) == (0, 1)
+    ended = Run(place.run).rounds
+    set_rounds(place, 4)
+    assert standing(place).state == "stopped"
+    assert served(place) == (0, 1)
+    assert standing(place).state == "finished"
+    whole = founded(tmp_path / "whole", "--rounds", "4")
+    assert served(whole) == (0, 1)
+    run, expected = Run(place.run), Run(whole.run)
+    assert [record["round"] for record in run.rounds] == [1, 2, 3, 4]
+    assert run.rounds[:2] == ended
+    assert [record["client_accuracy"] for record in run.rounds] == [
+        record["client_accuracy"] for record in expected.rounds
+    ]
+    assert run.summary["rounds"] == 4
+    for name, value in expected.world().params.own.items():
+        torch.testing.assert_close(run.world().params.own[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_with_no_more_rounds_the_server_ends_at_once(rounds, tmp_path, served):
+    place = founded(tmp_path / "federation", "--rounds", "2")
+    assert served(place) == (0, 1)
+    files = {file: file.read_bytes() for file in place.run.rglob("*") if file.is_file()}
+    set_rounds(place, rounds)
+    assert served(place) == (0, 0)
+    assert {file: file.read_bytes() for file in place.run.rglob("*") if file.is_file()} == files
+
+
+@pytest.mark.parametrize("rounds", ['"many"', "0", "true"])
+def test_rounds_that_are_no_number_are_refused(rounds, tmp_path, served):
+    place = founded(tmp_path / "federation", "--rounds", "2")
+    set_rounds(place, rounds)
+    with pytest.raises(BadInput, match=r"pyproject.toml: rounds must be a whole number of at least 1, got"):
+        place.config()

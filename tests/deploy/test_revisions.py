@@ -1,0 +1,74 @@
+"""What a node and a server keep on disk belongs to the revision of fedrema, and to the method file, that wrote it."""
+
+import sys
+
+import pytest
+
+from fedrema.deploy.central import Central
+from fedrema.deploy.ledger import Ledger
+from fedrema.deploy.node import Node
+from fedrema.deploy.plan import Plan
+from fedrema.errors import BadInput
+from fedrema.methods.ditto import Ditto
+from fedrema.settings import parse_settings
+
+from ..conftest import make_federation
+
+ARGUMENTS = ("--hidden", "4", "--rounds", "3", "--epochs", "1", "--batch", "5", "--device", "cpu")
+OWN = """
+from typing import ClassVar
+from fedrema.methods.ditto import Ditto
+
+class Mine(Ditto):
+    name: ClassVar[str] = "mine"
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "my_deployed_method.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "my_deployed_method.py"
+    sys.modules.pop("my_deployed_method", None)
+
+
+class Both:
+    """A server and a node with folders, as they are when their processes start."""
+
+    def __init__(self, method, folder):
+        federation = make_federation(counts=(20,))
+        self.settings = parse_settings(method, ARGUMENTS, own_data=True)
+        self.central = Central(self.settings, federation.sample_shape, federation.classes, 1)
+        plan = Plan(str(folder), "6", 4, least_clients=1)
+        self.ledger = Ledger(folder / "server", self.settings, plan, self.central)
+        self.start_node = lambda: Node(self.settings, federation, folder / "node")
+
+    def play(self):
+        """Play a round and save it."""
+        self.ledger.take_up()
+        node = self.start_node()
+        record = self.central.close({node.name: node.answer(self.central.letter(node.name))})
+        self.ledger.closed(record)
+        self.ledger.note.close()
+
+
+def test_another_revision_of_the_method_goes_on_with_neither(tmp_path, monkeypatch):
+    Both("ditto", tmp_path).play()
+    Both("ditto", tmp_path).play()
+    monkeypatch.setattr(Ditto, "revision", 7, raising=False)
+    later = Both("ditto", tmp_path)
+    for start in (later.ledger.take_up, later.start_node):
+        with pytest.raises(BadInput, match=r"was begun with revision \d of Ditto; this .* has revision 7: start"):
+            start()
+
+
+def test_another_method_file_goes_on_with_neither(own, tmp_path):
+    Both("my_deployed_method:Mine", tmp_path).play()
+    sys.modules.pop("my_deployed_method")
+    Both("my_deployed_method:Mine", tmp_path).play()
+    sys.modules.pop("my_deployed_method")
+    own.write_text(f"{OWN}    lam: float = 0.5\n")
+    later = Both("my_deployed_method:Mine", tmp_path)
+    for start in (later.ledger.take_up, later.start_node):
+        with pytest.raises(BadInput, match=r"cannot go on: my_deployed_method.py has changed since it began"):
+            start()

@@ -1,0 +1,203 @@
+"""Threads per operation: a fixed rule, recorded with a run, used again on resume, and torch is left as it was."""
+
+import json
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedrema
+from fedrema.cli import main
+from fedrema.core import LocalTraining
+from fedrema.data import Federation
+from fedrema.deploy.node import Node
+from fedrema.engine import Loop, StackedEngine
+from fedrema.engine.threads import operations_per_step, threads_per_operation, torch_threads
+from fedrema.methods.fedavg import FedAvg
+from fedrema.methods.fedrema import FedReMa
+from fedrema.net import Net
+from fedrema.nets import Network, Split, build_net
+from fedrema.presets import PRESETS
+from fedrema.runs.checkpoint import read_checkpoint
+from fedrema.runs.execute import prepare, take_up
+from fedrema.settings import parse_settings
+from fedrema.simulate import Simulation, Simulator
+
+from ..conftest import make_federation
+
+
+@pytest.fixture
+def four_threads():
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(1)
+
+
+class Watching(FedAvg):
+    """Notes how many threads torch uses wherever a method is asked."""
+
+    seen: ClassVar[set[int]] = set()
+
+    def loss(self, net, client, batch):
+        self.seen.add(torch.get_num_threads())
+        return super().loss(net, client, batch)
+
+    def aggregate(self, net, state, uploads, moment):
+        self.seen.add(torch.get_num_threads())
+        return super().aggregate(net, state, uploads, moment)
+
+    def predict(self, net, client, x):
+        self.seen.add(torch.get_num_threads())
+        return super().predict(net, client, x)
+
+
+def simulator(method, hidden=9, **settings):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = Net(Split(nn.Sequential(nn.Linear(6, hidden), nn.Tanh()), nn.Linear(hidden, 4)), torch.ones(1, 6))
+    chosen = Simulation(rounds=2, device="cpu", **settings)
+    return Simulator(method, net, make_federation(), LocalTraining(epochs=1, batch=5, lr=0.05), chosen)
+
+
+@pytest.mark.parametrize("backend", ["stacked", "loop"])
+def test_small_networks_train_score_and_aggregate_with_one_thread(backend, four_threads):
+    Watching.seen.clear()
+    small = simulator(Watching(), backend=backend)
+    for _ in small.play(small.start()):
+        assert torch.get_num_threads() == 4  # between rounds torch is the caller's
+    assert Watching.seen == {1}
+    assert small.threads == 1
+
+
+@pytest.mark.parametrize("backend", ["stacked", "loop"])
+def test_the_number_asked_for_is_used_and_torch_is_left_as_it_was(backend, four_threads):
+    Watching.seen.clear()
+    asked = simulator(Watching(), backend=backend, threads=3)
+    list(asked.play(asked.start()))
+    assert Watching.seen == {3}
+    assert torch.get_num_threads() == 4
+
+
+def test_torch_is_left_as_it_was_when_a_round_fails(four_threads):
+    class Broken(FedAvg):
+        def aggregate(self, net, state, uploads, moment):
+            raise RuntimeError("broken")
+
+    broken = simulator(Broken())
+    with pytest.raises(RuntimeError, match="broken"):
+        list(broken.play(broken.start()))
+    assert torch.get_num_threads() == 4
+
+
+@pytest.mark.parametrize(
+    ("stacked", "operations", "clients", "side_by_side", "wanted"),
+    [
+        (True, 1e6, 20, 4, 1),
+        (True, 29e6, 1000, 4, 4),  # so many that there is something to share
+        (False, 1e6, 1, 1, 1),
+        (False, 1e9, 20, 4, 1),  # a client for each core
+        (False, 1e9, 1, 1, 4),
+        (False, 1e9, 2, 2, 2),
+    ],
+)
+def test_the_rule_follows_the_work_and_never_exceeds_what_torch_may_use(
+    stacked, operations, clients, side_by_side, wanted, four_threads
+):
+    assert threads_per_operation(stacked, operations, clients, side_by_side) == wanted
+    with torch_threads(1):
+        assert threads_per_operation(stacked, operations, clients, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "wanted"),
+    [
+        ("mlp", (64,), 3 * 2 * (64 * 32 + 32 * 10)),  # 32: the default of --hidden
+        ("cnn", (1, 28, 28), 24.7e6),
+        ("alexnet", (3, 32, 32), 417.2e6),  # both as torch counts them, without the first layer's gradient to its input
+    ],
+)
+def test_operations_are_counted_well_enough_for_a_rule(network, shape, wanted):
+    net = build_net(Network(net=network), shape, 10, seed=0)
+    assert operations_per_step(net, torch.zeros(1, *shape), 1) == pytest.approx(wanted, rel=0.05)
+    assert operations_per_step(net, torch.zeros(1, *shape), 7) == pytest.approx(7 * wanted, rel=0.05)
+
+
+def states(method, **settings):
+    played = simulator(method, **settings)
+    world = played.start()
+    list(played.play(world))
+    return {**world.params.common, **world.params.own}
+
+
+@pytest.mark.parametrize("settings", [{"backend": "stacked"}, {"backend": "loop"}, {"backend": "loop", "threads": 1}])
+@pytest.mark.parametrize("hidden", [9, 900])
+def test_the_cores_of_a_machine_do_not_change_a_bit_where_an_operation_has_one_thread(hidden, settings):
+    found = []
+    for cores in (1, 2, 4):
+        with torch_threads(cores):
+            found.append(states(FedReMa(), hidden=hidden, **settings))
+    for other in found[1:]:
+        assert all(torch.equal(value, other[name]) for name, value in found[0].items())
+
+
+def test_the_choice_is_recorded_and_used_again_by_a_machine_that_would_choose_otherwise(tmp_path, monkeypatch):
+    options = {"rounds": 2, "hidden": 8, "device": "cpu", "epochs": 1}
+    whole = fedrema.run("fedrema", out=tmp_path / "whole", **{**options, "rounds": 4})
+    begun = fedrema.run("fedrema", out=tmp_path / "begun", **options)
+    assert begun.config["ran_on"]["backend"] == "stacked"
+    assert begun.config["ran_on"]["threads_per_operation"] == 1
+    monkeypatch.setattr(fedrema.engine, "SMALL_STEP", 0.0)
+    monkeypatch.setattr(fedrema.engine, "threads_per_operation", lambda *_: 3)
+    fresh = prepare(parse_settings("fedrema", ["--device", "cpu"]), make_federation())
+    assert isinstance(fresh.engine, Loop)
+    assert fresh.threads == 3
+    assert isinstance(take_up(tmp_path / "begun").simulator.engine, StackedEngine)
+    done = fedrema.resume(tmp_path / "begun", rounds=4)
+    file = "checkpoint/world.safetensors"
+    ours, theirs = (read_checkpoint(run.path / file)[1] for run in (done, whole))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@pytest.mark.parametrize(("backend", "threads", "wanted"), [("stacked", 4, 4), ("loop", 4, 1), ("loop", 64, 9)])
+def test_of_a_run_that_recorded_only_all_threads_those_of_an_operation_follow(tmp_path, backend, threads, wanted):
+    run = fedrema.run("fedavg", out=tmp_path / "run", rounds=1, hidden=4, device="cpu", backend=backend)
+    config = json.loads((run.path / "config.json").read_text())
+    del config["ran_on"]["threads_per_operation"]
+    config["ran_on"]["threads"] = threads
+    config["settings"] |= {"backend": "auto"}
+    (run.path / "config.json").write_text(json.dumps(config))
+    taken = take_up(run.path, ("--rounds", "2")).simulator
+    assert (taken.engine.name, taken.threads) == (backend, wanted)
+    assert take_up(run.path, ("--rounds", "2", "--threads", "2")).simulator.threads == 2
+
+
+def test_demonstration_and_presets_name_their_threads(tmp_path, capsys):
+    assert all(given[given.index("--threads") + 1] == "1" for given in (preset.common for preset in PRESETS.values()))
+    options = ["--rounds", "1", "--hidden", "4", "--seeds", "1", "--epochs", "1", "--device", "cpu", "--quiet"]
+    assert main(["run", *options, "--out", str(tmp_path / "demo")]) == 0
+    runs = [fedrema.load(tmp_path / "demo" / name) for name in ("local", "fedavg", "fedrema")]
+    assert [run.settings["threads"] for run in runs] == [1, 1, 1]
+
+
+def test_threads_are_no_part_of_what_a_run_is(tmp_path):
+    one, three = (
+        fedrema.run("fedavg", out=tmp_path / str(threads), rounds=1, hidden=4, device="cpu", threads=threads)
+        for threads in (1, 3)
+    )
+    assert one.config["identity"] == three.config["identity"]
+
+
+def test_a_negative_number_is_refused(capsys):
+    assert main(["run", "fedavg", "--threads", "-1"]) == 2
+    assert capsys.readouterr().err == "fedrema: --threads must be 0 or more, got -1.\n"
+
+
+def test_a_deployed_node_follows_the_same_rule(four_threads):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(20, 6)).astype(np.float32)
+    samples = Federation.from_arrays(x, np.arange(20) % 4, ["north"] * 20, classes=4)
+    node = Node(parse_settings("fedavg", ["--device", "cpu", "--hidden", "5"], own_data=True), samples)
+    assert node.simulator.threads == 1
