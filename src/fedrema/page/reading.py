@@ -16,6 +16,7 @@ from fedrema.score import summarise
 
 KEPT_ROUNDS = 400
 """Rounds that a picture can show; more would lie on the same pixels."""
+BUFFER = 2**20
 PER_CLIENT = ("client_accuracy", "trained_client_accuracy", "client_loss", "participants", "dropped")
 
 
@@ -77,7 +78,7 @@ class RecordsFile:
 
     def _verify(self) -> None:
         try:
-            with self.path.open("rb") as stream:
+            with self.path.open("rb", buffering=BUFFER) as stream:
                 stream.seek(self.starts[-1])
                 for line in stream:
                     if line.endswith(b"\n"):
