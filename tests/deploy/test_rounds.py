@@ -110,7 +110,7 @@ class Outage(InProcessGrid):
         if self.call != "second pull":
             return super().pull_messages(message_ids)
         self.call = "pull_messages"
-        return super().pull_messages(sorted(message_ids)[:1])
+        return super().pull_messages(message_ids)
 
 
 def lost_federation(tmp_path, call, error=None, **plan):
@@ -161,6 +161,27 @@ def test_without_a_superlink_nobody_is_there(error, tmp_path, monkeypatch):
 
 
 def test_an_error_that_is_no_outage_ends_the_run(tmp_path):
-    _, conductor = lost_federation(tmp_path, "pull_messages", ZeroDivisionError("a bug"), round_seconds=300.0)
+    _, conductor = lost_federation(tmp_path, "push_messages", ZeroDivisionError("a bug"), round_seconds=300.0)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         conductor._round()
+
+
+def test_a_reply_that_flower_cannot_decode_takes_no_other_with_it(tmp_path):
+    class Undecodable(InProcessGrid):
+        def pull_messages(self, message_ids):
+            if any(identity.startswith(f"{node(1)}-") for identity in message_ids):
+                raise ValueError("an object that is none")
+            return super().pull_messages(message_ids)
+
+    made = Federated(tmp_path, "fedavg")
+    conductor = made.conductor()
+    conductor.ledger.take_up()
+    conductor._online()
+    grid = Undecodable(made.config, [made.grid.nodes[node(row)] for row in range(CLIENTS)])
+    grid.replies, conductor.grid = made.grid.replies, grid
+    conductor._round()
+    assert conductor.central.round == 1
+    assert (
+        "its reply cannot be decoded: ValueError: an object that is none" in conductor.ledger.pending["rejected"]["1"]
+    )
+    assert conductor.ledger.pending["participants"] == [0, 2, 3]

@@ -3,11 +3,12 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import httpx
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
@@ -15,6 +16,7 @@ from fedrema.text import safe_logger
 
 log = safe_logger("fedrema")
 SECONDS_BETWEEN_PULLS = 1.0
+LONGEST_REASON = 200
 Result = TypeVar("Result")
 
 
@@ -36,17 +38,24 @@ def exchange_within(grid: Grid, messages: Sequence[Message], seconds: float) -> 
     over = threading.Event()
 
     def exchange() -> None:
-        waiting, told = {identity for identity in grid.push_messages(messages) if identity}, False
+        pushed = zip(grid.push_messages(messages), messages, strict=True)
+        waiting, told = {identity: message for identity, message in pushed if identity}, False
         while waiting and not over.is_set():
-            try:
-                arrived: Iterable[Message] = grid.pull_messages(waiting)
-            except httpx.HTTPError as error:  # what Flower does not retry
-                if not told:
-                    log.warning("replies cannot be fetched: %r", error)
-                arrived, told = (), True
-            for reply in arrived:
-                waiting.discard(reply.metadata.reply_to_message_id)
-                replies.put(reply)
+            # One by one: Flower decodes what it pulls, and a reply that cannot be decoded must not take others with it.
+            for identity, message in list(waiting.items()):
+                try:
+                    arrived = list(grid.pull_messages([identity]))
+                except httpx.HTTPError as error:  # what Flower does not retry
+                    if not told:
+                        log.warning("replies cannot be fetched: %r", error)
+                    told = True
+                    break
+                except Exception as error:
+                    arrived = [_unreadable(message, error)]
+                if arrived:
+                    del waiting[identity]
+                for reply in arrived:
+                    replies.put(reply)
             if waiting:
                 over.wait(SECONDS_BETWEEN_PULLS)
 
@@ -59,6 +68,12 @@ def exchange_within(grid: Grid, messages: Sequence[Message], seconds: float) -> 
     finally:
         over.set()
     return [replies.get() for _ in range(replies.qsize())]
+
+
+def _unreadable(message: Message, error: Exception) -> Message:
+    """Return what stands for a reply that Flower could not decode."""
+    reason = f"its reply cannot be decoded: {type(error).__name__}: {error}"[:LONGEST_REASON]
+    return Message(Error(ErrorCode.UNKNOWN, reason), reply_to=message)
 
 
 def _within(call: Callable[[], Result], seconds: float) -> Result:
