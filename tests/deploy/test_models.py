@@ -15,6 +15,7 @@ from fedrema.cli import main
 from fedrema.core import overrides
 from fedrema.data import build_federation
 from fedrema.deploy.client_app import dealt
+from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.execute import prepare
 from fedrema.runs.plain_model import plain_model
@@ -99,6 +100,15 @@ def test_a_private_head_is_not_made_up(tmp_path, capsys):
     assert 'load_state_dict(load_file("shared.safetensors"), strict=False)' in readme
     assert "fedrema deploy model NODE_FOLDER" in readme
     capsys.readouterr()
+    with pytest.raises(BadInput, match="exists only on its node: fedrema deploy model"):
+        run.personal_model(run.names[0])
+    Federated(tmp_path / "shared", "fedavg", ["--rounds", "1"]).conductor().conduct()
+    assert (
+        Run(tmp_path / "shared" / "server")
+        .personal_model(row=0)(torch.zeros(2, *run.config["federation"]["sample_shape"]))
+        .shape[0]
+        == 2
+    )
 
 
 def test_what_a_method_that_adapts_left_on_the_server_can_be_exported(tmp_path, capsys):

@@ -22,6 +22,7 @@ from fedrema.runs.export import export_models
 from fedrema.runs.run import Run
 from fedrema.settings import parse_settings
 from tests.conftest import make_federation
+from tests.engine.test_backends import Words, sentences
 from tests.quick import quick
 
 NAMES = ("1", "0", "north", "3")
@@ -56,6 +57,13 @@ def test_a_personal_model_has_exactly_the_accuracy_that_was_recorded(method, tmp
     federation = make_federation(counts=(40, 20, 60, 30), names=NAMES)
     run = make_run(tmp_path / "run", method, federation)
     assert accuracies(Run(run.path), federation) == run.rounds[-1]["client_accuracy"]
+
+
+def test_integers_reach_a_network_with_an_embedding(tmp_path):
+    torch.manual_seed(0)
+    module, federation = Words(), sentences()
+    run = make_run(tmp_path / "run", registry()["fedavg"](), federation, module=module)
+    assert accuracies(run, federation) == run.rounds[-1]["client_accuracy"]
 
 
 def test_pixels_and_batch_norm_in_double_precision(tmp_path):

@@ -66,6 +66,7 @@ def depends_on_nodes(
     begun = simulator.start()
     held, inbox = world.params.row(row), world.inbox.row(row)
     x = torch.linspace(-1, 1, SAMPLES * int(np.prod(shape))).reshape(SAMPLES, *shape).to(simulator.dtype)
+    x = torch.zeros_like(x, dtype=torch.long) if simulator.net.integers else x
     count = torch.tensor(float(known["train_counts"][row]))
 
     def predicted(change: int) -> Tensor:

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from fedrema.core import Client, Method, overrides
 from fedrema.data.federation import to_float
+from fedrema.errors import BadInput
 from fedrema.net import Net, Tensors
+from fedrema.runs.deployed import depends_on_nodes, is_deployed
 from fedrema.runs.export import parameters_in_use, trained_client
 from fedrema.runs.manifest import saved_settings
 from fedrema.runs.plain_model import plain_model
@@ -21,8 +23,13 @@ GROUPS = ("params", "memory", "inbox")
 def personal_model(run: Run, row: int, adapt: bool = True, module: nn.Module | None = None) -> nn.Module:
     """Return the model of the client in a row; see `Run.personal_model`."""
     plain = plain_model(run.config, module)
-    method = saved_settings(run.directory, (), module is not None).method
-    world = run.world()
+    settings = saved_settings(run.directory, (), module is not None)
+    method, world = settings.method, run.world()
+    if is_deployed(run.config) and depends_on_nodes(settings, world, row, run.config, module, adapt):
+        name = run.names[row]
+        raise BadInput(
+            f"The model of {name!r} exists only on its node: fedrema deploy model NODE_FOLDER writes it there."
+        )
     (params,) = parameters_in_use(run, world, [row], method, adapt, module)
     client = trained_client(run, world, params, row)
     dtype = getattr(torch, plain.dtype)
@@ -32,7 +39,7 @@ def personal_model(run: Run, row: int, adapt: bool = True, module: nn.Module | N
     else:
         found = copy.deepcopy(plain.module).to(dtype)
         found.load_state_dict(plain.tensors(method.model(net, client)))
-    found.register_forward_pre_hook(_converted)
+    found.register_forward_pre_hook(_to_integers if net.integers else _to_floats)
     return found.eval()
 
 
@@ -69,7 +76,12 @@ def _buffer(group: str, name: str) -> str:
     return f"{group}/{name.replace('.', '/')}"
 
 
-def _converted(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _to_integers(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Bring inputs to the type that an embedding takes."""
+    return (inputs[0].to(next(iter(model.state_dict().values())).device, torch.long), *inputs[1:])
+
+
+def _to_floats(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Bring inputs to the range and precision of training."""
     of_model = next(value for value in model.state_dict().values() if value.is_floating_point())
     return (to_float(inputs[0].to(of_model.device), of_model.dtype), *inputs[1:])

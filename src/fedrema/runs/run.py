@@ -104,7 +104,8 @@ class Run:
         """Return a client's model as of the last checkpoint: called with inputs, it returns the client's logits.
 
         It is on the CPU, in eval mode and in the run's precision. It takes inputs [n, ...] as a federation holds them:
-        uint8 pixels are scaled to -1..1, anything else is only converted to the run's precision. Its state dict has
+        uint8 pixels are scaled to -1..1, integers of a network with an embedding stay integers, anything else is only
+        converted to the run's precision. Its state dict has
         the names of the file that `fedrema export` writes, unless the method computes predictions in a way of its own
         (FedProto, FedRoD, APFL): then the model calls the method.
 
