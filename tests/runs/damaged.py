@@ -13,8 +13,8 @@ from fedrema.cli import main
 from fedrema.page.following import Followed
 
 SETTINGS = {"clients": 4, "samples": 20, "epochs": 1, "hidden": 6, "checkpoint_every": 2, "device": "cpu"}
-NOT_READ = ("report.html", "curves.png", "run.lock", "running.json")
-"""What fedrema writes for people, or to tell who writes; no command reads results from it."""
+NOT_READ = ("report.html", "curves.png", "running.json")
+"""What fedrema writes for people, or to say which process writes; no command depends on it."""
 
 
 class Killed(Exception):
