@@ -273,7 +273,7 @@ def test_rows_lanes_and_backends_do_not_matter():
     federation, worlds = make_federation(), {}
     for name, lanes, settings in (("one", 1, {}), ("two", 2, {}), ("stacked", 1, {"backend": "stacked"})):
         played = simulator(method, federation, **settings)
-        played.engine.lanes = played.engine.threads = lanes
+        played.engine.lanes = lanes
         worlds[name] = played.start()
         list(played.play(worlds[name]))
     expected = snapshot(worlds["one"])

@@ -115,7 +115,7 @@ def test_the_cosine_schedule_goes_from_the_full_rate_towards_zero():
     ("settings", "sentence"),
     [
         ({"epochs": -1}, "--epochs must be 0 or more, got -1."),
-        ({"batch": 0}, "--batch must be at least 1, got 0."),
+        ({"batch": -1}, "--batch must be 0 or more, got -1."),
         ({"lr": -0.1}, "--lr must be 0 or more, got -0.1."),
         ({"lr": math.nan}, "--lr must be 0 or more, got nan."),
         ({"lr": math.inf}, "--lr must be 0 or more, got inf."),

@@ -9,6 +9,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
+import fedrema
 from fedrema.cli import main
 from fedrema.text import Console, print_safe, safe, safe_lines, safe_logger
 
@@ -99,8 +100,8 @@ def test_partition_run_compare_export_and_resume(evil_data, tmp_path, capsys):
     assert main(["export", str(out)]) == 0
     assert main(["export", str(out), "--clients", EVIL]) == 2  # it is there already
     # The folder of a run may come from somebody else.
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps(config | {"method": EVIL}))
+    directory = fedrema.load(out).directory
+    directory.write_json(directory.config_file, directory.config() | {"method": EVIL})
     assert main(["compare", str(out), "--no-plot"]) == 0
     assert main(["compare", str(out), "--no-plot", "--format", "markdown"]) == 0
     said = capsys.readouterr()
@@ -176,8 +177,8 @@ def test_names_and_errors_of_nodes(tmp_path, capsys):
         return reply
 
     grid = InProcessGrid(config, [node.config() for node in nodes], {7: EVIL, 8: f"{EVIL}2", 9: "[/y]"}, spoil)
-    with present(place.run):
-        Conductor(grid, *read_run_config(config), pause=lambda seconds: None).conduct()
+    with present(place.run) as lock:
+        Conductor(grid, *read_run_config(config), pause=lambda seconds: None).conduct(lock)
     capsys.readouterr()
     log = beside(place.run, "log").read_text(encoding="utf-8")
     assert_clean(log)

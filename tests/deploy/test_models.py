@@ -198,6 +198,7 @@ def test_the_servers_config_is_complete(tmp_path):
     assert config["federation"]["last_counted"] == [2] * CLIENTS
     assert (config["ran_on"]["dtype"], config["ran_on"]["backend"]) == ("float64", "loop")
     config["ran_on"]["started"] = "2020-01-01T00:00:00+00:00"
-    (tmp_path / "server" / "config.json").write_text(json.dumps(config))
+    directory = Run(tmp_path / "server").directory
+    directory.write_json(directory.config_file, config)
     Federated(tmp_path, "fedavg", ["--rounds", "3"]).conductor().conduct()
     assert Run(tmp_path / "server").config["ran_on"]["started"] == "2020-01-01T00:00:00+00:00"

@@ -57,8 +57,8 @@ class Control:
         known = dict(zip((7, 8, 9), NAMES, strict=True))
         everything = {**self.place.config(), **config}
         grid = InProcessGrid(everything, [node.config() for node in nodes], known)
-        with present(self.place.run):
-            Conductor(grid, *read_run_config(everything), pause=lambda seconds: None).conduct()
+        with present(self.place.run) as lock:
+            Conductor(grid, *read_run_config(everything), pause=lambda seconds: None).conduct(lock)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ class Both:
 
     def __init__(self, method, folder):
         federation = make_federation(counts=(20,))
-        self.settings = parse_settings(method, ARGUMENTS, own_data=True)
+        self.settings = parse_settings(method, ARGUMENTS, plain=True)
         self.central = Central(self.settings, federation.sample_shape, federation.classes, 1)
         plan = Plan(str(folder), "6", 4, least_clients=1)
         self.ledger = Ledger(folder / "server", self.settings, plan, self.central)
@@ -49,7 +49,7 @@ class Both:
         node = self.start_node()
         record = self.central.close({node.name: node.answer(self.central.letter(node.name))})
         self.ledger.closed(record)
-        self.ledger.note.close()
+        self.ledger.lock.release()
 
 
 def test_another_revision_of_the_method_goes_on_with_neither(tmp_path, monkeypatch):

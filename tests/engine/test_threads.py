@@ -1,6 +1,5 @@
 """Threads per operation: a fixed rule, recorded with a run, used again on resume, and torch is left as it was."""
 
-import json
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +14,7 @@ from fedrema.data import Federation
 from fedrema.deploy.node import Node
 from fedrema.engine import Loop, StackedEngine
 from fedrema.engine.threads import operations_per_step, threads_per_operation, torch_threads
+from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.net import Net
@@ -86,7 +86,7 @@ def test_torch_is_left_as_it_was_when_a_round_fails(four_threads):
             raise RuntimeError("broken")
 
     broken = simulator(Broken())
-    with pytest.raises(RuntimeError, match="broken"):
+    with pytest.raises(BadInput, match="RuntimeError: broken"):
         list(broken.play(broken.start()))
     assert torch.get_num_threads() == 4
 
@@ -164,11 +164,11 @@ def test_the_choice_is_recorded_and_used_again_by_a_machine_that_would_choose_ot
 @pytest.mark.parametrize(("backend", "threads", "wanted"), [("stacked", 4, 4), ("loop", 4, 1), ("loop", 64, 9)])
 def test_of_a_run_that_recorded_only_all_threads_those_of_an_operation_follow(tmp_path, backend, threads, wanted):
     run = fedrema.run("fedavg", out=tmp_path / "run", rounds=1, hidden=4, device="cpu", backend=backend)
-    config = json.loads((run.path / "config.json").read_text())
+    config = run.directory.config()
     del config["ran_on"]["threads_per_operation"]
     config["ran_on"]["threads"] = threads
     config["settings"] |= {"backend": "auto"}
-    (run.path / "config.json").write_text(json.dumps(config))
+    run.directory.write_json(run.directory.config_file, config)
     taken = take_up(run.path, ("--rounds", "2")).simulator
     assert (taken.engine.name, taken.threads) == (backend, wanted)
     assert take_up(run.path, ("--rounds", "2", "--threads", "2")).simulator.threads == 2
@@ -199,5 +199,5 @@ def test_a_deployed_node_follows_the_same_rule(four_threads):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(20, 6)).astype(np.float32)
     samples = Federation.from_arrays(x, np.arange(20) % 4, ["north"] * 20, classes=4)
-    node = Node(parse_settings("fedavg", ["--device", "cpu", "--hidden", "5"], own_data=True), samples)
+    node = Node(parse_settings("fedavg", ["--device", "cpu", "--hidden", "5"], plain=True), samples)
     assert node.simulator.threads == 1

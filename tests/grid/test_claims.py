@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedrema
+from fedrema.engine import REVISIONS
 from fedrema.grid.claims import claims_markdown, judge
 from fedrema.grid.comparisons import HEADINGS, comparison_lines, comparisons_markdown
 from fedrema.grid.reading import read_experiment
@@ -54,6 +55,7 @@ class Bench:
         settings = self.experiment.cell(row, column).settings(seed)
         parts = {part: {} for part in PARTS} | {"method": row, "settings": {"seed": seed}, "summary": summary}
         content = {"format": FORMAT, **parts, "relations": dict(relations), "ran_on": dict(ran_on), "failed": failed}
+        content["revisions"] = {"method": 1, **REVISIONS}  # of this version
         (self.folder / f"{key_of(settings)}.json").write_text(json.dumps(content))
 
     def score(self, row, column, *best, honest=None):

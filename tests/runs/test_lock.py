@@ -12,8 +12,10 @@ import fedrema
 from fedrema.cli import main
 from fedrema.deploy.presence import present, somebody_is_there
 from fedrema.errors import BadInput
+from fedrema.grid.experiment import Cell, Line
 from fedrema.grid.runner import Runner
 from fedrema.grid.store import Store, key_of
+from fedrema.grid.tasks import Task
 from fedrema.runs.lock import WRITER_FILE, RunLock, Writer
 from fedrema.settings import parse_settings
 
@@ -60,13 +62,13 @@ def test_a_cell_that_another_grid_trains_is_refused_by_name(tmp_path):
     settings = parse_settings("fedavg", [*SMALL, "--rounds", "1"])
     runner = Runner(Store(tmp_path / "cells"), tmp_path / "work", lambda settings: lambda played: None)
 
-    class Task:
-        runs = (settings,)
-
+    nothing = Line("", "", {})
+    cell = Cell(nothing, nothing, "fedavg", (*SMALL, "--rounds", "1"), vary="training")
+    task = Task(cell, (0,))
     folder = tmp_path / "work" / key_of(settings)
     with RunLock(folder), pytest.raises(BadInput, match=f"is in use by process {os.getpid()}"):
-        runner.play(Task())
-    assert runner.play(Task()) == []
+        runner.play(task)
+    assert runner.play(task) == []
     assert not folder.exists()
 
 

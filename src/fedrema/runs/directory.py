@@ -360,7 +360,8 @@ class RunDirectory:
         remedy = f"fedrema resume {self.path} writes it again"
         if not self.clients_file.exists():
             config, checksums = self._config()
-            if checksums and "train_counts" in config["federation"]:
+            over_a_network = "network" in (config["federation"].get("info") or {})
+            if checksums and not over_a_network and "train_counts" in config["federation"]:
                 raise BadInput(f"{self.clients_file} is missing: {remedy}.")
             return None
         arrays = read_arrays(self.clients_file, *self._sealed_by(), remedy)

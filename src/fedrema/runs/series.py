@@ -52,7 +52,7 @@ def runs_in(folder: Path, arguments: tuple[str, ...] = (), own_module: bool = Fa
     `arguments` change settings of all of them; `own_module` says that the network is given in Python.
     """
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not a folder: name that of a run, or one that holds runs.")
+        raise BadInput(f"{folder} is not the folder of a run, nor one that holds runs: there is no such folder.")
     itself = RunDirectory(folder)
     if itself.config_file.exists() or itself.looks_like_run():
         return [saved_settings(RunDirectory.open(folder), arguments, own_module).placed(folder)]
