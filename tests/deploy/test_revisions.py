@@ -67,7 +67,7 @@ def test_another_method_file_goes_on_with_neither(own, tmp_path):
     sys.modules.pop("my_deployed_method")
     Both("my_deployed_method:Mine", tmp_path).play()
     sys.modules.pop("my_deployed_method")
-    own.write_text(f"{OWN}    lam: float = 0.5\n")
+    own.write_text(f"{OWN}    # changed\n")
     later = Both("my_deployed_method:Mine", tmp_path)
     for start in (later.ledger.take_up, later.start_node):
         with pytest.raises(BadInput, match=r"cannot go on: my_deployed_method.py has changed since it began"):
