@@ -284,7 +284,11 @@ class Central:
     def _above(self, counts: Mapping[str, int], known: Mapping[str, int], what: str) -> dict[str, str]:
         median = _median(known.values())
         most = self.most_samples or IMBALANCE * median
-        limit = f"--most-samples {most}" if self.most_samples else f"{IMBALANCE} times the median of {median}"
+        limit = (
+            f"--most-samples {most}"
+            if self.most_samples
+            else f"{IMBALANCE} times the median of {median} (--most-samples allows more)"
+        )
         return {
             name: f"it says that it has {count} {what} samples, more than {limit}"
             for name, count in counts.items()
