@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SIDE_BY_SIDE := -n 2 --dist loadgroup
 
-.PHONY: demo test lint types tests test-datasets test-gpu test-network test-scale test-browser test-tracking test-matrix
+.PHONY: demo test lint types tests test-datasets test-gpu test-network test-scale test-browser test-tracking test-matrix test-slow
 .PHONY: figures screenshots results clean
 
 demo: $(VENV)/.installed
@@ -39,6 +39,10 @@ test-network: $(VENV)/.developing
 # Every file of a run × every kind of damage × every command, and a crash at every point of a run.
 test-matrix: $(VENV)/.developing
 	$(BIN)/pytest $(SIDE_BY_SIDE) -m matrix
+
+# Ray clusters, the bench with every method, attacks on three nodes.
+test-slow: $(VENV)/.developing
+	$(BIN)/pytest $(SIDE_BY_SIDE) -m slow
 
 # Peak memory with many clients, ten minutes.
 test-scale: $(VENV)/.developing

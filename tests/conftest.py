@@ -37,9 +37,21 @@ def others_start_at_once(programs, monkeypatch):
     monkeypatch.setenv("FORKED_EXECUTABLE", sys.executable)  # what they start does too
 
 
+REPEATED = {
+    *("test_contract.py", "test_kernels.py", "test_kernels_rest.py", "test_hostile_replies.py", "test_personal.py"),
+    *("test_same_as_simulated.py", "test_new_clients.py", "test_models.py", "test_damage.py", "test_durability.py"),
+    *("test_backends.py", "test_scale.py"),
+}
+"""Files whose tests run the same lines for every method or attack: other tests cover these lines as well, and to trace
+them takes as long as to run them."""
+
+
 def pytest_collection_modifyitems(items):
     """Put what takes longest first: at the end one process would wait for the other."""
     items.sort(key=lambda item: item.path.name != "test_docs.py")
+    for item in items:
+        if item.path.name in REPEATED:
+            item.add_marker(pytest.mark.no_cover)
 
 
 def make_federation(counts=(23, 9, 30, 14), classes=4, features=6, seed=0, names=None) -> Federation:

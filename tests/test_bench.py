@@ -93,6 +93,7 @@ def test_networks_and_methods_side_by_side(capsys, small_and_here):
             assert row["share_around_training"] == pytest.approx(around)
 
 
+@pytest.mark.slow
 def test_every_method_can_be_measured(capsys):
     less = ("--retrain-epochs", "1", "--match-steps", "1")  # of CReFF, whose server repeats these very often
     assert main(["bench", "--network", "mlp", "--method", "all", *TINY, *less]) == 0

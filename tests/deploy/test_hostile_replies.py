@@ -303,7 +303,7 @@ REJECTED = {
 }
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 8])
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("attack", REJECTED)
 def test_the_others_learn_as_if_the_hostile_node_were_absent(attack, nodes):
     settings, change, why = REJECTED[attack]
@@ -319,7 +319,7 @@ def test_the_others_learn_as_if_the_hostile_node_were_absent(attack, nodes):
     assert made.accuracy() == absent.accuracy()
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 8])
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize(
     "changed",
     [
@@ -342,7 +342,7 @@ def test_counts_stay_as_they_were_when_a_node_joined(changed, nodes):
 
 @pytest.mark.parametrize("begins", [1, 3])
 @pytest.mark.parametrize("method", ["fedavg", "fedrema"])
-@pytest.mark.parametrize("nodes", [2, 3, 8])
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.slow), 8])
 def test_updates_multiplied_by_minus_20_do_not_ruin_the_others_models(nodes, method, begins):
     made, absent = Federated(nodes, method), Federated(nodes, method)
     for number in range(1, 7):

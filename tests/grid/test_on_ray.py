@@ -84,6 +84,7 @@ def nothing_is_left_in_the_folder_for_temporary_files(monkeypatch):
             where_runs_lie(launcher).rmdir()  # it is empty
 
 
+@pytest.mark.slow
 def test_the_command_starts_a_ray_of_its_own_and_ends_it(tmp_path, capsys):
     ray.shutdown()  # of other tests
     file, out = written(tmp_path, FILE), tmp_path / "out"
@@ -127,6 +128,7 @@ def test_cells_are_those_of_one_process_and_two_processes_made_them(tmp_path):
     assert len(processes) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_processes")
 def test_a_task_is_begun_when_there_is_room_and_only_if_it_fits(tmp_path):
     store = Store(tmp_path / "cells")
@@ -167,6 +169,7 @@ def test_what_diverges_or_lacks_its_data_is_told_and_the_rest_goes_on(tmp_path):
     assert len(store.keys()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_processes")
 def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
     def unlucky(order, number, *more):
@@ -191,6 +194,7 @@ def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
     assert len(store.keys()) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_processes")
 def test_a_stopped_grid_keeps_what_is_finished_and_goes_on(tmp_path):
     text = FILE.replace("rounds = 3", "rounds = 300")
