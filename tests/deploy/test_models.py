@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr")
 
+import fedrema
 from fedrema.cli import main
 from fedrema.core import overrides
 from fedrema.data import build_federation
@@ -198,6 +199,8 @@ def test_the_servers_config_is_complete(tmp_path):
     assert config["federation"]["last_counted"] == [2] * CLIENTS
     assert (config["ran_on"]["dtype"], config["ran_on"]["backend"]) == ("float64", "loop")
     config["ran_on"]["started"] = "2020-01-01T00:00:00+00:00"
+    with pytest.raises(BadInput, match="is trained over a network: fedrema deploy server continues it"):
+        fedrema.resume(tmp_path / "server")
     directory = Run(tmp_path / "server").directory
     directory.write_json(directory.config_file, config)
     Federated(tmp_path, "fedavg", ["--rounds", "3"]).conductor().conduct()

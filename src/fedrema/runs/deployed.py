@@ -13,17 +13,13 @@ from fedrema.data import Federation
 from fedrema.engine import Stacked
 from fedrema.errors import BadInput
 from fedrema.net import Tensors
+from fedrema.runs.directory import is_deployed
 from fedrema.runs.execute import prepare
 from fedrema.settings import Settings
 from fedrema.world import World
 
 SAMPLES = 4
 """Inputs with which it is tried out what a prediction depends on."""
-
-
-def is_deployed(config: Mapping[str, Any]) -> bool:
-    """Tell whether a run was trained over a network; its samples never were on the server."""
-    return "network" in (config["federation"].get("info") or {})
 
 
 def counted_clients(world: World, config: Mapping[str, Any]) -> tuple[World, list[str], list[int]]:

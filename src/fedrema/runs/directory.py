@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -360,8 +360,7 @@ class RunDirectory:
         remedy = f"fedrema resume {self.path} writes it again"
         if not self.clients_file.exists():
             config, checksums = self._config()
-            over_a_network = "network" in (config["federation"].get("info") or {})
-            if checksums and not over_a_network and "train_counts" in config["federation"]:
+            if checksums and not is_deployed(config) and "train_counts" in config["federation"]:
                 raise BadInput(f"{self.clients_file} is missing: {remedy}.")
             return None
         arrays = read_arrays(self.clients_file, *self._sealed_by(), remedy)
@@ -394,6 +393,11 @@ class RunDirectory:
         if len(found) < least:
             raise BadInput(f"{self.relations_file} ends after {len(found)} rounds, but there were {least}: {REMEDY}.")
         return found
+
+
+def is_deployed(config: Mapping[str, Any]) -> bool:
+    """Tell whether a run was trained over a network; its samples never were on the server."""
+    return "network" in (config["federation"].get("info") or {})
 
 
 def _state(file: Path) -> object:

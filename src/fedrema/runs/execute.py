@@ -17,7 +17,7 @@ from fedrema.errors import BadInput, Diverged
 from fedrema.net import Net
 from fedrema.nets import build_net
 from fedrema.runs.checkpoint import RECORDED_RELATIONS, counted_on, load_world, read_checkpoint, save_world
-from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
+from fedrema.runs.directory import FEDERATION_FILE, RunDirectory, is_deployed
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import (
     CANNOT_GO_ON,
@@ -144,6 +144,8 @@ def _take_up(
     federation: Federation | None,
 ) -> "Prepared":
     directory.check_version()
+    if is_deployed(directory.config()):
+        raise BadInput(f"{directory.path} is trained over a network: fedrema deploy server continues it.")
     settings = saved_settings(directory, arguments, module is not None)
     check_trackers(settings.output.trackers)
     config = directory.config()

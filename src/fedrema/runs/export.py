@@ -22,8 +22,8 @@ from fedrema.engine import Stacked
 from fedrema.errors import BadInput
 from fedrema.net import Tensors
 from fedrema.runs.checkpoint import load_world
-from fedrema.runs.deployed import depends_on_nodes, is_deployed
-from fedrema.runs.directory import EXPORT_INDEX, MODELS, exported_files
+from fedrema.runs.deployed import depends_on_nodes
+from fedrema.runs.directory import EXPORT_INDEX, MODELS, exported_files, is_deployed
 from fedrema.runs.execute import prepare
 from fedrema.runs.manifest import GIVEN, saved_settings
 from fedrema.runs.plain_model import PlainModel, plain_model

@@ -11,7 +11,8 @@ from fedrema.core import Client, Method, overrides
 from fedrema.data.federation import to_float
 from fedrema.errors import BadInput
 from fedrema.net import Net, Tensors
-from fedrema.runs.deployed import depends_on_nodes, is_deployed
+from fedrema.runs.deployed import depends_on_nodes
+from fedrema.runs.directory import is_deployed
 from fedrema.runs.export import parameters_in_use, trained_client
 from fedrema.runs.manifest import saved_settings
 from fedrema.runs.plain_model import plain_model
