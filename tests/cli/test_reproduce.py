@@ -1,9 +1,11 @@
 """fedrema reproduce: the whole paper, on digits."""
 
+import os
 import re
 import shutil
 
 import pytest
+from filelock import FileLock
 
 from fedrema.cli import main
 from fedrema.cli.playing import chosen
@@ -16,10 +18,16 @@ pytestmark = pytest.mark.xdist_group("reproduce")  # what is played once serves 
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory):
-    """Everything, once."""
-    out = tmp_path_factory.mktemp("smoke") / "out"
-    assert main(["reproduce", "--smoke", "--device", "cpu", "--quiet", "--out", str(out)]) == 0
-    return out
+    """Everything, once for all processes that run tests; each gets a copy, since some tests change it."""
+    shared = (
+        tmp_path_factory.getbasetemp().parent
+        if os.environ.get("PYTEST_XDIST_WORKER")
+        else tmp_path_factory.mktemp("smoke")
+    )
+    with FileLock(shared / "smoke.lock"):
+        if not (shared / "smoke" / "README.md").exists():
+            assert main(["reproduce", "--smoke", "--device", "cpu", "--quiet", "--out", str(shared / "smoke")]) == 0
+    return shutil.copytree(shared / "smoke", tmp_path_factory.mktemp("copy") / "out")
 
 
 def test_everything_is_written(smoke):

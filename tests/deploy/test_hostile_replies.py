@@ -451,7 +451,11 @@ def test_more_samples_than_usual_are_accepted_where_the_operator_allows_them():
     assert "more than --most-samples 1000" in hostile["rejected"]["n1"]
 
 
-@pytest.mark.parametrize("counts", [(40, 14), (20, 80, 45), (12, 30, 90, 24, 60)], ids=len)
+@pytest.mark.parametrize(
+    "counts",
+    [*(pytest.param(counts, marks=pytest.mark.slow) for counts in ((40, 14), (20, 80, 45))), (12, 30, 90, 24, 60)],
+    ids=len,
+)
 @pytest.mark.parametrize("method", [*registry(), "fedbn --net mlp-bn"])
 def test_no_check_triggers_in_an_honest_run(method, counts):
     name, *more = method.split()
