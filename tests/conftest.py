@@ -38,12 +38,11 @@ def others_start_at_once(programs, monkeypatch):
 
 
 REPEATED = {
-    *("test_contract.py", "test_kernels.py", "test_kernels_rest.py", "test_hostile_replies.py", "test_personal.py"),
-    *("test_same_as_simulated.py", "test_new_clients.py", "test_models.py", "test_damage.py", "test_durability.py"),
-    *("test_backends.py", "test_scale.py", "test_pictures.py", "test_on_ray.py", "test_outdated.py", "test_launch.py"),
+    *("test_contract.py", "test_hostile_replies.py", "test_same_as_simulated.py", "test_new_clients.py"),
+    *("test_personal.py", "test_scale.py"),
 }
-"""Files whose tests run the same lines for every method or attack: other tests cover these lines as well, and to trace
-them takes as long as to run them."""
+"""Files whose tests run the same lines for every method or attack: other tests cover these lines as well, and to
+trace them takes half as long as to run them."""
 
 
 def pytest_collection_modifyitems(items):
