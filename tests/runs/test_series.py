@@ -118,3 +118,21 @@ def test_seeds_in_python_can_be_resumed_with_data_and_network_given_there(tmp_pa
     for seed in (0, 1):
         assert_same_end(tmp_path / "whole" / f"seed-{seed}", tmp_path / "multi" / f"seed-{seed}")
     assert sorted(file.name for file in (tmp_path / "multi").iterdir()) == ["seed-0", "seed-1"]
+
+
+def test_a_command_leaves_the_lists_of_other_commands_alone(tmp_path, stop_in, monkeypatch, capsys):
+    stop_in(2)
+    inside, beside = tmp_path / "runs" / "multi", tmp_path / "runs"
+    assert main(["run", "fedavg", *SMALL, "--seeds", "2", "--quiet", "--out", str(inside)]) == 130
+    monkeypatch.undo()
+    kept = (inside / "runs.json").read_bytes()
+    assert main(["run", "fedavg,local", *SMALL, "--quiet", "--out", str(beside)]) == 0
+    assert (inside / "runs.json").read_bytes() == kept
+    assert not (beside / "runs.json").exists()
+    capsys.readouterr()
+    # Other runs in the same folder would replace the list; the same ones, given again, may.
+    assert main(["run", "fedavg", *SMALL, "--seed", "7", "--seeds", "2", "--quiet", "--out", str(inside)]) == 2
+    assert f"continue them with fedrema resume {inside}" in capsys.readouterr().err
+    assert (inside / "runs.json").read_bytes() == kept
+    assert main(["run", "fedavg", *SMALL, "--seeds", "2", "--overwrite", "--quiet", "--out", str(inside)]) == 0
+    assert not (inside / "runs.json").exists()

@@ -9,6 +9,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -29,7 +30,16 @@ DAMAGE = "remove it; fedrema resume then continues the runs that had begun"
 
 
 def write_series(folder: Path, wanted: Sequence[Settings], federation: Federation | None = None) -> None:
-    """List runs before the first of them begins; a federation that came from Python is saved with the list."""
+    """List runs before the first of them begins; a federation that came from Python is saved with the list.
+
+    A list of other runs that have not finished is not replaced: without it they could not all be resumed.
+    """
+    file, mine = folder / SERIES_FILE, {settings.output.folder for settings in wanted}
+    if file.exists() and not all(run in mine or is_finished(run) for run in _folders(file)):
+        raise BadInput(
+            f"{file} lists runs of an earlier command that are unfinished: continue them with fedrema resume {folder},"
+            " choose another folder, or remove the list."
+        )
     runs = [
         {
             "folder": settings.output.folder.relative_to(folder).as_posix(),
@@ -43,7 +53,7 @@ def write_series(folder: Path, wanted: Sequence[Settings], federation: Federatio
     if federation is not None:
         federation.save(folder / FEDERATION_FILE)
     content = {"runs": runs, "federation": federation is not None}
-    write_text(folder / SERIES_FILE, json.dumps(sealed(content), indent=2) + "\n")
+    write_text(file, json.dumps(sealed(content), indent=2) + "\n")
 
 
 def runs_in(folder: Path, arguments: tuple[str, ...] = (), own_module: bool = False) -> list[Settings]:
@@ -65,27 +75,39 @@ def runs_in(folder: Path, arguments: tuple[str, ...] = (), own_module: bool = Fa
     return [settings.placed(place) for place, settings in sorted(wanted.items())]
 
 
+def _read(file: Path) -> dict[str, Any]:
+    return unsealed(read_object(file, "cannot be read", DAMAGE), file, remedy=DAMAGE)
+
+
+def _folders(file: Path) -> list[Path]:
+    """Return the folders of the runs in a list; one that leads out of the list's own folder is left out."""
+    try:
+        places = [Path(run["folder"]) for run in _read(file)["runs"]]
+    except (KeyError, TypeError) as error:
+        raise BadInput(f"{file} does not list runs: {DAMAGE}.") from error
+    return [file.parent / place for place in places if not place.is_absolute() and ".." not in place.parts]
+
+
 def _listed(file: Path, arguments: Sequence[str]) -> dict[Path, Settings]:
-    content = unsealed(read_object(file, "cannot be read", DAMAGE), file, remedy=DAMAGE)
+    content, inside = _read(file), set(_folders(file))
     saved = ("--federation", str(file.parent / FEDERATION_FILE)) if content.get("federation") else ()
     try:
         return {
-            file.parent / run["folder"]: parse_settings(
-                run["method"], [*as_arguments(run["settings"]), *saved, *arguments]
-            )
+            folder: parse_settings(run["method"], [*as_arguments(run["settings"]), *saved, *arguments])
             for run in content["runs"]
-            if not Path(run["folder"]).is_absolute() and ".." not in Path(run["folder"]).parts
+            if (folder := file.parent / run["folder"]) in inside
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{file} does not list runs: {DAMAGE}.") from error
 
 
 def end_series(folder: Path, runs: Sequence[Path]) -> None:
-    """Delete the lists of runs in a folder and below, if all runs have finished."""
-    if all(is_finished(run) for run in runs):
-        for file in [*folder.rglob(SERIES_FILE)]:
-            if read_object(file, "cannot be read", DAMAGE).get("federation"):
-                (file.parent / FEDERATION_FILE).unlink(missing_ok=True)
+    """Delete the lists that name some of these runs, in a folder or below it, if all runs they name have finished."""
+    for parent in {parent for run in runs for parent in run.parents if parent.is_relative_to(folder)}:
+        file = parent / SERIES_FILE
+        if file.exists() and all(is_finished(run) for run in _folders(file)):
+            if _read(file).get("federation"):
+                (parent / FEDERATION_FILE).unlink(missing_ok=True)
             file.unlink(missing_ok=True)
 
 
