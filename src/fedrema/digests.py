@@ -2,11 +2,9 @@
 
 import ast
 import hashlib
-import site
 import sys
-import sysconfig
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
     SOURCE_SUFFIXES,
@@ -17,7 +15,7 @@ from importlib.machinery import (
 )
 from pathlib import Path
 
-from fedrema.imports import working_folder_importable
+from fedrema.imports import installation, working_folder_importable
 
 Digests = dict[str, str]
 """By file name, or by path relative to the folder that a module is imported from."""
@@ -150,11 +148,4 @@ def _imports(source: Stamp, package: str) -> tuple[str, ...]:
 
 
 def _installed(place: Path) -> bool:
-    return any(place.is_relative_to(folder) for folder in _installation())
-
-
-@cache
-def _installation() -> tuple[Path, ...]:
-    """Return the folders of installed packages and of Python itself."""
-    named = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return tuple({Path(folder) for folder in (*named, *site.getsitepackages(), site.getusersitepackages())})
+    return any(place.is_relative_to(folder) for folder in installation())

@@ -5,12 +5,9 @@ Whatever is wrong becomes one sentence that names the method, the line of the us
 
 import difflib
 import inspect
-import os
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -18,15 +15,11 @@ from torch import Tensor
 
 from fedrema.core import Answer, Client, Method, Phase, Role, Uploads
 from fedrema.errors import BadInput, FedremaError, raised_by_user
+from fedrema.imports import users_line
 from fedrema.net import Tensors
 
 HOOKS = tuple(name for name, value in vars(Method).items() if inspect.isfunction(value) and not name.startswith("_"))
 """What a method may define."""
-NOT_USERS = tuple(
-    f"{folder}{os.sep}"
-    for folder in (Path(__file__).parent, Path(torch.__file__).parent, *map(sysconfig.get_path, ("stdlib", "purelib")))
-)
-"""Folders whose code users did not write."""
 
 
 class BadMethod(BadInput, TypeError):
@@ -89,7 +82,7 @@ def calling(method: Method, hook: str) -> Iterator[None]:
     except FedremaError:
         raise
     except (Exception, SystemExit) as error:
-        place = _place_in_users_code(error.__traceback__, type(method))
+        place = _place_in_users_code(error, type(method))
         if place is None:
             raise
         reason = _remedy(str(error)) or raised_by_user(error)
@@ -233,16 +226,12 @@ def _first_line(kind: type) -> str | None:
         return None
 
 
-def _place_in_users_code(traceback: TracebackType | None, kind: type[Method]) -> str | None:
+def _place_in_users_code(error: BaseException, kind: type[Method]) -> str | None:
     """Return file and line of the innermost call in code that users wrote; their method may be installed."""
-    theirs = {value.__code__.co_filename for value in vars(kind).values() if inspect.isfunction(value)}
-    place = None
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if file in theirs or not file.startswith((*NOT_USERS, "<frozen")):
-            place = f"{_shown(file)}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return place
+    place = users_line(
+        error, {value.__code__.co_filename for value in vars(kind).values() if inspect.isfunction(value)}
+    )
+    return None if place is None else f"{_shown(place[0])}:{place[1]}"
 
 
 def _is_users(kind: type) -> bool:

@@ -1,21 +1,28 @@
 """What users bring along as `module:name`."""
 
+import functools
 import importlib
+import os
+import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedrema.errors import BadInput, raised_by_user
 
-_LIBRARIES = (
-    *(str(Path(folder)) for name, folder in sysconfig.get_paths().items() if name in ("stdlib", "purelib", "platlib")),
-    str(Path(__file__).parent),
-)
-"""Where code lies that is not the user's."""
+_MADE = ("<frozen", "<string>")
+"""Files of Python's own import system, and of functions that dataclasses make."""
+
+
+@functools.cache
+def installation() -> tuple[Path, ...]:
+    """Return the folders of installed packages and of Python itself."""
+    named = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple({Path(folder) for folder in (*named, *site.getsitepackages(), site.getusersitepackages())})
 
 
 def load_object(reference: str, what: str) -> Any:
@@ -38,13 +45,22 @@ def raised_at(error: BaseException) -> str:
     sentence = raised_by_user(error)
     if isinstance(error, SyntaxError):  # names its file and line itself
         return sentence
-    frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(("<", *_LIBRARIES))]
-    if not theirs:
+    place = users_line(error)
+    if place is None:
         return sentence
-    file = Path(theirs[-1].filename)
+    file = Path(place[0])
     name = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file.name
-    return f"{sentence} ({name}, line {theirs[-1].lineno})"
+    return f"{sentence} ({name}, line {place[1]})"
+
+
+def users_line(error: BaseException, theirs: Collection[str] = ()) -> tuple[str, int] | None:
+    """Return file and line of the innermost call in code that users wrote; `theirs` are such files, even if installed."""
+    libraries = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parent, *installation()))
+    found = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename in theirs or not frame.filename.startswith((*_MADE, *libraries)):
+            found = frame.filename, frame.lineno or 0
+    return found
 
 
 @contextmanager

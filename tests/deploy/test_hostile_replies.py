@@ -428,7 +428,7 @@ def test_a_reply_that_makes_the_aggregate_fail_is_found_and_left_out(monkeypatch
     assert made.accuracy() == absent.accuracy()
 
 
-def test_an_aggregate_that_fails_whoever_is_left_out_raises_and_changes_nothing(monkeypatch):
+def test_an_aggregate_that_fails_without_any_reply_raises_and_changes_nothing(monkeypatch):
     made = Federated(3, "fedavg")
     before = {name: value.clone() for name, value in made.central.world.params.common.items()}
 

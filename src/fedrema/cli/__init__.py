@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedremaError as error:
         _complain(str(error))
         return 2
-    except BrokenPipeError:  # whoever read our output, such as head, has read enough
+    except BrokenPipeError:  # the reader of our output, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         return 128 + signal.SIGPIPE
     except OSError as error:

@@ -18,7 +18,7 @@ _QUANTITY = 20
 
 
 class BadRow(BadInput):
-    """Something is wrong with one sample; `at` says where in the words of whoever knows more than its row."""
+    """One sample is wrong; `at` replaces its row by a more precise place, such as a file and the row in it."""
 
     def __init__(self, before: str, row: int, after: str, where: str | None = None) -> None:
         self.before, self.row, self.after = before, row, after

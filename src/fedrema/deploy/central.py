@@ -169,7 +169,7 @@ class Central:
         harvest = self._harvest(names, replies)
         try:
             return names, harvest, self._aggregate(harvest, number), {}
-        except Exception as error:
+        except Exception as error:  # a method's server step can fail in any way on what a node sent
             if len(names) == 1 and isinstance(error, Diverged):
                 return [], harvest, Answer({}), {names[0]: str(error)}
             why = f"with its reply the aggregate fails: {str(error)[:200]}"
@@ -182,7 +182,7 @@ class Central:
             harvest = self._harvest(rest, replies)
             try:
                 return rest, harvest, self._aggregate(harvest, number), dict.fromkeys(left_out, why)
-            except Exception:
+            except Exception:  # it fails without these replies as well: they are not responsible
                 continue
         raise failed
 

@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import httpx
 from flwr.app import Error, Message
@@ -50,7 +50,7 @@ def exchange_within(grid: Grid, messages: Sequence[Message], seconds: float) -> 
                         log.warning("replies cannot be fetched: %r", error)
                     told = True
                     break
-                except Exception as error:
+                except Exception as error:  # Flower decodes what a node sent, which can fail in any way
                     arrived = [_unreadable(message, error)]
                 if arrived:
                     del waiting[identity]
@@ -61,7 +61,7 @@ def exchange_within(grid: Grid, messages: Sequence[Message], seconds: float) -> 
 
     try:
         _within(exchange, seconds)
-    except NoAnswer:  # whoever has not replied by now is missing
+    except NoAnswer:  # a node that has not replied by now is missing
         pass
     except httpx.HTTPError as error:
         log.warning("messages cannot be sent: %r", error)
@@ -95,4 +95,4 @@ def _within(call: Callable[[], Result], seconds: float) -> Result:
         raise NoAnswer from None
     if error is not None:
         raise error
-    return result  # type: ignore[return-value]
+    return cast(Result, result)

@@ -91,30 +91,10 @@ def _export(
     with _folder_written_whole(folder, overwrite) as temporary:
         for name, row, params in zip(names, rows, used, strict=True):
             client = trained_client(run, world, params, row)
-            entry: dict[str, Any] = {"client": name, "file": f"{files[row]}.safetensors"}
-            answering = kind.model(model.net, client) if kind else client.params
-            _save(model.tensors(answering), temporary / entry["file"])
-            added = {key: value for key, value in client.params.items() if key not in model.net.initial}
-            if kind and overrides(kind, "predict"):  # it answers with what the server sent beside the parameters
-                added |= client.inbox
-            if added:
-                entry["added_file"] = f"{files[row]}.added.safetensors"
-                _save(added, temporary / entry["added_file"])
-            entry["accuracy"] = scored["client_accuracy"][row] if scored else None
-            entry["train_count"] = int(client.count)
-            entries.append(entry)
-        index = {
-            "method": run.method,
-            "round": world.round,
-            "accuracy_round": scored["round"] if scored else None,
-            "class_names": _class_names(run),
-            "clients": entries,
-        }
-        (temporary / EXPORT_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        told = _left_out(kind, adapt)
-        (temporary / "README.md").write_text(
-            _readme(run.method, model, entries, told, _class_names(run)), encoding="utf-8"
-        )
+            accuracy = scored["client_accuracy"][row] if scored else None
+            entries.append(_write_client(temporary, files[row], name, model, kind, client, accuracy))
+        index = _index(run.method, world.round, scored["round"] if scored else None, _class_names(run), entries)
+        _write_index(temporary, index, _readme(run.method, model, entries, _left_out(kind, adapt), _class_names(run)))
     return [folder / entry["file"] for entry in entries]
 
 
@@ -132,7 +112,6 @@ def _export_server(
     elsewhere: list[dict[str, Any]] = []
     with _folder_written_whole(folder, overwrite) as temporary:
         for row in counted:
-            params = world.params.row(row)
             if only_on_nodes:
                 entry: dict[str, Any] = {"client": run.names[row], "held_file": None}
                 if own := {key: value[row] for key, value in world.params.own.items()}:
@@ -140,41 +119,73 @@ def _export_server(
                     _save(_renamed(own, model), temporary / entry["held_file"])
                 elsewhere.append(entry)
                 continue
-            count = federation["train_counts"][row]
-            client = Client(params, params, {}, world.inbox.row(row), torch.tensor(float(count)))
-            entry = {"client": run.names[row], "file": f"{files[row]}.safetensors"}
-            _save(model.tensors(settings.method.model(model.net, client)), temporary / entry["file"])
-            added = {key: value for key, value in params.items() if key not in model.net.initial}
-            if overrides(settings.method, "predict"):
-                added |= client.inbox
-            if added:
-                entry["added_file"] = f"{files[row]}.added.safetensors"
-                _save(added, temporary / entry["added_file"])
-            entry["accuracy"] = scored["client_accuracy"][row] if scored else None
-            entry["train_count"] = count
-            entries.append(entry)
+            client = trained_client(run, world, world.params.row(row), row)
+            accuracy = scored["client_accuracy"][row] if scored else None
+            entries.append(
+                _write_client(temporary, files[row], run.names[row], model, settings.method, client, accuracy)
+            )
         shared_file = None
         if world.params.common and not entries:
             shared_file = f"{shared_name}.safetensors"
             _save(_renamed(world.params.common, model), temporary / shared_file)
         index = {
-            "method": run.method,
-            "round": world.round,
-            "accuracy_round": scored["round"] if scored else None,
-            "class_names": _class_names(run),
-            "clients": entries,
+            **_index(run.method, world.round, scored["round"] if scored else None, _class_names(run), entries),
             "only_on_nodes": elsewhere,
             "never_counted": [run.names[row] for row in rows if row not in counted],
             "shared_file": shared_file,
         }
-        (temporary / EXPORT_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         readme = (
             _readme(run.method, model, entries, _left_out(settings.method, adapt), _class_names(run))
             if entries
             else _readme_of_parts(run.method, model, shared_file)
         )
-        (temporary / "README.md").write_text(readme, encoding="utf-8")
+        _write_index(temporary, index, readme)
     return [folder / entry["file"] for entry in entries]
+
+
+def _write_client(
+    folder: Path,
+    stem: str,
+    name: str,
+    model: PlainModel,
+    method: Method | None,
+    client: Client,
+    accuracy: float | None,
+) -> dict[str, Any]:
+    """Write the model of a client, and what it has beside the network; returns its entry of the index."""
+    added = {key: value for key, value in client.params.items() if key not in model.net.initial}
+    if method and overrides(method, "predict"):  # it answers with what the server sent beside the parameters
+        added |= client.inbox
+    answering = method.model(model.net, client) if method else client.params
+    return _write_tensors(folder, stem, name, model.tensors(answering), added, accuracy, int(client.count))
+
+
+def _write_tensors(
+    folder: Path, stem: str, name: str, tensors: Tensors, added: Tensors, accuracy: float | None, train_count: int
+) -> dict[str, Any]:
+    entry: dict[str, Any] = {"client": name, "file": f"{stem}.safetensors"}
+    _save(tensors, folder / entry["file"])
+    if added:
+        entry["added_file"] = f"{stem}.added.safetensors"
+        _save(added, folder / entry["added_file"])
+    return {**entry, "accuracy": accuracy, "train_count": train_count}
+
+
+def _index(
+    method: str, number: int, accuracy_round: int | None, class_names: Sequence[str], entries: list[dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        "method": method,
+        "round": number,
+        "accuracy_round": accuracy_round,
+        "class_names": list(class_names),
+        "clients": entries,
+    }
+
+
+def _write_index(folder: Path, index: Mapping[str, Any], readme: str) -> None:
+    (folder / EXPORT_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(readme, encoding="utf-8")
 
 
 def _renamed(params: Tensors, model: PlainModel) -> Tensors:
@@ -197,23 +208,16 @@ def write_node_model(
     the method `predicts_otherwise` than by the network alone.
     """
     _check_free(folder, overwrite)
-    (stem,) = file_names([str(known["client"])])
-    file = f"{stem}.safetensors"
-    entry: dict[str, Any] = {"client": known["client"], "file": file}
+    method, name, classes = known["method"], str(known["client"]), known["class_names"]
+    (stem,) = file_names([name])
+    left_out = [PREDICTS_OTHERWISE] if known["predicts_otherwise"] else []
     with _folder_written_whole(folder, overwrite) as temporary:
-        _save(model.tensors(params), temporary / file)
-        if added:
-            entry["added_file"] = f"{stem}.added.safetensors"
-            _save(added, temporary / entry["added_file"])
-        entry |= {"accuracy": known["accuracy"], "train_count": known["train_count"]}
-        index = {"method": known["method"], "round": number, "accuracy_round": number}
-        index |= {"class_names": known["class_names"], "clients": [entry]}
-        (temporary / EXPORT_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-        told = [PREDICTS_OTHERWISE] if known["predicts_otherwise"] else []
-        (temporary / "README.md").write_text(
-            _readme(known["method"], model, [entry], told, known["class_names"]), encoding="utf-8"
+        entry = _write_tensors(
+            temporary, stem, name, model.tensors(params), added, known["accuracy"], known["train_count"]
         )
-    return folder / file
+        index = _index(method, number, number, classes, [entry])
+        _write_index(temporary, index, _readme(method, model, [entry], left_out, classes))
+    return folder / entry["file"]
 
 
 def writing_to(run: Run, place: Path) -> AbstractContextManager[object]:

@@ -68,8 +68,8 @@ class PredictingClient(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "PredictingClient":
         # Constants inside the network follow the client's tensors to a device.
         for part in self.net.halves():
-            part._apply(fn)  # type: ignore[no-untyped-call]
-        return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
+            part._apply(fn)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]  # nor this
 
 
 def _buffer(group: str, name: str) -> str:
