@@ -54,7 +54,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def users_line(error: BaseException, theirs: Collection[str] = ()) -> tuple[str, int] | None:
-    """Return file and line of the innermost call in code that users wrote; `theirs` are such files, even if installed."""
+    """Return file and line of the innermost call in users' code; files in `theirs` are users' even if installed."""
     libraries = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parent, *installation()))
     found = None
     for frame in traceback.extract_tb(error.__traceback__):

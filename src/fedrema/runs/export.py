@@ -217,7 +217,7 @@ def write_node_model(
         )
         index = _index(method, number, number, classes, [entry])
         _write_index(temporary, index, _readme(method, model, [entry], left_out, classes))
-    return folder / entry["file"]
+    return folder / f"{stem}.safetensors"
 
 
 def writing_to(run: Run, place: Path) -> AbstractContextManager[object]:
