@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 import fedrema
-from fedrema.runs.personalize import personalize
+from fedrema.runs.new_clients import personalize
 
 everyone = fedrema.make_federation(dataset="digits", clients=20, samples=60, s=0.1, test_share=0.5)
 newcomer = everyone.client == 19

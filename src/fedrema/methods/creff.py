@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from fedrema.core import Answer, Batch, Client, Method, Moment, State, Uploads
 from fedrema.errors import above_zero, at_least
-from fedrema.last_layer import inputs_of_last, last_layer
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import class_members
+from fedrema.methods.shared.prototypes import class_members
+from fedrema.models.body_and_head import Net, Tensors
+from fedrema.models.last_layer import inputs_of_last, last_layer
 
 
 @dataclass(frozen=True)

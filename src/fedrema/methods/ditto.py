@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of, model_of, squared_distance
 from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Role, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, model_of, squared_distance
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of
 from fedrema.core import Batch, Client, Gradient, LocalTraining, Method, Moment, Move, Phase, Role, cross_entropy
 from fedrema.errors import above_zero, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)

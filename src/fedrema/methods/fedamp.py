@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of, squared_distance
 from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads, cross_entropy, mix
 from fedrema.errors import BadInput, above_zero, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, squared_distance
+from fedrema.models.body_and_head import Net, Tensors
 
 LEAST_ALPHA = 1.0
 """α falls no further: in long runs a smaller one would freeze every client at its cloud model."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from fedrema.core import LocalTraining, Method, Moment, Phase, Role, everything
 from fedrema.errors import at_least
-from fedrema.net import Net
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import class_means
+from fedrema.methods.shared.prototypes import class_means
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)

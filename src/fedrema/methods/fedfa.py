@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedrema.base.random import torch_generator
 from fedrema.core import Batch, Client, Method, Moment, cross_entropy
 from fedrema.errors import BadInput, at_least
-from fedrema.keys import torch_generator
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import class_means
+from fedrema.methods.shared.prototypes import class_means
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)

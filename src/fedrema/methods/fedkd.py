@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.copies import copied, copy_of, model_of
 from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads, cross_entropy
 from fedrema.errors import BadInput, above_zero
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, model_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)

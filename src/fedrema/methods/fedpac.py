@@ -20,8 +20,7 @@ from fedrema.core import (
     mix,
 )
 from fedrema.errors import at_least
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import (
+from fedrema.methods.shared.prototypes import (
     Weighing,
     aligned_loss,
     class_means,
@@ -29,7 +28,8 @@ from fedrema.prototypes import (
     no_prototypes,
     own_prototypes,
 )
-from fedrema.quadratic import least_on_simplex
+from fedrema.methods.shared.simplex import least_on_simplex
+from fedrema.models.body_and_head import Net, Tensors
 
 NEGLIGIBLE = 1e-3
 """Weights below this are the solver's rounding, as in the authors' code."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedrema.core import Method, Role
-from fedrema.net import Net
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)

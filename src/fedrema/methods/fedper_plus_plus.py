@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedrema.core import Batch, Client, Method, Moment, Role, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)

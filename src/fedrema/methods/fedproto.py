@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads
 from fedrema.errors import at_least
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
+from fedrema.methods.shared.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedrema.copies import squared_distance
 from fedrema.core import Batch, Client, Method, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net
+from fedrema.methods.shared.second_models import squared_distance
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from fedrema.core import (
     Uploads,
     mix,
 )
+from fedrema.core.similarity import draw_probes, similarity_rows
 from fedrema.errors import BadInput, above_zero, at_least
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
-from fedrema.similarity import draw_probes, similarity_rows
+from fedrema.methods.shared.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
+from fedrema.models.body_and_head import Net, Tensors
 
 NO_GAP = 1e-6
 """Differences below this are rounding: nobody can be told apart, so everyone is relevant."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from fedrema.core import LocalTraining, Method, Moment, Phase, Role
 from fedrema.errors import at_least
-from fedrema.net import Net
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)

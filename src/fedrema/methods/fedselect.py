@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of, model_of
 from fedrema.core import Answer, Batch, Client, Gradient, LocalTraining, Method, Moment, Phase, State, Uploads
 from fedrema.errors import BadInput, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, model_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedrema.copies import copied, copy_of
 from fedrema.core import Batch, Client, Method, Moment
 from fedrema.errors import BadInput, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.copies import copied, copy_of
 from fedrema.core import Batch, Client, Method, Moment, cross_entropy
 from fedrema.errors import above_zero, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)

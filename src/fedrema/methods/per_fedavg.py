@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from fedrema.core import Batch, Client, Gradient, LocalTraining, Method, Moment, Phase
 from fedrema.errors import above_zero, at_least
-from fedrema.net import Tensors
+from fedrema.models.body_and_head import Tensors
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedrema.copies import copied, copy_of
 from fedrema.core import (
     Answer,
     Batch,
@@ -20,7 +19,8 @@ from fedrema.core import (
     Uploads,
 )
 from fedrema.errors import BadInput, above_zero, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import torch
 
-from fedrema.copies import copied, copy_of, per_client
 from fedrema.core import (
     Answer,
     Batch,
@@ -21,7 +20,8 @@ from fedrema.core import (
     Uploads,
 )
 from fedrema.errors import above_zero
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, per_client
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
