@@ -1,4 +1,6 @@
-"""Checks the stacked Triton programs on a CUDA machine, and times them: PYTHONPATH=src python benchmarks/check_kernels.py.
+"""Check the stacked Triton programs on a CUDA machine, and time them.
+
+PYTHONPATH=src python benchmarks/check_kernels.py
 
 Exits with 1 where an error exceeds its limit. Needs torch and Triton only, not the packages that fedrema needs.
 """

@@ -1,4 +1,6 @@
-"""Load on the network path: python benchmarks/check_network.py. Fails where our FedAvg costs over 1.1 times Flower's own.
+"""Load on the network path: fails where our FedAvg costs over 1.1 times Flower's own.
+
+python benchmarks/check_network.py
 
 A hundred nodes in Flower's simulation engine, one after the other: Flower's FedAvg with a plain PyTorch client, our
 FedAvg and our FedReMa, with the same network, samples and single epoch, so that almost nothing but the cost of a round

@@ -1,7 +1,7 @@
 """Measure the page on a huge run: 10,000 rounds × 1,000 clients, made up, written by the real writers.
 
-`python benchmarks/check_page.py` needs playwright and a Chromium (`make test-browser` installs them), 1.5 GB of disk and some
-minutes. It fails where the report is larger than 20 MB, or first shows something after more than 3 s.
+`python benchmarks/check_page.py` needs playwright and a Chromium (`make test-browser` installs them), 1.5 GB of
+disk and some minutes. It fails where the report is larger than 20 MB, or first shows something after more than 3 s.
 """
 
 import argparse

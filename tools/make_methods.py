@@ -16,7 +16,7 @@ from pathlib import Path
 from draw_ranking import draw_ranking
 from time_methods import times_markdown
 
-from fedrema.base.field_docs import field_documentation, valid_choices
+from fedrema.base.options import field_documentation, valid_choices
 from fedrema.cli import main
 from fedrema.core import Method
 from fedrema.methods import registry

@@ -21,11 +21,15 @@ if TYPE_CHECKING:
     from fedrema.core import Batch as Batch
     from fedrema.core import Client as Client
     from fedrema.core import LocalTraining as LocalTraining
+    from fedrema.core import Matrix as Matrix
     from fedrema.core import Method as Method
     from fedrema.core import Moment as Moment
     from fedrema.core import Move as Move
+    from fedrema.core import Period as Period
     from fedrema.core import Phase as Phase
+    from fedrema.core import Reports as Reports
     from fedrema.core import Role as Role
+    from fedrema.core import Trace as Trace
     from fedrema.core import Uploads as Uploads
     from fedrema.core import average as average
     from fedrema.core import cross_entropy as cross_entropy
@@ -49,7 +53,7 @@ _HOMES = {
     "fedrema.methods.shared.second_models": ("copied", "copy_of"),
     "fedrema.core": (
         *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Move", "Phase", "Role", "Uploads"),
-        *("average", "cross_entropy", "mix"),
+        *("Matrix", "Period", "Reports", "Trace", "average", "cross_entropy", "mix"),
     ),
     "fedrema.data": ("Federation",),
     "fedrema.errors": ("BadInput", "Diverged", "FedremaError"),

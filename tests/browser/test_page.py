@@ -243,7 +243,7 @@ def test_live_rounds_arrive_and_a_killed_run_is_shown_as_stopped(browser, tmp_pa
     assert complaints == []
 
 
-@pytest.mark.parametrize("script", ["make_screenshots.py", "check_page.py"])
+@pytest.mark.parametrize("script", ["tools/make_screenshots.py", "benchmarks/check_page.py"])
 def test_the_scripts_of_the_docs_run(browser, script, tmp_path):
     file = Path(fedrema.__file__).parents[2] / script
     subprocess.run([sys.executable, file, "--quick"], cwd=tmp_path, check=True, timeout=300)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from fedrema.base.field_docs import field_documentation
+from fedrema.base.options import field_documentation
 from fedrema.config.presets import PRESETS
 from fedrema.config.settings import Output, as_arguments, parse_settings
 from fedrema.core import LocalTraining, Method, Simulation

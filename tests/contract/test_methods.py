@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedrema.base.field_docs import field_documentation
+from fedrema.base.options import field_documentation
 from fedrema.core import LocalTraining, Method, Simulation
 from fedrema.methods import registry
 from fedrema.methods.apfl import APFL

@@ -9,22 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from fedrema.base.field_docs import field_documentation
+from fedrema.base.options import field_documentation
 from fedrema.methods import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
+TOOLS = DOCS.parent / "tools"
 
 
 @pytest.fixture(scope="module")
 def generator():
-    sys.path.insert(0, str(DOCS))  # it imports its neighbours
+    sys.path.insert(0, str(TOOLS))  # it imports its neighbours
     try:
-        specification = importlib.util.spec_from_file_location("make_methods", DOCS / "make_methods.py")
+        specification = importlib.util.spec_from_file_location("make_methods", TOOLS / "make_methods.py")
         module = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(module)
         yield module
     finally:
-        sys.path.remove(str(DOCS))
+        sys.path.remove(str(TOOLS))
 
 
 def plain(text: str) -> str:

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from fedrema.base.field_docs import field_documentation, valid_choices
+from fedrema.base.options import field_documentation, valid_choices
 from fedrema.base.terminal import Console
 from fedrema.config.presets import PRESETS
 from fedrema.config.settings import parse_arguments, parse_data

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from fedrema.base.field_docs import field_documentation
+from fedrema.base.options import field_documentation
 
 ESSENTIAL = ("dataset", "federation", "rounds", "out", "seed", "device")
 TRAINING = ("clients", "epochs", "batch", "lr", "net", "seeds")

@@ -6,18 +6,21 @@ preset is nothing but arguments that stand before the user's own.
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import io
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import msgspec
 import tyro
 
+from fedrema.base.options import Purpose, option, purpose_of
 from fedrema.config.option_help import help_groups, print_help
-from fedrema.config.presets import OWN_DATA, PRESETS, data_defaults, training_defaults, training_for
+from fedrema.config.presets import OWN_DATA, PRESETS, Values, data_defaults, training_defaults, training_for
 from fedrema.core import LocalTraining, Method, Simulation
 from fedrema.data import DataSettings, Federation
 from fedrema.data.options import UNUSED
@@ -35,25 +38,25 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")
 class Output:
     """What is kept, and where settings come from."""
 
-    out: Path | None = None
+    out: Path | None = option(None, Purpose.OUTPUT)
     """Folder of the run; default: a new one under runs/."""
-    overwrite: bool = False
+    overwrite: bool = option(False, Purpose.OUTPUT)
     """Replace a run that lies in --out."""
-    checkpoint_every: int = 0
+    checkpoint_every: int = option(0, Purpose.OUTPUT)
     """Save the state every this many rounds; 0 saves once a minute. The end, Ctrl-C and SIGTERM always save."""
-    seeds: int = 1
+    seeds: int = option(1, Purpose.OUTPUT)
     """Repeat with this many training seeds: --seed, --seed + 1, …; each in a folder of its own."""
-    config: Path | None = None
+    config: Path | None = option(None, Purpose.OUTPUT)
     """TOML file with any of these settings, by their names on the command line; arguments override it."""
-    paper: str | None = None
+    paper: str | None = option(None, Purpose.OUTPUT)
     """Settings of one of the paper's experiments, such as table1-cifar10; `fedrema methods --paper` lists them."""
-    tuned: Path | None = None
+    tuned: Path | None = option(None, Purpose.OUTPUT)
     """TOML file with settings by dataset and method, as a sweep writes it; --config and arguments override it."""
-    quiet: bool = False
+    quiet: bool = option(False, Purpose.OUTPUT)
     """No progress bar, no table, no report."""
-    open: bool = False
+    open: bool = option(False, Purpose.OUTPUT)
     """Open the report in the browser at the end."""
-    track: str | None = None
+    track: str | None = option(None, Purpose.OUTPUT)
     """Send numbers and pictures to tensorboard, mlflow or wandb as well; several with a comma between them."""
 
     def __post_init__(self) -> None:
@@ -106,6 +109,22 @@ class Settings:
             for field in dataclasses.fields(group)
         }
 
+    @staticmethod
+    def names(*purposes: Purpose) -> frozenset[str]:
+        """Return the names, as on the command line, of the settings that every run has for these purposes."""
+        every = [field for group in COMMON.values() for field in dataclasses.fields(group)]
+        return frozenset(_dashed(field.name) for field in every if purpose_of(field) in purposes)
+
+    def values_for(self, *purposes: Purpose) -> dict[str, Any]:
+        """Return the settings that have these purposes, by name; those of the method define results."""
+        groups = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return {
+            _dashed(field.name): _plain(getattr(group, field.name))
+            for group in groups
+            for field in dataclasses.fields(group)
+            if purpose_of(field) in purposes
+        }
+
     def described(self) -> dict[str, Any]:
         """Return the settings that apply, as records hold them: own data is not divided by --dataset and --clients."""
         unused = () if self.data.federation is None else (*UNUSED, "partition_file")
@@ -126,6 +145,83 @@ class Settings:
         return dataclasses.replace(self, local=dataclasses.replace(self.local, **chosen))
 
 
+def make_settings(method: str | Method, values: Values, where: str = "settings", plain: bool = False) -> Settings:
+    """Build settings from a method, or its name, and values by name (with - or _).
+
+    Lowest to highest: the defaults of the dataset or of own data (`plain`: those of the dataclasses), `paper`, `tuned`,
+    `config`, the values themselves. A method given as an instance has its own settings, and values hold none of them.
+    `where` begins the sentence about a name or value that is not valid.
+    """
+    kind = find_method(method) if isinstance(method, str) else type(method)
+    name = method if isinstance(method, str) else kind.name
+    values = _named(values)
+    before: dict[str, Any] = {}
+    if (paper := values.get("paper")) is not None:
+        if paper not in PRESETS:
+            raise BadInput(f"--paper {paper!r} is unknown; valid are {', '.join(PRESETS)}.")
+        before |= PRESETS[paper].values(name)
+    config, tuned = values.get("config"), values.get("tuned")
+    from_config = {} if config is None else _named(read_config(Path(config)))
+    from_config.pop("method", None)
+    if tuned is not None:
+        given_so_far = {**before, **from_config, **values}
+        data = given_so_far.get("federation") or given_so_far.get("dataset") or "digits"
+        before |= _named(read_tuned(Path(tuned), str(data), name))
+    before |= from_config
+    layered = {**before, **values}
+    if not plain and layered.get("federation") is None:
+        data = str(layered.get("dataset") or "digits")
+        layered = {**data_defaults(data), **training_defaults(data), **layered}
+    elif not plain:
+        layered = {**OWN_DATA, **layered}
+    groups: dict[str, type[Any]] = dict(COMMON) if isinstance(method, Method) else {"method": kind, **COMMON}
+    known = {_dashed(field.name) for group in groups.values() for field in dataclasses.fields(group)}
+    for unknown in (each for each in layered if each not in known):
+        close = difflib.get_close_matches(unknown, known, n=2)
+        hint = f"perhaps you meant {' or '.join(close)}" if close else f"valid are {', '.join(sorted(known))}"
+        raise BadInput(f"{where}: {unknown!r} is not a setting of {name}; {hint}.")
+    made = {group: _filled(owner, layered, where) for group, owner in groups.items()}
+    if isinstance(method, Method):
+        made["method"] = method
+    made["data"] = made["data"].without_unused()
+    return Settings(**made)
+
+
+def _named(values: Values) -> dict[str, Any]:
+    """Return values under their names on the command line; None means not given."""
+    return {_dashed(name): value for name, value in values.items() if value is not None}
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _filled(kind: type[Any], values: Values, where: str) -> Any:
+    """Return an instance of a settings class, with the values that are fields of it."""
+    hints = get_type_hints(kind)
+    given = {
+        field.name: values[_dashed(field.name)] for field in dataclasses.fields(kind) if _dashed(field.name) in values
+    }
+    return kind(**{name: _converted(value, hints[name], name, where) for name, value in given.items()})
+
+
+def _converted(value: Any, hint: Any, name: str, where: str) -> Any:
+    """Return a value as the type of its field: TOML and JSON have no paths, and whole numbers may stand for others."""
+    if isinstance(value, Path):
+        value = str(value)
+    try:
+        return msgspec.convert(value, hint, strict=not isinstance(value, str), dec_hook=_decode)
+    except msgspec.ValidationError as error:
+        wanted = str(error).removeprefix("Expected ").partition(", got")[0]
+        raise BadInput(f"{where}: {_dashed(name)} must be {wanted}, got {value!r}.") from None
+
+
+def _decode(kind: type[Any], value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError
+
+
 def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema run", plain: bool = False) -> Settings:
     """Build settings from a method's name and arguments.
 
@@ -138,7 +234,7 @@ def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema r
     if paper is not None:
         if paper not in PRESETS:
             raise BadInput(f"--paper {paper!r} is unknown; valid are {', '.join(PRESETS)}.")
-        before += PRESETS[paper].arguments(method)
+        before += as_arguments(PRESETS[paper].values(method))
     from_config = [] if config is None else as_arguments(read_config(Path(config)))
     if tuned is not None:
         data = [*before, *from_config, *arguments]
@@ -148,9 +244,9 @@ def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema r
     defaults: list[str] = []
     if not plain and given([*before, *arguments], "--federation") is None:
         dataset = given([*before, *arguments], "--dataset") or "digits"
-        defaults = [*data_defaults(dataset), *training_defaults(dataset)]
+        defaults = as_arguments({**data_defaults(dataset), **training_defaults(dataset)})
     elif not plain:
-        defaults = OWN_DATA
+        defaults = as_arguments(OWN_DATA)
     return _parse(find_method(method), [*defaults, *before], arguments, f"{prog} {method}")
 
 
@@ -184,7 +280,7 @@ def _options(method: type[Method]) -> dict[str, bool]:
 def parse_data(kind: type[Any], arguments: Sequence[str], prog: str) -> Any:
     """Fill a dataclass that holds `DataSettings` (or is it), starting from the dataset's defaults."""
     own = given(arguments, "--federation")
-    defaults = [] if own else data_defaults(given(arguments, "--dataset") or "digits")
+    defaults = [] if own else as_arguments(data_defaults(given(arguments, "--dataset") or "digits"))
     return parse_arguments(kind, arguments, prog, before=defaults)
 
 

@@ -3,6 +3,7 @@
 from fedrema.core.aggregation import Mean, average, mix
 from fedrema.core.method import Method, cross_entropy, overrides
 from fedrema.core.options import Backend, LocalTraining, Precision, Simulation
+from fedrema.core.reports import Matrix, Period, Reports, Trace
 from fedrema.core.types import (
     Answer,
     Batch,
@@ -29,17 +30,21 @@ __all__ = [
     "Gradient",
     "LocalTraining",
     "Loss",
+    "Matrix",
     "Mean",
     "Method",
     "Moment",
     "Move",
     "Number",
+    "Period",
     "Phase",
     "Precision",
+    "Reports",
     "Role",
     "Simulation",
     "State",
     "Step",
+    "Trace",
     "Uploads",
     "average",
     "cross_entropy",

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedrema.core.options import LocalTraining
+from fedrema.core.reports import Reports
 from fedrema.core.types import Answer, Batch, Client, Moment, Phase, Role, State, Uploads
 from fedrema.models.body_and_head import Net, Tensors
 
@@ -34,6 +35,8 @@ class Method:
     """Where it comes from."""
     revision: ClassVar[int] = 1
     """Raised by one with every change that alters results: older results then count as outdated."""
+    reports: ClassVar[Reports] = Reports()
+    """What it reports beyond the metrics of every run: traces, a period, matrices between clients, its colour."""
 
     def called(self) -> str:
         """Return the title by which tables and pictures call it; a variant may have one of its own."""

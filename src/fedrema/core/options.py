@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from fedrema.base.options import Purpose, option
 from fedrema.core.types import Moment
 from fedrema.errors import BadInput, above_zero, at_least
 
@@ -59,37 +60,37 @@ class LocalTraining:
 class Simulation:
     """How the federation is played."""
 
-    rounds: int = 60
+    rounds: int = option(60, Purpose.ROUNDS)
     """Communication rounds."""
-    seed: int = 0
+    seed: int = option(0, Purpose.SEED)
     """Seed of training: initial weights, batches, probes, who takes part. The data has its own, --data-seed."""
     participation: float = 1.0
     """Share of the clients that take part in a round."""
-    dropout: float = 0.0
+    dropout: float = option(0.0, simulated=True)
     """Chance that a client which takes part fails before its upload arrives."""
-    late: float = 0.0
+    late: float = option(0.0, simulated=True)
     """Share of the clients that join only in round --late-round."""
-    late_round: int = 10
+    late_round: int = option(10, simulated=True)
     """The round in which late clients join."""
     evaluate_every: int = 1
     """Score all clients every this many rounds, and after the last."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = option("auto", Purpose.COMPUTATION)
     """Where to train; auto takes a GPU where there is one."""
     precision: Precision = "auto"
     """Arithmetic: float32, float64, on a GPU also tf32, bf16 (products only); auto: float32 on a CPU, bf16 on a GPU."""
-    backend: Backend = "auto"
+    backend: Backend = option("auto", Purpose.COMPUTATION)
     """Train clients one after the other (loop) or as one tensor program (stacked); auto picks the faster."""
-    threads: int = 0
+    threads: int = option(0, Purpose.COMPUTATION)
     """Threads that share one operation on a CPU; 0: one, or all that torch may use where there is much to share."""
-    chunk: int = 0
+    chunk: int = option(0, Purpose.COMPUTATION)
     """Train at most this many clients at once (rounded up to a multiple of 32); 0: as many as memory allows."""
-    memory: float | None = None
+    memory: float | None = option(None, Purpose.COMPUTATION)
     """GB that training may take; what clients keep beyond that lies on disk. Default: half of what is free."""
-    scratch: Path | None = None
+    scratch: Path | None = option(None, Purpose.PLACE)
     """Folder for what does not fit into memory; default: the system's temporary folder."""
-    record: Literal["none", "relations"] = "none"
+    record: Literal["none", "relations"] = option("none", Purpose.RECORD)
     """relations: keep the similarities S between the heads (for any method), the chosen sets and the dependency map."""
-    record_every: int = 1
+    record_every: int = option(1, Purpose.RECORD)
     """Keep relations every this many rounds, and of the first and the last."""
 
     def __post_init__(self) -> None:

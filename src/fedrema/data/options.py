@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrema.base.options import Purpose, option
 from fedrema.data import partitions
 from fedrema.data.checks import are_numbers, check_draw
 from fedrema.data.datasets import Pool, dataset_names, is_here, load_pool, pool_size
@@ -23,37 +24,37 @@ PartitionName = Literal["grouped", "dirichlet", "shards", "iid", "quantity"]
 class DataSettings:
     """What the clients hold."""
 
-    dataset: str = "digits"
+    dataset: str = option("digits", partitions=True)
     """Where samples come from: digits (comes with scikit-learn), mnist, fmnist or cifar10."""
 
-    federation: str | None = None
+    federation: str | None = option(None, Purpose.SOURCE)
     """Own data or a saved federation instead of a dataset: .npz, folder of .npz files, or module:function."""
 
-    data_dir: Path | None = None
+    data_dir: Path | None = option(None, Purpose.PLACE)
     """Folder that holds the datasets, or gets them downloaded; default: $FEDREMA_DATA, then a cache."""
 
-    partition: PartitionName = "grouped"
+    partition: PartitionName = option("grouped", partitions=True)
     """Who gets what: grouped (the paper's), dirichlet, shards, iid or quantity; docs/federations.md explains them."""
 
-    partition_file: Path | None = None
+    partition_file: Path | None = option(None, Purpose.PLACE)
     """Take who gets what from a file: .npz with index, client and perhaps split, or .json {client: [indices]}."""
 
-    clients: int = 20
+    clients: int = option(20, partitions=True)
     """Number of clients."""
 
-    samples: int = 40
+    samples: int = option(40, partitions=True)
     """Samples per client, train and test together (quantity: on average)."""
 
-    s: float = 0.1
+    s: float = option(0.1, partitions=True)
     """grouped: share of IID data, from 0 (dominant labels only) to 1 (IID)."""
 
-    alpha: float = 0.5
+    alpha: float = option(0.5, partitions=True)
     """dirichlet and quantity: the smaller, the more the clients differ."""
 
-    groups: int = 5
+    groups: int = option(5, partitions=True)
     """grouped: number of groups of clients with the same dominant labels."""
 
-    classes_per_client: int = 2
+    classes_per_client: int = option(2, partitions=True)
     """shards: number of classes that each client has."""
 
     test_share: float = 0.2

@@ -14,6 +14,7 @@ from fedrema.core import (
     Method,
     Moment,
     Phase,
+    Reports,
     Role,
     State,
     Uploads,
@@ -56,6 +57,7 @@ class FedPAC(Method):
     paper: ClassVar[str] = (
         "Xu et al., Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023"
     )
+    reports: ClassVar[Reports] = Reports(colour="#CC79A7")
 
     align: float = 1.0
     """λ: how strongly features are drawn to their class's prototype; 0 switches alignment off."""

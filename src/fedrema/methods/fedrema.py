@@ -12,11 +12,15 @@ from fedrema.core import (
     Batch,
     Client,
     LocalTraining,
+    Matrix,
     Method,
     Moment,
+    Period,
     Phase,
+    Reports,
     Role,
     State,
+    Trace,
     Uploads,
     mix,
 )
@@ -51,6 +55,20 @@ class FedReMa(Method):
     paper: ClassVar[str] = (
         "Liang et al., FedReMa: Improving Personalized Federated Learning via Leveraging the Most Relevant Clients,"
         " ECAI 2024"
+    )
+    reports: ClassVar[Reports] = Reports(
+        colour="#D55E00",
+        emphasis=1.7,
+        traces=(
+            Trace("mean_gap", "mean gap"),
+            Trace("gap_ratio", "gap relative to its peak"),
+            Trace("set_sizes", "relevant peers", per_client=True),
+        ),
+        period=Period("critical", "critical period", "critical", "by history", measure="gap_ratio", threshold="delta"),
+        matrices=(
+            Matrix("sets", "Relevant peers", "selection"),
+            Matrix("G", "Who learns from whom", "counts", state="dependencies"),
+        ),
     )
 
     delta: float = 0.5

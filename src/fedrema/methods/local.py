@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedrema.core import Method, Role
+from fedrema.core import Method, Reports, Role
 from fedrema.models.body_and_head import Net
 
 
@@ -14,6 +14,7 @@ class Local(Method):
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "Local"
     paper: ClassVar[str] = "no communication; the baseline of every comparison"
+    reports: ClassVar[Reports] = Reports(colour="#999999")
 
     def role(self, net: Net, name: str) -> Role:
         """Keep everything at home."""

@@ -14,6 +14,7 @@ from fedrema.core import (
     Moment,
     Move,
     Phase,
+    Reports,
     Role,
     State,
     Uploads,
@@ -37,6 +38,7 @@ class PFedMe(Method):
     name: ClassVar[str] = "pfedme"
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
+    reports: ClassVar[Reports] = Reports(colour="#56B4E9", stroke="--")
 
     tie: float = 15.0
     """λ: how strongly a personal model is held to the global one (authors: 15)."""

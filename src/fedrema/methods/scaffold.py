@@ -15,6 +15,7 @@ from fedrema.core import (
     Moment,
     Move,
     Phase,
+    Reports,
     Role,
     State,
     Uploads,
@@ -44,6 +45,7 @@ class SCAFFOLD(Method):
         "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     )
     revision: ClassVar[int] = 2
+    reports: ClassVar[Reports] = Reports(colour="#0072B2", stroke="-.")
 
     server_lr: float = 1.0
     """η_g: how far the server goes to the clients' mean (authors: 1)."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fedrema.base.field_docs import field_documentation
+from fedrema.base.options import field_documentation
 from fedrema.core import LocalTraining, Simulation
 from fedrema.models.networks import Network
 
