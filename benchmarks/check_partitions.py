@@ -1,7 +1,9 @@
 """Is the partition behind docs/results.md an easy one? Two checks on CIFAR-10, for a CPU.
 
-python benchmarks/check_partitions.py images     how hard the test images of ten partitions are for one network (15 minutes)
-python benchmarks/check_partitions.py generator  the released generator's partition against ours, small network (2 minutes)
+python benchmarks/check_partitions.py images
+    How hard the test images of ten partitions are for one network (15 minutes).
+python benchmarks/check_partitions.py generator
+    The released generator's partition against ours, with a small network (2 minutes).
 """
 
 import argparse
