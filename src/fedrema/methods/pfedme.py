@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from fedrema.core import (
+    Alternative,
     Answer,
     Batch,
     Client,
@@ -38,7 +39,9 @@ class PFedMe(Method):
     name: ClassVar[str] = "pfedme"
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
-    reports: ClassVar[Reports] = Reports(colour="#56B4E9", stroke="--")
+    reports: ClassVar[Reports] = Reports(
+        colour="#56B4E9", stroke="--", alternatives=(Alternative("global", "global model"),)
+    )
 
     tie: float = 15.0
     """λ: how strongly a personal model is held to the global one (authors: 15)."""
