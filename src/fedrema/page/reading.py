@@ -12,7 +12,7 @@ from fedrema.errors import BadInput
 from fedrema.runs.checksums import REMEDY
 from fedrema.runs.records import RecordChain
 from fedrema.runs.run import Run
-from fedrema.simulation.records import PRIMARY, MetricRecord, RoundRecord, Summary
+from fedrema.simulation.records import PRIMARY, MetricRecord, RoundRecord, Summary, TraceValue
 
 KEPT_ROUNDS = 400
 """Rounds that the page shows; more would share pixels."""
@@ -179,7 +179,7 @@ def _light(record: RoundRecord) -> RoundRecord:
         {name: replace(metric, clients=[]) for name, metric in found.items()}
         for found in (record.metrics, record.trained)
     )
-    trace = {name: value for name, value in record.trace.items() if not isinstance(value, list)}
+    trace: dict[str, TraceValue] = {name: value for name, value in record.trace.items() if not isinstance(value, list)}
     return replace(record, participants=[], dropped=[], client_loss=[], metrics=metrics, trained=trained, trace=trace)
 
 
