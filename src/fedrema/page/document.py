@@ -32,7 +32,9 @@ HIDDEN = Settings.names(Purpose.OUTPUT, Purpose.PLACE) - {"partition-file"}
 """Settings that are not shown: local paths are omitted because the page may be shared."""
 FILES = ("federation", "partition-file")
 """Settings of which only the file's name is shown."""
-PARTITIONING = frozenset(field.name.replace("_", "-") for field in fields(DataSettings) if field.metadata["partitions"])
+PARTITIONING = frozenset(
+    field.name.replace("_", "-") for field in fields(DataSettings) if field.metadata.get("partitions")
+)
 """Settings that have no meaning with own data."""
 
 Json = dict[str, Any]

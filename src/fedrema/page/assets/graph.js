@@ -102,7 +102,7 @@ function drawGraph() {
     selection: 'its choice in this round',
     similarity: 'similarity',
   }[matrixOf(source).kind];
-  const whose = place >= 0 ? ` Dark lines: the peers of client ${nameOf(state.client)}.` : '';
+  const whose = place >= 0 ? ` Thick lines: the peers of client ${nameOf(state.client)}.` : '';
   return {
     data,
     layout: { height: isNarrow() ? 360 : 470, xaxis: bare, yaxis: bare, showlegend: clusters.length <= 8 },

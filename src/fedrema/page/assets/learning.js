@@ -109,7 +109,7 @@ function drawLearning() {
           : 'One training seed.',
       ended.size ? `Dotted: end of the ${[...ended].join(' or ')}.` : '',
       cut ? 'Some of the first rounds are below the visible range; double-click to show all.' : '',
-      state.client != null && table ? `Dark line: client ${nameOf(state.client)} in ${runLabel(currentRun())}.` : '',
+      state.client != null && table ? `Thick line: client ${nameOf(state.client)} in ${runLabel(currentRun())}.` : '',
     ]
       .filter(Boolean)
       .join(' '),

@@ -182,7 +182,7 @@ function begin() {
   const afterPaint = () =>
     requestAnimationFrame(() =>
       setTimeout(() => {
-        wakePlotly();
+        loadPlotly();
         if (parts.main.live) goLive();
       }, 0),
     );

@@ -80,7 +80,7 @@ function drawPath() {
         marker: { symbol: 'x', size: 7, color: css('bad') },
         hovertemplate: 'round %{x}: absent or failed<extra></extra>',
       });
-    caption = `Dark line: the model of client ${nameOf(state.client)}; dotted: right after local training, before aggregation. Band: 10th to 90th percentile of all clients.`;
+    caption = `Thick line: the model of client ${nameOf(state.client)}; dotted: right after local training, before aggregation. Band: 10th to 90th percentile of all clients.`;
   }
   if (found.note) caption += ` ${found.note}`;
   return {

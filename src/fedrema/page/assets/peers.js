@@ -35,7 +35,7 @@ function onePeers(found, source, place) {
   });
   const z = names.map((_, peer) => rows.map((row) => row[peer]));
   const pale = rows.some((row) => row.includes(1))
-    ? ` Pale: chosen in earlier rounds${period ? `, after the ${period.title}` : ''}.`
+    ? ` Pale colour: chosen in earlier rounds${period ? `, after the ${period.title}` : ''}.`
     : '';
   return {
     data: [
@@ -58,7 +58,7 @@ function onePeers(found, source, place) {
     ],
     layout: roundsByClientsLayout(found.rounds, names, 'Peer', place, 16),
     words: `Rounds by peers of client ${nameOf(state.client)}.`,
-    caption: `Dark: client ${nameOf(state.client)} learns from the client of the row in this round.${pale} Frame: the client itself.`,
+    caption: `Strong colour: client ${nameOf(state.client)} learns from the client of the row in this round.${pale} Frame: the client itself.`,
     rows: () => [
       ['round', ...names],
       ...found.rounds.map((round, at) => [
@@ -100,6 +100,7 @@ function quantityByClient(rounds, order, z, { title, description, percent: isSha
     data: [
       {
         ...roundsByClients(rounds, order, z),
+        zmax: Math.max(...z.flatMap(known)),
         colorscale: ramp(),
         colorbar: { thickness: 10, len: 0.8, outlinewidth: 0, title: { text: isShare ? '%' : '', side: 'right' } },
         customdata: z.map((line, at) => line.map(() => [order[at], safe(names[at])])),
@@ -108,7 +109,7 @@ function quantityByClient(rounds, order, z, { title, description, percent: isSha
     ],
     layout: roundsByClientsLayout(rounds, names, 'Client', order.indexOf(state.client), 14),
     words: `Rounds by clients: ${title}.`,
-    caption: `Each row is a client; darker means a higher ${title}. ${description}${select}${
+    caption: `Each row is a client; a stronger colour means a higher ${title}. ${description}${select}${
       z.some((line) => line.includes(null)) ? ' Empty: the client was absent.' : ''
     }`,
     rows: () => [['round', ...names], ...rounds.map((round, at) => [round, ...z.map((line) => line[at])])],

@@ -84,11 +84,11 @@ function drawTraces() {
       })
       .join('; '),
     caption: [
+      `${capitalised(panels.map((trace) => trace.title).join(', '))} by round.`,
       period?.description,
       ...panels.map((trace) => trace.description),
       dashed,
       end != null ? `Dotted: end of the ${period.title}.` : '',
-      `Quantities by round: ${panels.map((trace) => trace.title).join(', ')}.`,
     ]
       .filter(Boolean)
       .join(' '),
