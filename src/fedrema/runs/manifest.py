@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -50,6 +51,7 @@ def describe(
     federation = simulator.federation
     return {
         "method": method_name(settings.method),
+        "title": settings.method.called(),
         "settings": settings.described() | ({"net": GIVEN} if own_module else {}),
         "identity": identity_of(settings, federation, own_module),
         "revisions": revisions_of(settings.method, simulator.device.type),
@@ -66,7 +68,13 @@ def describe(
             "saved": saves_federation,
         },
         "ran_on": ran_on(simulator),
+        "reports": reports_of(settings.method),
     }
+
+
+def reports_of(method: Method) -> dict[str, Any]:
+    """Return what a method declares about its reports, for config.json: showing a run needs no method class."""
+    return dict(msgspec.to_builtins(method.reports))
 
 
 def ran_on(simulator: Simulator) -> dict[str, Any]:
