@@ -135,7 +135,7 @@ def test_a_method_looks_the_same_in_every_figure():
 
 
 def test_traces_have_the_titles_that_methods_declare(tmp_path, figures):
-    run = write_run(tmp_path / "a", "fedrema")
+    run = write_run(tmp_path / "a", "fedrema", accuracies=(0.5,))
     replace_records(run, [round_record(1, 0.5, trace={"gap_ratio": 0.75, "mean_gap": 0.1})])
     draw_curves([Run(run.path)], tmp_path / "curves.png", "gap_ratio")
     assert figures[0].axes[0].get_ylabel() == "Gap relative to its peak (%)"

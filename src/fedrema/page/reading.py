@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedrema.errors import BadInput
+from fedrema.reporting.groups import check_config
 from fedrema.runs.checksums import REMEDY
 from fedrema.runs.records import RecordChain
 from fedrema.runs.run import Run
@@ -188,6 +189,7 @@ class ThinnedRun(Run):
 
     def __init__(self, path: Path | str, most: int = KEPT_ROUNDS) -> None:
         super().__init__(path)
+        check_config(self)
         self.most = most
         self.file = self._begin()
         self._grow()
@@ -216,6 +218,7 @@ class ThinnedRun(Run):
         """Read new records; return whether anything has changed."""
         config, finished = self.directory.config(), self.directory.finished()
         before, self.config = self.config, config
+        check_config(self)
         if _source(config) != _source(before):  # another run in the same folder, or clients have joined
             self.file = self._begin()
         changed = self._grow() or config != before or finished != self.__dict__.get("ended")
@@ -226,7 +229,7 @@ class ThinnedRun(Run):
         return changed
 
     def _begin(self) -> RecordsFile:
-        every = int(self.config.get("settings", {}).get("evaluate-every", 1))
+        every = int(self.settings.get("evaluate-every", 1))
         traces = [trace.name for trace in self.reports.traces if trace.per_client]
         return RecordsFile(self.directory.chain(), self.names, traces, max(1, every), self.most)
 
@@ -239,7 +242,7 @@ class ThinnedRun(Run):
 
 
 def _source(config: dict[str, Any]) -> tuple[Any, Any]:
-    return config.get("identity"), config.get("federation", {}).get("names")
+    return config.get("identity"), config["federation"]["names"]
 
 
 def thinned_notes(runs: Sequence[ThinnedRun]) -> list[str]:

@@ -89,7 +89,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         raise BadInput("There is no run to compare: give the folder of at least one run.")
     members_of: dict[str, list[Run]] = {}
     for run in runs:
-        _check(run)
+        check_config(run)
         key = [run.method, sorted(_defining(run).items()), run.config["federation"]["fingerprint"]]
         members_of.setdefault(json.dumps(key), []).append(run)
     members = [_one_per_seed(found) for found in members_of.values()]
@@ -113,7 +113,8 @@ def data_title(groups: Sequence[Group]) -> str:
     return ", ".join([*(str(part) for part in parts if part), f"{len(federation['names'])} clients"])
 
 
-def _check(run: Run) -> None:
+def check_config(run: Run) -> None:
+    """Refuse a config.json that does not describe a run."""
     # Folders that are searched for runs may contain config.json files of other programs.
     config = run.config
     for name, kind in (("method", str), ("settings", dict), ("federation", dict)):
