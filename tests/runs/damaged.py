@@ -144,8 +144,8 @@ def watch(folder: Path, out: Path) -> tuple[int, object, str]:
     try:
         for _ in range(2):  # what is found in one part is told in another
             live.refresh()
-            parts = [without_clock(live.part(name)) for name in followed.PARTS]
-            live.asked = dict.fromkeys(followed.PARTS, float("-inf"))
+            parts = [without_clock(live.part(name)) for name in live.PARTS]
+            live.begun = dict.fromkeys(live.PARTS, float("-inf"))
     except Exception:
         return 1, None, traceback.format_exc()
     if not parts[0]["runs"]:
