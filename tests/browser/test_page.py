@@ -17,6 +17,7 @@ from fedrema.runs.run import Run
 
 pytestmark = pytest.mark.browser
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make test-browser)")
+FIGURES = ("differences", "learning", "clients", "path", "heat", "graph", "peers", "traces", "time", "traffic")
 NASTY = '<img src=x onerror="alert(1)">'
 
 
@@ -94,18 +95,7 @@ def test_it_opens_from_a_file_and_asks_the_network_for_nothing(opened, report):
     assert [address for address in opened.asked if not address.startswith(("data:", "blob:"))] == [report.as_uri()]
     assert opened.title() == "fedrema: FedAvg, FedReMa"
     assert opened.locator("#cards .card").count() == 4
-    for picture in (
-        "differences",
-        "learning",
-        "clients",
-        "path",
-        "heat",
-        "graph",
-        "peers",
-        "traces",
-        "time",
-        "traffic",
-    ):
+    for picture in FIGURES:
         assert opened.locator(f"#{picture} .main-svg").count() > 0, picture
         assert opened.locator(f"#{picture} .plot").get_attribute("aria-label")
         assert len(opened.locator(f"#{picture} figcaption").inner_text()) > 40
@@ -192,6 +182,39 @@ def test_the_table_that_is_saved_holds_the_numbers(opened, report, tmp_path):
     found = dict(zip(rows[0], next(row for row in rows if row[0] == "FedReMa"), strict=True))
     both = [Run(report.parent / "fedrema" / seed).summary["best_accuracy"] for seed in "01"]
     assert float(found["best_accuracy"]) == pytest.approx(np.mean(both))
+
+
+@pytest.fixture(scope="module")
+def own_report(tmp_path_factory):
+    """A user's own method, which declares a trace, a period and weights between clients."""
+    folder = tmp_path_factory.mktemp("own")
+    settings = {"rounds": 9, "clients": 6, "samples": 20, "epochs": 1, "record": "relations", "record_every": 1}
+    fedrema.run("tests.page.own_method:Neighbours", out=folder / "run", **settings)
+    write_page([folder], folder / "report.html")
+    return folder / "report.html"
+
+
+def test_the_page_of_an_own_method_shows_what_it_declares(browser, own_report):
+    for page in open_page(browser, own_report.as_uri()):
+        assert "their weights in its model" in page.locator("#graph figcaption").inner_text()
+        assert page.locator("#choose-matrix option").all_inner_texts() == [
+            "Similarity of classifiers",
+            "Weights of models",
+        ]
+        page.select_option("#choose-matrix", label="Weights of models")
+        settle(page)
+        weights = RunDirectory(own_report.parent / "run").relations()[9]["weights"]
+        assert np.sort(np.ravel(drawn(page, "heat")[0]["z"])) == pytest.approx(np.sort(np.ravel(weights)), abs=1e-4)
+        assert drawn(page, "traces")[0]["y"] == pytest.approx([100 / (1 + number / 4) for number in range(1, 10)])
+        assert "least = 0.4" in page.locator("#traces .plot").inner_text()
+        assert page.locator("#traces-heading").inner_text() == "End of the solo phase of Neighbours"
+        assert "Dotted: end of the solo phase." in page.locator("#learning figcaption").inner_text()
+        assert shapes(page, "learning") == 1
+        assert "Length of the solo phase\n5 rounds" in page.locator("#cards").inner_text()
+        assert page.locator("#peers-heading").inner_text() == "Number of peers of each client"
+        assert set(np.ravel(drawn(page, "peers")[0]["z"])) == {3}
+        follow(page, "2")
+        assert page.locator("#peers-heading").inner_text() == "Peers of client 2"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
