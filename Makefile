@@ -15,6 +15,7 @@ test: lint types tests
 lint: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(VENV)/.developing
 	$(BIN)/mypy
@@ -29,12 +30,12 @@ test-datasets: $(VENV)/.developing
 # Needs a CUDA device.
 test-gpu: $(VENV)/.developing
 	$(BIN)/pytest -m gpu
-	$(BIN)/python docs/check_kernels.py
+	$(BIN)/python benchmarks/check_kernels.py
 
 # Real servers and nodes on loopback, with TLS and keys; twenty minutes.
 test-network: $(VENV)/.developing
 	$(BIN)/pytest -n 2 -m network
-	$(BIN)/python docs/check_network.py
+	$(BIN)/python benchmarks/check_network.py
 
 # Every file of a run × every kind of damage × every command, and a crash at every point of a run.
 test-matrix: $(VENV)/.developing
@@ -46,7 +47,7 @@ test-slow: $(VENV)/.developing
 
 # Peak memory with many clients, ten minutes.
 test-scale: $(VENV)/.developing
-	$(BIN)/python docs/check_scale.py
+	$(BIN)/python benchmarks/check_scale.py
 
 # The page in a real browser: the system's Chromium, else one that playwright or the system's packages bring.
 test-browser: $(VENV)/.browsing
@@ -59,17 +60,17 @@ test-tracking: $(VENV)/.developing
 
 # The page's pictures in README and docs.
 screenshots: $(VENV)/.browsing
-	$(BIN)/python docs/make_screenshots.py
+	$(BIN)/python tools/make_screenshots.py
 
 # Every picture and table in README and docs.
 figures: $(VENV)/.installed
-	$(BIN)/python docs/make_figures.py
-	$(BIN)/python docs/make_methods.py
+	$(BIN)/python tools/make_figures.py
+	$(BIN)/python tools/make_methods.py
 
 # The tables and figures of results/paper and docs/reproduction.md, from the finished runs; trains nothing.
 results: $(VENV)/.installed
-	$(BIN)/python docs/make_reproduction.py
-	$(BIN)/python docs/make_beyond.py
+	$(BIN)/python tools/make_reproduction.py
+	$(BIN)/python tools/make_beyond.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,11 +1,11 @@
-"""A client that was not there: make its data, train without it, then give it a model of its own."""
+"""Personalise for a new client: train without it, then create a model for it from its own samples."""
 
 from pathlib import Path
 
 import numpy as np
 
 import fedrema
-from fedrema.runs.personalize import personalize
+from fedrema.runs.new_clients import personalize
 
 everyone = fedrema.make_federation(dataset="digits", clients=20, samples=60, s=0.1, test_share=0.5)
 newcomer = everyone.client == 19

@@ -38,8 +38,8 @@ def others_start_at_once(programs, monkeypatch):
 
 
 REPEATED = {
-    *("test_contract.py", "test_hostile_replies.py", "test_same_as_simulated.py", "test_new_clients.py"),
-    *("test_personal.py", "test_scale.py"),
+    *("test_methods.py", "test_hostile_replies.py", "test_same_as_simulated.py", "test_new_clients.py"),
+    *("test_personal_model.py", "test_many_clients.py"),
 }
 """Files whose tests run the same lines for every method or attack: other tests cover these lines as well, and to
 trace them takes half as long as to run them."""

@@ -1,8 +1,8 @@
 """Methods for tests of what holds for all of them: what a method repeats very often is done less often."""
 
+from fedrema.config.settings import as_arguments
 from fedrema.core import Method
 from fedrema.methods import registry
-from fedrema.settings import as_arguments
 
 LESS = {
     "creff": {"synthetic": 3, "match_steps": 2, "retrain_epochs": 1},

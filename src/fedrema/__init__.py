@@ -17,17 +17,19 @@ if TYPE_CHECKING:
     from fedrema.api import resume as resume
     from fedrema.api import resume_all as resume_all
     from fedrema.api import run as run
-    from fedrema.copies import copied as copied
-    from fedrema.copies import copy_of as copy_of
     from fedrema.core import Answer as Answer
     from fedrema.core import Batch as Batch
     from fedrema.core import Client as Client
     from fedrema.core import LocalTraining as LocalTraining
+    from fedrema.core import Matrix as Matrix
     from fedrema.core import Method as Method
     from fedrema.core import Moment as Moment
     from fedrema.core import Move as Move
+    from fedrema.core import Period as Period
     from fedrema.core import Phase as Phase
+    from fedrema.core import Reports as Reports
     from fedrema.core import Role as Role
+    from fedrema.core import Trace as Trace
     from fedrema.core import Uploads as Uploads
     from fedrema.core import average as average
     from fedrema.core import cross_entropy as cross_entropy
@@ -38,25 +40,27 @@ if TYPE_CHECKING:
     from fedrema.errors import FedremaError as FedremaError
     from fedrema.methods import find_method as find_method
     from fedrema.methods import registry as registry
-    from fedrema.net import Net as Net
-    from fedrema.report.compare import comparison_table as comparison_table
-    from fedrema.report.curves import draw_curves as draw_curves
+    from fedrema.methods.shared.second_models import copied as copied
+    from fedrema.methods.shared.second_models import copy_of as copy_of
+    from fedrema.models.body_and_head import Net as Net
+    from fedrema.reporting.curves import draw_curves as draw_curves
+    from fedrema.reporting.tables import comparison_table as comparison_table
     from fedrema.runs.run import Run as Run
 
 # Where each public name lives. Loaded when first used: `fedrema --help` need not wait for torch.
 _HOMES = {
     "fedrema.api": ("load", "make_federation", "resume", "resume_all", "run"),
-    "fedrema.copies": ("copied", "copy_of"),
+    "fedrema.methods.shared.second_models": ("copied", "copy_of"),
     "fedrema.core": (
         *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Move", "Phase", "Role", "Uploads"),
-        *("average", "cross_entropy", "mix"),
+        *("Matrix", "Period", "Reports", "Trace", "average", "cross_entropy", "mix"),
     ),
     "fedrema.data": ("Federation",),
     "fedrema.errors": ("BadInput", "Diverged", "FedremaError"),
     "fedrema.methods": ("find_method", "registry"),
-    "fedrema.net": ("Net",),
-    "fedrema.report.compare": ("comparison_table",),
-    "fedrema.report.curves": ("draw_curves",),
+    "fedrema.models.body_and_head": ("Net",),
+    "fedrema.reporting.tables": ("comparison_table",),
+    "fedrema.reporting.curves": ("draw_curves",),
     "fedrema.runs.run": ("Run",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -6,15 +6,15 @@ from typing import Any, overload
 
 from torch import nn
 
+from fedrema.config.settings import as_arguments, parse_data, parse_settings
 from fedrema.core import Method
+from fedrema.core.checks import check_method
 from fedrema.data import DataSettings, Federation, build_federation
-from fedrema.hooks import check_method
 from fedrema.runs.directory import FEDERATION_FILE
 from fedrema.runs.execute import Watcher, execute
 from fedrema.runs.execute import resume as go_on
 from fedrema.runs.run import Run
 from fedrema.runs.series import execute_seeds, resume_runs
-from fedrema.settings import as_arguments, parse_data, parse_settings
 
 
 @overload

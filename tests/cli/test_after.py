@@ -6,9 +6,9 @@ from rich.console import Console
 
 import fedrema
 from fedrema.cli import main
+from fedrema.config.settings import parse_settings
 from fedrema.runs.execute import execute
-from fedrema.settings import parse_settings
-from tests.report.folders import write_run, write_two_groups
+from tests.reporting.folders import write_run, write_two_groups
 
 
 @pytest.fixture

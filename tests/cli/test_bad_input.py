@@ -125,7 +125,7 @@ def test_a_network_that_cannot_be_stacked(capsys, in_an_empty_folder):
         "def net(shape, classes):\n"
         "    net = nn.Module()\n"
         "    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5))\n"
-        "    from fedrema.nets import Split\n"
+        "    from fedrema.models.networks import Split\n"
         "    return Split(body, nn.Linear(8, classes))\n"
     )
     words = refuse(capsys, "run", "fedavg", "--net", "dropping:net", "--backend", "stacked", *QUICK)
@@ -138,4 +138,4 @@ def test_divergence_names_round_and_client(capsys, in_an_empty_folder):
     words = refuse(capsys, "run", "fedavg", "--lr", "1e20", "--clip", "0", "--rounds", "30", "--quiet", "--out", "run")
     assert "diverged in round" in words
     assert "of client" in words
-    assert (in_an_empty_folder / "run" / "checkpoint" / "world.safetensors").is_file()
+    assert (in_an_empty_folder / "run" / "checkpoint" / "state.safetensors").is_file()

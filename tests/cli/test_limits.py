@@ -9,12 +9,12 @@ import zipfile
 import numpy as np
 import pytest
 
+from fedrema.base.memory import amount
 from fedrema.cli import main
 from fedrema.data import Federation
 from fedrema.data.federation import read_npz
 from fedrema.errors import BadInput
-from fedrema.memory import amount
-from fedrema.nets import Network, build_net
+from fedrema.models.networks import Network, build_net
 
 DEEP = 100_000
 USER_CODE = """
@@ -132,7 +132,7 @@ def test_a_member_that_cannot_be_opened_or_understood_is_refused(tmp_path):
 
 def test_an_archive_larger_than_memory_is_refused(tmp_path, monkeypatch):
     np.savez(tmp_path / "large.npz", x=np.zeros((1000, 100)), y=np.zeros(1000))
-    monkeypatch.setattr("fedrema.memory.free_memory", lambda: 10**5)
+    monkeypatch.setattr("fedrema.base.memory.free_memory", lambda: 10**5)
     with pytest.raises(BadInput, match=r"large.npz needs 808.\d kB of memory, but only 100.0 kB is free"):
         read_npz(tmp_path / "large.npz", required=("x", "y"), optional=())
 

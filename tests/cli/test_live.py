@@ -12,11 +12,11 @@ from rich.console import Console
 
 from fedrema.cli import live
 from fedrema.cli.live import LiveTable
-from fedrema.grid.forecast import Forecaster
-from fedrema.grid.launch import Event
-from fedrema.grid.reading import read_experiment
-from fedrema.grid.store import FORMAT, PARTS, Store, key_of
-from fedrema.grid.tasks import missing
+from fedrema.experiments.forecast import Forecaster
+from fedrema.experiments.launchers import Event
+from fedrema.experiments.spec_file import read_experiment
+from fedrema.experiments.store import FORMAT, PARTS, Store, key_of
+from fedrema.experiments.work import missing
 
 FILE = """
 title = "Two by two"

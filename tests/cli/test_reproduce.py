@@ -10,7 +10,7 @@ from filelock import FileLock
 from fedrema.cli import main
 from fedrema.cli.playing import chosen
 from fedrema.cli.reproduce import NAMES, Playing, _experiment, _names, _ordered
-from fedrema.grid.store import Store
+from fedrema.experiments.store import Store
 from fedrema.methods import registry
 
 pytestmark = pytest.mark.xdist_group("reproduce")  # what is played once serves all

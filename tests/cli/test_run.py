@@ -11,9 +11,8 @@ import pytest
 
 import fedrema
 from fedrema.cli import COMMANDS, main
-from fedrema.settings import parse_settings
-
-from ..quick import quick_arguments
+from fedrema.config.settings import parse_settings
+from tests.quick import quick_arguments
 
 QUICK = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
 

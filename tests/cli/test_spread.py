@@ -11,9 +11,9 @@ import pytest
 from fedrema.cli import main
 from fedrema.cli import run as run_command
 from fedrema.cli.spread import command, devices_for, shares, spread
+from fedrema.config.settings import parse_settings
+from fedrema.runs.joint import seeds_apart
 from fedrema.runs.run import Run
-from fedrema.runs.together import seeds_apart
-from fedrema.settings import parse_settings
 
 pytestmark = pytest.mark.usefixtures("others_start_at_once")
 
@@ -81,7 +81,7 @@ def test_asked_to_stop_the_runs_are_saved(tmp_path):
     assert (done, complaints, stopped) == ([], [], True)
     for method in ("fedavg", "fedper"):
         run = Run(tmp_path / method / "seed-0")
-        assert run.world().round == len(run.rounds) > 0
+        assert run.state().round == len(run.rounds) > 0
 
 
 def test_the_command_names_everything(tmp_path):

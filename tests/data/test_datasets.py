@@ -6,11 +6,10 @@ import pytest
 
 from fedrema.data import dataset_names, dataset_status, load_pool
 from fedrema.data.datasets import _digits_home, cache_folder, pool_size
-from fedrema.data.readers import read_idx, read_rows
+from fedrema.data.file_formats import read_idx, read_rows
 from fedrema.data.sources import SOURCES
 from fedrema.errors import BadInput
-
-from .conftest import idx, tar_of, write
+from tests.data.conftest import idx, tar_of, write
 
 
 def test_digits_come_with_scikit_learn():

@@ -8,8 +8,7 @@ from fedrema.data import load_pool
 from fedrema.data.datasets import cache_folder
 from fedrema.data.download import DownloadBar
 from fedrema.errors import BadInput
-
-from .conftest import tar_of
+from tests.data.conftest import tar_of
 
 
 def offer(server, contents):

@@ -9,8 +9,7 @@ import pytest
 from fedrema.cli import main
 from fedrema.data import DataSettings, build_federation, keep_prepared
 from fedrema.errors import BadInput
-
-from .conftest import write
+from tests.data.conftest import write
 
 FILE = """
 seeds = 2

@@ -51,7 +51,7 @@ class Recorded:
             # Heads are private: a node that forgets its own cannot go on.
             conductor = Federated(tmp_path / "disk", "fedper", QUICK).conductor()
             conductor.conduct()
-        self.common = conductor.central.world.params.common
+        self.common = conductor.central.state.params.common
         self.rounds = timeless(tmp_path / "disk" / "server")
 
 
@@ -88,7 +88,7 @@ def go_on_everywhere(recorded, states, tmp_path):
         conductor.conduct()
         assert timeless(tmp_path / "rebuilt" / "server") == recorded.rounds
         for name, value in recorded.common.items():
-            assert torch.equal(conductor.central.world.params.common[name], value)
+            assert torch.equal(conductor.central.state.params.common[name], value)
 
 
 def test_after_some_crashes_a_federation_ends_as_if_unhurt(recorded, tmp_path):

@@ -10,6 +10,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord
 
+from fedrema.config.settings import parse_settings
 from fedrema.core import Role
 from fedrema.data import build_federation
 from fedrema.deploy.conductor import Conductor
@@ -18,7 +19,6 @@ from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.execute import prepare
 from fedrema.runs.run import Run
-from fedrema.settings import parse_settings
 from tests.deploy.flower_in_process import InProcessGrid
 from tests.quick import quick_arguments
 
@@ -54,20 +54,20 @@ def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(me
     conductor = made.conductor()
     conductor.conduct()
     simulator = prepare(made.settings, build_federation(made.settings.data))
-    world = simulator.start()
-    records = [played.record for played in simulator.play(world)]
+    state = simulator.start()
+    records = [played.record for played in simulator.play(state)]
     central = conductor.central
-    for name, value in world.params.common.items():
-        torch.testing.assert_close(central.world.params.common[name], value, rtol=0, atol=1e-6)
-    for name, value in central.world.params.own.items():
-        torch.testing.assert_close(value[:CLIENTS], world.params.own[name], rtol=0, atol=1e-6)
+    for name, value in state.params.common.items():
+        torch.testing.assert_close(central.state.params.common[name], value, rtol=0, atol=1e-6)
+    for name, value in central.state.params.own.items():
+        torch.testing.assert_close(value[:CLIENTS], state.params.own[name], rtol=0, atol=1e-6)
     run = Run(tmp_path / "server")
     assert run.finished
     assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in records]
     assert [record["client_accuracy"] for record in run.rounds] == [record["client_accuracy"] for record in records]
     assert run.summary["best_accuracy"] == max(record["accuracy"] for record in records)
     assert all(record["rejected"] == {} and "clipped" not in record for record in run.rounds)
-    assert_nothing_else_left(made, conductor, world.params)
+    assert_nothing_else_left(made, conductor, state.params)
 
 
 def assert_nothing_else_left(made, conductor, params):
@@ -182,8 +182,8 @@ def test_a_server_that_was_killed_goes_on_with_the_next_round(tmp_path):
     again.conduct()
     assert again.central.registry == straight.central.registry
     assert again.central.registry.norms.recent
-    for name, value in again.central.world.params.own.items():
-        torch.testing.assert_close(value, Run(tmp_path / "whole" / "server").world().params.own[name], rtol=0, atol=0)
+    for name, value in again.central.state.params.own.items():
+        torch.testing.assert_close(value, Run(tmp_path / "whole" / "server").state().params.own[name], rtol=0, atol=0)
     kept, expected = Run(tmp_path / "killed" / "server"), Run(tmp_path / "whole" / "server")
     assert [record["accuracy"] for record in kept.rounds] == [record["accuracy"] for record in expected.rounds]
 
@@ -295,7 +295,7 @@ def test_a_server_that_was_killed_before_its_first_round_was_closed_begins_anew(
     made.conductor().ledger.take_up()  # and then it is gone
     made.conductor().conduct()
     assert [record["round"] for record in Run(tmp_path / "server").rounds] == [1]
-    (tmp_path / "server" / "checkpoint" / "world.safetensors").unlink()
+    (tmp_path / "server" / "checkpoint" / "state.safetensors").unlink()
     with pytest.raises(BadInput, match="already exists"):  # rounds that were closed are not replaced
         made.conductor().conduct()
     (tmp_path / "server" / "rounds.jsonl").unlink()

@@ -15,13 +15,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedrema.cli import main
+from fedrema.config.settings import parse_settings
 from fedrema.data import load_own
 from fedrema.deploy.client_app import own_samples
 from fedrema.deploy.keys import make_authority, make_server_certificate, public_half, read_public_key, valid_until
 from fedrema.deploy.places import NodePlace, ServerPlace
 from fedrema.deploy.plan import read_run_config
 from fedrema.errors import BadInput
-from fedrema.settings import parse_settings
 
 
 @pytest.fixture

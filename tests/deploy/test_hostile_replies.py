@@ -13,6 +13,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
+from fedrema.config.settings import parse_settings
 from fedrema.data import build_federation
 from fedrema.deploy.carried import NO_TRAINING, read_reply, reply_record
 from fedrema.deploy.central import Central
@@ -21,7 +22,6 @@ from fedrema.deploy.letters import Score
 from fedrema.deploy.node import Node
 from fedrema.errors import BadInput
 from fedrema.methods import registry
-from fedrema.settings import parse_settings
 from tests.conftest import make_federation
 from tests.quick import quick_arguments
 
@@ -246,8 +246,8 @@ def reversed_update(central, factor):
     """Return an attack that sends the change of the model that came, multiplied."""
 
     def attack(content):
-        began = {name: value.numpy() for name, value in central.world.params.common.items()}
-        began |= {name: value[HOSTILE].numpy() for name, value in central.world.params.own.items()}
+        began = {name: value.numpy() for name, value in central.state.params.common.items()}
+        began |= {name: value[HOSTILE].numpy() for name, value in central.state.params.own.items()}
         values = arrays(content)
         put(content, "params", {name: began[name] + factor * (values[name] - began[name]) for name in values})
 
@@ -314,8 +314,8 @@ def test_the_others_learn_as_if_the_hostile_node_were_absent(attack, nodes):
         assert list(record["rejected"]) == ["n1"]
         assert re.search(why, record["rejected"]["n1"])
         assert absent.round(absent=[HOSTILE])["participants"] == record["participants"]
-    for name, value in absent.central.world.params.merged().items():
-        assert torch.equal(made.central.world.params.merged()[name], value), name
+    for name, value in absent.central.state.params.merged().items():
+        assert torch.equal(made.central.state.params.merged()[name], value), name
     assert made.accuracy() == absent.accuracy()
 
 
@@ -369,7 +369,7 @@ def test_a_moderate_excess_is_clipped_at_first_and_rejected_when_it_is_repeated(
     made = Federated(3, "fedavg")
     made.round()
     for _ in range(4):
-        before = {name: value.clone() for name, value in made.central.world.params.common.items()}
+        before = {name: value.clone() for name, value in made.central.state.params.common.items()}
         history = made.central.registry.norms
         usual = max(history.recent["the change of its shared parameters"])
         made.round(shifted_by(before, 7 * usual))
@@ -394,7 +394,7 @@ def shifted_by(before, length):
 def test_a_clipped_change_has_the_usual_norm():
     made = Federated(3, "fedavg", counts=(50, 50, 50))
     made.round()
-    before = {name: value.clone() for name, value in made.central.world.params.common.items()}
+    before = {name: value.clone() for name, value in made.central.state.params.common.items()}
     rest = Federated(3, "fedavg", counts=(50, 50, 50))
     rest.round()
     rest.round(absent=[HOSTILE])
@@ -403,8 +403,8 @@ def test_a_clipped_change_has_the_usual_norm():
     usual = sent / float(told.split(" is ")[1].split(" times")[0])
     # The mean of three equally large nodes: the others' two thirds, and a third of what was clipped.
     shift = {
-        name: 3 * (value - before[name]) - 2 * (rest.central.world.params.common[name] - before[name])
-        for name, value in made.central.world.params.common.items()
+        name: 3 * (value - before[name]) - 2 * (rest.central.state.params.common[name] - before[name])
+        for name, value in made.central.state.params.common.items()
     }
     assert sum(float(value.square().sum()) for value in shift.values()) ** 0.5 == pytest.approx(usual, rel=1e-2)
 
@@ -430,7 +430,7 @@ def test_a_reply_that_makes_the_aggregate_fail_is_found_and_left_out(monkeypatch
 
 def test_an_aggregate_that_fails_without_any_reply_raises_and_changes_nothing(monkeypatch):
     made = Federated(3, "fedavg")
-    before = {name: value.clone() for name, value in made.central.world.params.common.items()}
+    before = {name: value.clone() for name, value in made.central.state.params.common.items()}
 
     def broken(self, net, state, uploads, moment):
         raise TypeError("a mistake in the method")
@@ -439,7 +439,7 @@ def test_an_aggregate_that_fails_without_any_reply_raises_and_changes_nothing(mo
     with pytest.raises(TypeError, match="a mistake in the method"):
         made.round()
     assert made.central.round == 0
-    assert all(torch.equal(value, before[name]) for name, value in made.central.world.params.common.items())
+    assert all(torch.equal(value, before[name]) for name, value in made.central.state.params.common.items())
 
 
 def test_more_samples_than_usual_are_accepted_where_the_operator_allows_them():

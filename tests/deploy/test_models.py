@@ -81,7 +81,7 @@ def test_a_node_writes_its_model_and_the_server_those_it_holds(method, tmp_path,
         assert (names, elsewhere) == ([], everyone)
         assert "fedrema deploy model NODE_FOLDER writes them: 0, 1, 2, 3." in said
         assert not list((run.path / "models").glob("[0-9].safetensors"))
-        assert (index["shared_file"] is None) == (not run.world().params.common)
+        assert (index["shared_file"] is None) == (not run.state().params.common)
     else:
         assert (names, elsewhere) == (everyone, [])
         mine, theirs = load_file(folder / "model" / "2.safetensors"), load_file(run.path / "models" / "2.safetensors")
@@ -96,7 +96,7 @@ def test_a_private_head_is_not_made_up(tmp_path, capsys):
     run = Run(tmp_path / "server")
     shared, names = load_file(run.path / "models" / "shared.safetensors"), plain_model(run.config).names
     assert set(shared) == {own for name, own in names.items() if name.startswith("body.")}
-    assert all(torch.equal(shared[names[name]], value) for name, value in run.world().params.common.items())
+    assert all(torch.equal(shared[names[name]], value) for name, value in run.state().params.common.items())
     readme = (run.path / "models" / "README.md").read_text()
     assert 'load_state_dict(load_file("shared.safetensors"), strict=False)' in readme
     assert "fedrema deploy model NODE_FOLDER" in readme

@@ -99,8 +99,8 @@ def test_raising_the_rounds_continues_training(tmp_path, served):
         record["client_accuracy"] for record in expected.rounds
     ]
     assert run.summary["rounds"] == 4
-    for name, value in expected.world().params.own.items():
-        torch.testing.assert_close(run.world().params.own[name], value, rtol=0, atol=0)
+    for name, value in expected.state().params.own.items():
+        torch.testing.assert_close(run.state().params.own[name], value, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("rounds", [1, 2])

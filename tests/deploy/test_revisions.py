@@ -4,15 +4,14 @@ import sys
 
 import pytest
 
+from fedrema.config.settings import parse_settings
 from fedrema.deploy.central import Central
 from fedrema.deploy.ledger import Ledger
 from fedrema.deploy.node import Node
 from fedrema.deploy.plan import Plan
 from fedrema.errors import BadInput
 from fedrema.methods.ditto import Ditto
-from fedrema.settings import parse_settings
-
-from ..conftest import make_federation
+from tests.conftest import make_federation
 
 ARGUMENTS = ("--hidden", "4", "--rounds", "3", "--epochs", "1", "--batch", "5", "--device", "cpu")
 OWN = """

@@ -39,10 +39,10 @@ def test_a_round_with_too_few_usable_replies_is_repeated_and_leaves_no_trace(tmp
     conductor = made.conductor()
     conductor.ledger.take_up()
     conductor._round()
-    before = {name: value.clone() for name, value in conductor.central.world.params.common.items()}
+    before = {name: value.clone() for name, value in conductor.central.state.params.common.items()}
     conductor._round()  # one of two required replies can be used
     assert conductor.central.round == 1
-    assert all(torch.equal(value, before[name]) for name, value in conductor.central.world.params.common.items())
+    assert all(torch.equal(value, before[name]) for name, value in conductor.central.state.params.common.items())
     assert set(conductor.central.registry.accepted.values()) == {1}
     conductor.conduct()
     run = Run(tmp_path / "repeated" / "server")
@@ -58,8 +58,8 @@ def test_a_round_with_too_few_usable_replies_is_repeated_and_leaves_no_trace(tmp
     assert [record["client_accuracy"] for record in run.rounds] == [
         record["client_accuracy"] for record in expected.rounds
     ]
-    for name, value in expected.world().params.own.items():
-        assert torch.equal(run.world().params.own[name], value)
+    for name, value in expected.state().params.own.items():
+        assert torch.equal(run.state().params.own[name], value)
 
 
 def test_too_few_usable_replies_for_too_long_end_the_run_with_the_reason(tmp_path):

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
+from fedrema.config.settings import parse_settings
 from fedrema.data import build_federation
 from fedrema.deploy.central import Central
 from fedrema.deploy.node import Node
 from fedrema.methods import registry
 from fedrema.runs.execute import prepare
-from fedrema.settings import parse_settings
-
-from ..quick import quick_arguments
+from tests.quick import quick_arguments
 
 CLIENTS, ROUNDS = 5, 3
 ARGUMENTS = [
@@ -45,10 +44,10 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method, late)
     federation = build_federation(settings.data)
     central, nodes, records = play(settings, federation)
     simulator = prepare(settings, federation)
-    world = simulator.start()
+    state = simulator.start()
     rows = [central.registry.names.index(node.name) for node in nodes]  # clients have rows in the order of joining
     assert (rows != sorted(rows)) == late
-    for played, record in zip(simulator.play(world), records, strict=True):
+    for played, record in zip(simulator.play(state), records, strict=True):
         assert sorted(rows[row] for row in played.record["participants"]) == record["participants"]
         assert record["rejected"] == {}
         assert "clipped" not in record
@@ -56,12 +55,12 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method, late)
     for row, node in enumerate(nodes):
         letter = central.letter(node.name)
         mine = node._standing(letter).params.row(0)
-        simulated = world.params.row(row)
+        simulated = state.params.row(row)
         assert mine.keys() == simulated.keys()
         for name, value in simulated.items():
             torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-6, msg=f"{name} of client {row}")
     scores = {node.name: node.answer(central.letter(node.name, train=False)).received for node in nodes}
-    expected = simulator.score(world, simulator.moment(ROUNDS))
+    expected = simulator.score(state, simulator.moment(ROUNDS))
     found = central.accuracies(scores)
     found["client_accuracy"] = [found["client_accuracy"][row] for row in rows]
     assert found == {name: value for name, value in expected.items() if name != "beside"}

@@ -10,12 +10,12 @@ pytest.importorskip("flwr")
 from flwr.app import Array, ArrayRecord
 
 from fedrema.cli import main
+from fedrema.config.settings import read_toml
 from fedrema.deploy.conductor import Conductor
 from fedrema.deploy.places import NodePlace, ServerPlace
 from fedrema.deploy.plan import read_run_config
 from fedrema.deploy.presence import beside, present
 from fedrema.deploy.standing import _member, standing
-from fedrema.settings import read_toml
 from tests.deploy.flower_in_process import InProcessGrid
 
 NAMES = ("north", "south", "west")

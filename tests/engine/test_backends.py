@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema import simulate
-from fedrema.core import LocalTraining, Mean
+from fedrema.core import LocalTraining, Mean, Simulation
 from fedrema.data import Federation
 from fedrema.engine import Arithmetic, choose_device, choose_precision, make_engine
 from fedrema.engine.stackable import why_not_stackable
@@ -17,11 +16,11 @@ from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
-from fedrema.net import Net
-from fedrema.nets import Network, Split, build_net
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Network, Split, build_net
+from fedrema.simulation import simulator as simulate
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 
 class Recurrent(nn.Module):
@@ -62,9 +61,9 @@ def make_net(build) -> Net:
 def play(net, federation, local, method=FedAvg, **settings):
     chosen = {"rounds": 2, "device": "cpu", "precision": "float64", "backend": "loop", **settings}
     played = Simulator(method(), net, federation, local, Simulation(**chosen))
-    world = played.start()
-    records = [each.record for each in played.play(world)]
-    return played, world, records
+    state = played.start()
+    records = [each.record for each in played.play(state)]
+    return played, state, records
 
 
 def distance(one, other):
@@ -295,10 +294,10 @@ def test_integers_reach_an_embedding_in_both_backends_and_are_learnt():
     local = LocalTraining(epochs=5, batch=5, lr=0.5)
     ends = []
     for backend in ("loop", "stacked"):
-        played, world, records = play(words(), sentences(), local, rounds=10, backend=backend)
+        played, state, records = play(words(), sentences(), local, rounds=10, backend=backend)
         assert played.train.x.dtype == torch.int64
         assert played.train.stacked(torch.arange(3)).mask.dtype == torch.float64
-        ends.append(world.params.merged())
+        ends.append(state.params.merged())
     assert records[-1]["accuracy"] > 0.9
     assert distance(*ends) < 1e-9
 
@@ -369,11 +368,11 @@ def test_training_leaves_torchs_own_random_numbers_alone():
 
 def test_predictions_do_not_drop_anything():
     federation = make_federation()
-    played, world, _ = play(make_net(with_dropout), federation, WHOLE)
-    crowd = played.crowd(world, torch.arange(4))
-    predicted = played.engine.scores(played.method, crowd, played.test)
-    assert torch.equal(predicted, played.engine.scores(played.method, crowd, played.test))
-    params = world.params.common
+    played, state, _ = play(make_net(with_dropout), federation, WHOLE)
+    cohort = played.cohort(state, torch.arange(4))
+    predicted = played.engine.scores(played.method, cohort, played.test)
+    assert torch.equal(predicted, played.engine.scores(played.method, cohort, played.test))
+    params = state.params.common
     hidden = (played.test.x @ params["body.0.weight"].T + params["body.0.bias"]).relu()
     expected = (hidden @ params["head.weight"].T + params["head.bias"]).argmax(-1)
     real = torch.arange(expected.shape[1]) < played.test.counts[:, None]
@@ -384,17 +383,17 @@ def test_predictions_do_not_drop_anything():
 def test_running_statistics_are_averaged_like_weights(backend):
     federation = make_federation()
     local = LocalTraining(epochs=1, batch=1000, lr=0.1)
-    _, world, _ = play(make_net(with_batch_norm), federation, local, rounds=1, backend=backend)
+    _, state, _ = play(make_net(with_batch_norm), federation, local, rounds=1, backend=backend)
     train = federation.split("train")
     # One step on all samples: statistics move a tenth of the way from (0, 1) to each client's own.
     own = [train.x[row, :count].astype(float) for row, count in enumerate(train.count)]
     means = np.stack([0.1 * x.mean(0) for x in own])
     variances = np.stack([0.9 + 0.1 * x.var(0, ddof=1) for x in own])
     shares = train.count / train.count.sum()
-    assert world.params.common["body.0.running_mean"].numpy() == pytest.approx(shares @ means, abs=1e-12)
-    assert world.params.common["body.0.running_var"].numpy() == pytest.approx(shares @ variances, abs=1e-12)
-    assert "body.0.running_mean" not in world.velocity
-    assert "body.0.weight" in world.velocity
+    assert state.params.common["body.0.running_mean"].numpy() == pytest.approx(shares @ means, abs=1e-12)
+    assert state.params.common["body.0.running_var"].numpy() == pytest.approx(shares @ variances, abs=1e-12)
+    assert "body.0.running_mean" not in state.velocity
+    assert "body.0.weight" in state.velocity
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
@@ -420,16 +419,16 @@ def image_federation(shape, counts=(4, 7, 3)):
 def test_the_papers_networks_train_alike_looped_and_stacked(network, shape):
     federation = image_federation(shape)
     local = LocalTraining(epochs=1, batch=2, lr=0.05, drop_incomplete=False)
-    worlds, losses = [], []
+    states, losses = [], []
     for backend in ("loop", "stacked"):
         net = build_net(Network(net=network), shape, 10, seed=0)
-        _, world, records = play(net, federation, local, FedReMa, rounds=1, backend=backend)
-        worlds.append(world)
+        _, state, records = play(net, federation, local, FedReMa, rounds=1, backend=backend)
+        states.append(state)
         losses.append(records[0]["client_loss"])
     for row in range(3):
-        assert distance(worlds[0].params.row(row), worlds[1].params.row(row)) < 1e-9
-    assert distance(worlds[0].velocity, worlds[1].velocity) < 1e-9
+        assert distance(states[0].params.row(row), states[1].params.row(row)) < 1e-9
+    assert distance(states[0].velocity, states[1].velocity) < 1e-9
     assert losses[0] == pytest.approx(losses[1], abs=1e-9)
     # Something was learnt at all.
     initial = net.initial
-    assert distance(worlds[0].params.row(0), initial) > 1e-4
+    assert distance(states[0].params.row(0), initial) > 1e-4

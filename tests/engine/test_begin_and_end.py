@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fedrema.core import Answer, Method, Role
-
-from .test_hooks import BACKENDS, simulator
+from tests.engine.test_hooks import BACKENDS, simulator
 
 
 class Echoing(Method):
@@ -29,13 +28,13 @@ def test_at_the_end_of_a_round_a_client_knows_what_it_received(backend):
             return client, {"moved": client.params["head.bias"] - client.received["head.bias"]}
 
     played = simulator(Moved(), backend)
-    world = played.start()
-    crowd = played.crowd(world, torch.arange(4))
-    trained, _, _ = played.local_training(crowd, {}, played.moment(1))
-    played.play_round(world)
+    state = played.start()
+    cohort = played.cohort(state, torch.arange(4))
+    trained, _, _ = played.local_training(cohort, {}, played.moment(1))
+    played.play_round(state)
     expected = trained["head.bias"] - played.net.initial["head.bias"]
     assert expected.abs().min() > 1e-6
-    assert torch.allclose(world.inbox.common["moved"], expected, atol=1e-12)
+    assert torch.allclose(state.inbox.common["moved"], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -61,13 +60,13 @@ def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
             return Answer(shared={}, personal={**personal, "letter": uploads.counts * 0 + moment.round}, state=kept)
 
     played = simulator(Keeping(), backend, rounds=3)
-    world = played.start()
-    played.play_round(world)
-    first = {name: value.clone() for name, value in world.server.items()}
-    played.play_round(world)
-    played.play_round(world)
+    state = played.start()
+    played.play_round(state)
+    first = {name: value.clone() for name, value in state.server.items()}
+    played.play_round(state)
+    played.play_round(state)
     for name, value in first.items():
-        assert torch.equal(world.server[name], value), name
+        assert torch.equal(state.server[name], value), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -89,10 +88,10 @@ def test_begin_and_end_are_given_all_samples_in_their_order(backend):
             return (data.mask * (1 + places) * (1 + data.index) ** 2 * (1 + data.y)).sum()
 
     played = simulator(Orderly(), backend)
-    world = played.start()
-    played.play_round(world)
+    state = played.start()
+    played.play_round(state)
     split = played.federation.split("train")
     labels = [y[:count] for y, count in zip(split.y, split.count, strict=True)]
     assert len({len(y) for y in labels}) > 1, "without padding this would show less"
     expected = [sum((place + 1) ** 3 * (1 + int(label)) for place, label in enumerate(y)) for y in labels]
-    assert world.inbox.common["begun"].tolist() == world.inbox.common["ended"].tolist() == expected
+    assert state.inbox.common["begun"].tolist() == state.inbox.common["ended"].tolist() == expected

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.core import Answer, LocalTraining, Method, Phase, Role, cross_entropy, mix
+from fedrema.core import Answer, LocalTraining, Method, Phase, Role, Simulation, cross_entropy, mix
 from fedrema.methods.local import Local
-from fedrema.net import Net
-from fedrema.nets import Split
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Split
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 BACKENDS = ["loop", "stacked"]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
@@ -85,26 +84,26 @@ class Staged(Method):
 @pytest.mark.parametrize(("part", "frozen"), [("head", "body"), ("body", "head")])
 def test_what_a_phase_does_not_train_keeps_its_bits_and_its_momentum(backend, part, frozen):
     played = simulator(Staged(part=part), backend)
-    world = played.start()
-    played.play_round(world)
-    params = {name: value.clone() for name, value in world.params.own.items()}
-    velocity = {name: value.clone() for name, value in world.velocity.items()}
+    state = played.start()
+    played.play_round(state)
+    params = {name: value.clone() for name, value in state.params.own.items()}
+    velocity = {name: value.clone() for name, value in state.velocity.items()}
     assert all(value.abs().max() > 0 for value in velocity.values())
-    played.play_round(world)
+    played.play_round(state)
     for name in params:
         same = name.startswith(frozen + ".")
-        assert torch.equal(world.params.own[name], params[name]) == same, name
-        assert torch.equal(world.velocity[name], velocity[name]) == same, name
+        assert torch.equal(state.params.own[name], params[name]) == same, name
+        assert torch.equal(state.velocity[name], velocity[name]) == same, name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("part", "differentiated"), [("head", False), ("body", True)])
 def test_a_frozen_body_is_not_differentiated(backend, part, differentiated):
     played = simulator(Staged(part=part), backend)
-    world = played.start()
-    played.play_round(world)
+    state = played.start()
+    played.play_round(state)
     Watched.backwards = 0
-    played.play_round(world)
+    played.play_round(state)
     assert (Watched.backwards > 0) == differentiated
 
 
@@ -123,12 +122,12 @@ class Shrinking(Method):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_phase_can_bring_its_own_loss(backend):
     played = simulator(Shrinking(), backend, LocalTraining(batch=1000, clip=0))
-    world = played.start()
-    record = played.play_round(world).record
+    state = played.start()
+    record = played.play_round(state).record
     initial = played.net.initial
-    assert torch.allclose(world.params.common["head.bias"], 0.9 * initial["head.bias"], atol=1e-15)
+    assert torch.allclose(state.params.common["head.bias"], 0.9 * initial["head.bias"], atol=1e-15)
     for name in ("body.0.weight", "body.0.bias", "head.weight"):
-        assert torch.allclose(world.params.common[name], initial[name], atol=1e-15)
+        assert torch.allclose(state.params.common[name], initial[name], atol=1e-15)
     assert record["loss"] == pytest.approx(float(initial["head.bias"].square().sum() / 2))
 
 
@@ -220,12 +219,12 @@ class Everything(Method):
 @pytest.mark.parametrize("clip", [0.5, 0.0])
 def test_a_method_that_uses_every_hook_runs_alike_looped_and_stacked(settings, clip):
     local = LocalTraining(epochs=2, batch=5, lr=0.05, clip=clip, drop_incomplete=False)
-    worlds, records = {}, {}
+    states, records = {}, {}
     for backend in BACKENDS:
         played = simulator(Everything(), backend, local, **settings)
-        worlds[backend] = played.start()
-        records[backend] = [each.record for each in played.play(worlds[backend])]
-    one, other = worlds["loop"], worlds["stacked"]
+        states[backend] = played.start()
+        records[backend] = [each.record for each in played.play(states[backend])]
+    one, other = states["loop"], states["stacked"]
     for groups in (
         (one.params.common, other.params.common),
         (one.params.own, other.params.own),
@@ -250,31 +249,31 @@ def test_a_method_that_uses_every_hook_runs_alike_looped_and_stacked(settings, c
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_memory_is_kept_and_mail_arrives_in_the_next_round(backend):
     played = simulator(Everything(), backend)
-    world = played.start()
-    assert world.memory["rounds"].tolist() == [0, 0, 0, 0]
+    state = played.start()
+    assert state.memory["rounds"].tolist() == [0, 0, 0, 0]
     train = played.federation.label_counts("train")
-    played.play_round(world)
-    assert world.memory["rounds"].tolist() == [1, 1, 1, 1]
-    assert world.memory["mail"].abs().max() == 0
-    assert world.inbox.common["mean_labels"].tolist() == pytest.approx(train.mean(0).tolist())
-    assert world.inbox.own["letter"].tolist() == (train.sum(1) * 10 + 1).tolist()
-    played.play_round(world)
-    assert world.memory["rounds"].tolist() == [2, 2, 2, 2]
-    assert world.memory["mail"].tolist() == [pytest.approx(train.mean(0).tolist())] * 4
-    assert world.memory["letter"].tolist() == (train.sum(1) * 10 + 1).tolist()
-    assert world.inbox.own["letter"].tolist() == (train.sum(1) * 10 + 2).tolist()
-    assert world.server["seen"].tolist() == [2, 2, 2, 2]
+    played.play_round(state)
+    assert state.memory["rounds"].tolist() == [1, 1, 1, 1]
+    assert state.memory["mail"].abs().max() == 0
+    assert state.inbox.common["mean_labels"].tolist() == pytest.approx(train.mean(0).tolist())
+    assert state.inbox.own["letter"].tolist() == (train.sum(1) * 10 + 1).tolist()
+    played.play_round(state)
+    assert state.memory["rounds"].tolist() == [2, 2, 2, 2]
+    assert state.memory["mail"].tolist() == [pytest.approx(train.mean(0).tolist())] * 4
+    assert state.memory["letter"].tolist() == (train.sum(1) * 10 + 1).tolist()
+    assert state.inbox.own["letter"].tolist() == (train.sum(1) * 10 + 2).tolist()
+    assert state.server["seen"].tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_letters_reach_only_those_that_answered(backend):
     played = simulator(Everything(), backend, participation=0.5)
-    world = played.start()
-    present = played.play_round(world).record["participants"]
+    state = played.start()
+    present = played.play_round(state).record["participants"]
     absent = [row for row in range(4) if row not in present]
-    assert (world.inbox.own["letter"][present] > 0).all()
-    assert (world.inbox.own["letter"][absent] == 0).all()
-    assert (world.memory["rounds"][absent] == 0).all()
+    assert (state.inbox.own["letter"][present] > 0).all()
+    assert (state.inbox.own["letter"][absent] == 0).all()
+    assert (state.memory["rounds"][absent] == 0).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -289,19 +288,19 @@ def test_everyone_starts_with_the_same_second_head(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_adapting_before_scoring_happens_on_a_copy(backend):
     played = simulator(Everything(), backend)
-    world = played.start()
-    played.play_round(world)
-    before = {name: value.clone() for name, value in world.params.own.items()}
-    momentum = {name: value.clone() for name, value in world.velocity.items()}
+    state = played.start()
+    played.play_round(state)
+    before = {name: value.clone() for name, value in state.params.own.items()}
+    momentum = {name: value.clone() for name, value in state.velocity.items()}
     moment = played.moment(1)
-    first = played.score(world, moment)
-    assert played.score(world, moment) == first
-    assert all(torch.equal(world.params.own[name], before[name]) for name in before)
-    assert all(torch.equal(world.velocity[name], momentum[name]) for name in momentum)
-    crowd = played.crowd(world, torch.arange(4))
-    adapted = played.adapted(played.method, crowd, moment).params.own
+    first = played.score(state, moment)
+    assert played.score(state, moment) == first
+    assert all(torch.equal(state.params.own[name], before[name]) for name in before)
+    assert all(torch.equal(state.velocity[name], momentum[name]) for name in momentum)
+    cohort = played.cohort(state, torch.arange(4))
+    adapted = played.adapted(played.method, cohort, moment).params.own
     for name in adapted:
-        expected = world.params.merged()[name].expand_as(adapted[name])
+        expected = state.params.merged()[name].expand_as(adapted[name])
         assert torch.equal(adapted[name], expected) == (not name.startswith("second.")), name
 
 
@@ -323,13 +322,13 @@ def test_clients_are_scored_as_they_are_after_adapting(backend):
     # All samples in every step: adapting is then the same as training alone.
     whole = LocalTraining(epochs=20, batch=1000, lr=0.1)
     adapted, alone = (simulator(method, backend, whole) for method in (Adapting(), Local()))
-    world = adapted.start()
-    record = adapted.play_round(world).record
+    state = adapted.start()
+    record = adapted.play_round(state).record
     expected = alone.play_round(alone.start()).record
     assert record["client_accuracy"] == expected["client_accuracy"]
     assert record["trained_client_accuracy"] != expected["client_accuracy"]
     for name, value in adapted.net.initial.items():
-        assert torch.allclose(world.params.common[name], value, atol=1e-15)
+        assert torch.allclose(state.params.common[name], value, atol=1e-15)
 
 
 def test_adapting_draws_batches_of_its_own():
@@ -341,9 +340,9 @@ def test_adapting_draws_batches_of_its_own():
             return self.phases(local, moment)
 
     played = simulator(Both(), "stacked")
-    crowd, moment = played.crowd(played.start(), torch.arange(4)), played.moment(1)
-    trained, _, _ = played.local_training(crowd, {}, moment)
-    adapted = played.adapted(played.method, crowd, moment).params.own
+    cohort, moment = played.cohort(played.start(), torch.arange(4)), played.moment(1)
+    trained, _, _ = played.local_training(cohort, {}, moment)
+    adapted = played.adapted(played.method, cohort, moment).params.own
     assert (trained["head.weight"] - adapted["head.weight"]).abs().max() > 1e-4
 
 

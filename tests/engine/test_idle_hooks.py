@@ -6,8 +6,7 @@ from typing import ClassVar
 import pytest
 
 from fedrema.core import Method
-
-from .test_hooks import BACKENDS, simulator
+from tests.engine.test_hooks import BACKENDS, simulator
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -27,10 +26,10 @@ def test_a_hook_that_has_nothing_to_do_is_not_called_for_everyone(backend, monke
     calls = []
     original = played.engine.each
     monkeypatch.setattr(played.engine, "each", lambda *given: calls.append(1) or original(*given))
-    world = played.start()
-    played.play_round(world)
+    state = played.start()
+    played.play_round(state)
     assert calls == []
-    up = played.play_round(world).record["bytes_up"]
+    up = played.play_round(state).record["bytes_up"]
     assert len(calls) == 2
-    assert up == played.play_round(world).record["bytes_up"] + 4 * 8
+    assert up == played.play_round(state).record["bytes_up"] + 4 * 8
     assert len(calls) == 2

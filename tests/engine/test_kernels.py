@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from fedrema.engine.kernels import Operators, descriptors, products, sums, tiles, usable
 from fedrema.engine.kernels.functions import convolve
 from fedrema.engine.kernels.products import Geometry
-from fedrema.net import Net
-from fedrema.nets import Split
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Split
 
 TOLERANCE = 3e-6
 

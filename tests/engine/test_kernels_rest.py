@@ -11,10 +11,10 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which is when
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from fedrema.core import Client, LocalTraining, Method, Move, Phase
-from fedrema.engine.descent import Descent, Losses
 from fedrema.engine.kernels import client_norms, momentum_steps, optimiser
 from fedrema.engine.kernels.pooling import Window
 from fedrema.engine.kernels.pooling_functions import max_pool
+from fedrema.engine.sgd import Descent, Losses
 
 WINDOWS = [  # kernel, stride, padding, size
     ((2, 2), (2, 2), (0, 0), (6, 8)),

@@ -5,17 +5,16 @@ import torch
 from torch import nn
 
 from fedrema import engine
-from fedrema.core import LocalTraining
+from fedrema.core import LocalTraining, Simulation
 from fedrema.engine.loop import lanes
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.moon import MOON
-from fedrema.net import Net
-from fedrema.nets import Split
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Split
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 
 @pytest.fixture
@@ -35,21 +34,21 @@ def play(method, dropout=0.0, federation=None):
     simulator = Simulator(
         method, net, federation or make_federation(), LocalTraining(epochs=2, batch=5, lr=0.05), settings
     )
-    world = simulator.start()
-    records = [played.record for played in simulator.play(world)]
-    return simulator, world, [{name: record[name] for name in ("loss", "client_accuracy")} for record in records]
+    state = simulator.start()
+    records = [played.record for played in simulator.play(state)]
+    return simulator, state, [{name: record[name] for name in ("loss", "client_accuracy")} for record in records]
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedReMa(align=1.0), MOON()])
 def test_side_by_side_is_the_same_as_one_after_the_other(method, four_threads):
-    several, world, records = play(method)
+    several, state, records = play(method)
     assert several.engine.lanes > 1
     assert torch.get_num_threads() == 4
     torch.set_num_threads(1)
     one, other_world, other_records = play(method)
     assert one.engine.lanes == 1
     for row in range(4):
-        for name, value in world.params.row(row).items():
+        for name, value in state.params.row(row).items():
             assert torch.allclose(value, other_world.params.row(row)[name], rtol=0, atol=1e-12), name
     for record, other in zip(records, other_records, strict=True):
         assert record["loss"] == pytest.approx(other["loss"], abs=1e-12)
@@ -57,11 +56,11 @@ def test_side_by_side_is_the_same_as_one_after_the_other(method, four_threads):
 
 
 def test_layers_that_draw_go_one_after_the_other(four_threads):
-    _, world, records = play(FedAvg(), dropout=0.4)
+    _, state, records = play(FedAvg(), dropout=0.4)
     torch.set_num_threads(1)
     _, other_world, other_records = play(FedAvg(), dropout=0.4)
     assert records == other_records
-    assert all(torch.equal(value, other_world.params.common[name]) for name, value in world.params.common.items())
+    assert all(torch.equal(value, other_world.params.common[name]) for name, value in state.params.common.items())
 
 
 def test_an_error_in_a_thread_reaches_the_caller(four_threads):

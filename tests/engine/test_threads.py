@@ -9,7 +9,9 @@ from torch import nn
 
 import fedrema
 from fedrema.cli import main
-from fedrema.core import LocalTraining
+from fedrema.config.presets import PRESETS
+from fedrema.config.settings import parse_settings
+from fedrema.core import LocalTraining, Simulation
 from fedrema.data import Federation
 from fedrema.deploy.node import Node
 from fedrema.engine import Loop, StackedEngine
@@ -17,15 +19,12 @@ from fedrema.engine.threads import operations_per_step, threads_per_operation, t
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
-from fedrema.net import Net
-from fedrema.nets import Network, Split, build_net
-from fedrema.presets import PRESETS
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Network, Split, build_net
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.execute import prepare, take_up
-from fedrema.settings import parse_settings
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 
 @pytest.fixture
@@ -126,9 +125,9 @@ def test_operations_are_counted_well_enough_for_a_rule(network, shape, wanted):
 
 def states(method, **settings):
     played = simulator(method, **settings)
-    world = played.start()
-    list(played.play(world))
-    return {**world.params.common, **world.params.own}
+    state = played.start()
+    list(played.play(state))
+    return {**state.params.common, **state.params.own}
 
 
 @pytest.mark.parametrize("settings", [{"backend": "stacked"}, {"backend": "loop"}, {"backend": "loop", "threads": 1}])
@@ -155,7 +154,7 @@ def test_the_choice_is_recorded_and_used_again_by_a_machine_that_would_choose_ot
     assert fresh.threads == 3
     assert isinstance(take_up(tmp_path / "begun").simulator.engine, StackedEngine)
     done = fedrema.resume(tmp_path / "begun", rounds=4)
-    file = "checkpoint/world.safetensors"
+    file = "checkpoint/state.safetensors"
     ours, theirs = (read_checkpoint(run.path / file)[1] for run in (done, whole))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

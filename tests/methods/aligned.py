@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.core import Batch, Client, LocalTraining
-from fedrema.net import Net
-from fedrema.nets import Network, Split, build_net
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.core import Batch, Client, LocalTraining, Simulation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Network, Split, build_net
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 CLASSES, FEATURES, BYTES = 4, 7, 8
@@ -43,14 +42,14 @@ def batch(x, labels, mask=None) -> Batch:
 class Watched(Simulator):
     """A simulator that keeps what clients had when the round began, what they trained, and what the server saw."""
 
-    def end(self, crowd, moment):
-        ended, extras = super().end(crowd, moment)
+    def end(self, cohort, moment):
+        ended, extras = super().end(cohort, moment)
         self.trained = ended.params.own
         return ended, extras
 
-    def play_round(self, world):
-        self.before = [{name: value.clone() for name, value in world.params.row(row).items()} for row in range(4)]
-        self.mail = dict(world.inbox.common)
+    def play_round(self, state):
+        self.before = [{name: value.clone() for name, value in state.params.row(row).items()} for row in range(4)]
+        self.mail = dict(state.inbox.common)
         original = type(self.method).aggregate
 
         def aggregate(method, net, state, uploads, moment):
@@ -59,7 +58,7 @@ class Watched(Simulator):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(self.method), "aggregate", aggregate)
-            return super().play_round(world)
+            return super().play_round(state)
 
 
 def simulator(method, local=LOCAL, **settings) -> Watched:

@@ -4,12 +4,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrema.core import Batch, Client, LocalTraining
-from fedrema.net import Net
-from fedrema.nets import Split
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.core import Batch, Client, LocalTraining, Simulation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Split
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 BACKENDS = ["loop", "stacked"]
 LR = 0.1
@@ -29,7 +28,7 @@ def linear_net(inputs=2, features=3, classes=3) -> Net:
 
 
 def begun(method, backend, training, **settings):
-    """Return a simulator of two unequal clients, its world, the initial model and everybody's samples."""
+    """Return a simulator of two unequal clients, its state, the initial model and everybody's samples."""
     federation = make_federation(counts=(12, 6), classes=3, features=2)
     chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
     simulator = Simulator(method, linear_net(), federation, training, Simulation(seed=5, **chosen))

@@ -6,8 +6,7 @@ import torch
 
 from fedrema.errors import BadInput
 from fedrema.methods.apfl import APFL
-
-from .by_hand import BACKENDS, LR, assert_same, begun, clipped, local, logits, mean, plus, slopes
+from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, clipped, local, logits, mean, plus, slopes
 
 
 def mixed(v, w, share):
@@ -18,10 +17,10 @@ def mixed(v, w, share):
 @pytest.mark.parametrize("adapt", [True, False])
 def test_two_rounds_by_hand(backend, adapt):
     method = APFL(local_share=0.6, adapt_alpha=adapt)
-    simulator, world, w, data = begun(method, backend, local(epochs=2))
+    simulator, state, w, data = begun(method, backend, local(epochs=2))
     own, shares, trained = [dict(w) for _ in data], [0.6, 0.6], []
     for _ in range(2):
-        simulator.play_round(world)
+        simulator.play_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             v, model, share = own[row], w, shares[row]
@@ -35,31 +34,31 @@ def test_two_rounds_by_hand(backend, adapt):
             own[row], shares[row] = v, share
             trained.append(model)
         w = mean(trained, data)
-    assert_same(world.params.common, w)
+    assert_same(state.params.common, w)
     for row, (x, _) in enumerate(data):
-        params = world.params.row(row)
+        params = state.params.row(row)
         assert_same(params, own[row], "local.")
         assert float(params["share"]) == pytest.approx(shares[row], abs=1e-12)
         assert (shares[row] != 0.6) == adapt
-        client = simulator.crowd(world, torch.arange(2)).one(row)
+        client = simulator.cohort(state, torch.arange(2)).one(row)
         found = method.predict(simulator.net, client, torch.from_numpy(x))
         assert found.numpy() == pytest.approx(logits(mixed(own[row], trained[row], shares[row]), x), abs=1e-12)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_outputs_can_be_mixed_instead(backend):
-    simulator, world, w, data = begun(APFL(mixing="outputs", adapt_alpha=False), backend, local())
-    simulator.play_round(world)
+    simulator, state, w, data = begun(APFL(mixing="outputs", adapt_alpha=False), backend, local())
+    simulator.play_round(state)
     for row, (x, y) in enumerate(data):
         # v = w at first, so that the mixed outputs are w's, and half of their gradient is v's.
-        assert_same(world.params.row(row), plus(w, slopes(w, x, y), -LR / 2), "local.")
+        assert_same(state.params.row(row), plus(w, slopes(w, x, y), -LR / 2), "local.")
 
 
 def test_a_share_stays_between_0_and_1():
-    simulator, world, _, _ = begun(APFL(local_share=1.0), "stacked", local(lr=5.0))
+    simulator, state, _, _ = begun(APFL(local_share=1.0), "stacked", local(lr=5.0))
     for _ in range(3):
-        simulator.play_round(world)
-        assert ((world.params.own["share"] >= 0) & (world.params.own["share"] <= 1)).all()
+        simulator.play_round(state)
+        assert ((state.params.own["share"] >= 0) & (state.params.own["share"] <= 1)).all()
     with pytest.raises(BadInput, match=r"--local-share must lie in \[0, 1\], got 1.5"):
         APFL(local_share=1.5)
 
@@ -67,13 +66,13 @@ def test_a_share_stays_between_0_and_1():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_of_the_two_models_is_clipped_by_its_own_norm(backend):
     most = 0.2
-    simulator, world, w, data = begun(APFL(local_share=0.25, adapt_alpha=False), backend, local(clip=most))
-    simulator.play_round(world)
+    simulator, state, w, data = begun(APFL(local_share=0.25, adapt_alpha=False), backend, local(clip=most))
+    simulator.play_round(state)
     trained = []
     for row, (x, y) in enumerate(data):
         gradient = slopes(w, x, y)
         trained.append(plus(w, clipped(gradient, most), -LR))
         # v = w at first, and a quarter of the mixture's gradient is v's.
         quarter = {name: value / 4 for name, value in gradient.items()}
-        assert_same(world.params.row(row), plus(w, clipped(quarter, most), -LR), "local.")
-    assert_same(world.params.common, mean(trained, data))
+        assert_same(state.params.row(row), plus(w, clipped(quarter, most), -LR), "local.")
+    assert_same(state.params.common, mean(trained, data))

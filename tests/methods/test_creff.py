@@ -8,22 +8,21 @@ from torch.nn import functional
 
 from fedrema.core import Moment
 from fedrema.errors import BadInput
-from fedrema.last_layer import inputs_of_last, last_layer
 from fedrema.methods.creff import CReFF, gradients_apart
-from fedrema.net import Net
-from fedrema.nets import Split
-
-from .by_hand import BACKENDS, LR, assert_same, begun, features, local, logits, mean, plus, slopes, softmax
+from fedrema.models.body_and_head import Net
+from fedrema.models.last_layer import inputs_of_last, last_layer
+from fedrema.models.networks import Split
+from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, features, local, logits, mean, plus, slopes, softmax
 
 QUICK = CReFF(synthetic=4, match_steps=3, retrain_epochs=2, retrain_batch=5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_model_is_fedavgs_and_clients_send_gradients_by_class(backend):
-    simulator, world, w, data = begun(QUICK, backend, local())
+    simulator, state, w, data = begun(QUICK, backend, local())
     layer = (w["head.weight"], w["head.bias"])
     for _ in range(2):
-        sent = simulator.end(_trained(simulator, world), simulator.moment(world.round + 1))[1]
+        sent = simulator.end(_trained(simulator, state), simulator.moment(state.round + 1))[1]
         for row, (x, y) in enumerate(data):
             h = features(w, x)
             chances = softmax(h @ layer[0].T + layer[1])
@@ -33,21 +32,21 @@ def test_the_model_is_fedavgs_and_clients_send_gradients_by_class(backend):
                     wrong = chances[y == c] - np.eye(3)[c]
                     expected = wrong.T @ np.column_stack([h[y == c], np.ones((y == c).sum())]) / (y == c).sum()
                     assert sent["gradients"][row, c].numpy() == pytest.approx(expected, abs=1e-12)
-        simulator.play_round(world)
+        simulator.play_round(state)
         w = mean([plus(w, slopes(w, x, y), -LR) for x, y in data], data)
-        layer = tuple(world.inbox.common[f"classifier.{name}"].numpy() for name in ("weight", "bias"))
-    assert_same(world.params.common, w)
-    client = simulator.crowd(world, torch.arange(2)).one(0)
+        layer = tuple(state.inbox.common[f"classifier.{name}"].numpy() for name in ("weight", "bias"))
+    assert_same(state.params.common, w)
+    client = simulator.cohort(state, torch.arange(2)).one(0)
     found = QUICK.predict(simulator.net, client, torch.from_numpy(data[0][0]))
     assert found.numpy() == pytest.approx(features(w, data[0][0]) @ layer[0].T + layer[1], abs=1e-12)
     assert not np.allclose(found.numpy(), logits(w, data[0][0]))
 
 
-def _trained(simulator, world):
+def _trained(simulator, state):
     from dataclasses import replace
 
-    crowd = simulator.crowd(world, torch.arange(2))
-    return replace(crowd, received=crowd.params)
+    cohort = simulator.cohort(state, torch.arange(2))
+    return replace(cohort, received=cohort.params)
 
 
 def test_how_far_gradients_point_apart():

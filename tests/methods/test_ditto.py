@@ -4,16 +4,15 @@ import pytest
 import torch
 
 from fedrema.methods.ditto import Ditto
-
-from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
+from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_rounds_by_hand(backend):
-    simulator, world, w, data = begun(Ditto(tie=0.7), backend, local(epochs=2))
+    simulator, state, w, data = begun(Ditto(tie=0.7), backend, local(epochs=2))
     own = [dict(w) for _ in data]
     for _ in range(2):
-        simulator.play_round(world)
+        simulator.play_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             v, model = own[row], w
@@ -23,19 +22,19 @@ def test_two_rounds_by_hand(backend):
             own[row] = v
             trained.append(model)
         w = mean(trained, data)
-    assert_same(world.params.common, w)
+    assert_same(state.params.common, w)
     for row in range(2):
-        assert_same(world.params.row(row), own[row], "personal.")
+        assert_same(state.params.row(row), own[row], "personal.")
 
 
 def test_a_client_answers_with_its_own_model():
-    simulator, world, w, data = begun(Ditto(), "loop", local())
-    simulator.play_round(world)
-    client = simulator.crowd(world, torch.arange(2)).one(1)
+    simulator, state, w, data = begun(Ditto(), "loop", local())
+    simulator.play_round(state)
+    client = simulator.cohort(state, torch.arange(2)).one(1)
     x = simulator.train.of(1).x
-    v = {name: world.params.row(1)[f"personal.{name}"].numpy() for name in w}
-    g = {name: value.numpy() for name, value in world.params.common.items()}
+    v = {name: state.params.row(1)[f"personal.{name}"].numpy() for name in w}
+    g = {name: value.numpy() for name, value in state.params.common.items()}
     assert Ditto().predict(simulator.net, client, x).numpy() == pytest.approx(logits(v, data[1][0]))
     other = Ditto().beside()["global"]
     assert other.predict(simulator.net, client, x).numpy() == pytest.approx(logits(g, data[1][0]))
-    assert set(world.params.common) == set(w)  # nothing of v is shared
+    assert set(state.params.common) == set(w)  # nothing of v is shared

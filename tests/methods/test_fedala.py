@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from fedrema.methods.fedala import FedALA
-
-from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
+from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
 
 TOP = ("head.weight", "head.bias")
 
@@ -28,11 +27,11 @@ def learnt(weights, w_global, own, x, y, steps, rate):
 def test_three_rounds_by_hand(backend):
     rate = 30.0  # large, so that some weights reach 0
     method = FedALA(weight_lr=rate, first_epochs=3)
-    simulator, world, w, data = begun(method, backend, local(epochs=2))
+    simulator, state, w, data = begun(method, backend, local(epochs=2))
     own = [dict(w) for _ in data]
     weights = [{name: np.ones_like(w[name]) for name in TOP} for _ in data]
     for number in (1, 2, 3):
-        simulator.play_round(world)
+        simulator.play_round(state)
         for row, (x, y) in enumerate(data):
             model = w
             if number > 1:
@@ -42,34 +41,34 @@ def test_three_rounds_by_hand(backend):
                 model = plus(model, slopes(model, x, y), -LR)
             own[row] = model
         w = mean(own, data)
-    assert_same(world.params.common, w)
+    assert_same(state.params.common, w)
     for row in range(2):
-        assert_same(world.params.row(row), weights[row], "weight.")
+        assert_same(state.params.row(row), weights[row], "weight.")
     every = np.concatenate([each[name].ravel() for each in weights for name in TOP])
     assert ((every > 0) & (every < 1)).any()  # it learns, and nowhere leaves [0, 1]
     assert every.min() >= 0
     assert every.max() <= 1
 
     # Scored after a merge for the model that has just come, learnt on a copy.
-    crowd = simulator.adapted(method, simulator.crowd(world, torch.arange(2)), simulator.moment(3))
+    cohort = simulator.adapted(method, simulator.cohort(state, torch.arange(2)), simulator.moment(3))
     for row, (x, y) in enumerate(data):
         final = merged(w, own[row], learnt(weights[row], w, own[row], x, y, 1, rate))
-        found = method.predict(simulator.net, crowd.one(row), torch.from_numpy(x))
+        found = method.predict(simulator.net, cohort.one(row), torch.from_numpy(x))
         assert found.numpy() == pytest.approx(logits(final, x), abs=1e-12)
 
 
 def test_weights_that_stay_1_make_it_fedavg():
-    simulator, world, w, data = begun(FedALA(merged_tensors=4, weight_lr=1e-30), "stacked", local())
+    simulator, state, w, data = begun(FedALA(merged_tensors=4, weight_lr=1e-30), "stacked", local())
     for _ in range(2):
-        simulator.play_round(world)
+        simulator.play_round(state)
         w = mean([plus(w, slopes(w, x, y), -LR) for x, y in data], data)
-    assert_same(world.params.common, w)
+    assert_same(state.params.common, w)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_weights_are_learnt_longer_when_a_client_first_merges_whatever_the_round(backend):
     method, rate = FedALA(weight_lr=30.0, first_epochs=4), 30.0
-    simulator, world, w, data = begun(method, backend, local(), rounds=5)
+    simulator, state, w, data = begun(method, backend, local(), rounds=5)
     own = [dict(w) for _ in data]
     weights = [{name: np.ones_like(w[name]) for name in TOP} for _ in data]
     merges = [0, 0]
@@ -77,7 +76,7 @@ def test_weights_are_learnt_longer_when_a_client_first_merges_whatever_the_round
     plan = [[0], [0], [0, 1], [0, 1], [0]]
     simulator.choose = lambda number: (plan[number - 1], [])
     for present in plan:
-        simulator.play_round(world)
+        simulator.play_round(state)
         for row in present:
             x, y = data[row]
             model = w
@@ -89,19 +88,19 @@ def test_weights_are_learnt_longer_when_a_client_first_merges_whatever_the_round
             own[row] = plus(model, slopes(model, x, y), -LR)
         w = mean(own, data) if len(present) == 2 else own[0]
     assert merges == [2, 2]
-    assert_same(world.params.common, w)
+    assert_same(state.params.common, w)
     for row in range(2):
-        assert_same(world.params.row(row), weights[row], "weight.")
+        assert_same(state.params.row(row), weights[row], "weight.")
 
 
 def test_a_client_without_a_model_of_its_own_has_nothing_to_merge():
     method = FedALA(first_epochs=7)
-    simulator, world, _, _ = begun(method, "stacked", local())
-    crowd = simulator.crowd(world, torch.arange(2))
-    assert [int(method.learning_epochs(crowd.one(row))) for row in range(2)] == [0, 0]
-    simulator.play_round(world)
-    crowd = simulator.crowd(world, torch.arange(2))
-    assert [int(method.learning_epochs(crowd.one(row))) for row in range(2)] == [7, 7]
-    simulator.play_round(world)
-    crowd = simulator.crowd(world, torch.arange(2))
-    assert [int(method.learning_epochs(crowd.one(row))) for row in range(2)] == [1, 1]
+    simulator, state, _, _ = begun(method, "stacked", local())
+    cohort = simulator.cohort(state, torch.arange(2))
+    assert [int(method.learning_epochs(cohort.one(row))) for row in range(2)] == [0, 0]
+    simulator.play_round(state)
+    cohort = simulator.cohort(state, torch.arange(2))
+    assert [int(method.learning_epochs(cohort.one(row))) for row in range(2)] == [7, 7]
+    simulator.play_round(state)
+    cohort = simulator.cohort(state, torch.arange(2))
+    assert [int(method.learning_epochs(cohort.one(row))) for row in range(2)] == [1, 1]

@@ -9,8 +9,7 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedamp import FedAMP
-
-from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, plus, slopes, tensor
+from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logits, plus, slopes, tensor
 
 MODELS = {"head.weight": tensor([[[1.0]], [[0.0]], [[3.0]]]), "head.bias": tensor([[0.0], [1.0], [4.0]])}
 """Three models: (1, 0), (0, 1) and (3, 4)."""
@@ -44,10 +43,10 @@ def test_weights_by_cosine():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_rounds_by_hand(backend):
     method = FedAMP(own_weight=0.7, step=5.0, tie=2.0)
-    simulator, world, w, data = begun(method, backend, local(epochs=2))
+    simulator, state, w, data = begun(method, backend, local(epochs=2))
     clouds = [dict(w) for _ in data]
     for _ in range(2):
-        simulator.play_round(world)
+        simulator.play_round(state)
         own = []
         for row, (x, y) in enumerate(data):
             model = clouds[row]
@@ -58,8 +57,8 @@ def test_two_rounds_by_hand(backend):
             {name: 0.7 * own[row][name] + 0.3 * own[1 - row][name] for name in w} for row in range(2)
         ]
     for row, (x, _) in enumerate(data):
-        assert_same(world.params.row(row), clouds[row])
-        client = simulator.crowd(world, torch.arange(2)).one(row)
+        assert_same(state.params.row(row), clouds[row])
+        client = simulator.cohort(state, torch.arange(2)).one(row)
         found = method.predict(simulator.net, client, torch.from_numpy(x))
         assert found.numpy() == pytest.approx(logits(own[row], x), abs=1e-12)
 

@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import LocalTraining
+from fedrema.core import LocalTraining, Simulation
 from fedrema.methods.fedbabu import FedBABU
-from fedrema.net import Net
-from fedrema.nets import Split
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Split
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 BACKENDS = ["loop", "stacked"]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05, weight_decay=0.01)
@@ -75,27 +74,27 @@ def accuracies(played, modules):
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_the_head_keeps_its_bits_and_is_the_same_for_all(backend, participation):
     played = simulator(FedBABU(), backend, participation=participation)
-    world = played.start()
+    state = played.start()
     initial = snapshot(make_module().double().state_dict())
     for _ in range(3):
-        before = snapshot(world.params.common)
-        played.play_round(world)
-        assert set(world.params.common) == BODY
-        assert set(world.params.own) == HEAD
+        before = snapshot(state.params.common)
+        played.play_round(state)
+        assert set(state.params.common) == BODY
+        assert set(state.params.own) == HEAD
         for name in HEAD:
             for row in range(4):
-                assert torch.equal(world.params.own[name][row], initial[name]), name
+                assert torch.equal(state.params.own[name][row], initial[name]), name
         for name in BODY:
-            assert not torch.equal(world.params.common[name], before[name]), name
+            assert not torch.equal(state.params.common[name], before[name]), name
     for name in HEAD:
-        assert world.velocity[name].abs().max() == 0
+        assert state.velocity[name].abs().max() == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_only_the_body_travels(backend):
     played = simulator(FedBABU(), backend)
-    world = played.start()
-    record = played.play_round(world).record
+    state = played.start()
+    record = played.play_round(state).record
     assert record["bytes_up"] == 4 * BODY_BYTES
     assert record["bytes_down"] == 4 * BODY_BYTES
     halved = simulator(FedBABU(), backend, participation=0.5)
@@ -107,13 +106,13 @@ def test_only_the_body_travels(backend):
 def test_bodies_trained_under_the_head_are_averaged_by_sample_counts(backend):
     # Two rounds, momentum kept between them; the norm that is clipped is that of the body's gradient alone.
     played = simulator(FedBABU(), backend, WHOLE)
-    world = played.start()
+    state = played.start()
     model = make_module().double()
     states = [None] * 4
     counts = played.train.counts.tolist()
     assert len(set(counts)) == 4
     for _ in range(2):
-        played.play_round(world)
+        played.play_round(state)
         trained = []
         for row in range(4):
             own = copy.deepcopy(model)
@@ -125,24 +124,24 @@ def test_bodies_trained_under_the_head_are_averaged_by_sample_counts(backend):
         }
         model.load_state_dict(averaged)
         for name in BODY:
-            assert torch.allclose(world.params.common[name], averaged[name], rtol=0, atol=1e-12), name
+            assert torch.allclose(state.params.common[name], averaged[name], rtol=0, atol=1e-12), name
         uniform = sum(state["body.0.weight"] for state in trained) / 4
-        assert not torch.allclose(world.params.common["body.0.weight"], uniform, rtol=0, atol=1e-6)
+        assert not torch.allclose(state.params.common["body.0.weight"], uniform, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("part", "tuned"), [("all", BODY | HEAD), ("head", HEAD), ("body", BODY)])
 def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
     played = simulator(FedBABU(finetune_epochs=4, finetune=part), backend, WHOLE)
-    world = played.start()
-    played.play_round(world)
-    record = played.play_round(world).record
-    common, own, velocity = snapshot(world.params.common), snapshot(world.params.own), snapshot(world.velocity)
+    state = played.start()
+    played.play_round(state)
+    record = played.play_round(state).record
+    common, own, velocity = snapshot(state.params.common), snapshot(state.params.own), snapshot(state.velocity)
     moment = played.moment(2)
-    adapted = played.adapted(played.method, played.crowd(world, torch.arange(4)), moment)
+    adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), moment)
     modules = []
     for row in range(4):
-        start = world.params.row(row)
+        start = state.params.row(row)
         module = model_of(start)
         parameters = {"all": module, "head": module.head, "body": module.body}[part].parameters()
         # Momentum starts anew: what training left of it does not belong to the copy.
@@ -157,8 +156,8 @@ def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
     assert record["client_accuracy"] == pytest.approx(each)
     assert record["accuracy"] == pytest.approx(together)
     # Scoring leaves nothing behind.
-    played.score(world, moment)
-    for kept, now in ((common, world.params.common), (own, world.params.own), (velocity, world.velocity)):
+    played.score(state, moment)
+    for kept, now in ((common, state.params.common), (own, state.params.own), (velocity, state.velocity)):
         assert kept.keys() == now.keys()
         assert all(torch.equal(now[name], value) for name, value in kept.items())
 
@@ -166,9 +165,9 @@ def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_accuracy_without_fine_tuning_stands_beside(backend):
     tuning, plain = simulator(FedBABU(), backend), simulator(FedBABU(finetune_epochs=0), backend)
-    world, bare = tuning.start(), plain.start()
+    state, bare = tuning.start(), plain.start()
     differ = False
-    for tuned, untuned in zip(tuning.play(world), plain.play(bare), strict=True):
+    for tuned, untuned in zip(tuning.play(state), plain.play(bare), strict=True):
         assert "beside" not in untuned.record
         assert tuned.record["beside"] == {"unadapted": untuned.record["accuracy"]}
         differ |= tuned.record["accuracy"] != untuned.record["accuracy"]
@@ -178,7 +177,7 @@ def test_the_accuracy_without_fine_tuning_stands_beside(backend):
     assert differ
     # How clients are scored does not touch what they learn.
     for name in BODY:
-        assert torch.equal(world.params.common[name], bare.params.common[name])
+        assert torch.equal(state.params.common[name], bare.params.common[name])
 
 
 def test_fine_tuning_follows_the_rate_of_the_round():

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedrema.core import LocalTraining
+from fedrema.core import LocalTraining, Simulation
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedbn import FedBN
-from fedrema.nets import Network, build_net
-from fedrema.runs.checkpoint import load_world, save_world
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
-from .by_hand import begun, local
+from fedrema.models.networks import Network, build_net
+from fedrema.runs.checkpoint import load_state, save_state
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
+from tests.methods.by_hand import begun, local
 
 LOCAL = LocalTraining(epochs=1, batch=1000, lr=0.1, momentum=0.0, clip=0.0)
 NORM = {f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
@@ -38,16 +37,16 @@ def test_batch_norm_is_found_by_its_kind():
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_a_round_by_hand(backend):
     played = simulator(FedBN(), backend=backend)
-    world = played.start()
+    state = played.start()
     before = {name: value.numpy().copy() for name, value in played.net.initial.items()}
-    played.play_round(world)
+    played.play_round(state)
     weights, counts = [], []
     for row in range(4):
         data = played.train.of(row)
         x, y, n = data.x.numpy(), data.y.numpy(), len(data.y)
         hidden = x @ before["body.1.weight"].T + before["body.1.bias"]
         middle, spread = hidden.mean(axis=0), hidden.var(axis=0)
-        own = world.params.row(row)
+        own = state.params.row(row)
         # A tenth of the way to the batch's statistics; the variance without bias.
         assert own["body.2.running_mean"].numpy() == pytest.approx(0.1 * middle, abs=1e-12)
         assert own["body.2.running_var"].numpy() == pytest.approx(0.9 + 0.1 * spread * n / (n - 1), abs=1e-12)
@@ -62,31 +61,31 @@ def test_a_round_by_hand(backend):
         weights.append(before["head.weight"] - 0.1 * wrong.T @ features)
         counts.append(n)
     expected = sum(n * weight for n, weight in zip(counts, weights, strict=True)) / sum(counts)
-    assert world.params.common["head.weight"].numpy() == pytest.approx(expected, abs=1e-12)
-    assert set(world.params.own) == NORM
+    assert state.params.common["head.weight"].numpy() == pytest.approx(expected, abs=1e-12)
+    assert set(state.params.own) == NORM
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_with_batch_norm_a_run_can_be_taken_up(backend, tmp_path):
     whole = simulator(FedBN(), backend=backend)
-    world = whole.start()
-    list(whole.play(world))
+    state = whole.start()
+    list(whole.play(state))
     first = simulator(FedBN(), backend=backend)
     taken = first.start()
     first.play_round(taken)
-    save_world(taken, tmp_path / "world.safetensors", "test")
-    taken = load_world(tmp_path / "world.safetensors", "test")
+    save_state(taken, tmp_path / "state.safetensors", "test")
+    taken = load_state(tmp_path / "state.safetensors", "test")
     list(simulator(FedBN(), backend=backend).play(taken))
     for row in range(4):
-        for name, value in world.params.row(row).items():
+        for name, value in state.params.row(row).items():
             assert torch.equal(value, taken.params.row(row)[name]), name
 
 
 def test_without_batch_norm_it_is_fedavg():
-    worlds = []
+    states = []
     for method in (FedBN(), FedAvg()):
-        played, world, _, _ = begun(method, "stacked", local())
-        list(played.play(world))
-        worlds.append(world.params.common)
-    assert worlds[0].keys() == worlds[1].keys()
-    assert all(torch.equal(worlds[0][name], worlds[1][name]) for name in worlds[0])
+        played, state, _, _ = begun(method, "stacked", local())
+        list(played.play(state))
+        states.append(state.params.common)
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fedrema.methods.fedclassavg import FedClassAvg, supervised_contrast
-
-from .by_hand import (
+from tests.methods.by_hand import (
     BACKENDS,
     LR,
     assert_same,
@@ -67,10 +66,10 @@ def test_a_loss_computed_by_hand():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_rounds_by_hand_without_views_and_contrast(backend):
     method = FedClassAvg(hold=0.8, contrast=0.0, jitter=0.0)
-    simulator, world, first, data = begun(method, backend, local(epochs=2))
+    simulator, state, first, data = begun(method, backend, local(epochs=2))
     models = [dict(first) for _ in data]
     for _ in range(2):
-        simulator.play_round(world)
+        simulator.play_round(state)
         own = []
         for model, (x, y) in zip(models, data, strict=True):
             received = model
@@ -83,7 +82,7 @@ def test_two_rounds_by_hand_without_views_and_contrast(backend):
         head = mean(own, data)
         models = [{name: head[name] if name.startswith("head") else model[name] for name in model} for model in own]
     for row, (x, _) in enumerate(data):
-        assert_same(world.params.row(row), models[row])
-        client = simulator.crowd(world, torch.arange(2)).one(row)
+        assert_same(state.params.row(row), models[row])
+        client = simulator.cohort(state, torch.arange(2)).one(row)
         found = method.predict(simulator.net, client, torch.from_numpy(x))
         assert found.numpy() == pytest.approx(logits(own[row], x), abs=1e-12)  # with one's own head, as trained

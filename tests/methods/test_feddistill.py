@@ -7,14 +7,13 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
+from fedrema.core import Batch, Client, LocalTraining, Moment, Simulation, Uploads
 from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.local import Local
-from fedrema.net import Net
-from fedrema.nets import Network, Split, build_net
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Network, Split, build_net
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
@@ -52,8 +51,8 @@ def simulator(method, local=LOCAL, **settings) -> Simulator:
 
 def play(method, **settings):
     played = simulator(method, **settings)
-    world = played.start()
-    return world, [each.record for each in played.play(world)]
+    state = played.start()
+    return state, [each.record for each in played.play(state)]
 
 
 def sent() -> Uploads:
@@ -163,35 +162,35 @@ def test_the_mean_of_softmax_outputs_is_not_the_softmax_of_the_mean(net):
 
 
 def test_mean_outputs_travel_and_nothing_else():
-    world, records = play(FedDistill())
+    state, records = play(FedDistill())
     each = (CLASSES * CLASSES + CLASSES) * BYTES
     assert [record["bytes_up"] for record in records] == [4 * each] * 3
     assert [record["bytes_down"] for record in records] == [0, 4 * each, 4 * each]
-    assert world.params.common == {}
-    assert world.inbox.common == {}
-    assert set(world.inbox.own) == {"targets", "taught"}
+    assert state.params.common == {}
+    assert state.inbox.common == {}
+    assert set(state.inbox.own) == {"targets", "taught"}
 
 
 def test_targets_come_from_the_models_as_they_are_after_training():
     played = simulator(FedDistill(), rounds=1)
-    world = played.start()
-    played.play_round(world)
+    state = played.start()
+    played.play_round(state)
     data = played.federation.split("train")
     means, holds = torch.zeros(4, CLASSES, CLASSES).double(), torch.zeros(4, CLASSES, dtype=torch.bool)
     for row in range(4):
         x = torch.from_numpy(data.x[row, : data.count[row]]).double()
         labels = data.y[row, : data.count[row]]
-        outputs = torch.softmax(played.net(world.params.row(row), x), dim=1)
+        outputs = torch.softmax(played.net(state.params.row(row), x), dim=1)
         for label in set(labels.tolist()):
             means[row, label] = outputs[torch.from_numpy(labels == label)].mean(0)
             holds[row, label] = True
     for row in range(4):
         for label in range(CLASSES):
             others = [other for other in range(4) if other != row and holds[other, label]]
-            assert bool(world.inbox.own["taught"][row, label]) == bool(others)
+            assert bool(state.inbox.own["taught"][row, label]) == bool(others)
             if others:
                 expected = means[others, label].mean(0)
-                assert torch.allclose(world.inbox.own["targets"][row, label], expected, atol=1e-12)
+                assert torch.allclose(state.inbox.own["targets"][row, label], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("target_loss", ["cross-entropy", "mse"])
@@ -210,11 +209,11 @@ def test_without_distillation_it_is_local_training(backend, target_loss):
 
 def test_distillation_begins_in_the_second_round():
     alone, strong = simulator(Local()), simulator(FedDistill(gamma=1.0))
-    worlds = alone.start(), strong.start()
+    states = alone.start(), strong.start()
     for number in (1, 2):
-        alone.play_round(worlds[0])
-        strong.play_round(worlds[1])
-        apart = (worlds[0].params.own["head.weight"] - worlds[1].params.own["head.weight"]).abs().max()
+        alone.play_round(states[0])
+        strong.play_round(states[1])
+        apart = (states[0].params.own["head.weight"] - states[1].params.own["head.weight"]).abs().max()
         assert (apart > 1e-4) == (number == 2)
 
 

@@ -9,8 +9,7 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedfa import FedFA, first_anchors
-
-from .by_hand import (
+from tests.methods.by_hand import (
     BACKENDS,
     LR,
     assert_same,
@@ -52,10 +51,10 @@ def test_a_loss_computed_by_hand():
 def test_two_rounds_by_hand(backend):
     align, calibrate, step = 0.3, 0.7, 0.25
     method = FedFA(align=align, calibrate=calibrate, anchor_step=step)
-    simulator, world, w, data = begun(method, backend, local())
-    anchors = world.params.common["anchors"].numpy().copy()
+    simulator, state, w, data = begun(method, backend, local())
+    anchors = state.params.common["anchors"].numpy().copy()
     for _ in range(2):
-        simulator.play_round(world)
+        simulator.play_round(state)
         trained, moved = [], []
         for x, y in data:
             counts = np.bincount(y, minlength=3)
@@ -72,7 +71,7 @@ def test_two_rounds_by_hand(backend):
             trained.append(model)
             moved.append({"anchors": own})
         w, anchors = mean(trained, data), mean(moved, data)["anchors"]
-    assert_same(world.params.common, {**w, "anchors": anchors})
+    assert_same(state.params.common, {**w, "anchors": anchors})
 
 
 def test_anchors_begin_as_distinct_axes():

@@ -7,8 +7,7 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedkd import FedKD, compressed
-
-from .by_hand import (
+from tests.methods.by_hand import (
     BACKENDS,
     LR,
     assert_same,
@@ -99,11 +98,11 @@ def test_more_is_kept_as_rounds_go_by():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_updates_are_compressed_on_the_way_up_and_down(backend):
     rounds = {"rounds": 1}
-    plain, world, first, data = begun(FedKD(energy_first=1.0, energy_last=1.0), backend, local(epochs=3), **rounds)
-    crowd = plain.crowd(world, torch.arange(2))
-    trained, _, _ = plain.local_training(crowd, {}, plain.moment(1))
-    played, world, _, _ = begun(FedKD(energy_first=0.6, energy_last=0.6), backend, local(epochs=3), **rounds)
-    record = played.play_round(world).record
+    plain, state, first, data = begun(FedKD(energy_first=1.0, energy_last=1.0), backend, local(epochs=3), **rounds)
+    cohort = plain.cohort(state, torch.arange(2))
+    trained, _, _ = plain.local_training(cohort, {}, plain.moment(1))
+    played, state, _, _ = begun(FedKD(energy_first=0.6, energy_last=0.6), backend, local(epochs=3), **rounds)
+    record = played.play_round(state).record
 
     def cut(change):
         if change.ndim < 2:
@@ -114,7 +113,7 @@ def test_updates_are_compressed_on_the_way_up_and_down(backend):
 
     sent = [{name: cut(trained[name][row].numpy() - first[name]) for name in first} for row in range(2)]
     for name, change in mean(sent, data).items():
-        assert world.params.common[name].numpy() == pytest.approx(first[name] + cut(change), abs=1e-12)
+        assert state.params.common[name].numpy() == pytest.approx(first[name] + cut(change), abs=1e-12)
     assert 0 < record["trace"]["sent_share"] <= 1
 
 
@@ -122,10 +121,10 @@ def test_updates_are_compressed_on_the_way_up_and_down(backend):
 def test_mentor_and_mentee_are_clipped_each_by_its_own_norm(backend):
     most = 0.2
     method = FedKD(energy_first=1.0, energy_last=1.0)  # nothing is compressed
-    simulator, world, w, data = begun(method, backend, local(clip=most))
-    simulator.play_round(world)
+    simulator, state, w, data = begun(method, backend, local(clip=most))
+    simulator.play_round(state)
     # Both begin alike, so that in the first step neither has anything to teach the other.
     trained = [plus(w, clipped(slopes(w, x, y), most), -LR) for x, y in data]
-    assert_same(world.params.common, mean(trained, data))
+    assert_same(state.params.common, mean(trained, data))
     for row in range(2):
-        assert_same(world.params.row(row), trained[row], "mentor.")
+        assert_same(state.params.row(row), trained[row], "mentor.")

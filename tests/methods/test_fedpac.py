@@ -10,10 +10,20 @@ from torch.nn import functional
 from fedrema.cli import main
 from fedrema.core import LocalTraining, Moment, Uploads
 from fedrema.methods.fedpac import FedPAC, combination_weights
-from fedrema.net import Net
-
-from ..test_quadratic import by_scipy
-from .aligned import BYTES, CLASSES, FEATURES, LOCAL, batch, client, doubles, make_net, simulator, training_data
+from fedrema.models.body_and_head import Net
+from tests.methods.aligned import (
+    BYTES,
+    CLASSES,
+    FEATURES,
+    LOCAL,
+    batch,
+    client,
+    doubles,
+    make_net,
+    simulator,
+    training_data,
+)
+from tests.methods.shared.test_simplex import by_scipy
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 BODY, HEAD = 6 * FEATURES + FEATURES, FEATURES * CLASSES + CLASSES
@@ -68,9 +78,9 @@ def test_a_single_sample_has_no_variance(net):
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_statistics_come_from_the_received_body_and_prototypes_from_the_trained_one(backend):
     played = simulator(FedPAC(), backend=backend)
-    world = played.start()
+    state = played.start()
     for _ in range(2):
-        played.play_round(world)
+        played.play_round(state)
         for row in range(4):
             x, labels = training_data(played, row)
             weighted, variance = statistics(played.net.features(played.before[row], x), labels, CLASSES)
@@ -263,9 +273,9 @@ def test_the_head_is_trained_for_an_epoch_and_then_the_body():
 def test_each_phase_leaves_the_other_part_bit_for_bit(backend, epochs, head_epochs):
     local = LocalTraining(epochs=epochs, batch=5, lr=0.05, weight_decay=0.01)
     played = simulator(FedPAC(head_epochs=head_epochs), local, backend=backend)
-    world = played.start()
+    state = played.start()
     for _ in range(2):
-        played.play_round(world)
+        played.play_round(state)
         for row in range(4):
             for name, value in played.trained.items():
                 moved = head_epochs if name.startswith("head.") else epochs
@@ -277,9 +287,9 @@ def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(b
     """With a single batch of everything and no momentum both rounds can be retraced."""
     local = LocalTraining(epochs=1, batch=1000, lr=0.05, momentum=0.0, clip=0)
     played = simulator(FedPAC(align=0.7), local, backend=backend)
-    world = played.start()
+    state = played.start()
     for number in (1, 2):
-        played.play_round(world)
+        played.play_round(state)
         assert ("prototypes" in played.mail) == (number == 2)
         for row in range(4):
             x, labels = training_data(played, row)
@@ -311,9 +321,9 @@ def test_the_loss_recorded_while_the_head_trains_is_the_cross_entropy(backend):
     # Without epochs of the body, and with alignment that would outweigh everything else.
     local = LocalTraining(epochs=0, batch=1000, momentum=0.0)
     played = simulator(FedPAC(align=1000.0), local, backend=backend)
-    world = played.start()
+    state = played.start()
     for _ in range(2):
-        record = played.play_round(world).record
+        record = played.play_round(state).record
         for row in range(4):
             x, labels = training_data(played, row)
             expected = functional.cross_entropy(played.net(played.before[row], x), labels)
@@ -335,32 +345,32 @@ def test_bytes_are_models_prototypes_and_statistics():
 
 def test_everyone_gets_the_common_body_and_a_head_of_its_own():
     played = simulator(FedPAC())
-    world = played.start()
-    played.play_round(world)
-    assert set(world.params.common) == {"body.1.weight", "body.1.bias"}
-    assert set(world.params.own) == {"head.weight", "head.bias"}
+    state = played.start()
+    played.play_round(state)
+    assert set(state.params.common) == {"body.1.weight", "body.1.bias"}
+    assert set(state.params.own) == {"head.weight", "head.bias"}
     sizes = [len(training_data(played, row)[1]) for row in range(4)]
-    for name, value in world.params.common.items():
+    for name, value in state.params.common.items():
         expected = sum(size * played.trained[name][row] for row, size in enumerate(sizes)) / sum(sizes)
         assert torch.allclose(value, expected, atol=1e-12), name
     weighted, variance = played.uploads.extras["weighted"], played.uploads.extras["variance"]
     for i in range(4):
         alpha = expected_weights(problem(weighted, variance, i))
-        for name, value in world.params.own.items():
+        for name, value in state.params.own.items():
             expected = sum(float(alpha[j]) * played.trained[name][j] for j in range(4))
             assert torch.allclose(value[i], expected, atol=1e-4), name
 
 
 def test_a_round_with_one_client_returns_its_own_head():
     played = simulator(FedPAC(), participation=0.25)
-    world = played.start()
-    record = played.play_round(world).record
+    state = played.start()
+    record = played.play_round(state).record
     (row,) = record["participants"]
     for name in ("head.weight", "head.bias"):
-        assert torch.equal(world.params.own[name][row], played.trained[name][0])
+        assert torch.equal(state.params.own[name][row], played.trained[name][0])
     assert record["trace"]["own_weight"] == 1
     absent = next(other for other in range(4) if other != row)
-    assert torch.equal(world.params.own["head.weight"][absent], played.net.initial["head.weight"])
+    assert torch.equal(state.params.own["head.weight"][absent], played.net.initial["head.weight"])
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,15 @@ import pytest
 
 from fedrema.errors import BadInput
 from fedrema.methods.fedper_plus_plus import FedPerPlusPlus
-
-from .by_hand import BACKENDS, LR, assert_same, back, begun, features, local, logits, mean, plus, softmax
+from tests.methods.by_hand import BACKENDS, LR, assert_same, back, begun, features, local, logits, mean, plus, softmax
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_rounds_by_hand(backend):
-    simulator, world, first, data = begun(FedPerPlusPlus(hold=0.6), backend, local(epochs=3))
+    simulator, state, first, data = begun(FedPerPlusPlus(hold=0.6), backend, local(epochs=3))
     models = [dict(first) for _ in data]
     for _ in range(2):
-        simulator.play_round(world)
+        simulator.play_round(state)
         for row, (x, y) in enumerate(data):
             model, held = models[row], features(models[row], x)
             for _ in range(3):
@@ -25,7 +24,7 @@ def test_two_rounds_by_hand(backend):
         body = mean(models, data)
         models = [{name: body[name] if name.startswith("body") else model[name] for name in model} for model in models]
     for row in range(2):
-        assert_same(world.params.row(row), models[row])
+        assert_same(state.params.row(row), models[row])
 
 
 def test_it_is_called_what_it_is():

@@ -7,10 +7,9 @@ from torch import nn
 
 from fedrema.errors import BadInput
 from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, likeliest_smoothing
-from fedrema.net import Net
-from fedrema.nets import Split
-
-from .by_hand import (
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Split
+from tests.methods.by_hand import (
     BACKENDS,
     LR,
     assert_same,
@@ -45,13 +44,13 @@ def trained(w, x, y, smooth, steps, counted=None):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("smooth", [1.0, 0.25])
 def test_two_rounds_by_hand(backend, smooth):
-    simulator, world, w, data = begun(FedPrior(smooth=smooth, align=0, held_out=0), backend, local(epochs=2))
+    simulator, state, w, data = begun(FedPrior(smooth=smooth, align=0, held_out=0), backend, local(epochs=2))
     for _ in range(2):
-        simulator.play_round(world)
+        simulator.play_round(state)
         w = mean([trained(w, x, y, smooth, 2) for x, y in data], data)
-    assert_same(world.params.common, w)
+    assert_same(state.params.common, w)
     for row, (x, y) in enumerate(data):
-        client = simulator.crowd(world, torch.arange(2)).one(row)
+        client = simulator.cohort(state, torch.arange(2)).one(row)
         answers = simulator.method.predict(simulator.net, client, torch.from_numpy(x))
         assert answers.numpy() == pytest.approx(logits(w, x) + log_prior(y, smooth), abs=1e-12)
 
@@ -70,13 +69,13 @@ def lost(w, data, held, usual):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(backend):
     """In eleven rounds these samples first gain by training, then lose: everyone stays with what was best."""
-    simulator, world, w, data = begun(FedPrior(smooth=1.0, align=0, held_out=0.5), backend, local(epochs=10))
+    simulator, state, w, data = begun(FedPrior(smooth=1.0, align=0, held_out=0.5), backend, local(epochs=10))
     held = [np.arange(len(y)) % 2 == 1 for _, y in data]
     assert [int(each.sum()) for each in held] == [5, 2]
     usual = [log_prior(y[~own], 1.0) for (_, y), own in zip(data, held, strict=True)]
     losses, count, least, newest_is_used = 0.0, 0.0, np.inf, []
     for _ in range(11):
-        played = simulator.play_round(world)
+        played = simulator.play_round(state)
         losses, count = 0.8 * losses + lost(w, data, held, usual), 0.8 * count + 7
         before = w
         w = mean([trained(w, x, y, 1.0, 10, ~own) for (x, y), own in zip(data, held, strict=True)], data)
@@ -88,9 +87,9 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
         else:
             used = best
         assert played.record["trace"] == chosen
-        assert_same(world.params.common, w)
+        assert_same(state.params.common, w)
         for row, (x, _) in enumerate(data):
-            client = simulator.crowd(world, torch.arange(2)).one(row)
+            client = simulator.cohort(state, torch.arange(2)).one(row)
             answers = simulator.method.predict(simulator.net, client, torch.from_numpy(x))
             expected = logits(used, x) / chosen["temperature"] + chosen["trust"] * usual[row]
             assert answers.numpy() == pytest.approx(expected, abs=1e-12)
@@ -99,10 +98,10 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
 
 
 def test_where_nobody_has_samples_to_spare_nothing_is_held_out():
-    simulator, world, w, data = begun(FedPrior(smooth=1.0, align=0, held_out=0.05), "stacked", local(epochs=1))
+    simulator, state, w, data = begun(FedPrior(smooth=1.0, align=0, held_out=0.05), "stacked", local(epochs=1))
     assert max(len(y) for _, y in data) < 20
-    assert simulator.play_round(world).record["trace"] == {"temperature": 1, "trust": 1}
-    assert_same(world.params.common, mean([trained(w, x, y, 1.0, 1) for x, y in data], data))
+    assert simulator.play_round(state).record["trace"] == {"temperature": 1, "trust": 1}
+    assert_same(state.params.common, mean([trained(w, x, y, 1.0, 1) for x, y in data], data))
 
 
 def test_features_are_drawn_to_prototypes_of_what_was_trained_on():

@@ -8,15 +8,14 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
+from fedrema.core import Batch, Client, LocalTraining, Moment, Simulation, Uploads
 from fedrema.data import Federation
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.local import Local
-from fedrema.net import Net
-from fedrema.nets import Network, Split, build_net
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Network, Split, build_net
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
@@ -58,8 +57,8 @@ def simulator(method, federation=None, local=LOCAL, **settings) -> Simulator:
 
 def play(method, **settings):
     played = simulator(method, **settings)
-    world = played.start()
-    return world, [each.record for each in played.play(world)]
+    state = played.start()
+    return state, [each.record for each in played.play(state)]
 
 
 PROTOTYPES = {"prototypes": [[0.0, 0.0], [1.0, 5.0], [9.0, 9.0]], "known": [1.0, 1.0, 0.0]}
@@ -140,18 +139,18 @@ def test_the_server_averages_by_class(net):
 
 
 def test_nothing_but_prototypes_travels():
-    world, records = play(FedProto())
+    state, records = play(FedProto())
     each = (CLASSES * FEATURES + CLASSES) * BYTES
     assert [record["bytes_up"] for record in records] == [4 * each] * 3
     assert [record["bytes_down"] for record in records] == [0, 4 * each, 4 * each]
-    assert world.params.common == {}
-    assert set(world.inbox.common) == {"prototypes", "known"}
-    assert world.inbox.own == {}
+    assert state.params.common == {}
+    assert set(state.inbox.common) == {"prototypes", "known"}
+    assert state.inbox.own == {}
 
 
 def test_models_stay_private():
-    world, _ = play(FedProto())
-    for name, value in world.params.own.items():
+    state, _ = play(FedProto())
+    for name, value in state.params.own.items():
         for row in range(1, 4):
             assert not torch.equal(value[0], value[row]), name
 
@@ -171,11 +170,11 @@ def test_without_alignment_it_is_local_training(backend):
 
 def test_alignment_begins_in_the_second_round():
     alone, strong = simulator(Local()), simulator(FedProto(align=3.0))
-    worlds = alone.start(), strong.start()
+    states = alone.start(), strong.start()
     for number in (1, 2):
-        alone.play_round(worlds[0])
-        strong.play_round(worlds[1])
-        apart = (worlds[0].params.own["body.1.weight"] - worlds[1].params.own["body.1.weight"]).abs().max()
+        alone.play_round(states[0])
+        strong.play_round(states[1])
+        apart = (states[0].params.own["body.1.weight"] - states[1].params.own["body.1.weight"]).abs().max()
         assert (apart > 1e-4) == (number == 2)
 
 
@@ -185,19 +184,19 @@ def test_the_server_keeps_the_prototype_of_a_class_whose_only_holder_is_absent()
     x = generator.normal(size=(80, 6)).astype(np.float32) + labels[:, None]
     federation = Federation.from_arrays(x, labels, np.repeat([0, 1, 2, 3], 20), classes=4)
     played = simulator(FedProto(), federation, participation=0.5, rounds=8)
-    world = played.start()
+    state = played.start()
     heard, kept = False, 0
-    before = world.server
+    before = state.server
     for _ in range(8):
-        present = played.play_round(world).record["participants"]
-        now = world.server
+        present = played.play_round(state).record["participants"]
+        now = state.server
         if 0 not in present:
             assert torch.equal(now["prototypes"][0], before["prototypes"][0].to(now["prototypes"]))
             assert not torch.equal(now["prototypes"][1], before["prototypes"][1].to(now["prototypes"]))
             kept += heard
         heard = heard or 0 in present
         assert now["known"].tolist() == [float(heard), 1, 1, 0]  # nobody ever holds class 3
-        assert torch.equal(world.inbox.common["prototypes"], now["prototypes"])
+        assert torch.equal(state.inbox.common["prototypes"], now["prototypes"])
         before = now
     assert kept > 0
 

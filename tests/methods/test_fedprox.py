@@ -8,14 +8,13 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining
+from fedrema.core import Batch, Client, LocalTraining, Simulation
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedprox import FedProx
-from fedrema.net import Net
-from fedrema.nets import Split
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Split
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 BACKENDS = ["loop", "stacked"]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
@@ -37,9 +36,9 @@ def simulator(method, backend, local=LOCAL, module=None, **settings) -> Simulato
 
 def play(method, backend, local=LOCAL, **settings):
     played = simulator(method, backend, local, **settings)
-    world = played.start()
-    records = [each.record for each in played.play(world)]
-    return world.params.common, records
+    state = played.start()
+    records = [each.record for each in played.play(state)]
+    return state.params.common, records
 
 
 def tensor(values) -> torch.Tensor:
@@ -160,13 +159,13 @@ def reference(played: Simulator, mu: float, rounds: int) -> dict[str, torch.Tens
 def test_rounds_are_those_of_torchs_own_optimiser(backend):
     # The pull is clipped and enters the momentum with the rest of the gradient.
     played = simulator(FedProx(mu=2.0), backend, WHOLE)
-    world = played.start()
+    state = played.start()
     for _ in range(2):
-        played.play_round(world)
+        played.play_round(state)
     expected = reference(played, mu=2.0, rounds=2)
-    assert world.params.common.keys() == expected.keys()
+    assert state.params.common.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.allclose(world.params.common[name], value, rtol=0, atol=1e-12), name
+        assert torch.allclose(state.params.common[name], value, rtol=0, atol=1e-12), name
     without = reference(played, mu=0.0, rounds=2)
     assert max(float((expected[name] - without[name]).abs().max()) for name in expected) > 1e-3
 
@@ -190,8 +189,8 @@ def test_the_larger_mu_the_nearer_each_client_stays(backend):
     distances = []
     for mu in (0.0, 0.1, 1.0, 4.0):
         played = simulator(FedProx(mu=mu), backend)
-        crowd = played.crowd(played.start(), torch.arange(4))
-        trained, _, _ = played.local_training(crowd, {}, played.moment(1))
+        cohort = played.cohort(played.start(), torch.arange(4))
+        trained, _, _ = played.local_training(cohort, {}, played.moment(1))
         initial = played.net.initial
         squares = [(trained[name] - initial[name]).square().reshape(4, -1).sum(1) for name in initial]
         distances.append(torch.stack(squares).sum(0).sqrt())

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fedrema.core import Moment, Uploads, average
+from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.errors import BadInput
 from fedrema.methods.fedrema import FedReMa, maximum_difference_segmentation
-from fedrema.net import Net
-from fedrema.nets import Split
-from fedrema.similarity import draw_probes, head_similarity
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Split
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 
@@ -353,8 +353,8 @@ def test_many_clients_are_matched_in_blocks_as_if_at_once(net, monkeypatch):
     sent = uploads(biases, counts=[1 + client % 7 for client in range(300)])
     method = FedReMa()
     whole = method.aggregate(net, method.server(net, 300), sent, MOMENT)
-    monkeypatch.setattr("fedrema.similarity._block", lambda numbers: 64)
-    monkeypatch.setattr("fedrema.core.MIXED_AT_ONCE", 50)
+    monkeypatch.setattr("fedrema.core.similarity._block", lambda numbers: 64)
+    monkeypatch.setattr("fedrema.core.aggregation.MIXED_AT_ONCE", 50)
     blocks = method.aggregate(net, method.server(net, 300), sent, MOMENT)
     assert torch.equal(blocks.trace["sets"], whole.trace["sets"])
     assert torch.allclose(blocks.personal["head.bias"], whole.personal["head.bias"], atol=1e-12)

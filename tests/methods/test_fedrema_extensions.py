@@ -9,10 +9,20 @@ from torch.nn import functional
 from fedrema.cli import main
 from fedrema.core import LocalTraining, Moment, Uploads
 from fedrema.methods.fedrema import FedReMa
-from fedrema.net import Net
-from fedrema.runs.checkpoint import load_world, save_world
-
-from .aligned import BYTES, CLASSES, FEATURES, LOCAL, batch, client, doubles, make_net, simulator, training_data
+from fedrema.models.body_and_head import Net
+from fedrema.runs.checkpoint import load_state, save_state
+from tests.methods.aligned import (
+    BYTES,
+    CLASSES,
+    FEATURES,
+    LOCAL,
+    batch,
+    client,
+    doubles,
+    make_net,
+    simulator,
+    training_data,
+)
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 MODEL = 6 * FEATURES + FEATURES + FEATURES * CLASSES + CLASSES
@@ -40,13 +50,13 @@ def test_without_extensions_only_models_travel(net):
     assert method.end(net, client(), SAMPLES, MOMENT)[1] == {}
     assert set(method.server(net, 4)) == {"dependencies", "peak", "critical"}
     played = simulator(method)
-    world = played.start()
+    state = played.start()
     for _ in range(3):
-        record = played.play_round(world).record
+        record = played.play_round(state).record
         assert record["bytes_up"] == record["bytes_down"] == 4 * MODEL * BYTES
-    assert world.inbox.common == world.inbox.own == {}
-    assert set(world.params.common) == {"body.1.weight", "body.1.bias"}
-    assert set(world.params.own) == {"head.weight", "head.bias"}
+    assert state.inbox.common == state.inbox.own == {}
+    assert set(state.params.common) == {"body.1.weight", "body.1.bias"}
+    assert set(state.params.own) == {"head.weight", "head.bias"}
 
 
 def test_without_extensions_everything_is_trained_at_once():
@@ -62,9 +72,9 @@ def test_a_round_at_once_can_be_retraced(backend, align):
     """With a single batch of everything and no momentum: CE, and from the second round on the alignment."""
     local = LocalTraining(epochs=1, batch=1000, lr=0.05, momentum=0.0, clip=0)
     played = simulator(FedReMa(align=align), local, backend=backend)
-    world = played.start()
+    state = played.start()
     for number in (1, 2):
-        played.play_round(world)
+        played.play_round(state)
         assert ("prototypes" in played.mail) == (number == 2 and align > 0)
         for row in range(4):
             x, labels = training_data(played, row)
@@ -172,9 +182,9 @@ def test_an_alternating_round_can_be_retraced(backend, align):
     """Two epochs of a single batch: two steps of the head, then two of the body, which alone feels the alignment."""
     local = LocalTraining(epochs=2, batch=1000, lr=0.05, momentum=0.0, clip=0)
     played = simulator(FedReMa(align=align, alternate=True), local, backend=backend)
-    world = played.start()
+    state = played.start()
     for number in (1, 2):
-        played.play_round(world)
+        played.play_round(state)
         for row in range(4):
             x, labels = training_data(played, row)
             params = {name: value.clone() for name, value in played.before[row].items()}
@@ -201,19 +211,19 @@ def test_the_heads_phase_leaves_the_body_bit_for_bit_and_feels_no_alignment(back
     for align in (0.5, 50.0):
         method = FedReMa(align=align, alternate=True)
         played = simulator(method, local, backend=backend)
-        world = played.start()
+        state = played.start()
         # The same first round for both: no prototypes yet.
-        played.play_round(world)
-        crowd = played.crowd(world, torch.arange(4))
-        assert "prototypes" in crowd.inbox.common
-        assert all(value.abs().max() > 0 for value in world.velocity.values())
+        played.play_round(state)
+        cohort = played.cohort(state, torch.arange(4))
+        assert "prototypes" in cohort.inbox.common
+        assert all(value.abs().max() > 0 for value in state.velocity.values())
         only_head = method.phases(local, moment)[:1]
-        trained, velocity, _ = played._descend(method, only_head, "train", crowd, world.velocity, moment)
+        trained, velocity, _ = played._descend(method, only_head, "train", cohort, state.velocity, moment)
         for name, value in trained.items():
             same = name.startswith("body.")
-            before = world.params.merged()[name].expand_as(value)
+            before = state.params.merged()[name].expand_as(value)
             assert torch.equal(value, before) == same, name
-            assert torch.equal(velocity[name], world.velocity[name]) == same, name
+            assert torch.equal(velocity[name], state.velocity[name]) == same, name
         heads[align] = {name: value for name, value in trained.items() if name.startswith("head.")}
     for name, value in heads[0.5].items():
         assert torch.equal(value, heads[50.0][name]), name
@@ -238,13 +248,13 @@ def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
     expected = whole.start()
     list(whole.play(expected))
     first = simulator(method, rounds=4, participation=0.75)
-    world = first.start()
+    state = first.start()
     for _ in range(2):
-        first.play_round(world)
-    save_world(world, tmp_path / "world.safetensors", "test")
-    found = load_world(tmp_path / "world.safetensors", "test")
-    assert torch.equal(found.server["prototypes"], world.server["prototypes"])
-    assert found.server["known"].tolist() == world.server["known"].tolist()
+        first.play_round(state)
+    save_state(state, tmp_path / "state.safetensors", "test")
+    found = load_state(tmp_path / "state.safetensors", "test")
+    assert torch.equal(found.server["prototypes"], state.server["prototypes"])
+    assert found.server["known"].tolist() == state.server["known"].tolist()
     list(simulator(method, rounds=4, participation=0.75).play(found))
     for ours, theirs in (
         (expected.params.common, found.params.common),

@@ -5,8 +5,20 @@ import pytest
 import torch
 
 from fedrema.methods.fedrod import NEVER, FedRoD
-
-from .by_hand import BACKENDS, LR, assert_same, back, begun, clipped, features, local, logits, mean, plus, softmax
+from tests.methods.by_hand import (
+    BACKENDS,
+    LR,
+    assert_same,
+    back,
+    begun,
+    clipped,
+    features,
+    local,
+    logits,
+    mean,
+    plus,
+    softmax,
+)
 
 
 def losses(w, own, x, y, gamma):
@@ -24,10 +36,10 @@ def losses(w, own, x, y, gamma):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gamma", [1.0, 0.5, 0.0])
 def test_two_rounds_by_hand(backend, gamma):
-    simulator, world, w, data = begun(FedRoD(gamma=gamma), backend, local(epochs=2))
+    simulator, state, w, data = begun(FedRoD(gamma=gamma), backend, local(epochs=2))
     own = [{name: 0 * w[name] for name in ("head.weight", "head.bias")} for _ in data]  # begins with nothing to say
     for _ in range(2):
-        simulator.play_round(world)
+        simulator.play_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             model = w
@@ -36,10 +48,10 @@ def test_two_rounds_by_hand(backend, gamma):
                 model, own[row] = plus(model, generic, -LR), plus(own[row], personal, -LR)
             trained.append(model)
         w = mean(trained, data)
-    assert_same(world.params.common, w)
+    assert_same(state.params.common, w)
     for row, (x, _) in enumerate(data):
-        assert_same(world.params.row(row), own[row], "personal.")
-        client = simulator.crowd(world, torch.arange(2)).one(row)
+        assert_same(state.params.row(row), own[row], "personal.")
+        client = simulator.cohort(state, torch.arange(2)).one(row)
         expected = logits(w, x) + features(w, x) @ own[row]["head.weight"].T + own[row]["head.bias"]
         method, inputs = simulator.method, torch.from_numpy(x)
         assert method.predict(simulator.net, client, inputs).numpy() == pytest.approx(expected, abs=1e-12)
@@ -48,22 +60,22 @@ def test_two_rounds_by_hand(backend, gamma):
 
 
 def test_a_class_that_a_client_does_not_have_is_never_its_answer_in_the_balanced_loss():
-    simulator, world, _, data = begun(FedRoD(), "loop", local())
-    crowd = simulator.begin(simulator.crowd(world, torch.arange(2)), simulator.moment(1))
+    simulator, state, _, data = begun(FedRoD(), "loop", local())
+    cohort = simulator.begin(simulator.cohort(state, torch.arange(2)), simulator.moment(1))
     for row, (_, y) in enumerate(data):
-        prior = crowd.inbox.row(row)["prior"].tolist()
+        prior = cohort.inbox.row(row)["prior"].tolist()
         assert prior == pytest.approx([np.log((y == c).sum()) if (y == c).any() else NEVER for c in range(3)])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_personal_head_is_clipped_by_its_own_norm(backend):
     most = 0.2
-    simulator, world, w, data = begun(FedRoD(), backend, local(clip=most))
-    simulator.play_round(world)
+    simulator, state, w, data = begun(FedRoD(), backend, local(clip=most))
+    simulator.play_round(state)
     own = {name: 0 * w[name] for name in ("head.weight", "head.bias")}
     trained = []
     for row, (x, y) in enumerate(data):
         generic, personal = losses(w, own, x, y, gamma=1.0)
         trained.append(plus(w, clipped(generic, most), -LR))
-        assert_same(world.params.row(row), plus(own, clipped(personal, most), -LR), "personal.")
-    assert_same(world.params.common, mean(trained, data))
+        assert_same(state.params.row(row), plus(own, clipped(personal, most), -LR), "personal.")
+    assert_same(state.params.common, mean(trained, data))

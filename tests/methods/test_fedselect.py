@@ -6,8 +6,7 @@ import torch
 
 from fedrema.errors import BadInput
 from fedrema.methods.fedselect import FedSelect
-
-from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, slopes, tensor
+from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logits, slopes, tensor
 
 
 def test_the_most_changed_of_the_shared_entries_become_personal():
@@ -36,8 +35,8 @@ def test_a_client_that_has_not_trained_since_the_last_selection_selects_nothing(
 
 def test_the_first_selection_follows_the_training_of_the_fourth_round():
     # The authors count rounds from 0 and select after training where the number is 3, 6, …
-    simulator, world, _, _ = begun(FedSelect(), "stacked", local(), rounds=9)
-    personal = [played.record["trace"]["personal_share"] for played in simulator.play(world)]
+    simulator, state, _, _ = begun(FedSelect(), "stacked", local(), rounds=9)
+    personal = [played.record["trace"]["personal_share"] for played in simulator.play(state)]
     grows = [number for number in range(2, 10) if personal[number - 1] > personal[number - 2]]
     assert personal[0] == 0
     assert grows == [5, 8]  # used in local training from the round after it
@@ -47,12 +46,12 @@ def test_the_first_selection_follows_the_training_of_the_fourth_round():
 def test_rounds_around_a_selection_by_hand(backend):
     every, epochs = 2, 2
     method = FedSelect(select_every=every)
-    simulator, world, w, data = begun(method, backend, local(epochs, momentum=0.9), rounds=6)  # momentum is not used
+    simulator, state, w, data = begun(method, backend, local(epochs, momentum=0.9), rounds=6)  # momentum is not used
     weights = ("body.weight", "head.weight")
     masks = [{name: np.zeros_like(value) for name, value in w.items()} for _ in data]
     own, selected = [dict(w) for _ in data], [dict(w) for _ in data]
     for number in range(1, 7):
-        simulator.play_round(world)
+        simulator.play_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             model = {name: np.where(masks[row][name] > 0, own[row][name], w[name]) for name in w}
@@ -78,27 +77,27 @@ def test_rounds_around_a_selection_by_hand(backend):
             value = sum(n * (1 - mask[name]) * m[name] for n, mask, m in zip(counts, masks, own, strict=True))
             w = {**w, name: np.where(total > 0, value / np.maximum(total, 1), w[name])}
     assert sum(mask[name].sum() for mask in masks for name in weights) > 4
-    assert_same(world.params.common, w)
+    assert_same(state.params.common, w)
     for row, (x, _) in enumerate(data):
-        memory = {name: value[row] for name, value in world.memory.items()}
+        memory = {name: value[row] for name, value in state.memory.items()}
         assert_same(memory, masks[row], "mask.")
         assert_same(memory, own[row], "own.")
-        client = simulator.crowd(world, torch.arange(2)).one(row)
+        client = simulator.cohort(state, torch.arange(2)).one(row)
         found = method.predict(simulator.net, client, torch.from_numpy(x))
         assert found.numpy() == pytest.approx(logits(own[row], x), abs=1e-12)
 
 
 def test_personal_entries_do_not_leave_their_client():
-    simulator, world, _, _ = begun(FedSelect(select_every=1), "loop", local(), rounds=3)
+    simulator, state, _, _ = begun(FedSelect(select_every=1), "loop", local(), rounds=3)
     for _ in range(2):
-        simulator.play_round(world)
-    crowd = simulator.begin(simulator.crowd(world, torch.arange(2)), simulator.moment(3))
-    trained, _, _ = simulator.local_training(crowd, {}, simulator.moment(3))
+        simulator.play_round(state)
+    cohort = simulator.begin(simulator.cohort(state, torch.arange(2)), simulator.moment(3))
+    trained, _, _ = simulator.local_training(cohort, {}, simulator.moment(3))
     from dataclasses import replace
 
     from fedrema.engine import Stacked
 
-    ended, _ = simulator.end(replace(crowd, params=Stacked(trained), received=crowd.params), simulator.moment(3))
+    ended, _ = simulator.end(replace(cohort, params=Stacked(trained), received=cohort.params), simulator.moment(3))
     for name, mask in ended.memory.own.items():
         if name.startswith("mask."):
             assert (ended.params.own[name.removeprefix("mask.")][mask > 0] == 0).all()

@@ -6,8 +6,7 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedvf import FedVF
-
-from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
+from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
 
 
 def test_the_schedule():
@@ -21,19 +20,19 @@ def test_the_schedule():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rounds_by_hand(backend):
     method = FedVF(first_stage=0.25, head_every=3)
-    simulator, world, w, data = begun(method, backend, local(), rounds=4)
+    simulator, state, w, data = begun(method, backend, local(), rounds=4)
     own = [dict(w) for _ in data]
     for number in range(1, 5):
-        simulator.play_round(world)
+        simulator.play_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             takes_over = number in (1, 2, 4)  # the first stage is round 1; then round 4 comes after three rounds
             model = w if takes_over else {name: (own[row] if name.startswith("head") else w)[name] for name in w}
             trained.append(plus(model, slopes(model, x, y), -LR))
         own, w = trained, mean(trained, data)
-    assert_same(world.params.common, w)
+    assert_same(state.params.common, w)
     for row, (x, _) in enumerate(data):
-        client = simulator.crowd(world, torch.arange(2)).one(row)
+        client = simulator.cohort(state, torch.arange(2)).one(row)
         mine = {name: (own[row] if name.startswith("head") else w)[name] for name in w}
         for by, model in ((method, mine), (method.beside()["global"], w)):
             found = by.predict(simulator.net, client, torch.from_numpy(x))

@@ -3,19 +3,18 @@
 import pytest
 
 from fedrema.methods.lg_fedavg import LGFedAvg
-
-from .by_hand import BACKENDS, LR, assert_same, begun, local, mean, plus, slopes
+from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, mean, plus, slopes
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_rounds_by_hand(backend):
-    simulator, world, first, data = begun(LGFedAvg(), backend, local())
+    simulator, state, first, data = begun(LGFedAvg(), backend, local())
     models = [dict(first) for _ in data]
     for _ in range(2):
-        record = simulator.play_round(world).record
+        record = simulator.play_round(state).record
         models = [plus(model, slopes(model, x, y), -LR) for model, (x, y) in zip(models, data, strict=True)]
         head = mean(models, data)
         models = [{name: head[name] if name.startswith("head") else model[name] for name in model} for model in models]
     for row in range(2):
-        assert_same(world.params.row(row), models[row])
+        assert_same(state.params.row(row), models[row])
     assert record["bytes_up"] == 2 * (3 * 3 + 3) * 8  # two clients send a head of 12 numbers each

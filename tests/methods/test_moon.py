@@ -7,14 +7,13 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining
+from fedrema.core import Batch, Client, LocalTraining, Simulation
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.moon import MOON, contrast
-from fedrema.net import Net
-from fedrema.nets import Network, Split, build_net
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Network, Split, build_net
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 BACKENDS = ["loop", "stacked"]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
@@ -135,14 +134,14 @@ def test_without_a_past_there_is_no_contrast():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_first_round_is_fedavg_and_the_second_is_not(backend):
     moon, plain = simulator(MOON(), backend), simulator(FedAvg(), backend)
-    world, expected = moon.start(), plain.start()
-    records = [(moon.play_round(world).record, plain.play_round(expected).record)]
+    state, expected = moon.start(), plain.start()
+    records = [(moon.play_round(state).record, plain.play_round(expected).record)]
     for name, value in expected.params.common.items():
-        assert torch.equal(world.params.common[name], value), name
-    records.append((moon.play_round(world).record, plain.play_round(expected).record))
+        assert torch.equal(state.params.common[name], value), name
+    records.append((moon.play_round(state).record, plain.play_round(expected).record))
     for name, value in expected.params.common.items():
         if name.startswith("body."):
-            assert float((world.params.common[name] - value).abs().max()) > 1e-4, name
+            assert float((state.params.common[name] - value).abs().max()) > 1e-4, name
     # The same travels as in FedAvg: what a client remembers stays with it.
     for moons, plains in records:
         assert (moons["bytes_up"], moons["bytes_down"]) == (plains["bytes_up"], plains["bytes_down"])
@@ -152,62 +151,62 @@ def test_the_first_round_is_fedavg_and_the_second_is_not(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mu_zero_is_fedavg_bit_for_bit(backend):
     moon, plain = simulator(MOON(mu=0.0), backend), simulator(FedAvg(), backend)
-    world, expected = moon.start(), plain.start()
-    for one, other in zip(moon.play(world), plain.play(expected), strict=True):
+    state, expected = moon.start(), plain.start()
+    for one, other in zip(moon.play(state), plain.play(expected), strict=True):
         assert one.record["client_loss"] == other.record["client_loss"]
         assert one.record["client_accuracy"] == other.record["client_accuracy"]
     for name, value in expected.params.common.items():
-        assert torch.equal(world.params.common[name], value), name
+        assert torch.equal(state.params.common[name], value), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_body_that_was_trained_is_remembered_and_nothing_else(backend):
     played = simulator(MOON(), backend)
-    world = played.start()
-    assert set(world.memory) == {"previous.body.0.weight", "previous.body.0.bias", "trained"}
-    assert world.memory["trained"].tolist() == [0, 0, 0, 0]
+    state = played.start()
+    assert set(state.memory) == {"previous.body.0.weight", "previous.body.0.bias", "trained"}
+    assert state.memory["trained"].tolist() == [0, 0, 0, 0]
     # In the first round a client trains as FedAvg's does.
     plain = simulator(FedAvg(), backend)
-    crowd = plain.crowd(plain.start(), torch.arange(4))
-    trained, _, _ = plain.local_training(crowd, {}, plain.moment(1))
-    played.play_round(world)
-    assert world.memory["trained"].tolist() == [1, 1, 1, 1]
+    cohort = plain.cohort(plain.start(), torch.arange(4))
+    trained, _, _ = plain.local_training(cohort, {}, plain.moment(1))
+    played.play_round(state)
+    assert state.memory["trained"].tolist() == [1, 1, 1, 1]
     for name in ("body.0.weight", "body.0.bias"):
-        assert torch.equal(world.memory[f"previous.{name}"], trained[name])
+        assert torch.equal(state.memory[f"previous.{name}"], trained[name])
         for row in range(4):
-            assert not torch.allclose(world.memory[f"previous.{name}"][row], world.params.common[name], atol=1e-6)
+            assert not torch.allclose(state.memory[f"previous.{name}"][row], state.params.common[name], atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_absent_client_keeps_what_it_trained_last(backend):
     played = simulator(MOON(), backend, participation=0.5, rounds=6)
-    world = played.start()
+    state = played.start()
     seen, returned = set(), 0
     for _ in range(6):
-        before = snapshot(world.memory)
-        present = played.play_round(world).record["participants"]
+        before = snapshot(state.memory)
+        present = played.play_round(state).record["participants"]
         returned += len(seen.intersection(present))
         seen.update(present)
         for row in range(4):
             same = row not in present
             for name in ("previous.body.0.weight", "previous.body.0.bias"):
-                assert torch.equal(world.memory[name][row], before[name][row]) == same
-            assert bool(world.memory["trained"][row]) == (row in seen)
+                assert torch.equal(state.memory[name][row], before[name][row]) == same
+            assert bool(state.memory["trained"][row]) == (row in seen)
     assert returned > 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_term_is_zero_only_for_clients_that_have_not_trained(backend):
     played = simulator(MOON(mu=50.0), backend, participation=0.5, rounds=6)
-    world = played.start()
-    present = played.play_round(world).record["participants"]
+    state = played.start()
+    present = played.play_round(state).record["participants"]
     assert len(present) == 2
     everyone = torch.arange(4)
     moment = played.moment(2)
-    ready = played.begin(played.crowd(world, everyone), moment)
+    ready = played.begin(played.cohort(state, everyone), moment)
     trained, _, _ = played.local_training(ready, {}, moment)
     plain = simulator(FedAvg(), backend)
-    expected, _, _ = plain.local_training(played.crowd(world, everyone), {}, moment)
+    expected, _, _ = plain.local_training(played.cohort(state, everyone), {}, moment)
     for row in range(4):
         apart = float((trained["body.0.weight"][row] - expected["body.0.weight"][row]).abs().max())
         assert (apart > 1e-4) if row in present else (apart == 0), row
@@ -216,12 +215,12 @@ def test_the_term_is_zero_only_for_clients_that_have_not_trained(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_features_of_the_received_and_the_previous_model_are_prepared(backend):
     played = simulator(MOON(), backend)
-    world = played.start()
+    state = played.start()
     for _ in range(2):
-        played.play_round(world)
-    received, memory = snapshot(world.params.common), snapshot(world.memory)
+        played.play_round(state)
+    received, memory = snapshot(state.params.common), snapshot(state.memory)
     clients = torch.tensor([0, 1, 3])
-    ready = played.begin(played.crowd(world, clients), played.moment(3))
+    ready = played.begin(played.cohort(state, clients), played.moment(3))
     counts = played.train.counts.tolist()
     assert len(set(counts)) == 4
     anything = torch.randn(5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -241,10 +240,10 @@ def test_features_of_the_received_and_the_previous_model_are_prepared(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_round_with_a_past_step_by_step(backend):
     played = simulator(MOON(mu=2.0, temperature=0.4), backend, WHOLE)
-    world = played.start()
-    played.play_round(world)
-    received, memory = snapshot(world.params.common), snapshot(world.memory)
-    losses = played.play_round(world).record["client_loss"]
+    state = played.start()
+    played.play_round(state)
+    received, memory = snapshot(state.params.common), snapshot(state.memory)
+    losses = played.play_round(state).record["client_loss"]
     total = sum(played.train.counts.tolist())
     averaged = {name: torch.zeros_like(value) for name, value in received.items()}
     for row, count in enumerate(played.train.counts.tolist()):
@@ -267,10 +266,10 @@ def test_a_round_with_a_past_step_by_step(backend):
             values.append(float(loss.detach()))
         assert losses[row] == pytest.approx(sum(values) / len(values), rel=1e-12)
         for name in ("body.0.weight", "body.0.bias"):
-            assert torch.allclose(world.memory[f"previous.{name}"][row], params[name], rtol=0, atol=1e-12)
+            assert torch.allclose(state.memory[f"previous.{name}"][row], params[name], rtol=0, atol=1e-12)
         averaged = {name: value + count / total * params[name] for name, value in averaged.items()}
     for name, value in averaged.items():
-        assert torch.allclose(world.params.common[name], value, rtol=0, atol=1e-12), name
+        assert torch.allclose(state.params.common[name], value, rtol=0, atol=1e-12), name
 
 
 @pytest.mark.parametrize(("net", "shape", "features"), [("mlp", (6,), 7), ("cnn", (1, 28, 28), 1024)])
@@ -293,13 +292,13 @@ def test_the_projection_lies_between_features_and_classifier(net, shape, feature
 def test_with_a_projection_its_output_is_contrasted_and_remembered(backend):
     net = build_net(Network(net="mlp", hidden=7, projection=3), (6,), 4, seed=0)
     played = simulator(MOON(), backend, net=net)
-    world = played.start()
-    played.play_round(world)
-    assert {name.removeprefix("previous.") for name in world.memory} == {
+    state = played.start()
+    played.play_round(state)
+    assert {name.removeprefix("previous.") for name in state.memory} == {
         "trained", "body.1.weight", "body.1.bias", "body.3.weight", "body.3.bias", "body.5.weight", "body.5.bias",
     }  # fmt: skip
-    ready = played.begin(played.crowd(world, torch.arange(4)), played.moment(2))
-    shared = world.params.common
+    ready = played.begin(played.cohort(state, torch.arange(4)), played.moment(2))
+    shared = state.params.common
     for row, count in enumerate(played.train.counts.tolist()):
         value = played.train.x[row, :count]
         for layer in (1, 3, 5):

@@ -10,14 +10,13 @@ from torch import nn
 from torch.func import grad
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Moment
+from fedrema.core import Batch, Client, LocalTraining, Moment, Simulation
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.per_fedavg import PerFedAvg
-from fedrema.net import Net
-from fedrema.nets import Split
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Split
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
 
 BACKENDS = ["loop", "stacked"]
 VARIANTS = ["first-order", "hessian-vector"]
@@ -182,9 +181,9 @@ def test_with_three_batches_the_hessian_is_that_of_the_third():
 def test_a_round_on_whole_data(backend, variant):
     # Clients have a single batch, which plays all roles: the step is the gradient of F(w) = f(w − α ∇f(w)).
     played = simulator(PerFedAvg(adapt_lr=0.3, variant=variant, difference=0.0001), backend, WHOLE)
-    world = played.start()
-    start = snapshot(world.params.common)
-    played.play_round(world)
+    state = played.start()
+    start = snapshot(state.params.common)
+    played.play_round(state)
     counts = played.train.counts.tolist()
     expected = {name: torch.zeros_like(value) for name, value in start.items()}
     for row, count in enumerate(counts):
@@ -200,7 +199,7 @@ def test_a_round_on_whole_data(backend, variant):
             grad(entropy)(one_step(start), data.x, data.y) if variant == "first-order" else grad(after_a_step)(start)
         )
         expected = moved(expected, moved(start, direction, -0.1), count / sum(counts))
-    close(world.params.common, expected, 1e-14 if variant == "first-order" else 1e-8)
+    close(state.params.common, expected, 1e-14 if variant == "first-order" else 1e-8)
 
 
 @dataclass(frozen=True)
@@ -228,8 +227,8 @@ def test_each_step_starts_from_the_weights_that_the_last_one_left(variant, clip,
     federation = make_federation(counts=(20,))
     method = Watched(adapt_lr=0.3, variant=variant)
     played = simulator(method, "loop", local, federation)
-    world = played.start()
-    played.play_round(world)
+    state = played.start()
+    played.play_round(state)
     weights, velocity = snapshot(played.net.initial), None
     limit = clip or math.inf
     assert len(Watched.seen) > 3
@@ -247,7 +246,7 @@ def test_each_step_starts_from_the_weights_that_the_last_one_left(variant, clip,
             direction = moved(direction, product, -0.3)
         velocity = direction if velocity is None else moved(direction, velocity, 0.9)
         weights = moved(weights, velocity, -0.05)
-    close(world.params.common, weights, 1e-9)
+    close(state.params.common, weights, 1e-9)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -295,8 +294,8 @@ def test_a_client_with_a_single_batch_can_train_and_is_scored(backend, variant):
     # Two of the clients have fewer samples than a batch, and there is a single epoch.
     local = replace(LOCAL, epochs=1, batch=15)
     played = simulator(PerFedAvg(variant=variant), backend, local)
-    world = played.start()
-    record = played.play_round(world).record
+    state = played.start()
+    record = played.play_round(state).record
     assert min(played.train.counts) < 15 < max(played.train.counts)
     assert all(math.isfinite(loss) and loss > 0 for loss in record["client_loss"])
     assert all(0 <= value <= 1 for value in record["client_accuracy"])
@@ -318,12 +317,12 @@ def test_clients_are_scored_after_plain_steps_on_a_copy(backend, steps):
     # Momentum is on, and kept between rounds: it must not enter the steps that adapt.
     local = LocalTraining(epochs=2, batch=1000, lr=0.05, momentum=0.9, clip=0.0)
     played = simulator(PerFedAvg(adapt_lr=2.0, adapt_steps=steps), backend, local)
-    world = played.start()
-    played.play_round(world)
-    record = played.play_round(world).record
-    common, velocity = snapshot(world.params.common), snapshot(world.velocity)
+    state = played.start()
+    played.play_round(state)
+    record = played.play_round(state).record
+    common, velocity = snapshot(state.params.common), snapshot(state.velocity)
     assert all(value.abs().max() > 0 for value in velocity.values())
-    adapted = played.adapted(played.method, played.crowd(world, torch.arange(4)), played.moment(2))
+    adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), played.moment(2))
     models = []
     for row in range(4):
         data, model = played.train.of(row), common
@@ -335,9 +334,9 @@ def test_clients_are_scored_after_plain_steps_on_a_copy(backend, steps):
     assert record["client_accuracy"] == pytest.approx(own)
     assert record["accuracy"] == pytest.approx(together)
     # What stays behind is the global model as it was, whose own accuracy is noted beside.
-    played.score(world, played.moment(2))
-    close(world.params.common, common, 0.0)
-    close(world.velocity, velocity, 0.0)
+    played.score(state, played.moment(2))
+    close(state.params.common, common, 0.0)
+    close(state.velocity, velocity, 0.0)
     unadapted = accuracies(played, [common] * 4)[1]
     assert unadapted != pytest.approx(together)
     assert record["beside"] == {"unadapted": pytest.approx(unadapted)}
@@ -346,10 +345,10 @@ def test_clients_are_scored_after_plain_steps_on_a_copy(backend, steps):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_step_before_scoring_is_on_one_batch_of_training_samples(backend):
     played = simulator(PerFedAvg(adapt_lr=0.5), backend, replace(LOCAL, batch=3, clip=0.0))
-    world = played.start()
-    played.play_round(world)
-    common = snapshot(world.params.common)
-    adapted = played.adapted(played.method, played.crowd(world, torch.arange(4)), played.moment(1))
+    state = played.start()
+    played.play_round(state)
+    common = snapshot(state.params.common)
+    adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), played.moment(1))
     for row in range(4):
         data = played.train.of(row)
         taken = (common["head.bias"] - adapted.params.row(row)["head.bias"]) / 0.5  # mean of chances − truth
@@ -364,10 +363,10 @@ def test_the_step_before_scoring_is_on_one_batch_of_training_samples(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_steps_the_global_model_is_scored_and_nothing_stands_beside(backend):
     played = simulator(PerFedAvg(adapt_steps=0), backend)
-    world = played.start()
-    record = played.play_round(world).record
+    state = played.start()
+    record = played.play_round(state).record
     assert "beside" not in record
-    assert record["accuracy"] == pytest.approx(accuracies(played, [world.params.common] * 4)[1])
+    assert record["accuracy"] == pytest.approx(accuracies(played, [state.params.common] * 4)[1])
     adapting = simulator(PerFedAvg(), backend)
     assert adapting.play_round(adapting.start()).record["beside"] == {"unadapted": record["accuracy"]}
 

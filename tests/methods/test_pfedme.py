@@ -5,8 +5,7 @@ import torch
 
 from fedrema.errors import BadInput
 from fedrema.methods.pfedme import PFedMe
-
-from .by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
+from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -14,9 +13,9 @@ def test_two_rounds_by_hand(backend):
     tie, rate, beta, decay = 3.0, 0.2, 0.5, 0.01
     method = PFedMe(tie=tie, personal_lr=rate, inner_steps=3, beta=beta)
     # Momentum is not used, and weight decay belongs to the personal model only, as in the authors' code.
-    simulator, world, w, data = begun(method, backend, local(epochs=2, momentum=0.9, weight_decay=decay))
+    simulator, state, w, data = begun(method, backend, local(epochs=2, momentum=0.9, weight_decay=decay))
     for _ in range(2):
-        simulator.play_round(world)
+        simulator.play_round(state)
         trained, personal = [], []
         for x, y in data:
             model, theta = w, w
@@ -28,10 +27,10 @@ def test_two_rounds_by_hand(backend):
             trained.append(model)
             personal.append(theta)
         w = plus(w, plus(mean(trained, data), w, -1.0), beta)
-    assert_same(world.params.common, w)
+    assert_same(state.params.common, w)
     for row, (x, _) in enumerate(data):
-        assert_same(world.params.row(row), personal[row], "personal.")
-        client = simulator.crowd(world, torch.arange(2)).one(row)
+        assert_same(state.params.row(row), personal[row], "personal.")
+        client = simulator.cohort(state, torch.arange(2)).one(row)
         for by, model in ((method, personal[row]), (method.beside()["global"], w)):
             found = by.predict(simulator.net, client, torch.from_numpy(x))
             assert found.numpy() == pytest.approx(logits(model, x), abs=1e-12)

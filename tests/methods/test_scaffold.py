@@ -4,22 +4,21 @@ import numpy as np
 import pytest
 import torch
 
-from fedrema.core import Moment, Uploads
+from fedrema.core import Moment, Simulation, Uploads
 from fedrema.methods.scaffold import SCAFFOLD
-from fedrema.simulate import Simulation, Simulator
-
-from ..conftest import make_federation
-from .by_hand import BACKENDS, LR, assert_same, begun, linear_net, local, mean, plus, slopes, tensor
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
+from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, linear_net, local, mean, plus, slopes, tensor
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_three_rounds_by_hand(backend):
     steps, server_lr = 2, 0.8
-    simulator, world, x, data = begun(SCAFFOLD(server_lr=server_lr), backend, local(epochs=steps))
+    simulator, state, x, data = begun(SCAFFOLD(server_lr=server_lr), backend, local(epochs=steps))
     c = {name: np.zeros_like(value) for name, value in x.items()}
     own = [dict(c) for _ in data]
     for _ in range(3):
-        simulator.play_round(world)
+        simulator.play_round(state)
         trained, fresh = [], []
         for row, (inputs, labels) in enumerate(data):
             y = x
@@ -32,20 +31,20 @@ def test_three_rounds_by_hand(backend):
         x = plus(x, plus(mean(trained, data), x, -1.0), server_lr)
         c = plus(c, mean(changes, data))
         own = fresh
-    assert_same(world.params.common, x)
-    assert_same(world.params.common, c, "control.")
+    assert_same(state.params.common, x)
+    assert_same(state.params.common, c, "control.")
     for row in range(2):
-        assert_same({name: value[row] for name, value in world.memory.items()}, own[row], "control.")
+        assert_same({name: value[row] for name, value in state.memory.items()}, own[row], "control.")
 
 
 def test_with_momentum_a_control_is_still_the_mean_of_the_gradients():
-    simulator, world, x, data = begun(SCAFFOLD(), "stacked", local(epochs=2, momentum=0.9))
-    simulator.play_round(world)
+    simulator, state, x, data = begun(SCAFFOLD(), "stacked", local(epochs=2, momentum=0.9))
+    simulator.play_round(state)
     inputs, labels = data[1]
     first = slopes(x, inputs, labels)
     second = slopes(plus(x, first, -LR), inputs, labels)
     expected = {name: (first[name] + second[name]) / 2 for name in first}
-    assert_same({name: value[1] for name, value in world.memory.items()}, expected, "control.")
+    assert_same({name: value[1] for name, value in state.memory.items()}, expected, "control.")
 
 
 def test_absent_clients_slow_the_control_down():
@@ -64,18 +63,18 @@ def test_the_servers_control_is_the_mean_of_all_clients_controls_also_when_unequ
     federation = make_federation(counts=(12, 6, 30, 9), classes=3, features=2)
     settings = Simulation(9, 5, participation=0.5, late=late, late_round=4, device="cpu", precision="float64")
     simulator = Simulator(SCAFFOLD(), linear_net(), federation, local(), settings)
-    world = simulator.start()
+    state = simulator.start()
     seen, partly = set(), 0
-    for played in simulator.play(world):
+    for played in simulator.play(state):
         seen |= set(played.record["participants"])
-        joined = [row for row, joins in enumerate(simulator.joins) if joins <= world.round]
+        joined = [row for row, joins in enumerate(simulator.joins) if joins <= state.round]
         counts = simulator.counts.clone()
         unseen = [row for row in range(4) if row not in seen]
         counts[unseen] = counts[sorted(seen)].mean()  # what the server must think; their controls are 0
         partly += len(played.record["participants"]) < len(seen)
-        for name, own in world.memory.items():
+        for name, own in state.memory.items():
             expected = torch.tensordot(counts[joined] / counts[joined].sum(), own[joined], dims=1)
-            torch.testing.assert_close(world.params.common[name], expected, rtol=0, atol=1e-12)
+            torch.testing.assert_close(state.params.common[name], expected, rtol=0, atol=1e-12)
     assert seen == {0, 1, 2, 3}
     assert partly
-    assert any(world.params.common[name].abs().max() > 1e-3 for name in world.memory)
+    assert any(state.params.common[name].abs().max() > 1e-3 for name in state.memory)

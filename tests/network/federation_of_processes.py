@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+from fedrema.config.settings import parse_settings
 from fedrema.deploy.children import environment, free_port
 from fedrema.deploy.founding import Founding, found
 from fedrema.deploy.plan import Plan
 from fedrema.runs.directory import RunDirectory
-from fedrema.settings import parse_settings
 
 ARGUMENTS = (
     *("--samples", "40", "--hidden", "6", "--epochs", "1", "--seed", "3"),

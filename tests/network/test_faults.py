@@ -7,7 +7,7 @@ import time
 import pytest
 
 from fedrema.cli import main
-from fedrema.runs.checkpoint import load_world
+from fedrema.runs.checkpoint import load_state
 from tests.network.federation_of_processes import Processes, command_lines
 
 pytestmark = pytest.mark.network
@@ -22,8 +22,8 @@ def participants(network, since):
 
 def heads(network, row):
     """A client's personal parameters as the server has saved them, and the round."""
-    world = load_world(network.folder / "server" / "run" / "checkpoint" / "world.safetensors", None)
-    return world.round, {name: value[row].tolist() for name, value in world.params.own.items()}
+    state = load_state(network.folder / "server" / "run" / "checkpoint" / "state.safetensors", None)
+    return state.round, {name: value[row].tolist() for name, value in state.params.own.items()}
 
 
 def test_a_node_that_is_killed_comes_back_to_its_own_head(tmp_path):

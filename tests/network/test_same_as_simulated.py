@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedrema.data import build_federation
-from fedrema.runs.checkpoint import load_world
+from fedrema.runs.checkpoint import load_state
 from fedrema.runs.execute import prepare
 from fedrema.runs.run import Run
 from tests.deploy.test_models import loaded
@@ -23,15 +23,15 @@ def test_personal_models_are_those_of_the_simulator(method, tmp_path):
         assert network.finish() == 0, network.said("server")
         assert network.status()["state"] == "finished"
     simulator = prepare(network.settings, build_federation(network.settings.data))
-    world = simulator.start()
-    records = [played.record for played in simulator.play(world)]
+    state = simulator.start()
+    records = [played.record for played in simulator.play(state)]
     run = Run(network.folder / "server" / "run")
-    there = load_world(run.path / "checkpoint" / "world.safetensors", None).params
-    assert there.common.keys() == world.params.common.keys()
-    assert there.own.keys() == world.params.own.keys()
-    for name, value in world.params.common.items():
+    there = load_state(run.path / "checkpoint" / "state.safetensors", None).params
+    assert there.common.keys() == state.params.common.keys()
+    assert there.own.keys() == state.params.own.keys()
+    for name, value in state.params.common.items():
         torch.testing.assert_close(there.common[name], value, rtol=0, atol=1e-6)
-    for name, value in world.params.own.items():
+    for name, value in state.params.own.items():
         torch.testing.assert_close(there.own[name][: len(value)], value, rtol=0, atol=1e-6)
     assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in records]
     assert all(record["participants"] == [0, 1, 2] for record in run.rounds)

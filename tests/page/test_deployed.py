@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedrema.page.following import Followed
+from fedrema.page.live_runs import Followed
 from tests.deploy.test_flower import Federated, node
 
 

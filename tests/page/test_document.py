@@ -9,15 +9,15 @@ import pytest
 import fedrema
 from fedrema.cli import main
 from fedrema.errors import BadInput
+from fedrema.page.clients import evenly, people_part, spread
 from fedrema.page.document import DASHES, main_part, order
 from fedrema.page.encode import packed, plain
-from fedrema.page.people import evenly, people_part, spread
 from fedrema.page.reading import ThinnedRun
 from fedrema.page.relations import Stacks, neighbours, relations_part
 from fedrema.page.render import as_text, page, write_page
-from fedrema.report.lines import STROKES
+from fedrema.reporting.plots import STROKES
 from fedrema.runs.directory import RunDirectory
-from tests.report.folders import write_run, write_two_groups
+from tests.reporting.folders import write_run, write_two_groups
 
 
 def unpacked(found):
@@ -150,7 +150,7 @@ def test_a_damaged_file_of_matrices_is_refused_and_a_missing_one_is_empty(tmp_pa
 def test_without_recorded_matrices_the_dependency_map_comes_from_the_checkpoint(tmp_path):
     made = fedrema.run("fedrema", out=tmp_path / "run", rounds=2, clients=4, samples=20, epochs=1)
     (found,) = relations_part([ThinnedRun(made.path)])["runs"]
-    counts = made.world().server["dependencies"].numpy()
+    counts = made.state().server["dependencies"].numpy()
     order = found["clients"]
     np.testing.assert_array_equal(np.rint(unpacked(found["matrices"]["G"])[0]), counts[np.ix_(order, order)])
     assert found["notes"] == ["As of the checkpoint of round 2."]

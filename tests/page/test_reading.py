@@ -6,7 +6,7 @@ import pytest
 from fedrema.errors import BadInput
 from fedrema.page.reading import RecordsFile, ThinnedRun, thinned_notes
 from fedrema.runs.records import RecordChain
-from tests.report.folders import write_run
+from tests.reporting.folders import write_run
 
 
 def file_of(path, **options):

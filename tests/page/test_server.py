@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from fedrema.cli import main
-from fedrema.page.following import Followed
+from fedrema.page.live_runs import Followed
 from fedrema.page.reading import ThinnedRun
 from fedrema.page.server import LOOPBACK, _events, names_of, watching_app
 from fedrema.page.status import status_of
 from fedrema.runs.lock import WRITER_FILE, RunLock, Writer
-from tests.report.folders import write_run
+from tests.reporting.folders import write_run
 
 
 def ask(folder, path, method="GET", **more):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fedrema
 from fedrema.cli import main
-from fedrema.page.following import Followed
+from fedrema.page.live_runs import Followed
 
 SETTINGS = {"clients": 4, "samples": 20, "epochs": 1, "hidden": 6, "checkpoint_every": 2, "device": "cpu"}
 NOT_READ = ("report.html", "curves.png", "running.json")
@@ -79,7 +79,7 @@ def timeless(folder: Path) -> object:
     run = fedrema.load(folder)
     records = [{name: value for name, value in record.items() if name != "seconds"} for record in run.rounds]
     summary = {name: value for name, value in run.summary.items() if name != "seconds"}
-    params = {name: value.numpy().tobytes() for name, value in run.world().params.own.items()}
+    params = {name: value.numpy().tobytes() for name, value in run.state().params.own.items()}
     matrices = {
         number: {name: matrix.tobytes() for name, matrix in found.items()} for number, found in run.relations().items()
     }

@@ -10,14 +10,13 @@ from safetensors.torch import load_file, save_file
 import fedrema
 from fedrema.cli import main
 from fedrema.errors import BadInput
-from fedrema.page.following import Followed
+from fedrema.page.live_runs import Followed
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import resume
 from fedrema.runs.tensors import read_metadata
-
-from ..conftest import make_federation
-from .damaged import COMMANDS, NOT_READ, SETTINGS, Killed, command, contents, damages, killed_in, timeless
+from tests.conftest import make_federation
+from tests.runs.damaged import COMMANDS, NOT_READ, SETTINGS, Killed, command, contents, damages, killed_in, timeless
 
 KINDS = ("finished", "stopped", "given")
 
@@ -83,7 +82,7 @@ class Bench:
         records = self.folder / "rounds.jsonl"
         if file != "rounds.jsonl" or not damage.startswith("cut") or (self.original / "summary.json").exists():
             return False
-        facts, _ = read_checkpoint(self.original / "checkpoint" / "world.safetensors")
+        facts, _ = read_checkpoint(self.original / "checkpoint" / "state.safetensors")
         return records.read_bytes().count(b"\n") >= facts["round"]
 
     def fault(self, name, file, damage):
@@ -183,10 +182,10 @@ def test_the_facts_of_a_checkpoint_cannot_be_edited_unnoticed(stopped, fact):
     facts[fact] = {"round": 1, "clients": 3, "server": {}, "order": [], "more": {}}[fact]
     tensors = load_file(file)
     save_file(tensors, file, {**metadata, "fedrema": json.dumps(facts)})
-    with pytest.raises(BadInput, match=r"world\.safetensors was altered or damaged since fedrema wrote it: restore it"):
+    with pytest.raises(BadInput, match=r"state\.safetensors was altered or damaged since fedrema wrote it: restore it"):
         resume(stopped.path)
     with pytest.raises(BadInput, match="was altered or damaged"):
-        fedrema.load(stopped.path).world()
+        fedrema.load(stopped.path).state()
 
 
 def test_a_tensors_shape_and_type_belong_to_its_digest(stopped):

@@ -2,14 +2,13 @@
 
 import pytest
 
+from fedrema.config.settings import parse_settings
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Prepared, begin, resume
 from fedrema.runs.run import Run
-from fedrema.settings import parse_settings
 from tests.crashes import Crashes, rebuild
-
-from .damaged import command, timeless
+from tests.runs.damaged import command, timeless
 
 QUICK = [
     *("--rounds", "3", "--clients", "3", "--samples", "20", "--epochs", "1", "--hidden", "4", "--device", "cpu"),
@@ -27,7 +26,7 @@ def recorded(tmp_path, monkeypatch):
 
     def saved(prepared, *arguments):
         save(prepared, *arguments)
-        crashes.promise(prepared.world.round)
+        crashes.promise(prepared.state.round)
 
     with crashes:
         monkeypatch.setattr(Prepared, "_save", saved)

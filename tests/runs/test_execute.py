@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 import fedrema
+from fedrema.config.settings import parse_settings
 from fedrema.errors import BadInput, Diverged
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Interrupted, execute, resume
-from fedrema.settings import parse_settings
-
-from ..conftest import make_federation
+from tests.conftest import make_federation
 
 QUICK = ("--rounds", "6", "--clients", "4", "--samples", "20", "--epochs", "1", "--quiet")
 
@@ -29,7 +28,7 @@ def play(out: Path, *arguments: str, method: str = "fedrema", **options) -> fedr
 
 
 def saved(path: Path) -> dict[str, torch.Tensor]:
-    return read_checkpoint(path / "checkpoint" / "world.safetensors")[1]
+    return read_checkpoint(path / "checkpoint" / "state.safetensors")[1]
 
 
 def assert_same_end(first: Path, second: Path) -> None:
@@ -142,7 +141,7 @@ def test_sigterm_saves_and_exits_with_130(tmp_path):
     assert process.returncode == 130
     assert "go on with: fedrema resume" in complaint
     assert "Traceback" not in complaint
-    facts, _ = read_checkpoint(tmp_path / "run" / "checkpoint" / "world.safetensors")
+    facts, _ = read_checkpoint(tmp_path / "run" / "checkpoint" / "state.safetensors")
     assert facts["round"] == len(fedrema.load(tmp_path / "run").rounds)
 
 
@@ -214,7 +213,7 @@ def test_what_is_refused_leaves_the_old_run_alone(tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_round(tmp_path):
     with pytest.raises(Diverged, match=r"diverged in round \d+: .* client .*; round \d+ is kept in"):
         play(tmp_path / "run", "--lr", "1e18", "--clip", "0", "--rounds", "20")
-    facts, tensors = read_checkpoint(tmp_path / "run" / "checkpoint" / "world.safetensors")
+    facts, tensors = read_checkpoint(tmp_path / "run" / "checkpoint" / "state.safetensors")
     assert facts["round"] == len(fedrema.load(tmp_path / "run").rounds)
     assert all(torch.isfinite(value).all() for value in tensors.values())
 
@@ -232,8 +231,8 @@ def test_changed_settings_or_data_cannot_go_on(tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     play(tmp_path / "one", "--rounds", "2")
     play(tmp_path / "other", "--rounds", "2", "--lr", "0.2")
-    foreign = (tmp_path / "other" / "checkpoint" / "world.safetensors").read_bytes()
-    (tmp_path / "one" / "checkpoint" / "world.safetensors").write_bytes(foreign)
+    foreign = (tmp_path / "other" / "checkpoint" / "state.safetensors").read_bytes()
+    (tmp_path / "one" / "checkpoint" / "state.safetensors").write_bytes(foreign)
     with pytest.raises(BadInput, match="belongs to another configuration"):
         resume(tmp_path / "one", ("--rounds", "4"))
     assert len(fedrema.load(tmp_path / "one").rounds) == 2
@@ -241,7 +240,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 def test_a_truncated_or_altered_checkpoint_is_refused(tmp_path):
     play(tmp_path / "run", "--rounds", "2")
-    file = tmp_path / "run" / "checkpoint" / "world.safetensors"
+    file = tmp_path / "run" / "checkpoint" / "state.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
     with pytest.raises(BadInput, match="is incomplete or not one of fedrema's"):

@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from fedrema.config.settings import parse_settings
 from fedrema.core import Method
 from fedrema.data import Federation
 from fedrema.errors import BadInput
-from fedrema.net import Net
+from fedrema.models.body_and_head import Net
 from fedrema.runs import export
 from fedrema.runs.execute import execute
 from fedrema.runs.export import export_models, file_names
 from fedrema.runs.plain_model import plain_model
 from fedrema.runs.run import Run
-from fedrema.settings import parse_settings
-from tests.report.folders import replace_records
+from tests.reporting.folders import replace_records
 
 OWN_NETWORK = '''
 from torch import nn
@@ -231,8 +231,8 @@ def test_what_a_method_adds_goes_to_a_second_file(tmp_path):
 def test_what_is_written_is_the_model_that_answers(method, group, prefix, tmp_path):
     run = make_run(tmp_path / "run", method=method)
     (_, file, *_) = export_models(run)
-    world = run.world()
-    held = world.params.own if group == "params" else world.memory
+    state = run.state()
+    held = state.params.own if group == "params" else state.memory
     expected = {name.removeprefix(prefix): value[1] for name, value in held.items() if name.startswith(prefix)}
     written, names = load_file(file), plain_model(run.config).names
     assert len(written) == len(expected) == 4

@@ -10,14 +10,14 @@ import pytest
 
 import fedrema
 from fedrema.cli import main
+from fedrema.config.settings import parse_settings
 from fedrema.deploy.presence import present, somebody_is_there
 from fedrema.errors import BadInput
-from fedrema.grid.experiment import Cell, Line
-from fedrema.grid.runner import Runner
-from fedrema.grid.store import Store, key_of
-from fedrema.grid.tasks import Task
+from fedrema.experiments.runner import Runner
+from fedrema.experiments.spec import Cell, Line
+from fedrema.experiments.store import Store, key_of
+from fedrema.experiments.work import Task
 from fedrema.runs.lock import WRITER_FILE, RunLock, Writer
-from fedrema.settings import parse_settings
 
 SMALL = ("--clients", "4", "--samples", "20", "--epochs", "1", "--quiet")
 
@@ -91,7 +91,7 @@ def test_kill_9_leaves_no_lock_behind(programs, tmp_path):
     folder = tmp_path / "run"
     process = start(programs, folder, "--rounds", "100000", "--checkpoint-every", "1")
     deadline = time.monotonic() + 60
-    while not (folder / "checkpoint" / "world.safetensors").exists():
+    while not (folder / "checkpoint" / "state.safetensors").exists():
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)

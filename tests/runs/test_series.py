@@ -12,9 +12,8 @@ import fedrema
 from fedrema.cli import main
 from fedrema.runs import execute
 from fedrema.runs.checksums import sealed
-
-from ..conftest import make_federation
-from .test_execute import assert_same_end
+from tests.conftest import make_federation
+from tests.runs.test_execute import assert_same_end
 
 SMALL = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
 METHODS = ("fedavg", "fedrema", "local")

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 import fedrema
+from fedrema.base.files import write_text
 from fedrema.bench.ceilings import MEANING
 from fedrema.bench.timing import Measured, Row
-from fedrema.data.atomic import write_text
 
 MISSING = "–"
 

@@ -9,10 +9,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedrema.bench.ceilings import synchronise, torch_flags
+from fedrema.config.settings import Settings
 from fedrema.data import Federation
 from fedrema.data.federation import to_float
-from fedrema.nets import NETWORKS, Network, Shape, own_module
-from fedrema.settings import Settings
+from fedrema.models.networks import NETWORKS, Network, Shape, own_module
 
 MOMENTUM = 0.9
 CLIP = 10.0

@@ -14,12 +14,12 @@ from torch import nn
 from fedrema.bench.ceilings import CEILING_OF, Ceilings
 from fedrema.bench.textbook import Textbook, plain_module
 from fedrema.bench.work import Work, trimmed
+from fedrema.config.settings import Settings
 from fedrema.data import Federation
 from fedrema.engine import Backend, choose_device, choose_precision
 from fedrema.errors import FedremaError
 from fedrema.methods import find_method
 from fedrema.runs.execute import Interrupted, execute
-from fedrema.settings import Settings
 
 WARM_UP = {"cpu": 1, "cuda": 2}
 """Rounds that are played before those that are measured."""

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedrema.config.settings import Settings
 from fedrema.core import Moment
 from fedrema.data import DataSettings, Federation
 from fedrema.engine import draw_order
 from fedrema.runs.execute import prepare
-from fedrema.settings import Settings
 
 SHAPES: dict[str, tuple[int, ...]] = {"mlp": (1, 8, 8), "cnn": (1, 28, 28), "alexnet": (3, 32, 32)}
 """What each network is used for: digits, MNIST, CIFAR-10."""
@@ -76,7 +76,7 @@ def _operations(settings: Settings, federation: Federation) -> float:
     plain = dataclasses.replace(settings.simulation, device="cpu", precision="float32", backend="loop")
     simulator = prepare(dataclasses.replace(settings, simulation=plain), federation)
     moment = simulator.moment(1)
-    crowd = simulator.begin(simulator.crowd(simulator.start(), torch.tensor([0])), moment)
+    cohort = simulator.begin(simulator.cohort(simulator.start(), torch.tensor([0])), moment)
     with FlopCounterMode(display=False) as counter:
-        simulator.local_training(crowd, {}, moment)
+        simulator.local_training(cohort, {}, moment)
     return float(counter.get_total_flops())

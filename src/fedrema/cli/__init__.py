@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(sentence: str) -> None:
-    from fedrema.text import print_safe
+    from fedrema.base.terminal import print_safe
 
     print_safe(f"fedrema: {sentence}", file=sys.stderr)
 

@@ -9,9 +9,12 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fedrema.data.atomic import write_text
+from fedrema.base.files import write_text
+from fedrema.base.terminal import Console, print_safe, safe_lines
+from fedrema.config.settings import parse_arguments
 from fedrema.errors import BadInput
-from fedrema.report.compare import (
+from fedrema.reporting.curves import draw_curves, picture_kind
+from fedrema.reporting.tables import (
     comparison_csv,
     comparison_latex,
     comparison_markdown,
@@ -19,12 +22,9 @@ from fedrema.report.compare import (
     differences_table,
     paired_differences,
 )
-from fedrema.report.curves import draw_curves, picture_kind
 from fedrema.runs.directory import EXPORT_INDEX, find_runs, read_object
 from fedrema.runs.export import export_models
 from fedrema.runs.run import Run
-from fedrema.settings import parse_arguments
-from fedrema.text import Console, print_safe, safe_lines
 
 Format = Literal["table", "markdown", "latex", "csv"]
 FORMATS: dict[str, Format] = {".md": "markdown", ".tex": "latex", ".csv": "csv"}

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from rich.text import Text
 
-from fedrema.core import LocalTraining
+from fedrema.base.terminal import Console
+from fedrema.config.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
+from fedrema.core import LocalTraining, Simulation
 from fedrema.data import DataSettings, build_federation
 from fedrema.errors import BadInput, at_least
 from fedrema.methods import find_method, registry
-from fedrema.nets import NETWORKS
-from fedrema.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
-from fedrema.simulate import Simulation
-from fedrema.text import Console
+from fedrema.models.networks import NETWORKS
 
 NO_MEANING = ("--out", "--overwrite", "--seeds", "--quiet")
 

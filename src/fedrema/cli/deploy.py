@@ -12,9 +12,9 @@ from typing import Annotated
 import tyro
 from rich.table import Table
 
+from fedrema.base.terminal import Console, print_safe, safe
+from fedrema.config.settings import parse_arguments
 from fedrema.errors import BadInput
-from fedrema.settings import parse_arguments
-from fedrema.text import Console, print_safe, safe
 
 Folder = Annotated[Path, tyro.conf.Positional]
 COMMANDS = {

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import tyro
 
 from fedrema.cli.deploy import Folder, Place, say, show
+from fedrema.config.settings import Settings, parse_arguments, parse_settings
 from fedrema.errors import BadInput
-from fedrema.settings import Settings, parse_arguments, parse_settings
 
 
 @dataclasses.dataclass(frozen=True)

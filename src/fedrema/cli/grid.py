@@ -7,14 +7,14 @@ from typing import Annotated
 
 import tyro
 
+from fedrema.base.terminal import Console, print_safe, safe
 from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
-from fedrema.grid.report import write_report
-from fedrema.grid.store import Store
-from fedrema.grid.table import Sheet
-from fedrema.report.compare import plain_table
+from fedrema.config.settings import parse_arguments
+from fedrema.experiments.report import write_report
+from fedrema.experiments.store import Store
+from fedrema.experiments.table import Sheet
+from fedrema.reporting.tables import plain_table
 from fedrema.runs.execute import Interrupted
-from fedrema.settings import parse_arguments
-from fedrema.text import Console, print_safe, safe
 
 NARROW = {"published": "publi-\nshed", "difference": "differ-\nence", "within noise": "within\nnoise"}
 """Headings for a terminal of 80 columns."""

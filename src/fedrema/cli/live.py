@@ -9,14 +9,14 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from fedrema.grid.experiment import Cell, Experiment
-from fedrema.grid.forecast import Forecaster, duration
-from fedrema.grid.launch import Event
-from fedrema.grid.store import Store, key_of
-from fedrema.grid.table import OUTDATED, figure
-from fedrema.grid.tasks import Task, finished
-from fedrema.report.compare import plain_table
-from fedrema.text import Console, print_safe
+from fedrema.base.terminal import Console, print_safe
+from fedrema.experiments.forecast import Forecaster, duration
+from fedrema.experiments.launchers import Event
+from fedrema.experiments.spec import Cell, Experiment
+from fedrema.experiments.store import Store, key_of
+from fedrema.experiments.table import OUTDATED, figure
+from fedrema.experiments.work import Task, finished
+from fedrema.reporting.tables import plain_table
 
 SECONDS_BETWEEN_LINES = 30.0
 SHOWN_RUNNING = 6

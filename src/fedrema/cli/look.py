@@ -10,13 +10,13 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from fedrema.base.options import field_documentation, valid_choices
+from fedrema.base.terminal import Console
+from fedrema.config.presets import PRESETS
+from fedrema.config.settings import parse_arguments, parse_data
 from fedrema.core import Method
 from fedrema.data import DataSettings, build_federation, dataset_status, describe, draw_federation, load_pool
-from fedrema.documentation import field_documentation, valid_choices
 from fedrema.methods import find_method, registry
-from fedrema.presets import PRESETS
-from fedrema.settings import parse_arguments, parse_data
-from fedrema.text import Console
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
+from fedrema.base.terminal import Console, safe
+from fedrema.config.settings import parse_arguments
 from fedrema.errors import BadInput
-from fedrema.settings import parse_arguments
-from fedrema.text import Console, safe
 
 if TYPE_CHECKING:
     from fedrema.runs.run import Run
@@ -53,8 +53,8 @@ def personalize(arguments: list[str]) -> int:
 
 def _personalize(asked: Personalize, run: "Run", console: Console) -> None:
     from fedrema.runs.export import write_model
-    from fedrema.runs.personalize import newcomer_name
-    from fedrema.runs.personalize import personalize as welcome
+    from fedrema.runs.new_clients import newcomer_name
+    from fedrema.runs.new_clients import personalize as welcome
 
     newcomer, name = welcome(run.path, asked.data, asked.epochs), newcomer_name(asked.data)
     out = write_model(run, newcomer.params, name, asked.out, asked.overwrite)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import tyro
 
+from fedrema.base.terminal import print_safe
 from fedrema.cli.after import common_folder
+from fedrema.config.settings import parse_arguments
 from fedrema.errors import BadInput
-from fedrema.settings import parse_arguments
-from fedrema.text import print_safe
 
 REPORT = "report.html"
 

@@ -12,12 +12,12 @@ from fedrema.cli.live import LiveTable
 from fedrema.cli.spread import devices_named
 from fedrema.data import build_federation, keep_prepared
 from fedrema.errors import BadInput, at_least
-from fedrema.grid.experiment import Cell, Experiment
-from fedrema.grid.forecast import Forecaster
-from fedrema.grid.launch import Here, Launcher, Workers
-from fedrema.grid.reading import read_experiment
-from fedrema.grid.store import Store
-from fedrema.grid.tasks import Task, divided, missing, outdated
+from fedrema.experiments.forecast import Forecaster
+from fedrema.experiments.launchers import Here, Launcher, Workers
+from fedrema.experiments.spec import Cell, Experiment
+from fedrema.experiments.spec_file import read_experiment
+from fedrema.experiments.store import Store
+from fedrema.experiments.work import Task, divided, missing, outdated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: St
 
 def _launcher(asked: Playing, store: Store, work: Path) -> Launcher:
     if asked.launcher == "ray":
-        from fedrema.grid.on_ray import OnRay
+        from fedrema.experiments.ray_launcher import OnRay
 
         return OnRay(store, asked.workers, asked.device)
     devices = devices_named(asked.device) or [""]

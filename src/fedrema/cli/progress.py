@@ -6,8 +6,8 @@ from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedrema.text import Console, print_safe
-from fedrema.world import Round
+from fedrema.base.terminal import Console, print_safe
+from fedrema.simulation.state import Round
 
 SECONDS_BETWEEN_LINES = 30.0
 

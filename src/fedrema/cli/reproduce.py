@@ -10,18 +10,18 @@ from typing import Annotated
 
 import tyro
 
+from fedrema.base.terminal import Console
 from fedrema.cli.grid import STOPPED, complain, show
 from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
+from fedrema.config.settings import parse_arguments
 from fedrema.errors import BadInput
-from fedrema.grid.experiment import Experiment
-from fedrema.grid.overview import write_overview
-from fedrema.grid.report import write_report
-from fedrema.grid.sitting import write_sitting
-from fedrema.grid.store import Store
-from fedrema.grid.tasks import finished
+from fedrema.experiments.command_log import write_sitting
+from fedrema.experiments.overview import write_overview
+from fedrema.experiments.report import write_report
+from fedrema.experiments.spec import Experiment
+from fedrema.experiments.store import Store
+from fedrema.experiments.work import finished
 from fedrema.runs.execute import Interrupted
-from fedrema.settings import parse_arguments
-from fedrema.text import Console
 
 ORDER = (
     ("table1", "cifar10"),
@@ -100,7 +100,7 @@ def _names(what: tuple[str, ...]) -> list[str]:
 
 
 def _experiment(name: str, smoke: bool, playing: Playing) -> Experiment:
-    with resources.as_file(resources.files("fedrema") / "experiments" / f"{name}.toml") as file:
+    with resources.as_file(resources.files("fedrema") / "experiments" / "paper" / f"{name}.toml") as file:
         experiment = read(file, playing, SMOKE if smoke else ())
     if not smoke:
         return experiment

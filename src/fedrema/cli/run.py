@@ -8,24 +8,12 @@ from typing import Annotated
 
 import tyro
 
+from fedrema.base.terminal import Console, print_safe
 from fedrema.cli.after import common_folder
 from fedrema.cli.page import REPORT, show
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.spread import devices_for, spread
-from fedrema.core import LocalTraining
-from fedrema.data import Federation
-from fedrema.errors import Diverged
-from fedrema.methods import find_method, registry
-from fedrema.page.render import write_page
-from fedrema.report.compare import comparison_table
-from fedrema.report.curves import draw_curves
-from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Interrupted, Prepared, begin_on
-from fedrema.runs.manifest import default_folder
-from fedrema.runs.run import Run
-from fedrema.runs.series import check_folders, end_series, reached_round, resume_series, runs_in, seeds_of, write_series
-from fedrema.runs.together import Outcome, Watching, play_seeds, seeds_apart
-from fedrema.settings import (
+from fedrema.config.settings import (
     Settings,
     as_arguments,
     asks_for_help,
@@ -35,8 +23,20 @@ from fedrema.settings import (
     parse_settings,
     read_config,
 )
-from fedrema.simulate import Simulator
-from fedrema.text import Console, print_safe
+from fedrema.core import LocalTraining
+from fedrema.data import Federation
+from fedrema.errors import Diverged
+from fedrema.methods import find_method, registry
+from fedrema.page.render import write_page
+from fedrema.reporting.curves import draw_curves
+from fedrema.reporting.tables import comparison_table
+from fedrema.runs.directory import RunDirectory
+from fedrema.runs.execute import Interrupted, Prepared, begin_on
+from fedrema.runs.joint import Outcome, Watching, play_seeds, seeds_apart
+from fedrema.runs.manifest import default_folder
+from fedrema.runs.run import Run
+from fedrema.runs.series import check_folders, end_series, reached_round, resume_series, runs_in, seeds_of, write_series
+from fedrema.simulation.simulator import Simulator
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
 

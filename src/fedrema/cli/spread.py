@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 import torch
 
+from fedrema.config.settings import Settings, as_arguments
+from fedrema.runs.joint import shares
 from fedrema.runs.manifest import method_name
 from fedrema.runs.run import Run, is_finished
-from fedrema.runs.stopping import stopping_gently
-from fedrema.runs.together import shares
-from fedrema.settings import Settings, as_arguments
+from fedrema.runs.signals import stopping_gently
 
 Group = list[Settings]
 """Runs that differ only in their seed, which follow each other."""

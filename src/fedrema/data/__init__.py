@@ -2,10 +2,10 @@
 
 from fedrema.data.datasets import DatasetStatus, Pool, dataset_names, dataset_status, load_pool
 from fedrema.data.federation import Federation, Split, to_float
-from fedrema.data.own import load_own
-from fedrema.data.picture import describe, draw_federation
+from fedrema.data.options import DataSettings, build_federation
+from fedrema.data.plot import describe, draw_federation
 from fedrema.data.prepared import keep_prepared
-from fedrema.data.settings import DataSettings, build_federation
+from fedrema.data.user_data import load_own
 
 __all__ = [
     "DataSettings",

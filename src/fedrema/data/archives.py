@@ -7,8 +7,8 @@ from typing import BinaryIO
 
 from numpy.lib import format as npy
 
+from fedrema.base.memory import amount, check_fits
 from fedrema.errors import BadInput
-from fedrema.memory import amount, check_fits
 
 LARGEST_RATIO = 200
 """Compressed data that grows by more is refused if it is large; images and tables grow by less than 50."""

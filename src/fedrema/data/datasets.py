@@ -12,7 +12,7 @@ import platformdirs
 from numpy.typing import NDArray
 
 from fedrema.data.download import base_address, download_file
-from fedrema.data.readers import read_file, read_source
+from fedrema.data.file_formats import read_file, read_source
 from fedrema.data.sources import SOURCES, Source
 from fedrema.errors import BadInput
 

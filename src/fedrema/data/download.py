@@ -7,11 +7,11 @@ from pathlib import Path
 import pooch
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedrema.data.atomic import written_whole
-from fedrema.data.readers import read_archive, read_file
+from fedrema.base.files import written_whole
+from fedrema.base.terminal import Console
+from fedrema.data.file_formats import read_archive, read_file
 from fedrema.data.sources import Source
 from fedrema.errors import BadInput
-from fedrema.text import Console
 
 MIRROR_VARIABLE = "FEDREMA_MIRROR"
 _TIMEOUT_SECONDS = 30

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from fedrema.base.files import written_whole
+from fedrema.base.memory import check_fits
 from fedrema.data.archives import check_archive
-from fedrema.data.atomic import written_whole
 from fedrema.data.checks import (
     BadRow,
     are_numbers,
@@ -29,9 +30,8 @@ from fedrema.data.checks import (
     listed,
     unless_plain,
 )
-from fedrema.data.partition import choose_test
+from fedrema.data.partitions import choose_test
 from fedrema.errors import BadInput
-from fedrema.memory import check_fits
 
 
 @dataclass(frozen=True, eq=False)

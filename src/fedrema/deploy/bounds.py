@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedrema.deploy.letters import Reply
-from fedrema.net import Net, Tensors
+from fedrema.models.body_and_head import Net, Tensors
 
 CLIP = 5.0
 """A group whose norm is above this many times the usual one is scaled down to the usual one."""

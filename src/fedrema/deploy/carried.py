@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedrema.deploy.letters import Letter, Reply, Score
 from fedrema.errors import BadInput, FedremaError
-from fedrema.net import Tensors
+from fedrema.models.body_and_head import Tensors
 
 FACTS = "facts"
 KNOWN_FACTS = {"round", "count", "loss", "epsilon"} | {

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedrema.config.settings import Settings
 from fedrema.core import Answer, Role
 from fedrema.data import Federation
 from fedrema.deploy.bounds import NormHistory, Part, bounded, impossible, parts_of
@@ -16,12 +17,11 @@ from fedrema.deploy.node import Node
 from fedrema.engine import Stacked
 from fedrema.engine.threads import torch_threads
 from fedrema.errors import BadInput, Diverged
-from fedrema.harvest import Harvest
-from fedrema.net import Tensors
-from fedrema.score import accuracy_record, share
-from fedrema.settings import Settings
-from fedrema.simulate import plain_trace
-from fedrema.world import World, on_device
+from fedrema.models.body_and_head import Tensors
+from fedrema.simulation.scoring import accuracy_record, share
+from fedrema.simulation.simulator import plain_trace
+from fedrema.simulation.state import SimulationState, on_device
+from fedrema.simulation.uploads import RoundUploads
 
 IMBALANCE = 10
 """A node may have this many times as many samples as the median node, unless --most-samples says otherwise."""
@@ -79,7 +79,7 @@ class Central:
         # A client of no importance: it knows the names and shapes of everything that will travel.
         nobody = Node(settings, _nobody(shape, classes))
         self.simulator = nobody.simulator
-        self.net, begun = self.simulator.net, nobody.worlds[0]
+        self.net, begun = self.simulator.net, nobody.states[0]
         self.roles = {
             name: role for name, role in self.simulator.roles(begun.params).items() if role is not Role.PRIVATE
         }
@@ -89,7 +89,7 @@ class Central:
             if name in self.roles
         }
         server = on_device(self.method.server(self.net, capacity), self.simulator.device)
-        self.world = World(capacity, 0, Stacked(own, dict(begun.params.common)), {}, Stacked(), {}, server)
+        self.state = SimulationState(capacity, 0, Stacked(own, dict(begun.params.common)), {}, Stacked(), {}, server)
         self.registry = Registry()
         self.expected = nobody.answer(self._letter(0, 0, 1))
         """A reply with the names, types and shapes that every reply to a training round has."""
@@ -97,7 +97,7 @@ class Central:
     @property
     def round(self) -> int:
         """The last round that has been closed."""
-        return self.world.round
+        return self.state.round
 
     def letter(self, name: str, train: bool = True) -> Letter:
         """Return what a client needs for the next round."""
@@ -107,11 +107,11 @@ class Central:
         return self._letter(row, self.registry.accepted.get(name, 0), self.round + 1, train)
 
     def _letter(self, row: int, accepted: int, number: int, train: bool = True) -> Letter:
-        world = self.world
-        own = {name: value[row].cpu() for name, value in world.params.own.items()} if accepted else {}
-        common = {name: value.cpu() for name, value in world.params.common.items()}
-        mail = {name: value.cpu() for name, value in world.inbox.common.items()}
-        own_mail = {name: value[row].cpu() for name, value in world.inbox.own.items()}
+        state = self.state
+        own = {name: value[row].cpu() for name, value in state.params.own.items()} if accepted else {}
+        common = {name: value.cpu() for name, value in state.params.common.items()}
+        mail = {name: value.cpu() for name, value in state.inbox.common.items()}
+        own_mail = {name: value[row].cpu() for name, value in state.inbox.own.items()}
         late = number > 1 and not accepted and row >= self.registry.founders
         return Letter(number, accepted, common, own, mail, own_mail, train, late)
 
@@ -138,11 +138,11 @@ class Central:
             return record
         suspects = sorted(names, key=lambda name: -result.excess.get(name, 0.0))
         with torch_threads(self.simulator.threads):
-            names, harvest, answer, ruinous = self._agreed(names, result.good, number, suspects)
+            names, collected, answer, ruinous = self._agreed(names, result.good, number, suspects)
         record["rejected"] |= ruinous
         if len(names) < max(1, least):
             return record
-        self.world.hand_out(harvest, self.roles, answer)
+        self.state.hand_out(collected, self.roles, answer)
         self._describe(names, [result.good[name] for name in names], answer, record)
         clipped = {name: why for name, why in result.clipped.items() if name in names}
         record |= {"clipped": clipped} if clipped else {}
@@ -155,23 +155,23 @@ class Central:
                     registry.tests.setdefault(name, score.asked)
         if number == 1:
             registry.founders = len(registry.names)
-        self.world.round = number
+        self.state.round = number
         return record
 
     def _agreed(
         self, names: list[str], replies: Mapping[str, Reply], number: int, suspects: list[str]
-    ) -> tuple[list[str], Harvest, Answer, dict[str, str]]:
+    ) -> tuple[list[str], RoundUploads, Answer, dict[str, str]]:
         """Aggregate; where that fails, find the replies without which it does not, and reject those.
 
         Returns who is left, the aggregate, and who was rejected. Suspects are tried one by one in their order, then
         the first two, three, …; where no reply is to blame, the error is raised and nothing has changed.
         """
-        harvest = self._harvest(names, replies)
+        collected = self._collect(names, replies)
         try:
-            return names, harvest, self._aggregate(harvest, number), {}
+            return names, collected, self._aggregate(collected, number), {}
         except Exception as error:  # a method's server step can fail in any way on what a node sent
             if len(names) == 1 and isinstance(error, Diverged):
-                return [], harvest, Answer({}), {names[0]: str(error)}
+                return [], collected, Answer({}), {names[0]: str(error)}
             why = f"with its reply the aggregate fails: {str(error)[:200]}"
             failed = error
         several = (suspects[:count] for count in range(2, len(suspects)))
@@ -179,14 +179,14 @@ class Central:
             rest = [name for name in names if name not in left_out]
             if not rest:
                 continue
-            harvest = self._harvest(rest, replies)
+            collected = self._collect(rest, replies)
             try:
-                return rest, harvest, self._aggregate(harvest, number), dict.fromkeys(left_out, why)
+                return rest, collected, self._aggregate(collected, number), dict.fromkeys(left_out, why)
             except Exception:  # it fails without these replies as well: they are not responsible
                 continue
         raise failed
 
-    def _harvest(self, names: list[str], replies: Mapping[str, Reply]) -> Harvest:
+    def _collect(self, names: list[str], replies: Mapping[str, Reply]) -> RoundUploads:
         simulator, chosen = self.simulator, [replies[name] for name in names]
         rows = torch.tensor([self.registry.row(name) for name in names])
         counts = torch.tensor([reply.count for reply in chosen], device=simulator.device, dtype=simulator.dtype)
@@ -198,19 +198,19 @@ class Central:
             }
 
         params = stacked("params")
-        harvest = Harvest(rows, counts, simulator.shelf, keep_heads=False)
+        collected = RoundUploads(rows, counts, simulator.storage, keep_heads=False)
         shared = {name: value for name, value in params.items() if self.roles[name] is Role.SHARED}
-        harvest.mean.add(shared, harvest.weights)
-        harvest.seen.put(0, {name: value for name, value in params.items() if name not in shared})
-        harvest.extras.put(0, stacked("extras"))
-        harvest.names += names
-        return harvest
+        collected.mean.add(shared, collected.weights)
+        collected.seen.put(0, {name: value for name, value in params.items() if name not in shared})
+        collected.extras.put(0, stacked("extras"))
+        collected.names += names
+        return collected
 
-    def _aggregate(self, harvest: Harvest, number: int) -> Answer:
-        uploads = replace(harvest.uploads(), everyone=len(self.registry.names))  # there may be room for more
-        answer = self.simulator.answer_to(uploads, self.world, self.roles, {}, self.simulator.moment(number))
+    def _aggregate(self, collected: RoundUploads, number: int) -> Answer:
+        uploads = replace(collected.uploads(), everyone=len(self.registry.names))  # there may be room for more
+        answer = self.simulator.answer_to(uploads, self.state, self.roles, {}, self.simulator.moment(number))
         for name, value in answer.state.items():
-            before = self.world.server.get(name, 0.0)
+            before = self.state.server.get(name, 0.0)
             # Infinity can be the honest beginning of a minimum.
             if torch.isfinite(torch.as_tensor(before)).all() and not torch.isfinite(torch.as_tensor(value)).all():
                 raise Diverged(f"Training diverged in round {number}: {name!r} of the server is not finite.")
@@ -302,7 +302,7 @@ class Central:
         return {name: min(max(1.0, count / median), float(IMBALANCE)) for name, count in counts.items()}
 
     def _parts(self, name: str, reply: Reply) -> list[Part]:
-        params, row = self.world.params, self.registry.row(name)
+        params, row = self.state.params, self.registry.row(name)
         # Before its first reply the server does not know what a node begins with, unless nobody has trained yet.
         known = name in self.registry.accepted or self.round == 0
         own = {each: value[row] for each, value in params.own.items()} if known else None

@@ -12,6 +12,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedrema.base.terminal import safe
+from fedrema.config.settings import Settings
 from fedrema.data import DataSettings, Federation, build_federation, load_own
 from fedrema.data.federation import read_npz
 from fedrema.deploy.carried import FACTS, read_letter, reply_record
@@ -22,8 +24,6 @@ from fedrema.deploy.plan import HELD_BY_NODES, Plan, read_run_config
 from fedrema.deploy.privacy import Guard
 from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput, FedremaError
-from fedrema.settings import Settings
-from fedrema.text import safe
 
 app = ClientApp()
 KEPT = "kept"

@@ -8,6 +8,8 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fedrema.base.terminal import safe, safe_logger
+from fedrema.config.settings import Settings
 from fedrema.deploy.carried import FACTS, NO_TRAINING, letter_record, packed, read_reply
 from fedrema.deploy.central import Central
 from fedrema.deploy.deadline import NoAnswer, exchange_within, nodes_within
@@ -15,11 +17,9 @@ from fedrema.deploy.ledger import Ledger
 from fedrema.deploy.letters import Reply
 from fedrema.deploy.plan import Plan
 from fedrema.errors import BadInput, FedremaError
-from fedrema.net import size
+from fedrema.models.body_and_head import size
 from fedrema.runs.lock import RunLock
-from fedrema.settings import Settings
-from fedrema.simulate import taking_part
-from fedrema.text import safe, safe_logger
+from fedrema.simulation.simulator import taking_part
 
 log = safe_logger("fedrema")
 SECONDS_BETWEEN_LOOKS = 1.0

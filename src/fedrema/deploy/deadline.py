@@ -12,7 +12,7 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from fedrema.text import safe_logger
+from fedrema.base.terminal import safe_logger
 
 log = safe_logger("fedrema")
 SECONDS_BETWEEN_PULLS = 1.0

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedrema.config.settings import Settings
 from fedrema.deploy.children import Child, Stopped, Told, environment, free_port, keeping
 from fedrema.deploy.founding import Founding, found
 from fedrema.deploy.plan import Plan
 from fedrema.errors import FedremaError
-from fedrema.settings import Settings
 
 SECONDS_BETWEEN_LOOKS = 0.5
 STAMP = len("2026-01-01 00:00:00")

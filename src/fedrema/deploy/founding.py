@@ -10,12 +10,12 @@ from pathlib import Path
 from string import Template
 
 import fedrema
+from fedrema.config.settings import Settings
 from fedrema.data import Federation, build_federation
 from fedrema.deploy.keys import make_authority, make_node_key, make_server_certificate, public_half, write_secret
 from fedrema.deploy.places import ServerPlace, check_name
 from fedrema.deploy.plan import Plan, run_config
 from fedrema.errors import BadInput
-from fedrema.settings import Settings
 
 LICENSE = "The Apache License 2.0, as fedrema itself: https://www.apache.org/licenses/LICENSE-2.0\n"
 UNKNOWN = "/unknown"

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedrema.config.settings import Settings
 from fedrema.deploy.central import Central, Registry
 from fedrema.deploy.letters import Score
 from fedrema.deploy.plan import Plan, run_config
 from fedrema.errors import BadInput
-from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
+from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
-from fedrema.settings import Settings
 
 WHERE = ("folder", "least-clients", "most-samples", "most-noise", "wait-seconds", "round-seconds", "rounds", "device")
 """What may change when a federation goes on."""
@@ -58,17 +58,17 @@ class Ledger:
         directory, central = self.directory, self.central
         check_unchanged(directory.path, directory.config(), self.settings)
         facts, _ = read_checkpoint(directory.checkpoint_file)
-        world = load_world(directory.checkpoint_file, self.identity)
-        if world.clients != central.capacity:
-            raise BadInput(f"{directory.path} was begun for {world.clients} clients, not {central.capacity}.")
-        central.world = world.placed(central.simulator.shelf, central.simulator.device)
+        state = load_state(directory.checkpoint_file, self.identity)
+        if state.clients != central.capacity:
+            raise BadInput(f"{directory.path} was begun for {state.clients} clients, not {central.capacity}.")
+        central.state = state.placed(central.simulator.storage, central.simulator.device)
         central.registry = Registry.read(facts["more"]["registry"])
         pending = facts["more"]["pending"]
-        directory.check_rounds(world.round - 1 if pending else world.round)
+        directory.check_rounds(state.round - 1 if pending else state.round)
         # A finished run has the last record already, with the accuracies of all clients.
-        self.pending = None if directory.has_record(world.round) else pending
+        self.pending = None if directory.has_record(state.round) else pending
         directory.remove_summary()
-        directory.keep_rounds(world.round - 1 if self.pending else world.round)
+        directory.keep_rounds(state.round - 1 if self.pending else state.round)
         before = directory.config() if directory.config_file.is_file() else {}
         if started := before.get("ran_on", {}).get("started"):
             self.ran_on["started"] = started
@@ -86,7 +86,7 @@ class Ledger:
         self.pending = record
         more = {"registry": self.central.registry.plain(), "pending": record}
         self.directory.sync_rounds()  # before the checkpoint that counts on them
-        save_world(self.central.world, self.directory.checkpoint_file, self.identity, more)
+        save_state(self.central.state, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_json(self.directory.config_file, self._config())
 
     def finish(self, scores: Mapping[str, Score | None]) -> None:

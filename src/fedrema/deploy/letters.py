@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fedrema.net import Tensors
+from fedrema.models.body_and_head import Tensors
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
+from fedrema.config.settings import Settings
 from fedrema.core import overrides
 from fedrema.deploy.letters import Reply
 from fedrema.deploy.node import Node
 from fedrema.deploy.places import NodePlace
 from fedrema.engine import Stacked
 from fedrema.errors import BadInput
-from fedrema.net import Tensors
-from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
+from fedrema.models.body_and_head import Tensors
+from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.export import write_node_model
 from fedrema.runs.manifest import method_name
 from fedrema.runs.plain_model import plain_model
-from fedrema.settings import Settings
-from fedrema.world import World
+from fedrema.simulation.state import SimulationState
 
 MODEL = "model.safetensors"
 
@@ -44,8 +44,8 @@ def keep_model(folder: Path, settings: Settings, node: Node, number: int, reply:
             "ran_on": {"dtype": str(simulator.dtype).removeprefix("torch.")},
         },
     }
-    world = World(1, number, Stacked(_row(added), model), {}, Stacked(), {}, {})
-    save_world(world, folder / MODEL, node.identity, facts)
+    state = SimulationState(1, number, Stacked(_row(added), model), {}, Stacked(), {}, {})
+    save_state(state, folder / MODEL, node.identity, facts)
 
 
 def write_model(place: NodePlace, out: Path | None, overwrite: bool) -> Path:
@@ -54,17 +54,17 @@ def write_model(place: NodePlace, out: Path | None, overwrite: bool) -> Path:
     if not file.is_file():
         raise BadInput(f"{place.path} has no model yet: it has one once the node has taken part in a round.")
     facts, _ = read_checkpoint(file)
-    world, known = load_world(file, None), facts["more"]
-    if not world.round:
+    state, known = load_state(file, None), facts["more"]
+    if not state.round:
         raise BadInput(f"{place.path} has no trained model yet: no round has been closed since the node joined.")
     return write_node_model(
         place.path / "model" if out is None else out,
         overwrite,
         plain_model(known["config"]),
         known,
-        world.round,
-        world.params.common,
-        {name: value[0] for name, value in world.params.own.items()},
+        state.round,
+        state.params.common,
+        {name: value[0] for name, value in state.params.own.items()},
     )
 
 

@@ -11,19 +11,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedrema.config.settings import Settings
 from fedrema.core import Client, Role
 from fedrema.data import Federation
 from fedrema.deploy.letters import Letter, Reply, Score
 from fedrema.engine import Stacked
 from fedrema.errors import BadInput
-from fedrema.harvest import Harvest
-from fedrema.net import Net, Tensors
-from fedrema.nets import Network, build_net
-from fedrema.runs.checkpoint import load_world, read_checkpoint, save_world
+from fedrema.models.body_and_head import Net, Tensors
+from fedrema.models.networks import Network, build_net
+from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.manifest import check_unchanged, identity_of, inputs_of, revisions_of
-from fedrema.settings import Settings
-from fedrema.simulate import Simulator
-from fedrema.world import COMMON, Clock, World
+from fedrema.simulation.simulator import Simulator
+from fedrema.simulation.state import COMMON, Clock, SimulationState
+from fedrema.simulation.uploads import RoundUploads
 
 ME = torch.zeros(1, dtype=torch.long)
 """The only row there is."""
@@ -46,9 +46,9 @@ class Node:
             "inputs": inputs_of(settings),
         }
         """Kept with what it keeps: another revision of fedrema or another method file cannot go on from it."""
-        self.worlds: dict[int, World] = {0: self.simulator.start()}
+        self.states: dict[int, SimulationState] = {0: self.simulator.start()}
         """What it has kept after a round: the last that counted, and the one that is not yet known to."""
-        begun, local = self.worlds[0], settings.local
+        begun, local = self.states[0], settings.local
         self.keeps = bool(begun.params.own or begun.memory or (local.keep_momentum and local.momentum))
         """Whether there is anything to keep: some methods leave nothing at a client."""
         self.in_use: Client | None = None
@@ -58,30 +58,33 @@ class Node:
             for file in files:
                 facts, _ = read_checkpoint(file)
                 check_unchanged(file, facts.get("more") or {}, settings)
-                world = self.simulator.adopt(load_world(file, self.identity))
-                self.worlds[world.round] = world
+                state = self.simulator.adopt(load_state(file, self.identity))
+                self.states[state.round] = state
 
     def answer(self, letter: Letter) -> Reply:
         """Train from what came and return what the server is to know."""
-        world = self._standing(letter)
+        state = self._standing(letter)
         simulator, count = self.simulator, int(self.simulator.train.counts[0])
-        used = simulator.adapted(simulator.method, simulator.crowd(world, ME), simulator.moment(letter.round - 1))
+        used = simulator.adapted(simulator.method, simulator.cohort(state, ME), simulator.moment(letter.round - 1))
         received = _score(*simulator.tally_as_is(simulator.method, used))
         self.in_use = used.one(0)
         if not letter.train:
             return Reply(letter.round, count, received=received)
-        harvest = Harvest(ME, simulator.counts, simulator.shelf, keep_heads=False)
-        simulator.train_part(world, ME, simulator.moment(letter.round), harvest, Clock(simulator.device))
-        self._keep(letter, world, harvest)
+        collected = RoundUploads(ME, simulator.counts, simulator.storage, keep_heads=False)
+        simulator.train_part(state, ME, simulator.moment(letter.round), collected, Clock(simulator.device))
+        self._keep(letter, state, collected)
         return Reply(
             letter.round,
             count,
             # One client's mean is what it trained.
-            {name: value.cpu() for name, value in (*harvest.mean.total.items(), *_only(harvest.seen.tensors).items())},
-            {name: value.cpu() for name, value in _only(harvest.extras.tensors).items()},
-            float(harvest.client_losses()[0]),
+            {
+                name: value.cpu()
+                for name, value in (*collected.mean.total.items(), *_only(collected.seen.tensors).items())
+            },
+            {name: value.cpu() for name, value in _only(collected.extras.tensors).items()},
+            float(collected.client_losses()[0]),
             received,
-            _score(*harvest.tallies[0]) if harvest.tallies else None,
+            _score(*collected.tallies[0]) if collected.tallies else None,
         )
 
     def begins_with(self, letter: Letter) -> Tensors:
@@ -89,17 +92,17 @@ class Node:
         params = self._standing(letter).params
         return {**params.common, **_only(params.own)}
 
-    def _standing(self, letter: Letter) -> World:
+    def _standing(self, letter: Letter) -> SimulationState:
         """Return this client at the start of the round: what it kept when it last counted, and what has come since."""
         if not self.keeps:
-            self.worlds = {letter.accepted: self.worlds[0]} | self.worlds
-        if letter.accepted not in self.worlds:
-            known = ", ".join(map(str, sorted(self.worlds)))
+            self.states = {letter.accepted: self.states[0]} | self.states
+        if letter.accepted not in self.states:
+            known = ", ".join(map(str, sorted(self.states)))
             raise BadInput(
                 f"Client {self.name!r} has lost what it kept after round {letter.accepted} (it has round {known}): "
                 "restore its folder, or let it join under another name."
             )
-        world, roles = self.worlds[letter.accepted], self.simulator.roles(self.worlds[letter.accepted].params)
+        state, roles = self.states[letter.accepted], self.simulator.roles(self.states[letter.accepted].params)
         for name, role in roles.items():
             if role in COMMON and name not in letter.common:
                 raise BadInput(f"The server did not send {name!r}: it runs another method or network.")
@@ -108,31 +111,31 @@ class Node:
         def here(tensors: Tensors, *, row: bool = False) -> Tensors:
             return {name: (value[None] if row else value).to(device) for name, value in tensors.items()}
 
-        params = Stacked({**world.params.own, **here(letter.own, row=True)}, here(letter.common))
+        params = Stacked({**state.params.own, **here(letter.own, row=True)}, here(letter.common))
         inbox = Stacked(here(letter.own_mail, row=True), here(letter.mail))
-        world = replace(world, round=letter.round - 1, params=params, inbox=inbox)
+        state = replace(state, round=letter.round - 1, params=params, inbox=inbox)
         if letter.late:  # what it keeps begins with what has come
-            begun = self.simulator.newly_begun(self.simulator.crowd(world, ME))
-            world = replace(world, params=begun.params, memory=begun.memory.own)
-        return world
+            begun = self.simulator.newly_begun(self.simulator.cohort(state, ME))
+            state = replace(state, params=begun.params, memory=begun.memory.own)
+        return state
 
-    def _keep(self, letter: Letter, world: World, harvest: Harvest) -> None:
+    def _keep(self, letter: Letter, state: SimulationState, collected: RoundUploads) -> None:
         """Remember what does not travel, beside what counted last."""
         if not self.keeps:
             return
         private = {
-            name: harvest.kept.tensors.get(name, value)
-            for name, value in world.params.own.items()
+            name: collected.kept.tensors.get(name, value)
+            for name, value in state.params.own.items()
             if self.simulator.method.role(self.simulator.net, name) in (Role.PRIVATE, Role.PERSONAL)
         }
-        memory = {**world.memory, **harvest.memory.tensors}
-        velocity = {**world.velocity, **harvest.velocity.tensors}
-        kept = World(1, letter.round, Stacked(private), memory, Stacked(), velocity, {})
-        self.worlds = {letter.accepted: self.worlds[letter.accepted], letter.round: kept}
+        memory = {**state.memory, **collected.memory.tensors}
+        velocity = {**state.velocity, **collected.velocity.tensors}
+        kept = SimulationState(1, letter.round, Stacked(private), memory, Stacked(), velocity, {})
+        self.states = {letter.accepted: self.states[letter.accepted], letter.round: kept}
         if self.folder is not None:
-            save_world(kept, self._file(letter.round), self.identity, self.made_by)
+            save_state(kept, self._file(letter.round), self.identity, self.made_by)
             for file in self.folder.glob("round-*.safetensors"):
-                if file not in {self._file(number) for number in self.worlds}:
+                if file not in {self._file(number) for number in self.states}:
                     file.unlink()
 
     def _file(self, number: int) -> Path:

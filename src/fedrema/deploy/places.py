@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedrema.config.settings import read_toml
 from fedrema.deploy.protection import PRIVACY, Protection
 from fedrema.errors import BadInput
 from fedrema.runs.directory import RunDirectory
-from fedrema.settings import read_toml
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """What a node may be called: it becomes the name of a folder and of a service."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fedrema.config.settings import Settings, as_arguments, parse_settings
 from fedrema.data import Federation
 from fedrema.errors import BadInput, at_least
 from fedrema.runs.manifest import CIRCUMSTANCES, method_name
-from fedrema.settings import Settings, as_arguments, parse_settings
 
 NOT_CARRIED = (CIRCUMSTANCES - {"rounds", "device", "backend", "federation", "partition-file"}) | {
     "late",

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedrema.data.atomic import write_text
+from fedrema.base.files import write_text
+from fedrema.base.terminal import safe, safe_logger
 from fedrema.errors import FedremaError
 from fedrema.runs.lock import RunLock
-from fedrema.text import safe, safe_logger
 
 
 def beside(folder: Path, what: str) -> Path:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, compute_clip_model_update
 
-from fedrema.data.atomic import write_text
+from fedrema.base.files import write_text
 from fedrema.deploy.letters import Reply
 from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput
-from fedrema.net import Tensors
+from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checksums import sealed, unsealed
 from fedrema.runs.directory import read_object
 

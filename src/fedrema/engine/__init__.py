@@ -1,22 +1,20 @@
 """Trains k clients from a method: one after the other (`loop`) or as one tensor program (`stacked`)."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from fedrema.engine.arithmetic import Arithmetic, Precision, choose_device, choose_precision
+from fedrema.core.options import Backend, Precision
 from fedrema.engine.batches import Order, draw_order
-from fedrema.engine.crowd import Crowd, Engine, Job, Samples, Stacked, places
+from fedrema.engine.cohort import Cohort, Engine, Job, Samples, Stacked, places
+from fedrema.engine.joint import Party, Room
 from fedrema.engine.loop import MOST_LANES, Loop, lanes
+from fedrema.engine.precision import Arithmetic, choose_device, choose_precision
 from fedrema.engine.stackable import why_not_stackable
 from fedrema.engine.stacked import StackedEngine
 from fedrema.engine.threads import SMALL_STEP, operations_per_step, threads_per_operation
-from fedrema.engine.together import Party, Room
 from fedrema.errors import BadInput
-from fedrema.net import Net
+from fedrema.models.body_and_head import Net
 
-Backend = Literal["auto", "loop", "stacked"]
 REVISIONS = {"cpu": 1, "cuda": 2}
 """By kind of device; raised by one with every change of training, scoring or server arithmetic that alters results of
 many methods there: older results then count as outdated. cuda 2: servers compute in float32 instead of TF32."""
@@ -58,7 +56,7 @@ __all__ = [
     "REVISIONS",
     "Arithmetic",
     "Backend",
-    "Crowd",
+    "Cohort",
     "Engine",
     "Job",
     "Loop",

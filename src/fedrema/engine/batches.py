@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedrema.base.random import numpy_generator
 from fedrema.core import LocalTraining, Phase
-from fedrema.keys import numpy_generator
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedrema.core import Batch
 from fedrema.engine.batches import Order
-from fedrema.engine.crowd import Samples
+from fedrema.engine.cohort import Samples
 
 
 def packed(order: Order, device: torch.device) -> Tensor:

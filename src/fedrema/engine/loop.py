@@ -10,14 +10,14 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor, nn
 
+from fedrema.base.random import seed_of
 from fedrema.core import Batch, Client, Loss, Method
-from fedrema.engine.arithmetic import Arithmetic, in_training_arithmetic
+from fedrema.core.checks import check_loss, check_scores
 from fedrema.engine.batches import Order
-from fedrema.engine.crowd import Crowd, Hook, Job, Samples
-from fedrema.engine.descent import Descent, Losses
-from fedrema.hooks import check_loss, check_scores
-from fedrema.keys import seed_of
-from fedrema.net import Net, Tensors
+from fedrema.engine.cohort import Cohort, Hook, Job, Samples
+from fedrema.engine.precision import Arithmetic, in_training_arithmetic
+from fedrema.engine.sgd import Descent, Losses
+from fedrema.models.body_and_head import Net, Tensors
 
 MOST_LANES = 8
 """More threads would wait for each other between the operations of a step."""
@@ -39,50 +39,50 @@ class Loop:
         self._draws: dict[Loss, bool] = {}
 
     @in_training_arithmetic
-    def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
+    def each(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client and stack what comes out."""
         self.net.train(False)
         with torch.no_grad(), self.arithmetic.torch_context():
-            results = [hook(_ready(crowd.one(k)), _data(samples, crowd, k)) for k in range(len(crowd))]
+            results = [hook(_ready(cohort.one(k)), _data(samples, cohort, k)) for k in range(len(cohort))]
         return {
             group: {name: _stack([result[group][name] for result in results]) for name in results[0][group]}
             for group in results[0]
         }
 
     @in_training_arithmetic
-    def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
+    def scores(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
         """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
-        predicted = torch.full((len(crowd), samples.x.shape[1]), -1, device=samples.x.device)
-        rows = crowd.clients.tolist()
+        predicted = torch.full((len(cohort), samples.x.shape[1]), -1, device=samples.x.device)
+        rows = cohort.clients.tolist()
 
         def score(net: Net, k: int) -> None:
             data = samples.of(rows[k])
             if len(data.y):
                 with torch.no_grad(), self.arithmetic.torch_context():
-                    answers = method.predict(net, _ready(crowd.one(k)), data.x)
+                    answers = method.predict(net, _ready(cohort.one(k)), data.x)
                 check_scores(method, answers, len(data.y), net.classes)
                 predicted[k, : len(data.y)] = answers.argmax(-1)
 
-        self._for_all(len(crowd), score, self.lanes, training=False)
+        self._for_all(len(cohort), score, self.lanes, training=False)
         return predicted
 
     @in_training_arithmetic
     def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
-        crowd, samples, velocity = job.crowd, job.samples, job.velocity
-        trained = {name: value.new_empty(len(crowd), *value.shape) for name, value in crowd.one(0).params.items()}
+        cohort, samples, velocity = job.cohort, job.samples, job.velocity
+        trained = {name: value.new_empty(len(cohort), *value.shape) for name, value in cohort.one(0).params.items()}
         moved = {name: torch.empty_like(value) for name, value in velocity.items()}
-        mean_losses = crowd.counts.new_zeros(len(crowd))
+        mean_losses = cohort.counts.new_zeros(len(cohort))
 
         def train(net: Net, k: int) -> None:
-            client = crowd.one(k)
+            client = cohort.one(k)
             client = client.having(params={name: _own(value) for name, value in client.params.items()})
             momentum = {name: _own(value[k]) for name, value in velocity.items()}
             losses = Losses(client.count.new_zeros(()), client.count.new_zeros(()))
             for phase, order in job.plan:
                 value_of = functools.partial(self._value, net)
                 descent = Descent(job.method, phase, job.local, momentum, value_of, axes=0, prefix_of=net.prefix_of)
-                for batches in _feed(samples, int(crowd.clients[k]), order, k):
+                for batches in _feed(samples, int(cohort.clients[k]), order, k):
                     descent.step(client, momentum, losses, batches, active=None)
             for name, value in client.params.items():
                 trained[name][k] = value
@@ -92,7 +92,7 @@ class Loop:
 
         def train_keyed(net: Net, k: int) -> None:
             # Layers that draw for themselves (dropout) follow the client's key too.
-            seed = seed_of(*job.key, crowd.names[k], "layers")
+            seed = seed_of(*job.key, cohort.names[k], "layers")
             if devices:
                 torch.manual_seed(seed)
             else:
@@ -102,20 +102,20 @@ class Loop:
         devices = [samples.x.device] if samples.x.is_cuda else []
         with torch.random.fork_rng(devices=devices):
             if self.lanes > 1 and not self._draw(job):
-                self._for_all(len(crowd), train, self.lanes, training=True)
+                self._for_all(len(cohort), train, self.lanes, training=True)
             else:  # there is one source of random numbers for all threads
-                self._for_all(len(crowd), train_keyed, 1, training=True)
+                self._for_all(len(cohort), train_keyed, 1, training=True)
         return trained, moved, mean_losses
 
     def _draw(self, job: Job) -> bool:
         """Tell whether layers or losses draw random numbers; found by trying each loss once."""
         for loss in {phase.loss or job.method.loss for phase, _ in job.plan} - self._draws.keys():
-            data = job.samples.of(int(job.crowd.clients[0]))
+            data = job.samples.of(int(job.cohort.clients[0]))
             few = data.rows(slice(2))
             before = torch.get_rng_state()
             self.net.train(True)
             with torch.no_grad():
-                loss(self.net, job.crowd.one(0), few)
+                loss(self.net, job.cohort.one(0), few)
             self._draws[loss] = not torch.equal(before, torch.get_rng_state())
         return any(self._draws[phase.loss or job.method.loss] for phase, _ in job.plan)
 
@@ -191,11 +191,11 @@ def _stack(values: list[Tensor]) -> Tensor:
     return torch.stack(values)
 
 
-def _data(samples: Samples | None, crowd: Crowd, k: int) -> Batch:
+def _data(samples: Samples | None, cohort: Cohort, k: int) -> Batch:
     if samples is None:
-        nothing = crowd.counts.new_empty(0)
+        nothing = cohort.counts.new_empty(0)
         return Batch(nothing, nothing, nothing, nothing)
-    return samples.of(int(crowd.clients[k]))
+    return samples.of(int(cohort.clients[k]))
 
 
 def _feed(samples: Samples, row: int, order: Order, k: int) -> Iterator[tuple[Batch, ...]]:

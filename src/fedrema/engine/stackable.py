@@ -9,9 +9,9 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils.hooks import RemovableHandle
 
-from fedrema.batch_norm import RealSamples
 from fedrema.errors import BadInput
-from fedrema.net import Net
+from fedrema.models.batch_norm import RealSamples
+from fedrema.models.body_and_head import Net
 
 
 def why_not_stackable(net: Net, sample: Tensor) -> str | None:

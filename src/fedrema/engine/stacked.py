@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedrema.core import Batch, Client, Loss, Method
+from fedrema.core.checks import check_loss, check_scores
 from fedrema.engine import kernels
-from fedrema.engine.arithmetic import Arithmetic, in_training_arithmetic
-from fedrema.engine.crowd import Crowd, Hook, Job, Samples
-from fedrema.engine.descent import Descent
+from fedrema.engine.cohort import Cohort, Hook, Job, Samples
+from fedrema.engine.cuda_graphs import Recorder, Stage
 from fedrema.engine.feed import batches_of, packed
-from fedrema.engine.recorded import Recorder, Stage
-from fedrema.hooks import check_loss, check_scores
-from fedrema.net import Net, Tensors
+from fedrema.engine.precision import Arithmetic, in_training_arithmetic
+from fedrema.engine.sgd import Descent
+from fedrema.models.body_and_head import Net, Tensors
 
 
 class StackedEngine:
@@ -44,11 +44,11 @@ class StackedEngine:
         return self.arithmetic.torch_context()
 
     @in_training_arithmetic
-    def each(self, hook: Hook, crowd: Crowd, samples: Samples | None) -> dict[str, Tensors]:
+    def each(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client and stack what comes out."""
         self.net.train(False)
-        nothing = crowd.counts.new_empty((len(crowd), 0))
-        data = samples.stacked(crowd.clients) if samples else Batch(nothing, nothing, nothing, nothing)
+        nothing = cohort.counts.new_empty((len(cohort), 0))
+        data = samples.stacked(cohort.clients) if samples else Batch(nothing, nothing, nothing, nothing)
 
         def computed(client: Client, batch: Batch) -> dict[str, Tensors]:
             with self.computing(), self.net.looking_at(batch.mask if samples else None):
@@ -56,11 +56,11 @@ class StackedEngine:
 
         with torch.no_grad():
             # Hooks draw from the moment's generator: the same for each client, as in the loop.
-            made: dict[str, Tensors] = _over_clients(computed, crowd, crowd.all(), data, randomness="same")
+            made: dict[str, Tensors] = _over_clients(computed, cohort, cohort.all(), data, randomness="same")
         # What a hook hands on as it was is copied, as in the loop: later changes in place must not reach it.
         held = {
             _storage(value)
-            for group in (crowd.params, crowd.at_first(), crowd.memory, crowd.inbox)
+            for group in (cohort.params, cohort.at_first(), cohort.memory, cohort.inbox)
             for value in group.merged().values()
         }
         return {
@@ -69,7 +69,7 @@ class StackedEngine:
         }
 
     @in_training_arithmetic
-    def scores(self, method: Method, crowd: Crowd, samples: Samples) -> Tensor:
+    def scores(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
         """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
         self.net.train(False)
 
@@ -80,13 +80,13 @@ class StackedEngine:
 
         def predicted(client: Client, data: Batch) -> Tensor:
             with torch.no_grad(), self.computing():
-                logits: Tensor = _over_clients(answered, crowd, client, data)
+                logits: Tensor = _over_clients(answered, cohort, client, data)
             return torch.where(data.mask > 0, logits.argmax(-1), -1)
 
         if self.recorder is None:
-            return predicted(crowd.all(), samples.stacked(crowd.clients))
-        stage = self.recorder.scoring(crowd)
-        counts = samples.counts[crowd.clients].to(stage.rows.device, non_blocking=True)
+            return predicted(cohort.all(), samples.stacked(cohort.clients))
+        stage = self.recorder.scoring(cohort)
+        counts = samples.counts[cohort.clients].to(stage.rows.device, non_blocking=True)
         found: Tensor = self.recorder.run(
             stage,
             (method, type(method).predict, id(samples.x)),
@@ -99,7 +99,7 @@ class StackedEngine:
     def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
         self.net.train(True)
-        crowd, samples = job.crowd, job.samples
+        cohort, samples = job.cohort, job.samples
         stage = self.recorder.training(job) if self.recorder else Stage.training(job)
 
         def value_of(loss: Loss, client: Client, batch: Batch) -> Tensor:
@@ -108,7 +108,7 @@ class StackedEngine:
                     return check_loss(loss, loss(self.net, one, its))
 
             with self.computing():
-                value: Tensor = _over_clients(lost, crowd, client, batch, params_axis=0)
+                value: Tensor = _over_clients(lost, cohort, client, batch, params_axis=0)
             return value
 
         for phase, order in job.plan:
@@ -152,7 +152,7 @@ def _kept(value: Tensor, copy: bool) -> Tensor:
 
 def _over_clients(
     function: Callable[[Client, Batch], Any],
-    crowd: Crowd,
+    cohort: Cohort,
     client: Client,
     batch: Batch,
     params_axis: int | None = None,
@@ -160,10 +160,10 @@ def _over_clients(
 ) -> Any:
     """Map a function of one client and its batch over all of them; what is common is not copied."""
     axes: dict[str, Any] = {
-        "params": params_axis if params_axis is not None else crowd.params.axes(),
-        "received": crowd.at_first().axes(),
-        "memory": crowd.memory.axes(),
-        "inbox": crowd.inbox.axes(),
+        "params": params_axis if params_axis is not None else cohort.params.axes(),
+        "received": cohort.at_first().axes(),
+        "memory": cohort.memory.axes(),
+        "inbox": cohort.inbox.axes(),
         "count": 0,
     }
 
@@ -173,7 +173,7 @@ def _over_clients(
     fields = {name: getattr(client, name) for name in axes}
     if batch.x.device.type == "cpu":
         # One product for all clients would round otherwise when they are trained in groups; a GPU promises no bits.
-        fields, axes = _spread_out(fields, axes, len(crowd))
+        fields, axes = _spread_out(fields, axes, len(cohort))
     # vmap refuses an axis for a dict without tensors.
     axes = {name: None if isinstance(fields[name], dict) and not fields[name] else axis for name, axis in axes.items()}
     mapped = vmap(one, in_dims=(axes, 0, 0, 0, 0), randomness=randomness)

@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedrema.net import Net
+from fedrema.models.body_and_head import Net
 
 SMALL_STEP = 30e6
 """Operations of one client's step below which stacking clients is faster than training them one after the other.

@@ -4,17 +4,17 @@ import importlib
 import pkgutil
 from functools import cache
 
+from fedrema.base.user_code import load_object
 from fedrema.core import Method
+from fedrema.core.checks import check_method
 from fedrema.errors import BadInput
-from fedrema.hooks import check_method
-from fedrema.imports import load_object
 
 
 @cache
 def registry() -> dict[str, type[Method]]:
     """Return every method that comes with fedrema, by its name on the command line."""
     found: dict[str, type[Method]] = {}
-    for module_name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+    for module_name in sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg):
         module = importlib.import_module(f"{__name__}.{module_name}")
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__:

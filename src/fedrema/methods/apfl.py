@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of, model_of
-from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Role, cross_entropy
+from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, cross_entropy
 from fedrema.errors import BadInput
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, model_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class APFL(Method):
     title: ClassVar[str] = "APFL"
     paper: ClassVar[str] = "Deng et al., Adaptive Personalized Federated Learning, 2020, arXiv:2003.13461"
     revision: ClassVar[int] = 2
+    reports: ClassVar[Reports] = Reports(colour="#999999", stroke="--")
 
     local_share: float = 0.5
     """α: share of the local model, at first (authors: 0.5)."""

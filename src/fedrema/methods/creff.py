@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, State, Uploads
+from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, State, Uploads
 from fedrema.errors import above_zero, at_least
-from fedrema.last_layer import inputs_of_last, last_layer
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import class_members
+from fedrema.methods.shared.prototypes import class_members
+from fedrema.models.body_and_head import Net, Tensors
+from fedrema.models.last_layer import inputs_of_last, last_layer
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class CReFF(Method):
         "Shang et al., Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training with"
         " Federated Features, IJCAI 2022"
     )
+    reports: ClassVar[Reports] = Reports(colour="#CC79A7", stroke="--")
 
     synthetic: int = 100
     """Synthetic features per class (authors: 100)."""

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of, model_of, squared_distance
-from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Role, cross_entropy
+from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, model_of, squared_distance
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Ditto(Method):
     name: ClassVar[str] = "ditto"
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
+    reports: ClassVar[Reports] = Reports(colour="#56B4E9", stroke="-.")
 
     tie: float = 1.0
     """λ: how strongly a personal model is held to the global one (authors: 1, or chosen from 0.1, 1, 2)."""

@@ -6,10 +6,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of
-from fedrema.core import Batch, Client, Gradient, LocalTraining, Method, Moment, Move, Phase, Role, cross_entropy
+from fedrema.core import (
+    Batch,
+    Client,
+    Gradient,
+    LocalTraining,
+    Method,
+    Moment,
+    Move,
+    Phase,
+    Reports,
+    Role,
+    cross_entropy,
+)
 from fedrema.errors import above_zero, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,7 @@ class FedALA(Method):
         "Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023"
     )
     revision: ClassVar[int] = 2
+    reports: ClassVar[Reports] = Reports(colour="#000000", stroke="--")
 
     merged_tensors: int = 2
     """p: how many tensors, from the top, are merged; 2 is the last layer's weight and bias (authors: 2)."""

@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of, squared_distance
-from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads, cross_entropy, mix
+from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, Role, State, Uploads, cross_entropy, mix
 from fedrema.errors import BadInput, above_zero, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, squared_distance
+from fedrema.models.body_and_head import Net, Tensors
 
 LEAST_ALPHA = 1.0
 """α falls no further: in long runs a smaller one would freeze every client at its cloud model."""
@@ -31,6 +31,7 @@ class FedAMP(Method):
     name: ClassVar[str] = "fedamp"
     title: ClassVar[str] = "FedAMP"
     paper: ClassVar[str] = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
+    reports: ClassVar[Reports] = Reports(colour="#56B4E9", stroke=":")
 
     attention: Literal["cosine", "distance"] = "cosine"
     """What makes clients similar: the angle between their models (HeurFedAMP) or their distance (FedAMP)."""

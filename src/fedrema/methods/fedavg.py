@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedrema.core import Method
+from fedrema.core import Method, Reports
 
 
 @dataclass(frozen=True)
@@ -18,3 +18,4 @@ class FedAvg(Method):
     paper: ClassVar[str] = (
         "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
     )
+    reports: ClassVar[Reports] = Reports(colour="#0072B2")

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedrema.core import LocalTraining, Method, Moment, Phase, Role, everything
+from fedrema.core import LocalTraining, Method, Moment, Phase, Reports, Role, everything
 from fedrema.errors import at_least
-from fedrema.net import Net
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class FedBABU(Method):
     paper: ClassVar[str] = (
         "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
     )
+    reports: ClassVar[Reports] = Reports(colour="#009E73", stroke="--")
 
     finetune_epochs: int = 5
     """Epochs of fine-tuning before a client is scored; 0 scores the body with the random head."""

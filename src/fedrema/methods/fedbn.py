@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedrema.core import Method, Role
-from fedrema.net import Net
+from fedrema.core import Method, Reports, Role
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class FedBN(Method):
     paper: ClassVar[str] = (
         "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021"
     )
+    reports: ClassVar[Reports] = Reports(colour="#0072B2", stroke=":")
 
     def role(self, net: Net, name: str) -> Role:
         """Share everything but batch norm."""

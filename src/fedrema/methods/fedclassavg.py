@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of
-from fedrema.core import Batch, Client, Method, Moment, Role, cross_entropy
+from fedrema.core import Batch, Client, Method, Moment, Reports, Role, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net, Tensors
-from fedrema.views import draw_views, seen
+from fedrema.methods.shared.second_models import copied, copy_of
+from fedrema.methods.shared.views import draw_views, seen
+from fedrema.models.body_and_head import Net, Tensors
 
 TEMPERATURE, BASE_TEMPERATURE = 100.0, 0.07
 """Of the contrast, as in the authors' code, where features are not brought to one length."""
@@ -38,6 +38,7 @@ class FedClassAvg(Method):
         "Jang et al., FedClassAvg: Local Representation Learning for Personalized Federated Learning on"
         " Heterogeneous Neural Networks, ICPP 2022"
     )
+    reports: ClassVar[Reports] = Reports(colour="#CC79A7", stroke=":")
 
     hold: float = 0.1
     """µ: how strongly the head is held to the received one (authors: 0.1, their code's default 0)."""

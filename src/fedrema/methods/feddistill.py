@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads, cross_entropy
+from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, Role, State, Uploads, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import class_means
+from fedrema.methods.shared.prototypes import class_means
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class FedDistill(Method):
         "Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation"
         " under Non-IID Private Data, 2018, arXiv:1811.11479"
     )
+    reports: ClassVar[Reports] = Reports(colour="#E69F00", stroke="--")
 
     gamma: float = 0.01
     """γ: weight of what the others say (authors: 0.01); 0 is Local."""

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Batch, Client, Method, Moment, cross_entropy
+from fedrema.base.random import torch_generator
+from fedrema.core import Batch, Client, Method, Moment, Reports, cross_entropy
 from fedrema.errors import BadInput, at_least
-from fedrema.keys import torch_generator
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import class_means
+from fedrema.methods.shared.prototypes import class_means
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class FedFA(Method):
         "Zhou et al., FedFA: Federated Learning with Feature Anchors to Align Features and Classifiers for"
         " Heterogeneous Data, IEEE Transactions on Mobile Computing 2023"
     )
+    reports: ClassVar[Reports] = Reports(colour="#E69F00", stroke=":")
 
     align: float = 0.1
     """λ: how strongly features are drawn to their anchors (authors: 0.1)."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.copies import copied, copy_of, model_of
-from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads, cross_entropy
+from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, Role, State, Uploads, cross_entropy
 from fedrema.errors import BadInput, above_zero
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, model_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class FedKD(Method):
         "Wu et al., Communication-efficient federated learning via knowledge distillation, Nature Communications 2022"
     )
     revision: ClassVar[int] = 2
+    reports: ClassVar[Reports] = Reports(colour="#E69F00", stroke="-.")
 
     energy_first: float = 0.95
     """e at the start: share of the squared singular values that is kept (authors: 0.95); 1 compresses nothing."""

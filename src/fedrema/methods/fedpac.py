@@ -14,14 +14,14 @@ from fedrema.core import (
     Method,
     Moment,
     Phase,
+    Reports,
     Role,
     State,
     Uploads,
     mix,
 )
 from fedrema.errors import at_least
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import (
+from fedrema.methods.shared.prototypes import (
     Weighing,
     aligned_loss,
     class_means,
@@ -29,7 +29,8 @@ from fedrema.prototypes import (
     no_prototypes,
     own_prototypes,
 )
-from fedrema.quadratic import least_on_simplex
+from fedrema.methods.shared.simplex import least_on_simplex
+from fedrema.models.body_and_head import Net, Tensors
 
 NEGLIGIBLE = 1e-3
 """Weights below this are the solver's rounding, as in the authors' code."""
@@ -56,6 +57,7 @@ class FedPAC(Method):
     paper: ClassVar[str] = (
         "Xu et al., Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023"
     )
+    reports: ClassVar[Reports] = Reports(colour="#CC79A7")
 
     align: float = 1.0
     """λ: how strongly features are drawn to their class's prototype; 0 switches alignment off."""

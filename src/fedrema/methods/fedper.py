@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedrema.core import Method, Role
-from fedrema.net import Net
+from fedrema.core import Method, Reports, Role
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class FedPer(Method):
     name: ClassVar[str] = "fedper"
     title: ClassVar[str] = "FedPer"
     paper: ClassVar[str] = "Arivazhagan et al., Federated Learning with Personalization Layers, 2019, arXiv:1912.00818"
+    reports: ClassVar[Reports] = Reports(colour="#009E73")
 
     def role(self, net: Net, name: str) -> Role:
         """Share the body only."""

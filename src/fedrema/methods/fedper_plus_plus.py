@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedrema.core import Batch, Client, Method, Moment, Role, cross_entropy
+from fedrema.core import Batch, Client, Method, Moment, Reports, Role, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class FedPerPlusPlus(Method):
         "FedPer++: Toward Improved Personalized Federated Learning on Heterogeneous and Imbalanced Data, IJCNN 2022;"
         " neither its text nor its code was at hand"
     )
+    reports: ClassVar[Reports] = Reports(colour="#009E73", stroke=":")
 
     hold: float = 1.0
     """λ: how strongly features are held to those of the received body (ours); 0 is FedPer."""

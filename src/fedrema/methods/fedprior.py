@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.copies import copied, copy_of
-from fedrema.core import Answer, Batch, Client, Method, Moment, State, Uploads
+from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, State, Uploads
 from fedrema.errors import BadInput, at_least
-from fedrema.last_layer import last_layer
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import aligned_loss, class_members, global_prototypes, no_prototypes, own_prototypes
+from fedrema.methods.shared.prototypes import (
+    aligned_loss,
+    class_members,
+    global_prototypes,
+    no_prototypes,
+    own_prototypes,
+)
+from fedrema.methods.shared.second_models import copied, copy_of
+from fedrema.models.body_and_head import Net, Tensors
+from fedrema.models.last_layer import last_layer
 
 SMOOTHINGS = 2.0 ** torch.arange(-4, 11, 0.5, dtype=torch.float64)
 """The values of a that are tried, from a sixteenth to over a thousand; the differences are too small for float32."""
@@ -63,6 +69,7 @@ class FedPrior(Method):
         "ours (docs/beyond.md), after Menon et al., Long-tail Learning via Logit Adjustment, ICLR 2021, and Guo et al.,"
         " On Calibration of Modern Neural Networks, ICML 2017"
     )
+    reports: ClassVar[Reports] = Reports(colour="#D55E00", stroke="--")
 
     smooth: float = 0.0
     """a: added to the number of samples of every class, so that what a client has not met is rare, not impossible;

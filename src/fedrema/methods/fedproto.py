@@ -7,10 +7,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, Role, State, Uploads
+from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, Role, State, Uploads
 from fedrema.errors import at_least
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
+from fedrema.methods.shared.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class FedProto(Method):
     name: ClassVar[str] = "fedproto"
     title: ClassVar[str] = "FedProto"
     paper: ClassVar[str] = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
+    reports: ClassVar[Reports] = Reports(colour="#E69F00")
 
     align: float = 1.0
     """λ: how strongly features are drawn to their prototype (authors: 1, on CIFAR-10 0.1); 0 trains as Local."""

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedrema.copies import squared_distance
-from fedrema.core import Batch, Client, Method, cross_entropy
+from fedrema.core import Batch, Client, Method, Reports, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net
+from fedrema.methods.shared.second_models import squared_distance
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class FedProx(Method):
     name: ClassVar[str] = "fedprox"
     title: ClassVar[str] = "FedProx"
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
+    reports: ClassVar[Reports] = Reports(colour="#56B4E9")
 
     mu: float = 1.0
     """µ: how strongly a client is held to the model it received; 0 is FedAvg."""

@@ -12,18 +12,22 @@ from fedrema.core import (
     Batch,
     Client,
     LocalTraining,
+    Matrix,
     Method,
     Moment,
+    Period,
     Phase,
+    Reports,
     Role,
     State,
+    Trace,
     Uploads,
     mix,
 )
+from fedrema.core.similarity import draw_probes, similarity_rows
 from fedrema.errors import BadInput, above_zero, at_least
-from fedrema.net import Net, Tensors
-from fedrema.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
-from fedrema.similarity import draw_probes, similarity_rows
+from fedrema.methods.shared.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
+from fedrema.models.body_and_head import Net, Tensors
 
 NO_GAP = 1e-6
 """Differences below this are rounding: nobody can be told apart, so everyone is relevant."""
@@ -51,6 +55,20 @@ class FedReMa(Method):
     paper: ClassVar[str] = (
         "Liang et al., FedReMa: Improving Personalized Federated Learning via Leveraging the Most Relevant Clients,"
         " ECAI 2024"
+    )
+    reports: ClassVar[Reports] = Reports(
+        colour="#D55E00",
+        emphasis=1.7,
+        traces=(
+            Trace("mean_gap", "mean gap"),
+            Trace("gap_ratio", "gap relative to its peak"),
+            Trace("set_sizes", "relevant peers", per_client=True),
+        ),
+        period=Period("critical", "critical period", "critical", "by history", measure="gap_ratio", threshold="delta"),
+        matrices=(
+            Matrix("sets", "Relevant peers", "selection"),
+            Matrix("G", "Who learns from whom", "counts", state="dependencies"),
+        ),
     )
 
     delta: float = 0.5

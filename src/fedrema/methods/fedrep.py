@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedrema.core import LocalTraining, Method, Moment, Phase, Role
+from fedrema.core import LocalTraining, Method, Moment, Phase, Reports, Role
 from fedrema.errors import at_least
-from fedrema.net import Net
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class FedRep(Method):
     paper: ClassVar[str] = (
         "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
     )
+    reports: ClassVar[Reports] = Reports(colour="#009E73", stroke="-.")
 
     head_epochs: int = 10
     """Epochs that fit the head before the body's E (authors: 10; their E is 1 or 5, by dataset)."""

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of, model_of
-from fedrema.core import Batch, Client, Method, Moment, Role, cross_entropy
+from fedrema.core import Batch, Client, Method, Moment, Reports, Role, cross_entropy
 from fedrema.errors import at_least
-from fedrema.net import Net
-from fedrema.prototypes import class_members
+from fedrema.methods.shared.prototypes import class_members
+from fedrema.methods.shared.second_models import copied, copy_of, model_of
+from fedrema.models.body_and_head import Net
 
 NEVER = -1e4
 """The logarithm of no sample at all: far below any logit, and still a number."""
@@ -36,6 +36,7 @@ class FedRoD(Method):
         "Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022"
     )
     revision: ClassVar[int] = 2
+    reports: ClassVar[Reports] = Reports(colour="#CC79A7", stroke="-.")
 
     gamma: float = 1.0
     """γ: power of the class counts in the balanced loss (public code: 1); 0 trains the generic model as FedAvg."""

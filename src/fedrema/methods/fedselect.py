@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedrema.copies import copied, copy_of, model_of
-from fedrema.core import Answer, Batch, Client, Gradient, LocalTraining, Method, Moment, Phase, State, Uploads
+from fedrema.core import Answer, Batch, Client, Gradient, LocalTraining, Method, Moment, Phase, Reports, State, Uploads
 from fedrema.errors import BadInput, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, model_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class FedSelect(Method):
         " Fine-Tuning, CVPR 2024"
     )
     revision: ClassVar[int] = 2
+    reports: ClassVar[Reports] = Reports(colour="#000000", stroke="-.")
 
     select_every: int = 3
     """Rounds between selections (authors: 3)."""

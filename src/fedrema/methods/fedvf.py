@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedrema.copies import copied, copy_of
-from fedrema.core import Batch, Client, Method, Moment
+from fedrema.core import Batch, Client, Method, Moment, Reports
 from fedrema.errors import BadInput, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class FedVF(Method):
         "FedVF: Personalized Federated Learning Based on Layer-wise Parameter Updates with Variable Frequency, 2021;"
         " known from its abstract only"
     )
+    reports: ClassVar[Reports] = Reports(colour="#999999", stroke=":")
 
     first_stage: float = 0.5
     """Share of the rounds in which everything is averaged (ours; the authors' is not known)."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedrema.core import Method, Role
-from fedrema.net import Net
+from fedrema.core import Method, Reports, Role
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class LGFedAvg(Method):
         "Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020,"
         " arXiv:2001.01523"
     )
+    reports: ClassVar[Reports] = Reports(colour="#999999", stroke="-.")
 
     def role(self, net: Net, name: str) -> Role:
         """Share the head only."""

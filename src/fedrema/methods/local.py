@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedrema.core import Method, Role
-from fedrema.net import Net
+from fedrema.core import Method, Reports, Role
+from fedrema.models.body_and_head import Net
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Local(Method):
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "Local"
     paper: ClassVar[str] = "no communication; the baseline of every comparison"
+    reports: ClassVar[Reports] = Reports(colour="#999999")
 
     def role(self, net: Net, name: str) -> Role:
         """Keep everything at home."""

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.copies import copied, copy_of
-from fedrema.core import Batch, Client, Method, Moment, cross_entropy
+from fedrema.core import Batch, Client, Method, Moment, Reports, cross_entropy
 from fedrema.errors import above_zero, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class MOON(Method):
     name: ClassVar[str] = "moon"
     title: ClassVar[str] = "MOON"
     paper: ClassVar[str] = "Li et al., Model-Contrastive Federated Learning, CVPR 2021"
+    reports: ClassVar[Reports] = Reports(colour="#000000")
 
     mu: float = 1.0
     """µ: weight of the contrast (authors: 1, 5 or 10, by dataset); 0 is FedAvg."""

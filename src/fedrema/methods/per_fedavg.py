@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedrema.core import Batch, Client, Gradient, LocalTraining, Method, Moment, Phase
+from fedrema.core import Batch, Client, Gradient, LocalTraining, Method, Moment, Phase, Reports
 from fedrema.errors import above_zero, at_least
-from fedrema.net import Tensors
+from fedrema.models.body_and_head import Tensors
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class PerFedAvg(Method):
     name: ClassVar[str] = "per-fedavg"
     title: ClassVar[str] = "Per-FedAvg"
     paper: ClassVar[str] = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
+    reports: ClassVar[Reports] = Reports(colour="#0072B2", stroke="--")
 
     adapt_lr: float = 0.01
     """α: size of the step that makes a model personal."""

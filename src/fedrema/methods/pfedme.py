@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedrema.copies import copied, copy_of
 from fedrema.core import (
     Answer,
     Batch,
@@ -15,12 +14,14 @@ from fedrema.core import (
     Moment,
     Move,
     Phase,
+    Reports,
     Role,
     State,
     Uploads,
 )
 from fedrema.errors import BadInput, above_zero, at_least
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class PFedMe(Method):
     name: ClassVar[str] = "pfedme"
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
+    reports: ClassVar[Reports] = Reports(colour="#56B4E9", stroke="--")
 
     tie: float = 15.0
     """λ: how strongly a personal model is held to the global one (authors: 15)."""

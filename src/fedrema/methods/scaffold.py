@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import torch
 
-from fedrema.copies import copied, copy_of, per_client
 from fedrema.core import (
     Answer,
     Batch,
@@ -16,12 +15,14 @@ from fedrema.core import (
     Moment,
     Move,
     Phase,
+    Reports,
     Role,
     State,
     Uploads,
 )
 from fedrema.errors import above_zero
-from fedrema.net import Net, Tensors
+from fedrema.methods.shared.second_models import copied, copy_of, per_client
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class SCAFFOLD(Method):
         "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     )
     revision: ClassVar[int] = 2
+    reports: ClassVar[Reports] = Reports(colour="#0072B2", stroke="-.")
 
     server_lr: float = 1.0
     """η_g: how far the server goes to the clients' mean (authors: 1)."""

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import fedrema
-from fedrema.data.settings import UNUSED
+from fedrema.data.options import UNUSED
 from fedrema.errors import BadInput
-from fedrema.grid.matching import true_groups
+from fedrema.experiments.matching import true_groups
 from fedrema.page.encode import plain
 from fedrema.page.reading import ThinnedRun, thinned_notes
 from fedrema.page.status import status_of
-from fedrema.report.compare import DIFFERENCES, EXPLANATION, OTHER_DATA
-from fedrema.report.curves import WORDS, group_curve
-from fedrema.report.differences import Difference, paired_differences
-from fedrema.report.groups import Group, data_title, group_runs
-from fedrema.report.lines import Look, looks
+from fedrema.reporting.curves import WORDS, group_curve
+from fedrema.reporting.differences import Difference, paired_differences
+from fedrema.reporting.groups import Group, data_title, group_runs
+from fedrema.reporting.plots import Look, looks
+from fedrema.reporting.tables import DIFFERENCES, EXPLANATION, OTHER_DATA
 
 ACCURACIES = ("honest_accuracy", "best_accuracy", "final_accuracy", "worst_tenth")
 QUANTITIES = ("accuracy", "worst_tenth", "trained_accuracy", "loss")

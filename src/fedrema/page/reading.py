@@ -12,7 +12,7 @@ from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHECKSUM, REMEDY
 from fedrema.runs.records import RecordChain
 from fedrema.runs.run import Run
-from fedrema.score import summarise
+from fedrema.simulation.scoring import summarise
 
 KEPT_ROUNDS = 400
 """Rounds that a picture can show; more would lie on the same pixels."""

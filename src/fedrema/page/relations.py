@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedrema.errors import BadInput
+from fedrema.page.clients import evenly
 from fedrema.page.encode import packed
-from fedrema.page.people import evenly
 from fedrema.page.reading import ThinnedRun
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY

@@ -7,9 +7,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedrema.data.atomic import write_text
+from fedrema.base.files import write_text
+from fedrema.page.clients import people_part
 from fedrema.page.document import main_part, order
-from fedrema.page.people import people_part
 from fedrema.page.reading import ThinnedRun
 from fedrema.page.relations import relations_part
 from fedrema.runs.directory import find_runs

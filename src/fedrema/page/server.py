@@ -20,7 +20,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from fedrema.errors import BadInput
-from fedrema.page.following import Followed
+from fedrema.page.live_runs import Followed
 from fedrema.page.render import as_text, page
 
 SECONDS_BETWEEN_LOOKS = 0.5

@@ -1,4 +1,4 @@
-"""A world on disk: one safetensors file, whole or not there, that knows which run it belongs to."""
+"""A state on disk: one safetensors file, whole or not there, that knows which run it belongs to."""
 
 import json
 import secrets
@@ -9,36 +9,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedrema.base.files import make_folder, sync, written_whole
 from fedrema.core import State
-from fedrema.data.atomic import make_folder, sync, written_whole
 from fedrema.engine import Stacked
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHANGED, REMEDY
 from fedrema.runs.tensors import Altered, NotWhole, read_metadata, read_tensors, write_tensors
-from fedrema.world import World
+from fedrema.simulation.state import SimulationState
 
 FORMAT = 2
 RECORDED_RELATIONS = "recorded_relations"
 FACTS = {"clients": int, "round": int, "belongs_to": str, "server": dict, "order": list}
 
 
-def save_world(world: World, file: Path, belongs_to: str, more: dict[str, Any] | None = None) -> None:
+def save_state(state: SimulationState, file: Path, belongs_to: str, more: dict[str, Any] | None = None) -> None:
     """Write everything a run needs to go on; `belongs_to` names the configuration, `more` is kept with it as JSON."""
     groups = {
-        "common": world.params.common,
-        "own": world.params.own,
-        "memory": world.memory,
-        "inbox common": world.inbox.common,
-        "inbox own": world.inbox.own,
-        "velocity": world.velocity,
-        "server": {name: value for name, value in world.server.items() if isinstance(value, Tensor)},
+        "common": state.params.common,
+        "own": state.params.own,
+        "memory": state.memory,
+        "inbox common": state.inbox.common,
+        "inbox own": state.inbox.own,
+        "velocity": state.velocity,
+        "server": {name: value for name, value in state.server.items() if isinstance(value, Tensor)},
     }
     tensors = {f"{group}/{name}": value for group, members in groups.items() for name, value in members.items()}
-    numbers = {name: value for name, value in world.server.items() if not isinstance(value, Tensor)}
+    numbers = {name: value for name, value in state.server.items() if not isinstance(value, Tensor)}
     facts = {
         "format": FORMAT,
-        "clients": world.clients,
-        "round": world.round,
+        "clients": state.clients,
+        "round": state.round,
         "belongs_to": belongs_to,
         "server": numbers,
         "order": list(tensors),  # the file sorts its names, and sums over tensors are rounded by their order
@@ -63,8 +63,8 @@ def save_world(world: World, file: Path, belongs_to: str, more: dict[str, Any] |
         ) from error
 
 
-def load_world(file: Path, belongs_to: str | None, device: torch.device | None = None) -> World:
-    """Read a world back; refuses one that is incomplete, altered, or of another configuration."""
+def load_state(file: Path, belongs_to: str | None, device: torch.device | None = None) -> SimulationState:
+    """Read a state back; refuses one that is incomplete, altered, or of another configuration."""
     facts, tensors = read_checkpoint(file)
     if belongs_to is not None and facts["belongs_to"] != belongs_to:
         raise BadInput(
@@ -77,7 +77,7 @@ def load_world(file: Path, belongs_to: str | None, device: torch.device | None =
         group, _, name = path.partition("/")
         groups.setdefault(group, {})[name] = value if device is None else value.to(device)
     server: State = {**facts["server"], **groups.get("server", {})}
-    return World(
+    return SimulationState(
         facts["clients"],
         facts["round"],
         Stacked(groups.get("own", {}), groups.get("common", {})),

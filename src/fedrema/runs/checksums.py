@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from fedrema.base.files import written_whole
 from fedrema.data.archives import check_archive
-from fedrema.data.atomic import written_whole
 from fedrema.errors import BadInput
 
 CHECKSUM = "checksum"

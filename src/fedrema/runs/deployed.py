@@ -8,46 +8,51 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedrema.config.settings import Settings
 from fedrema.core import Client
 from fedrema.data import Federation
 from fedrema.engine import Stacked
 from fedrema.errors import BadInput
-from fedrema.net import Tensors
+from fedrema.models.body_and_head import Tensors
 from fedrema.runs.directory import is_deployed
 from fedrema.runs.execute import prepare
-from fedrema.settings import Settings
-from fedrema.world import World
+from fedrema.simulation.state import SimulationState
 
 SAMPLES = 4
 """Inputs with which it is tried out what a prediction depends on."""
 
 
-def counted_clients(world: World, config: Mapping[str, Any]) -> tuple[World, list[str], list[int]]:
+def counted_clients(state: SimulationState, config: Mapping[str, Any]) -> tuple[SimulationState, list[str], list[int]]:
     """Return the clients whose replies have counted, with their names and sample counts.
 
     The checkpoint of a deployed run has rows for clients that never joined; every other run is returned as it is.
     """
     known = config["federation"]
     if not is_deployed(config):
-        return world, list(known["names"]), list(known["train_counts"])
+        return state, list(known["names"]), list(known["train_counts"])
     rows = [row for row, last in enumerate(known["last_counted"]) if last]
     if not rows:
         raise BadInput("No client of this run has counted in a round yet.")
     own, mail = (
         {name: value[torch.tensor(rows)] for name, value in group.items()}
-        for group in (world.params.own, world.inbox.own)
+        for group in (state.params.own, state.inbox.own)
     )
     held = replace(
-        world,
+        state,
         clients=len(rows),
-        params=Stacked(own, world.params.common),
-        inbox=Stacked(mail, world.inbox.common),
+        params=Stacked(own, state.params.common),
+        inbox=Stacked(mail, state.inbox.common),
     )
     return held, [known["names"][row] for row in rows], [known["train_counts"][row] for row in rows]
 
 
 def depends_on_nodes(
-    settings: Settings, world: World, row: int, config: Mapping[str, Any], module: nn.Module | None, adapt: bool
+    settings: Settings,
+    state: SimulationState,
+    row: int,
+    config: Mapping[str, Any],
+    module: nn.Module | None,
+    adapt: bool,
 ) -> bool:
     """Tell whether clients predict with something that the server does not hold.
 
@@ -57,10 +62,10 @@ def depends_on_nodes(
     shape = tuple(known["sample_shape"])
     simulation = replace(settings.simulation.anywhere(), device="cpu", backend="loop")
     simulator = prepare(replace(settings, simulation=simulation), _dummy(shape, int(known["classes"])), module)
-    if adapt and simulator.method.adapt(settings.local, simulator.moment(world.round)):
+    if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
         return True  # on samples of its own
     begun = simulator.start()
-    held, inbox = world.params.row(row), world.inbox.row(row)
+    held, inbox = state.params.row(row), state.inbox.row(row)
     x = torch.linspace(-1, 1, SAMPLES * int(np.prod(shape))).reshape(SAMPLES, *shape).to(simulator.dtype)
     x = torch.zeros_like(x, dtype=torch.long) if simulator.net.integers else x
     count = torch.tensor(float(known["train_counts"][row]))

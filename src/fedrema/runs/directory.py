@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from fedrema.data.atomic import make_folder, sync, write_text, written_whole
+from fedrema.base.files import make_folder, sync, write_text, written_whole
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import RECORDED_RELATIONS, counted_on, read_checkpoint
 from fedrema.runs.checksums import CHECKSUM, REMEDY, read_arrays, sealed, unsealed, write_arrays
 from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
 from fedrema.runs.records import RecordChain, read_lines
-from fedrema.score import summarise
+from fedrema.simulation.scoring import summarise
 
 CONFIG_KEYS = {"method": str, "settings": dict, "identity": str, "federation": dict}
 """What every config.json has; a folder with another file of that name is not a run."""
@@ -28,7 +28,7 @@ MODELS = "models"
 """Folder of exported models."""
 EXPORT_INDEX = "index.json"
 OWN_FILES = (
-    *("config.json", "rounds.jsonl", "relations.npz", "summary.json", "clients.npz", "checkpoint/world.safetensors"),
+    *("config.json", "rounds.jsonl", "relations.npz", "summary.json", "clients.npz", "checkpoint/state.safetensors"),
     *("report.html", "curves.png", "tracking.json"),
 )
 """Files that fedrema writes into a run's folder, whatever its settings."""
@@ -54,7 +54,7 @@ class RunDirectory:
         self.relations_file = self.path / "relations.npz"
         self.summary_file = self.path / "summary.json"
         self.clients_file = self.path / "clients.npz"
-        self.checkpoint_file = self.path / "checkpoint" / "world.safetensors"
+        self.checkpoint_file = self.path / "checkpoint" / "state.safetensors"
         self._end: tuple[int, RecordChain] | None = None
         """How long rounds.jsonl was after the last record that was added, and its checksums up to there."""
         self._counts: tuple[object, dict[str, int]] | None = None

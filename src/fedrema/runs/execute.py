@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedrema.config.settings import Settings
 from fedrema.data import Federation, build_federation
 from fedrema.errors import BadInput, Diverged
-from fedrema.net import Net
-from fedrema.nets import build_net
-from fedrema.runs.checkpoint import RECORDED_RELATIONS, counted_on, load_world, read_checkpoint, save_world
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import build_net
+from fedrema.reporting.trackers import Tracking, check_trackers, tracking
+from fedrema.runs.checkpoint import RECORDED_RELATIONS, counted_on, load_state, read_checkpoint, save_state
 from fedrema.runs.directory import FEDERATION_FILE, RunDirectory, is_deployed
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import (
@@ -31,11 +33,9 @@ from fedrema.runs.manifest import (
     saved_settings,
 )
 from fedrema.runs.run import Run
-from fedrema.runs.stopping import StopRequest, stopping_gently
-from fedrema.settings import Settings
-from fedrema.simulate import Simulator
-from fedrema.tracking import Tracking, check_trackers, tracking
-from fedrema.world import Round, World
+from fedrema.runs.signals import StopRequest, stopping_gently
+from fedrema.simulation.simulator import Simulator
+from fedrema.simulation.state import Round, SimulationState
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
@@ -94,7 +94,7 @@ def begin_on(
     net = make_net(settings, federation.sample_shape, federation.classes, module)
     settings = settings.fitted(federation, net.integers)
     simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
-    world = simulator.start()
+    state = simulator.start()
     config = describe(settings, simulator, module is not None, save_federation)
     own = None if save_federation else settings.data.federation
     inputs = [Path(file) for file in (own, settings.data.partition_file) if file is not None]
@@ -116,7 +116,7 @@ def begin_on(
         raise
     output = settings.output
     return Prepared(
-        directory, simulator, world, output.checkpoint_every, output.trackers, lock, create if replaces else None
+        directory, simulator, state, output.checkpoint_every, output.trackers, lock, create if replaces else None
     )
 
 
@@ -156,21 +156,21 @@ def _take_up(
     simulator = prepare(settings, federation, module)
     if identity_of(settings, simulator.federation, module is not None) != config.get("identity"):
         raise BadInput(f"The settings or the data of {directory.path} have changed since it began: it cannot go on.")
-    world = simulator.start()
+    state = simulator.start()
     recorded = 0
     if directory.checkpoint_file.parent.exists() or directory.finished():
         facts, _ = read_checkpoint(directory.checkpoint_file, wanted=())
         recorded = counted_on(facts).relations
-        world = simulator.adopt(load_world(directory.checkpoint_file, config["identity"]))
-    if settings.simulation.rounds < world.round:
+        state = simulator.adopt(load_state(directory.checkpoint_file, config["identity"]))
+    if settings.simulation.rounds < state.round:
         rounds = settings.simulation.rounds
-        raise BadInput(f"--rounds {rounds} lies before round {world.round}, which {directory.path} has reached.")
+        raise BadInput(f"--rounds {rounds} lies before round {state.round}, which {directory.path} has reached.")
     # Everything that is read back is verified before the first file is changed.
-    directory.check_rounds(world.round)
-    directory.relations(world.round, recorded)
+    directory.check_rounds(state.round)
+    directory.relations(state.round, recorded)
     config["settings"]["rounds"] = settings.simulation.rounds
     directory.write_json(directory.config_file, config)
-    return Prepared(directory, simulator, world, settings.output.checkpoint_every, settings.output.trackers, lock)
+    return Prepared(directory, simulator, state, settings.output.checkpoint_every, settings.output.trackers, lock)
 
 
 def _check_same_data(path: Path, config: dict[str, Any], settings: Settings, federation: Federation) -> None:
@@ -205,7 +205,7 @@ class Prepared:
 
     directory: RunDirectory
     simulator: Simulator
-    world: World
+    state: SimulationState
     checkpoint_every: int
     trackers: tuple[str, ...]
     lock: RunLock
@@ -221,9 +221,9 @@ class Prepared:
     def play_until(self, request: StopRequest, watch: Watcher | None = None) -> Run:
         """Run to the last round, or until someone asks to stop; then release the lock."""
         with self.lock:
-            first = self.world.round
+            first = self.state.round
             self.lock.training_from(first)
-            rounds = self.simulator.play(self.world)
+            rounds = self.simulator.play(self.state)
             if self.replace is not None:
                 begun = list(itertools.islice(rounds, 1))
                 self.replace()
@@ -234,7 +234,7 @@ class Prepared:
     def _play(
         self, rounds: Iterable[Round], first: int, request: StopRequest, watch: Watcher | None, tracked: Tracking
     ) -> Run:
-        directory, world = self.directory, self.world
+        directory, state = self.directory, self.state
         directory.remove_unfinished_files()
         directory.ensure_label_counts(self.simulator.federation)
         directory.remove_summary()
@@ -246,7 +246,7 @@ class Prepared:
                 directory.append(played.record)
                 records.append(played.record)
                 if played.relations:
-                    relations[world.round] = played.relations
+                    relations[state.round] = played.relations
                 tracked.round(played.record)
                 if watch:
                     watch(played)
@@ -256,19 +256,19 @@ class Prepared:
                     self._save(relations)
                     saved = time.monotonic()
         except Diverged as error:
-            self._save(relations)  # the round that failed left the world as it was
-            kept = f"round {world.round} is kept in {directory.path}"
+            self._save(relations)  # the round that failed left the state as it was
+            kept = f"round {state.round} is kept in {directory.path}"
             raise Diverged(f"{str(error).rstrip('.')}; {kept}.") from error
         self._save(relations)
-        if world.round < self.simulator.settings.rounds:
-            raise Interrupted(f"Stopped after round {world.round}; go on with: fedrema resume {directory.path}")
+        if state.round < self.simulator.settings.rounds:
+            raise Interrupted(f"Stopped after round {state.round}; go on with: fedrema resume {directory.path}")
         directory.write_summary(records, len(relations))
         tracked.end()
         return Run(directory.path)
 
     def _due(self, seconds: float) -> bool:
         if self.checkpoint_every:
-            return self.world.round % self.checkpoint_every == 0
+            return self.state.round % self.checkpoint_every == 0
         return seconds >= SECONDS_BETWEEN_CHECKPOINTS
 
     def _save(self, relations: dict[int, dict[str, np.ndarray]]) -> None:
@@ -277,4 +277,4 @@ class Prepared:
         self.directory.write_relations(relations)
         identity = self.directory.config()["identity"]
         more = {RECORDED_RELATIONS: len(relations)}
-        save_world(self.world, self.directory.checkpoint_file, identity, more)
+        save_state(self.state, self.directory.checkpoint_file, identity, more)

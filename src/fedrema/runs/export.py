@@ -15,20 +15,20 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
+from fedrema.base.files import written_whole
 from fedrema.core import Client, Method, overrides
 from fedrema.data import build_federation
-from fedrema.data.atomic import written_whole
 from fedrema.engine import Stacked
 from fedrema.errors import BadInput
-from fedrema.net import Tensors
-from fedrema.runs.checkpoint import load_world
+from fedrema.models.body_and_head import Tensors
+from fedrema.runs.checkpoint import load_state
 from fedrema.runs.deployed import depends_on_nodes
 from fedrema.runs.directory import EXPORT_INDEX, MODELS, exported_files, is_deployed
 from fedrema.runs.execute import prepare
 from fedrema.runs.manifest import GIVEN, saved_settings
 from fedrema.runs.plain_model import PlainModel, plain_model
 from fedrema.runs.run import Run
-from fedrema.world import World
+from fedrema.simulation.state import SimulationState
 
 # Names that Windows keeps for devices, whatever follows them.
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
@@ -82,18 +82,18 @@ def _export(
     if is_deployed(run.config):
         return _export_server(run, folder, rows, overwrite, module, adapt)
     files = file_names(run.names)
-    world = run.world()
+    state = run.state()
     model = plain_model(run.config, module)
     kind = _kind(run)
-    used = parameters_in_use(run, world, rows, kind, adapt, module)
-    scored = _last_scored(run, world.round)
+    used = parameters_in_use(run, state, rows, kind, adapt, module)
+    scored = _last_scored(run, state.round)
     entries: list[dict[str, Any]] = []
     with _folder_written_whole(folder, overwrite) as temporary:
         for name, row, params in zip(names, rows, used, strict=True):
-            client = trained_client(run, world, params, row)
+            client = trained_client(run, state, params, row)
             accuracy = scored["client_accuracy"][row] if scored else None
             entries.append(_write_client(temporary, files[row], name, model, kind, client, accuracy))
-        index = _index(run.method, world.round, scored["round"] if scored else None, _class_names(run), entries)
+        index = _index(run.method, state.round, scored["round"] if scored else None, _class_names(run), entries)
         _write_index(temporary, index, _readme(run.method, model, entries, _left_out(kind, adapt), _class_names(run)))
     return [folder / entry["file"] for entry in entries]
 
@@ -105,31 +105,31 @@ def _export_server(
     federation, model = run.config["federation"], plain_model(run.config, module)
     settings = saved_settings(run.directory, (), module is not None)
     shared_name, *files = file_names(["shared", *run.names])
-    world, counted = run.world(), [row for row in rows if federation["last_counted"][row]]
-    only_on_nodes = bool(counted) and depends_on_nodes(settings, world, counted[0], run.config, module, adapt)
-    scored = _last_scored(run, world.round)
+    state, counted = run.state(), [row for row in rows if federation["last_counted"][row]]
+    only_on_nodes = bool(counted) and depends_on_nodes(settings, state, counted[0], run.config, module, adapt)
+    scored = _last_scored(run, state.round)
     entries: list[dict[str, Any]] = []
     elsewhere: list[dict[str, Any]] = []
     with _folder_written_whole(folder, overwrite) as temporary:
         for row in counted:
             if only_on_nodes:
                 entry: dict[str, Any] = {"client": run.names[row], "held_file": None}
-                if own := {key: value[row] for key, value in world.params.own.items()}:
+                if own := {key: value[row] for key, value in state.params.own.items()}:
                     entry["held_file"] = f"{files[row]}.held.safetensors"
                     _save(_renamed(own, model), temporary / entry["held_file"])
                 elsewhere.append(entry)
                 continue
-            client = trained_client(run, world, world.params.row(row), row)
+            client = trained_client(run, state, state.params.row(row), row)
             accuracy = scored["client_accuracy"][row] if scored else None
             entries.append(
                 _write_client(temporary, files[row], run.names[row], model, settings.method, client, accuracy)
             )
         shared_file = None
-        if world.params.common and not entries:
+        if state.params.common and not entries:
             shared_file = f"{shared_name}.safetensors"
-            _save(_renamed(world.params.common, model), temporary / shared_file)
+            _save(_renamed(state.params.common, model), temporary / shared_file)
         index = {
-            **_index(run.method, world.round, scored["round"] if scored else None, _class_names(run), entries),
+            **_index(run.method, state.round, scored["round"] if scored else None, _class_names(run), entries),
             "only_on_nodes": elsewhere,
             "never_counted": [run.names[row] for row in rows if row not in counted],
             "shared_file": shared_file,
@@ -226,9 +226,9 @@ def writing_to(run: Run, place: Path) -> AbstractContextManager[object]:
     return run.directory.lock() if inside else nullcontext()
 
 
-def trained_client(run: Run, world: World, params: Tensors, row: int) -> Client:
+def trained_client(run: Run, state: SimulationState, params: Tensors, row: int) -> Client:
     """Return the client in a row of the last checkpoint, on the CPU, with the parameters it uses."""
-    groups = (params, Stacked(world.memory).row(row), world.inbox.row(row))
+    groups = (params, Stacked(state.memory).row(row), state.inbox.row(row))
     used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
     count = run.config["federation"]["train_counts"][row]
     return Client(used, used, memory, inbox, torch.tensor(float(count)))
@@ -352,11 +352,11 @@ def _kind(run: Run) -> Method | None:
 
 
 def parameters_in_use(
-    run: Run, world: World, rows: Sequence[int], method: Method | None, adapt: bool, module: nn.Module | None
+    run: Run, state: SimulationState, rows: Sequence[int], method: Method | None, adapt: bool, module: nn.Module | None
 ) -> list[Tensors]:
     """Return what clients in some rows use: where their method adapts, trained more on their own samples."""
     if not adapt or method is None or not overrides(method, "adapt"):
-        return [world.params.row(row) for row in rows]
+        return [state.params.row(row) for row in rows]
     settings = saved_settings(run.directory, (), module is not None)
     try:
         federation = build_federation(settings.data)
@@ -370,14 +370,14 @@ def parameters_in_use(
             f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt (adapt=False)."
         )
     simulator = prepare(replace(settings, simulation=settings.simulation.anywhere()), federation, module)
-    placed = load_world(run.directory.checkpoint_file, run.config["identity"], simulator.device)
+    placed = load_state(run.directory.checkpoint_file, run.config["identity"], simulator.device)
     adapted: dict[int, Tensors] = {}
     # In the groups in which they were scored: the last bits depend on who is computed together.
     for part in simulator.parts(torch.arange(placed.clients)):
         wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
         if wanted:
-            crowd = simulator.crowd(placed, part)
-            params = simulator.adapted(simulator.method, crowd, simulator.moment(world.round)).params
+            cohort = simulator.cohort(placed, part)
+            params = simulator.adapted(simulator.method, cohort, simulator.moment(state.round)).params
             adapted |= {row: params.row(place) for place, row in wanted}
     return [adapted[row] for row in rows]
 

@@ -16,7 +16,7 @@ from types import TracebackType
 import psutil
 from filelock import FileLock, Timeout
 
-from fedrema.data.atomic import make_folder, write_text
+from fedrema.base.files import make_folder, write_text
 from fedrema.errors import BadInput
 
 LOCK_FILE = "run.lock"

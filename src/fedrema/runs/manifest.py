@@ -15,16 +15,16 @@ import numpy as np
 import torch
 
 import fedrema
+from fedrema.base.digests import Digests, file_digest, module_digests
+from fedrema.config.settings import Settings, as_arguments, parse_settings
 from fedrema.core import Method
 from fedrema.data import Federation
-from fedrema.digests import Digests, file_digest, module_digests
 from fedrema.engine import REVISIONS, choose_device
 from fedrema.engine.loop import lanes
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
-from fedrema.settings import Settings, as_arguments, parse_settings
-from fedrema.simulate import Simulator
+from fedrema.simulation.simulator import Simulator
 
 GIVEN = "(given in Python)"
 """Stands for a network that has no name to import it by."""

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedrema.batch_norm import release
 from fedrema.errors import BadInput
-from fedrema.net import Net, Tensors
-from fedrema.nets import Network, build_net, own_module
+from fedrema.models.batch_norm import release
+from fedrema.models.body_and_head import Net, Tensors
+from fedrema.models.networks import Network, build_net, own_module
 from fedrema.runs.manifest import GIVEN
 
 

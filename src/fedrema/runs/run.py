@@ -8,10 +8,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedrema.errors import BadInput
-from fedrema.runs.checkpoint import load_world
+from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
-from fedrema.score import summarise
-from fedrema.world import World
+from fedrema.simulation.scoring import summarise
+from fedrema.simulation.state import SimulationState
 
 
 def is_finished(folder: Path) -> bool:
@@ -88,10 +88,10 @@ class Run:
             counts["relations"] = len(found)
         return found
 
-    def world(self) -> World:
+    def state(self) -> SimulationState:
         """Return the last saved state."""
         self.directory.check_version()
-        return load_world(self.directory.checkpoint_file, self.config["identity"])
+        return load_state(self.directory.checkpoint_file, self.config["identity"])
 
     def personal_model(
         self,
@@ -121,7 +121,7 @@ class Run:
         module
             The network, where it was given in Python; not needed for a run that `fedrema.run` has just returned.
         """
-        from fedrema.runs.personal import personal_model  # it needs what reads a Run
+        from fedrema.runs.personal_model import personal_model  # it needs what reads a Run
 
         return personal_model(self, self._row(client, row), adapt, module or self.module)
 
@@ -131,7 +131,7 @@ class Run:
         What a method trains beside the network (Ditto's `personal.…`) is included. See `personal_model` for tensors
         under the names of the exported file.
         """
-        return self.world().params.row(self._row(client, row))
+        return self.state().params.row(self._row(client, row))
 
     def _row(self, client: str | None, row: int | None) -> int:
         if (client is None) == (row is None):

@@ -13,17 +13,17 @@ from typing import Any
 
 from torch import nn
 
+from fedrema.base.files import write_text
+from fedrema.config.settings import Settings, as_arguments, parse_settings
 from fedrema.data import Federation
-from fedrema.data.atomic import write_text
 from fedrema.errors import BadInput, Diverged
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.checksums import sealed, unsealed
 from fedrema.runs.directory import FEDERATION_FILE, RunDirectory, find_runs, read_object
 from fedrema.runs.execute import Prepared, Watcher, begin_on, take_up
+from fedrema.runs.joint import Outcome, Watching, play_seeds, seeds_apart
 from fedrema.runs.manifest import default_folder, method_name, saved_settings
 from fedrema.runs.run import Run, is_finished
-from fedrema.runs.together import Outcome, Watching, play_seeds, seeds_apart
-from fedrema.settings import Settings, as_arguments, parse_settings
 
 SERIES_FILE = "runs.json"
 DAMAGE = "remove it; fedrema resume then continues the runs that had begun"

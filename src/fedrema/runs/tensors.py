@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedrema.net import Tensors
+from fedrema.models.body_and_head import Tensors
 
 NAMES = {
     torch.float64: "F64",

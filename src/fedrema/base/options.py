@@ -1,0 +1,87 @@
+"""Fields of settings classes: what each is for, and its documentation, for help, tables and tests."""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import textwrap
+from enum import StrEnum
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class Purpose(StrEnum):
+    """What a setting is for, and so whether a result depends on it. The one list of this."""
+
+    RESULT = "result"
+    """Defines the result; the default."""
+    SEED = "seed"
+    """The training seed: runs that differ only in it are replicates."""
+    RECORD = "record"
+    """What is recorded besides the metrics."""
+    ROUNDS = "rounds"
+    """How long to train: raising it continues the same run."""
+    SOURCE = "source"
+    """Where own data comes from; its content defines the result."""
+    COMPUTATION = "computation"
+    """How the result is computed: device, backend, threads, memory."""
+    PLACE = "place"
+    """A file or folder of this machine."""
+    OUTPUT = "output"
+    """What is written and shown."""
+
+
+def option(default: T, purpose: Purpose = Purpose.RESULT, simulated: bool = False, partitions: bool = False) -> T:
+    """Return a field of a settings class.
+
+    Parameters
+    ----------
+    default
+        Its default value.
+    purpose
+        What it is for.
+    simulated
+        Whether it has no meaning in a deployment with real clients.
+    partitions
+        Whether it has no meaning with own data, because it says how a dataset is partitioned.
+    """
+    metadata = {"purpose": purpose, "simulated": simulated, "partitions": partitions}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def purpose_of(field: "dataclasses.Field[Any]") -> Purpose:
+    """Return what a field of a settings class is for."""
+    return Purpose(field.metadata.get("purpose", Purpose.RESULT))
+
+
+def field_documentation(kind: type[Any]) -> dict[str, tuple[Any, str]]:
+    """Return for each setting of a dataclass its name on the command line, its default and its docstring."""
+    if not dataclasses.is_dataclass(kind):
+        raise TypeError(f"{kind.__name__} is not a dataclass.")
+    documented: dict[str, str] = {}
+    for owner in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(owner):
+            documented |= _docstrings(owner)
+    return {
+        field.name.replace("_", "-"): (field.default, documented.get(field.name, ""))
+        for field in dataclasses.fields(kind)
+    }
+
+
+def valid_choices(kind: type[Any], name: str) -> str:
+    """Return a sentence that lists what a setting with named choices can be; empty for any other."""
+    hint = get_type_hints(kind)[name.replace("-", "_")]
+    return f" One of {', '.join(get_args(hint))}." if get_origin(hint) is Literal else ""
+
+
+def _docstrings(kind: type[Any]) -> dict[str, str]:
+    # Python forgets the strings below fields; the source still has them.
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
+    found = {}
+    for field, text in itertools.pairwise(body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                found[name] = " ".join(meaning.split())
+    return found

@@ -1,0 +1,55 @@
+"""The vocabulary of methods: what a method is made of, and what its hooks receive and return."""
+
+from fedrema.core.aggregation import Mean, average, mix
+from fedrema.core.method import Method, cross_entropy, overrides
+from fedrema.core.options import Backend, LocalTraining, Precision, Simulation
+from fedrema.core.reports import Matrix, Period, Reports, Trace
+from fedrema.core.types import (
+    Answer,
+    Batch,
+    Client,
+    Gradient,
+    Loss,
+    Moment,
+    Move,
+    Number,
+    Phase,
+    Role,
+    State,
+    Step,
+    Uploads,
+    everything,
+    gradient_step,
+)
+
+__all__ = [
+    "Answer",
+    "Backend",
+    "Batch",
+    "Client",
+    "Gradient",
+    "LocalTraining",
+    "Loss",
+    "Matrix",
+    "Mean",
+    "Method",
+    "Moment",
+    "Move",
+    "Number",
+    "Period",
+    "Phase",
+    "Precision",
+    "Reports",
+    "Role",
+    "Simulation",
+    "State",
+    "Step",
+    "Trace",
+    "Uploads",
+    "average",
+    "cross_entropy",
+    "everything",
+    "gradient_step",
+    "mix",
+    "overrides",
+]

@@ -1,0 +1,70 @@
+"""What a method reports beyond the metrics of every run; reports, page, trackers and grids read this."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+MatrixKind = Literal["similarity", "selection", "weights", "counts"]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A quantity that `aggregate` puts into `Answer.trace` every round."""
+
+    name: str
+    """Its key in `Answer.trace`."""
+    title: str
+    """What it is called on axes and in tables."""
+    per_client: bool = False
+    """Whether it is a list with one number per participating client."""
+
+
+@dataclass(frozen=True)
+class Period:
+    """A first part of training in which the method works differently, such as FedReMa's critical co-learning period."""
+
+    name: str
+    """The key in `Answer.trace` that is true while the period lasts; a summary counts its rounds as NAME_rounds."""
+    title: str
+    """What it is called in text: "critical period"."""
+    inside: str
+    """What a round is called while the period lasts, in the progress bar."""
+    after: str
+    """What a round is called once it has ended."""
+    measure: str | None = None
+    """The trace whose curve shows when it ends."""
+    threshold: str | None = None
+    """The hyper-parameter at which `measure` ends the period."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix between clients that `aggregate` puts into `Answer.trace`: row i is about client i's peers."""
+
+    name: str
+    """Its key in `Answer.trace`."""
+    title: str
+    """What it is called above a heat map."""
+    kind: MatrixKind
+    """similarity: in [0, 1], symmetric; selection: true for chosen peers; weights: rows sum to 1; counts: how often
+    each peer was chosen. Of weights, counts and selections the page draws who learns from whom."""
+    state: str | None = None
+    """The key under which the server's state holds its latest value, where it does."""
+
+
+@dataclass(frozen=True)
+class Reports:
+    """What a method declares about its reports."""
+
+    colour: str | None = None
+    """Colour of its curves, as #rrggbb; default: one that is free."""
+    stroke: Literal["-", "--", "-.", ":"] = "-"
+    """Stroke of its curves."""
+    emphasis: float = 1.0
+    """Line width relative to other methods."""
+    traces: tuple[Trace, ...] = ()
+    period: Period | None = None
+    matrices: tuple[Matrix, ...] = field(default=())
+
+
+HEAD_SIMILARITY = Matrix("S", "Similarity of classifiers", "similarity")
+"""Recorded for every method with --record relations."""

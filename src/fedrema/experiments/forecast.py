@@ -1,0 +1,145 @@
+"""How long tasks take, and how much memory: by what is known of runs like them, else by a guess from arithmetic."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedrema.bench.ceilings import MATRIX, product_rate
+from fedrema.data.datasets import dataset_shape
+from fedrema.engine.memory import GIGABYTE, client_bytes
+from fedrema.experiments.store import Finished, Store
+from fedrema.experiments.work import Task
+from fedrema.models.networks import Network, build_net
+
+ALIKE = ("dataset", "federation", "clients", "samples", "net", "hidden", "epochs", "batch", "participation")
+"""Runs that agree in these take about as long, of one method."""
+SHARE_OF_PRODUCTS = {"cpu": 0.7, "cuda": 0.3}
+"""How much of a matrix product's speed training reaches (docs/speed.md)."""
+SECONDS_OF_A_STEP = {"cpu": 2e-4, "cuda": 2e-5}
+"""What a client's step takes however little there is to compute."""
+CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is to be expected of tasks."""
+
+    runs: int
+    seconds: float | None
+    """None where the data is the user's own and nothing like it has been run."""
+    guessed: bool
+    """Whether some of it is a guess, not known from runs like these."""
+    gigabytes: float | None
+    """What the largest cell takes at most, its seeds together."""
+
+    def __str__(self) -> str:
+        if not self.runs:
+            return "Everything is there already."
+        runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
+        memory = "" if self.gigabytes is None else f", up to {max(self.gigabytes, 0.1):.1f} GB for one cell"
+        if self.seconds is None:
+            return f"{runs} to play{memory}; how long that takes is known after the first."
+        doubt = " (a guess, until the first have ended)" if self.guessed else ""
+        return f"{runs} to play: about {duration(self.seconds)}{doubt}{memory}."
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it."""
+    if seconds < 90:
+        return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+class Forecaster:
+    """Foretells by the runs of a store, on a kind of device; several workers share the time."""
+
+    def __init__(self, store: Store, device: str, workers: int = 1) -> None:
+        self.store, self.workers = store, workers
+        self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+
+    def of(self, tasks: Sequence[Task]) -> Forecast:
+        """Foretell what tasks take together."""
+        known = [self.known_seconds(task) for task in tasks]
+        pairs = zip(tasks, known, strict=True)
+        times = [self._guess(task) if seconds is None else seconds for task, seconds in pairs]
+        total = None if None in times else sum(time for time in times if time is not None) / self.workers
+        memory = [self._gigabytes(task) for task in tasks]
+        largest = max((size for size in memory if size is not None), default=None)
+        return Forecast(sum(len(task.seeds) for task in tasks), total, None in known, largest)
+
+    def seconds(self, task: Task) -> float | None:
+        """Return how long a task takes."""
+        known = self.known_seconds(task)
+        return self._guess(task) if known is None else known
+
+    def known_seconds(self, task: Task) -> float | None:
+        """Return how long a task takes, by the runs that are most like it; None where there are none."""
+        wanted = task.cell.parsed.described()
+        # Own data has no --dataset and --clients, and what is chosen from it (0) is the same for all runs on it.
+        alike = [name for name in ALIKE if name in wanted and (name != "batch" or wanted["batch"])]
+        known = [
+            one
+            for one in self.store
+            if self._counts(one) and all(one.settings.get(name) == wanted[name] for name in alike)
+        ]
+        by_method = [one for one in known if one.method == task.cell.method]
+        same = [one for one in by_method if one.settings.get("alternate") == wanted.get("alternate")]
+        chosen = same or by_method or known
+        if not chosen:
+            return None
+        rounds = [one.seconds / max(one.summary["rounds"], 1) for one in chosen]
+        return float(sum(rounds) / len(rounds) * task.rounds)
+
+    def _counts(self, one: Finished) -> bool:
+        return not one.failed and (one.ran_on["device"] == "cpu") == (self.device == "cpu")
+
+    def _guess(self, task: Task) -> float | None:
+        settings = task.cell.parsed
+        if settings.data.federation is not None:
+            return None
+        samples = int(settings.data.samples * (1 - settings.data.test_share))
+        taking_part = settings.data.clients * settings.simulation.participation
+        steps = max(1, samples // (settings.local.batch or samples)) * settings.local.epochs
+        shape = dataset_shape(settings.data.dataset)
+        operations = operations_per_sample(settings.network, shape) * samples * settings.local.epochs * taking_part
+        rate = products_per_second(self.device) * SHARE_OF_PRODUCTS[self.device]
+        return task.rounds * (operations / rate + steps * taking_part * SECONDS_OF_A_STEP[self.device])
+
+    def _gigabytes(self, task: Task) -> float | None:
+        settings = task.cell.parsed
+        if settings.data.federation is not None:
+            return None
+        together = len(task.seeds) if self.device == "cuda" else 1
+        samples, shape = (
+            min(settings.local.batch or settings.data.samples, settings.data.samples),
+            dataset_shape(settings.data.dataset),
+        )
+        each = _bytes_of_a_client(settings.network, shape, samples, self.device)
+        return together * settings.data.clients * each / GIGABYTE
+
+
+@functools.cache
+def _bytes_of_a_client(network: Network, shape: tuple[int, ...], samples: int, device: str) -> int:
+    net = build_net(network, shape, CLASSES, seed=0)
+    recorded = device == "cuda"
+    return client_bytes(net, torch.zeros(samples, *shape), stacked=recorded, recorded=recorded)
+
+
+@functools.cache
+def operations_per_sample(network: Network, shape: tuple[int, ...]) -> float:
+    """Count the operations, forward and backward, that training on a sample takes."""
+    net, samples = build_net(network, shape, CLASSES, seed=0), 4
+    params = {name: value.clone().requires_grad_(name in net.trainable) for name, value in net.initial.items()}
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.backward(net(params, torch.zeros(samples, *shape)).sum())
+    return float(counter.get_total_flops() / samples)
+
+
+@functools.cache
+def products_per_second(device: str) -> float:
+    """Measure the speed of a matrix product as training uses it."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    return product_rate(torch.device(device), dtype, MATRIX[device])

@@ -1,0 +1,115 @@
+"""Sweeps: rows are tried with every combination of some settings; the honest accuracy chooses."""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from fedrema.errors import BadInput
+from fedrema.experiments.spec import Experiment, Line
+from fedrema.experiments.store import Store
+from fedrema.experiments.table import ABOUT_OUTDATED, OUTDATED, values_of
+from fedrema.experiments.work import finished
+from fedrema.reporting.tables import markdown_lines
+
+
+def expanded(rows: Sequence[Line], sweep: Mapping[str, Any], where: str) -> tuple[Line, ...]:
+    """Return a row for every combination of what is swept.
+
+    `sweep` holds lists of values by setting, for all rows, and such tables by the names of single rows.
+    """
+    tables = {name: value for name, value in sweep.items() if isinstance(value, dict)}
+    for name in tables:
+        if name not in {row.name for row in rows}:
+            valid = ", ".join(row.name for row in rows)
+            raise BadInput(f"{where}: [sweep.{name}] is no row; rows are {valid}.")
+    common = {name: value for name, value in sweep.items() if name not in tables}
+    for setting, values in itertools.chain(common.items(), *(table.items() for table in tables.values())):
+        if not isinstance(values, list) or not values:
+            raise BadInput(f"{where}: {setting!r} in [sweep] must be a list of values, got {values!r}.")
+    return tuple(variant for row in rows for variant in _variants(row, {**common, **tables.get(row.name, {})}))
+
+
+def _variants(row: Line, swept: Mapping[str, list[Any]]) -> list[Line]:
+    if not swept:
+        return [row]
+    found = []
+    for values in itertools.product(*swept.values()):
+        choice = dict(zip(swept, values, strict=True))
+        words = [f"{name} = {json.dumps(value).strip(chr(34))}" for name, value in choice.items()]
+        method = row.settings.get("method", row.name)
+        settings = {"method": method, **row.settings, **choice}
+        found.append(Line(" ".join([row.name, *words]), ", ".join([row.title, *words]), settings, row.name, choice))
+    return found
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a sweep has found for a method on a dataset."""
+
+    dataset: str
+    method: str
+    title: str
+    settings: Mapping[str, Any]
+    honest: float
+    """Mean honest accuracy over seeds (and columns of this dataset), in percent."""
+    tried: int
+    """How many combinations were compared."""
+    outdated: bool = False
+    """Whether some of their runs were computed by an older revision."""
+
+
+def choices(experiment: Experiment, seeds: int, store: Store) -> list[Choice]:
+    """Choose for every swept row and dataset the settings with the highest mean honest accuracy.
+
+    Only combinations that have been run as often as any other are compared.
+    """
+    by_row: dict[tuple[str, str], dict[str, list[float]]] = {}
+    older: set[tuple[str, str]] = set()
+    for cell in experiment.cells:
+        if cell.row.swept:
+            dataset = cell.parsed.data.federation or cell.parsed.data.dataset
+            runs = finished(cell, seeds, store)
+            values = values_of(runs, "honest_accuracy")
+            older |= {(dataset, cell.row.base) for run in runs if run.outdated}
+            by_row.setdefault((dataset, cell.row.base), {}).setdefault(cell.row.name, []).extend(values.values())
+    found = []
+    rows = {row.name: row for row in experiment.rows}
+    for (dataset, base), variants in by_row.items():
+        most = max(map(len, variants.values()))
+        complete = {name: mean(values) for name, values in variants.items() if values and len(values) == most}
+        if complete:
+            best = rows[max(complete, key=lambda name: complete[name])]
+            method = str(best.settings.get("method", base))
+            settings = {name: value for name, value in best.settings.items() if name != "method"}
+            honest, doubt = complete[best.name], (dataset, base) in older
+            found.append(Choice(dataset, method, best.title, settings, honest, len(complete), doubt))
+    return found
+
+
+def choices_markdown(found: Sequence[Choice]) -> str:
+    """Return what was chosen as a table."""
+    rows = [
+        [each.dataset, each.title, f"{each.honest:.1f}{OUTDATED if each.outdated else ''}", str(each.tried)]
+        for each in found
+    ]
+    lines = markdown_lines(["data", "chosen", "honest", "of"], rows, texts=2)
+    note = "Chosen by the mean honest accuracy over seeds, among combinations that all have been run."
+    note += ABOUT_OUTDATED if any(each.outdated for each in found) else ""
+    return "\n".join([*lines, "", note, ""])
+
+
+def tuned_file(found: Sequence[Choice], title: str) -> str:
+    """Return what was chosen as TOML that --tuned reads: [dataset.method] with settings, of several rows the best."""
+    best: dict[tuple[str, str], Choice] = {}
+    for each in sorted(found, key=lambda each: each.honest):
+        best[each.dataset, each.method] = each
+    lines = [
+        f"# Chosen by {json.dumps(title, ensure_ascii=False)}; for fedrema run METHOD --dataset DATASET --tuned FILE"
+    ]
+    for each in best.values():
+        lines += ["", f"[{json.dumps(each.dataset)}.{json.dumps(each.method)}]"]
+        lines += [f"{name} = {json.dumps(value)}" for name, value in each.settings.items()]
+    return "\n".join([*lines, ""])

@@ -1,0 +1,1 @@
+"""Functions that several methods share."""

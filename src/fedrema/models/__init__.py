@@ -1,0 +1,1 @@
+"""Networks, split into a feature extractor (body) and a classifier (head)."""

@@ -1,0 +1,197 @@
+"""A model for a client that was not there: match its head once, fine-tune, score."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrema.base.user_code import load_object, raised_at, working_folder_importable
+from fedrema.core import Moment, Role, average
+from fedrema.core.similarity import draw_probes, head_similarity
+from fedrema.data import Federation
+from fedrema.data.federation import parse_meta, read_npz
+from fedrema.engine import Cohort, Stacked
+from fedrema.errors import BadInput, FedremaError
+from fedrema.methods.fedrema import maximum_difference_segmentation
+from fedrema.models.body_and_head import Tensors
+from fedrema.runs.checkpoint import load_state
+from fedrema.runs.deployed import counted_clients
+from fedrema.runs.directory import RunDirectory
+from fedrema.runs.execute import make_net
+from fedrema.runs.manifest import saved_settings
+from fedrema.simulation.scoring import share
+from fedrema.simulation.simulator import Simulator
+from fedrema.simulation.state import SimulationState
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """What a new client gets."""
+
+    params: Tensors
+    """Its model."""
+    peers: dict[str, float]
+    """Whose heads went into its own, with which weight; empty where heads are not personal."""
+    head_role: Role
+    """What the method does with heads."""
+    accuracy: dict[str, float | None]
+    """On its test samples: as it arrives, after matching, after fine-tuning."""
+    train: int
+    test: int
+
+
+def personalize(
+    path: Path, data: Path | str, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
+) -> Newcomer:
+    """Make a model for a client that was not there from a finished run; `data` is what --data takes.
+
+    It starts from the shared parameters and the mean of the heads that travelled; a second model that the method keeps
+    for each client starts as a copy of the shared one. It trains one round, has its head matched with the others'
+    (similarity and the largest gap, as FedReMa does), takes the mean of those chosen weighted by sample counts, and
+    fine-tunes it. Where heads are private it trains a new one. A method that trains clients a little more before they
+    are used does so here too.
+    """
+    directory = RunDirectory.open(path)
+    settings = saved_settings(directory, (), module is not None)
+    trained_on = directory.config()["federation"]
+    shape = tuple(trained_on["sample_shape"])
+    net = make_net(settings, shape, trained_on["classes"], module)
+    class_names = trained_on.get("class_names") or [str(number) for number in range(trained_on["classes"])]
+    newcomer = read_newcomer(data, class_names, data_seed, settings.data.test_share)
+    if newcomer.sample_shape != shape:
+        raise BadInput(f"--data {data} has samples of shape {newcomer.sample_shape}; the run was trained on {shape}.")
+    settings = settings.fitted(newcomer, net.integers)  # a deployment's nodes chose their batches themselves
+    local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
+    simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.anywhere())
+    state = load_state(directory.checkpoint_file, directory.config()["identity"], simulator.device)
+    state, names, train_counts = counted_clients(state, directory.config())
+    counts = torch.tensor(train_counts).to(simulator.counts)
+
+    first, second = simulator.moment(state.round + 1), simulator.moment(state.round + 2)
+    arrived = _arrive(simulator, state)
+    trained = _train(simulator, arrived, first)
+    matched, peers = _match(simulator, state, trained, counts, names)
+    tuned = simulator.adapted(settings.method, _train(simulator, matched, second) if peers else trained, second)
+    stages = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned}
+    accuracy = {stage: _accuracy(simulator, cohort) for stage, cohort in stages.items() if peers or stage != "matched"}
+    train, test = int(simulator.train.counts[0]), int(simulator.test.counts[0])
+    role = next(settings.method.role(net, name) for name in net.initial if net.in_head(name))
+    return Newcomer(settings.method.model(net, tuned.one(0)), peers, role, accuracy, train, test)
+
+
+def read_newcomer(data: Path | str, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
+    """Read one client's `x`, `y` with labels of the run, and perhaps `split`: a `.npz`, or from `module:function`."""
+    file = str(data)
+    arrays = _newcomer_arrays(file)
+    meta = parse_meta(arrays.get("meta"), Path(file))
+    saved = "classes" in meta  # by Federation.save: y holds numbers, and meta what they mean
+    client = np.full(len(arrays["y"]), newcomer_name(file))
+    try:
+        return Federation.from_arrays(
+            arrays["x"],
+            arrays["y"],
+            client,
+            arrays.get("split"),
+            meta.get("classes"),
+            data_seed=data_seed,
+            test_share=test_share,
+            class_names=meta.get("class_names") if saved else class_names,
+        ).relabelled(class_names)
+    except BadInput as error:
+        raise BadInput(f"--data {file}: {error}") from error
+
+
+def newcomer_name(data: Path | str) -> str:
+    """Return what the client whose samples these are is called: its file's name, or its function's."""
+    source = str(data)
+    if is_function(source):
+        return source.partition(":")[2]
+    return Path(source).stem or "newcomer"
+
+
+def is_function(source: str) -> bool:
+    """Tell whether data comes from `module:function`."""
+    return not Path(source).exists() and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*", source) is not None
+
+
+def _newcomer_arrays(source: str) -> dict[str, Any]:
+    if not is_function(source):
+        if not Path(source).is_file():
+            raise BadInput(
+                f"--data {source} is not a file: name a .npz with x, y and perhaps split, or module:function."
+            )
+        return dict(read_npz(Path(source), required=("x", "y"), optional=("split", "client", "meta")))
+    function = load_object(source, "data")
+    with working_folder_importable():
+        try:
+            returned = function()
+        except FedremaError:
+            raise
+        except (Exception, SystemExit) as error:  # what a user's function raises is theirs to read, in one sentence
+            raise BadInput(f"--data {source} failed: {raised_at(error)}.") from error
+    if isinstance(returned, tuple) and len(returned) in (2, 3):
+        returned = dict(zip(("x", "y", "split"), returned, strict=False))
+    if not isinstance(returned, Mapping) or not {"x", "y"} <= set(returned) <= {"x", "y", "split"}:
+        kind = type(returned).__name__
+        raise BadInput(f"--data {source} returned {kind}; valid are (x, y), (x, y, split), or a dict of these.")
+    return dict(returned)
+
+
+def _arrive(simulator: Simulator, state: SimulationState) -> Cohort:
+    """Return a client that has only what the server can give to one it does not know."""
+    new = simulator.start()
+    params = new.params.row(0)
+    for name in params:
+        if name in state.params.common:
+            params[name] = state.params.common[name]
+        elif simulator.method.role(simulator.net, name) is Role.PERSONAL:
+            params[name] = state.params.own[name].mean(dim=0)
+    cohort = simulator.cohort(new, torch.zeros(1, dtype=torch.long))
+    return simulator.newly_begun(
+        replace(cohort, params=Stacked(_row(params)), inbox=Stacked(common=state.inbox.common))
+    )
+
+
+def _train(simulator: Simulator, cohort: Cohort, moment: Moment) -> Cohort:
+    """Play a client's part of a round."""
+    begun = simulator.begin(cohort, moment)
+    params, _, losses = simulator.local_training(begun, {}, moment)
+    if not torch.isfinite(losses).all():
+        raise BadInput("Fine-tuning on --data diverged: its loss is not finite; fewer --epochs may help.")
+    ended, _ = simulator.end(replace(begun, params=Stacked(params), received=begun.params), moment)
+    return replace(ended, inbox=cohort.inbox, received=None)
+
+
+def _row(params: Tensors) -> Tensors:
+    return {name: value[None] for name, value in params.items()}
+
+
+def _match(
+    simulator: Simulator, state: SimulationState, cohort: Cohort, counts: torch.Tensor, names: list[str]
+) -> tuple[Cohort, dict[str, float]]:
+    net, trained = simulator.net, cohort.params.own
+    heads = {
+        name: value for name, value in state.params.own.items()
+        if net.in_head(name) and simulator.method.role(net, name) is Role.PERSONAL
+    }  # fmt: skip
+    if not heads:
+        return cohort, {}
+    together = {name: torch.cat([value, trained[name]]) for name, value in heads.items()}
+    probes = draw_probes(net, simulator.moment(state.round + 1), count=1, high=1.0)
+    similarity = head_similarity(net, together, probes, temperature=0.5)
+    chosen = maximum_difference_segmentation(similarity)[0][-1]
+    weights = chosen * torch.cat([counts, simulator.counts])
+    matched = Stacked({**trained, **_row(average(together, weights))})
+    shares = weights / weights.sum()
+    peers = {name: float(weight) for name, weight in zip([*names, "itself"], shares, strict=True) if weight > 0}
+    return replace(cohort, params=matched), peers
+
+
+def _accuracy(simulator: Simulator, cohort: Cohort) -> float | None:
+    correct, asked = simulator.tally_as_is(simulator.method, cohort)
+    return share(correct.sum(), asked.sum())

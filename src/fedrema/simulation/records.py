@@ -1,0 +1,236 @@
+"""The record of a round and the summary of a run, as the simulator and the server of a deployment produce them."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Scalar = float | int | bool | None
+TraceValue = Scalar | str | list[Any]
+"""What a method traces per round: a number, or a list with one number per client."""
+
+PRIMARY = "accuracy"
+"""The metric by which rounds are chosen."""
+
+
+@dataclass(frozen=True)
+class MetricRecord:
+    """One metric in one round."""
+
+    value: float | None
+    """Over all test samples; None where there are none."""
+    halves: tuple[float | None, float | None] = (None, None)
+    """Over the two halves of every client's test samples, from which the honest value is computed."""
+    worst_tenth: float | None = None
+    """Mean over the tenth of the clients with the lowest values."""
+    clients: list[float | None] = field(default_factory=list)
+    """Per client; None for clients that have not joined or have no test samples."""
+
+
+@dataclass(frozen=True)
+class NodeReports:
+    """What the server of a deployment records about its nodes in a round."""
+
+    rejected: dict[str, str] = field(default_factory=dict)
+    """Why a node's reply was not used, by name."""
+    clipped: dict[str, float] = field(default_factory=dict)
+    """By what factor a node's update was scaled down."""
+    epsilon: dict[str, float] = field(default_factory=dict)
+    """The privacy budget that a node has spent so far."""
+    attempts: list[dict[str, str]] = field(default_factory=list)
+    """For each earlier attempt at this round without enough replies: why, by node."""
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """Everything that is recorded of a round: one line of rounds.jsonl."""
+
+    round: int
+    participants: list[int] = field(default_factory=list)
+    """Rows of the clients whose uploads arrived."""
+    dropped: list[int] = field(default_factory=list)
+    """Rows of the clients that were chosen but failed."""
+    loss: float | None = None
+    """Mean training loss over the participants; None where nobody took part."""
+    client_loss: list[float] = field(default_factory=list)
+    """Training loss of each participant."""
+    metrics: dict[str, MetricRecord] = field(default_factory=dict)
+    """Every client with the model that it would now use, by metric; empty in rounds without evaluation."""
+    trained: dict[str, MetricRecord] = field(default_factory=dict)
+    """The participants right after local training, before aggregation."""
+    alternatives: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """Other ways in which the method can be scored (`Method.beside`): name, then metric."""
+    trace: dict[str, TraceValue] = field(default_factory=dict)
+    """What the method traces."""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Time by part of the round: train, aggregate, evaluate, other."""
+    nodes: NodeReports | None = None
+    """Deployments only."""
+
+    def quantity(self, name: str) -> Any:
+        """Return a quantity by its name in tables and curves; None where this round does not have it.
+
+        METRIC, client_METRIC, trained_METRIC, trained_client_METRIC, worst_tenth, a name in the trace, or another
+        field.
+        """
+        for prefix, metrics in (("trained_", self.trained), ("", self.metrics)):
+            rest = name.removeprefix(prefix)
+            if name.startswith(prefix) and rest in metrics:
+                return metrics[rest].value
+            if name.startswith(prefix) and rest.removeprefix("client_") in metrics:
+                return metrics[rest.removeprefix("client_")].clients
+        if name == "worst_tenth":
+            return self.metrics[PRIMARY].worst_tenth if PRIMARY in self.metrics else None
+        return self.trace.get(name, getattr(self, name, None))
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a quantity by its name: `record["client_accuracy"]`."""
+        value = self.quantity(name)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+
+@dataclass(frozen=True)
+class MetricSummary:
+    """One metric over a whole run."""
+
+    best: float
+    """The highest value over rounds, as papers report it: its round is chosen by the samples that score it."""
+    best_round: int
+    final: float
+    """Mean over the last five evaluated rounds."""
+    honest: float | None
+    """The round is chosen on one half of each client's test samples and scored on the other half; mean of both ways."""
+    worst_tenth: float
+    """Mean over the last five evaluated rounds of the mean over the worst tenth of the clients."""
+    final_trained: float | None = None
+    """Mean over the last five evaluated rounds right after local training."""
+
+
+@dataclass(frozen=True)
+class Summary(Mapping[str, Any]):
+    """The headline numbers of a run; as a mapping, the keys of summary.json."""
+
+    rounds: int
+    metrics: dict[str, MetricSummary] = field(default_factory=dict)
+    alternatives: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    """Best and final value under other ways of scoring: name, then metric."""
+    period_rounds: dict[str, int] = field(default_factory=dict)
+    """How many rounds the method's period lasted, by its name."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of summary.json."""
+        found: dict[str, Any] = {"rounds": self.rounds}
+        for name, metric in self.metrics.items():
+            found |= {
+                f"best_{name}": metric.best,
+                "best_round": metric.best_round,
+                f"final_{name}": metric.final,
+                f"honest_{name}": metric.honest,
+                "worst_tenth": metric.worst_tenth,
+            }
+            if metric.final_trained is not None:
+                found[f"final_trained_{name}"] = metric.final_trained
+        for name, values in self.alternatives.items():
+            for metric_name, (best, final) in values.items():
+                found |= {f"best_{name}_{metric_name}": best, f"final_{name}_{metric_name}": final}
+        found |= {f"{name}_rounds": count for name, count in self.period_rounds.items()}
+        return {**found, "seconds": self.seconds, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.as_json()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.as_json())
+
+    def __len__(self) -> int:
+        return len(self.as_json())
+
+
+def metric_record(correct: np.ndarray, asked: np.ndarray, rows: Sequence[int], clients: int) -> MetricRecord:
+    """Return the accuracy in a round from counts [k, 2] of correct predictions and of samples, by half.
+
+    `rows` are the clients that were scored, of `clients` in all.
+    """
+    values: list[float | None] = [None] * clients
+    for row, right, total in zip(rows, correct.sum(axis=1), asked.sum(axis=1), strict=True):
+        values[row] = ratio(right, total)
+    scored = sorted(value for value in values if value is not None)
+    worst = scored[: math.ceil(len(scored) / 10)]
+    first, second = (ratio(correct[:, half].sum(), asked[:, half].sum()) for half in (0, 1))
+    return MetricRecord(
+        ratio(correct.sum(), asked.sum()), (first, second), float(np.mean(worst)) if worst else None, values
+    )
+
+
+def ratio(correct: Any, asked: Any) -> float | None:
+    """Return an accuracy; None without samples."""
+    return float(correct / asked) if asked else None
+
+
+def summarise(rounds: Sequence[RoundRecord], period: str | None = None) -> Summary:
+    """Reduce the records of a run to its headline numbers; `period` is the name of the method's period, if any."""
+    seconds = {part: sum(record.seconds[part] for record in rounds) for part in rounds[0].seconds} if rounds else {}
+    names = dict.fromkeys(name for record in rounds for name in record.metrics)
+    metrics = {name: found for name in names if (found := _metric_summary(rounds, name)) is not None}
+    inside = [record.trace[period] for record in rounds if period is not None and period in record.trace]
+    return Summary(
+        len(rounds),
+        metrics,
+        _alternatives([record for record in rounds if record.metrics]),
+        {period: sum(map(bool, inside))} if period is not None and inside else {},
+        seconds,
+        sum(record.bytes_up for record in rounds),
+        sum(record.bytes_down for record in rounds),
+    )
+
+
+def _metric_summary(rounds: Sequence[RoundRecord], name: str) -> MetricSummary | None:
+    scored = [(record, found) for record in rounds if (found := record.metrics.get(name)) and found.value is not None]
+    if not scored:
+        return None
+    best_record, best = max(scored, key=lambda pair: _number(pair[1].value))
+    last = scored[-5:]
+    trained = [
+        _number(found.value) for record, _ in last if (found := record.trained.get(name)) and found.value is not None
+    ]
+    return MetricSummary(
+        _number(best.value),
+        best_record.round,
+        float(np.mean([_number(found.value) for _, found in last])),
+        _honest([found.halves for _, found in scored]),
+        float(np.mean([_number(found.worst_tenth) for _, found in last])),
+        float(np.mean(trained)) if trained else None,
+    )
+
+
+def _alternatives(scored: Sequence[RoundRecord]) -> dict[str, dict[str, tuple[float, float]]]:
+    pairs = sorted(
+        {(name, metric) for record in scored for name, found in record.alternatives.items() for metric in found}
+    )
+    summary: dict[str, dict[str, tuple[float, float]]] = {}
+    for name, metric in pairs:
+        values = [_number(record.alternatives[name][metric]) for record in scored]
+        summary.setdefault(name, {})[metric] = max(values), float(np.mean(values[-5:]))
+    return summary
+
+
+def _honest(halves: Sequence[tuple[float | None, float | None]]) -> float | None:
+    known = [(first, second) for first, second in halves if first is not None and second is not None]
+    if not known:
+        return None
+    chosen = [max(known, key=lambda pair: pair[choosing])[1 - choosing] for choosing in (0, 1)]
+    return float(np.mean(chosen))
+
+
+def _number(value: float | None) -> float:
+    assert value is not None
+    return value

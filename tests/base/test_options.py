@@ -1,0 +1,42 @@
+"""What settings say about themselves."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from fedrema.base.options import field_documentation
+from fedrema.core import LocalTraining, Simulation
+from fedrema.models.networks import Network
+
+
+@dataclass(frozen=True)
+class Above:
+    first_thing: int = 3
+    """The first,
+    over two lines."""
+    bare: float = 0.5
+
+
+@dataclass(frozen=True)
+class Below(Above):
+    second: str | None = None
+    """The second."""
+
+
+def test_names_defaults_and_words_are_found_in_what_is_inherited_too():
+    assert field_documentation(Below) == {
+        "first-thing": (3, "The first, over two lines."),
+        "bare": (0.5, ""),
+        "second": (None, "The second."),
+    }
+
+
+def test_only_settings_can_be_documented():
+    with pytest.raises(TypeError, match="int is not a dataclass"):
+        field_documentation(int)
+
+
+@pytest.mark.parametrize("kind", [LocalTraining, Network, Simulation])
+def test_every_setting_is_documented(kind):
+    for name, (_, meaning) in field_documentation(kind).items():
+        assert meaning.endswith("."), name

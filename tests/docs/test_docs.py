@@ -1,0 +1,135 @@
+"""Every command and every Python block in README and docs runs, in the order in which it stands there.
+
+A fence's second word says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, cut down to a
+round that a CPU can do), `slow` (cut down with --quick), `network` (starts real nodes), `serve` (goes on until it is
+interrupted), `make` (checked with `make -n`), `install` (what the test environment has already done).
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+CUT_DOWN = "--rounds 1 --net mlp --seeds 2 --quiet --precision auto"
+INSTALLED = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+FENCE = re.compile(r"^```(bash|python)(?: (\w+))?\n(.*?)^```$", re.S | re.M)
+
+
+def blocks(page: Path, needs: set[str]) -> list[tuple[str, str]]:
+    """Return language and text of the blocks that need one of these."""
+    return [(found[1], found[3]) for found in FENCE.finditer(page.read_text()) if (found[2] or "") in needs]
+
+
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": INSTALLED,
+    # Ray leaves files open when it ends; Flower's command line uses what its own will no longer have
+    "PYTHONWARNINGS": "error,ignore::ResourceWarning,ignore:'click.:DeprecationWarning",
+    "COLUMNS": "120",
+}
+
+
+@pytest.fixture
+def run(programs):
+    """What runs a block; `fedrema` and `python` start at once."""
+    return partial(run_in, f"{programs}{os.pathsep}{INSTALLED}")
+
+
+def run_in(path: str, language: str, text: str, folder: Path) -> None:
+    command = ["python", "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
+    ended = subprocess.run(command, cwd=folder, env={**ENVIRONMENT, "PATH": path}, capture_output=True, text=True)
+    assert ended.returncode == 0, f"{text}\n{ended.stdout}\n{ended.stderr}"
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_everything_on_a_page_runs(page, run, tmp_path):
+    for language, text in blocks(page, {""}):
+        run(language, text, tmp_path)
+    for _, text in blocks(page, {"serve"}):
+        serve(f"{text.strip()} --port 0", tmp_path)
+
+
+def serve(text: str, folder: Path) -> None:
+    """Start what goes on until it is interrupted, look at what it serves, and interrupt it."""
+    with subprocess.Popen(text.split(), cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            address = re.search(r"http://\S+", server.stdout.readline())[0]
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                assert b"plotly-source" in answer.read()
+            server.send_signal(signal.SIGINT)
+            assert server.wait(30) == 0
+        finally:
+            server.kill()
+
+
+@pytest.mark.datasets
+@pytest.mark.skipif("FEDREMA_DATA" not in os.environ, reason="FEDREMA_DATA names no folder with the real datasets")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_needs_datasets_runs(page, run, tmp_path):
+    for language, text in blocks(page, {"datasets"}):
+        run(language, text, tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", dirs_exist_ok=True)  # some are for the repository's root
+    for language, text in blocks(page, {"gpu"}):
+        text = re.sub(r" +#.*$", "", text, flags=re.M)
+        text = re.sub(r"^fedrema run .*$", rf"\g<0> {CUT_DOWN}", text, flags=re.M)
+        run(language, re.sub(r"^fedrema (grid|reproduce)\b.*$", r"\g<0> --minutes 0", text, flags=re.M), tmp_path)
+    for language, text in blocks(page, {"slow"}):
+        run(language, re.sub(r"$", " --quick", text.strip(), flags=re.M), tmp_path)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"network"})], ids=lambda page: page.name)
+def test_what_starts_real_nodes_runs(page, tmp_path):
+    for language, text in blocks(page, {"network"}):
+        run_in(INSTALLED, language, text, tmp_path)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_examples_run(example, run, tmp_path):
+    for each in EXAMPLES:
+        shutil.copy(each, tmp_path)
+    run("python", f"import runpy; runpy.run_path({example.name!r}, run_name='__main__')", tmp_path)
+
+
+def test_the_two_commands_are_in_the_makefile():
+    commands = [line for _, text in blocks(ROOT / "README.md", {"make"}) for line in text.splitlines()]
+    assert commands == ["make demo", "make test"]
+    for command in commands:
+        subprocess.run([*command.split(), "-n"], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_readmes_method_runs_from_the_command_line_as_it_is_installed(tmp_path):
+    text = next(text for language, text in blocks(ROOT / "README.md", {""}) if "class Pull" in text)
+    (tmp_path / "mine.py").write_text(text)
+    run_in(INSTALLED, "bash", "fedrema run mine:Pull --strength 0.5 --rounds 2 --out runs/pull", tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_pictures_exist(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_every_fence_is_known():
+    for page in PAGES:
+        for words in re.findall(r"^```(\S.*)$", page.read_text(), re.M):
+            kind, _, needs = words.partition(" ")
+            assert kind in ("bash", "python"), (page, words)
+            assert needs in ("", "datasets", "gpu", "slow", "make", "install", "network", "serve"), (page, words)
+
+
+def test_pages_carry_no_paths_of_a_machine():
+    for page in PAGES:
+        assert not re.search(r"(?<![\w.])/(work|root|home|tmp|opt)/", page.read_text()), page

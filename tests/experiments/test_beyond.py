@@ -1,0 +1,51 @@
+"""What docs tell of can be run again: grid files are valid, the candidates of research/ train in both backends."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from fedrema.experiments.spec_file import read_experiment
+from fedrema.experiments.store import Store, key_of
+from tests.conftest import make_federation
+from tests.contract.test_methods import COUNTS, differences, models, play
+
+ROOT = Path(__file__).parents[2]
+FILES = {
+    **{file: ROOT / "results" / "beyond" / file.stem for file in sorted((ROOT / "research").glob("*.toml"))},
+    ROOT / "docs" / "results" / "fedfa.toml": ROOT / "results" / "fedfa",
+}
+"""And where what was run of them lies."""
+
+
+def candidates():
+    from research import candidates as module
+
+    return [value for name in module.__all__ if inspect.isclass(value := getattr(module, name))]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_grid_files_can_be_read(file, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert read_experiment(file).cells
+
+
+@pytest.mark.parametrize("kind", candidates(), ids=lambda kind: kind.__name__)
+def test_candidates_train_alike_in_both_backends(kind):
+    federation = make_federation(counts=COUNTS)
+    looped, stacked = (play(kind(), federation, backend=backend)[0] for backend in ("loop", "stacked"))
+    for first, second in zip(models(looped, 4), models(stacked, 4), strict=True):
+        assert differences(first, second) < 1e-9
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_finished_runs_belong_to_their_file(file, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    folder = FILES[file] / "cells"
+    if not folder.is_dir():
+        pytest.skip("nothing of it has been run")
+    experiment = read_experiment(file)
+    wanted = {key_of(cell.settings(seed)) for cell in experiment.cells for seed in range(experiment.seeds)}
+    store = Store(folder)
+    store.check()
+    assert set(store.keys()) <= wanted

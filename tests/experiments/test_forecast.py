@@ -1,0 +1,219 @@
+"""What is foretold: by runs that were made up, so that every number can be checked by hand, or else by a guess."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from fedrema.engine.memory import client_bytes
+from fedrema.experiments.forecast import Forecast, Forecaster, duration, operations_per_sample
+from fedrema.experiments.spec_file import read_experiment
+from fedrema.experiments.store import FORMAT, PARTS, Store, key_of
+from fedrema.experiments.work import Task
+from fedrema.models.networks import Network, build_net
+
+FILE = """
+[settings]
+rounds = 10
+clients = 4
+samples = 40
+hidden = 4
+epochs = 1
+batch = 10
+[rows.fedavg]
+[rows.fedper]
+[rows.fedrema]
+"""
+OWN = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.frozen = nn.Linear(inputs, 3).requires_grad_(False)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, 5), nn.ReLU())
+        self.head = nn.Linear(5, classes)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def small(shape, classes):
+    return Net(64, classes)
+"""
+
+
+class Known:
+    """An experiment, and a store of runs that never took place."""
+
+    def __init__(self, folder, text=FILE):
+        self.folder = folder / "cells"
+        self.folder.mkdir(exist_ok=True)
+        (folder / "some.toml").write_text(text)
+        self.experiment = read_experiment(folder / "some.toml")
+
+    def task(self, row, *seeds):
+        return Task(self.experiment.cell(row, ""), seeds or (0,))
+
+    def keep(self, row, seed, seconds, rounds=10, device="cpu", failed="", curve=(), **changes):
+        settings = self.experiment.cell(row, "").settings(seed)
+        flat = {name: str(value) if name == "out" else value for name, value in settings.flat().items()} | changes
+        parts = {part: {} for part in PARTS} | {"method": row, "settings": flat, "ran_on": {"device": device}}
+        parts |= {"summary": {"rounds": rounds, "seconds": seconds}, "curves": {"seconds": list(curve)}}
+        parts |= {"summary": {}, "ran_on": {}, "curves": {}} if failed else {}
+        name = f"{key_of(settings)}-{len(list(self.folder.iterdir()))}"
+        (self.folder / f"{name}.json").write_text(json.dumps({"format": FORMAT, **parts, "failed": failed}))
+
+    def forecaster(self, workers=1):
+        return Forecaster(Store(self.folder), "cpu", workers)
+
+
+@pytest.fixture
+def known(tmp_path):
+    return Known(tmp_path)
+
+
+def test_where_nothing_is_known_there_is_a_guess(known):
+    task = known.task("fedavg", 0, 1)
+    assert known.forecaster().known_seconds(task) is None
+    guess = known.forecaster().seconds(task)
+    assert 0 < guess < math.inf
+    assert known.forecaster().seconds(known.task("fedavg")) == pytest.approx(guess / 2)
+    found = known.forecaster(workers=4).of([task, known.task("fedper", 0)])
+    assert (found.runs, found.guessed) == (3, True)
+    assert found.seconds == pytest.approx(1.5 * guess / 4)
+
+
+def test_more_work_is_guessed_to_take_longer(known, tmp_path):
+    guess = known.forecaster().seconds(known.task("fedavg"))
+    changed = {"epochs = 1": "epochs = 3", "clients = 4": "clients = 12", "rounds = 10": "rounds = 30"}
+    for before, after in changed.items():
+        other = Known(tmp_path, FILE.replace(before, after))
+        assert other.forecaster().seconds(other.task("fedavg")) == pytest.approx(3 * guess)
+
+
+def test_of_own_data_nothing_is_guessed(tmp_path):
+    known = Known(tmp_path, FILE.replace("clients = 4", "federation = 'mine.npz'"))
+    found = known.forecaster().of([known.task("fedavg"), known.task("fedper", 0, 1)])
+    assert found == Forecast(3, None, True, None)
+    known.keep("fedper", 0, {"train": 20.0})  # the same data, played before: now it is known
+    assert known.forecaster().of([known.task("fedavg", 0, 1)]) == Forecast(2, 40.0, False, None)
+
+
+def test_operations_by_hand():
+    # Forward 2·64·4 + 2·4·10, and the same again for each weight's gradient; of the input only the second layer's.
+    network = Network(net="mlp", hidden=4)
+    assert operations_per_sample(network, (1, 8, 8)) == 2 * (64 * 4 + 4 * 10) + 2 * (64 * 4 + 4 * 10) + 2 * 4 * 10
+
+
+def test_own_networks_may_have_parts_that_are_not_trained_or_not_used(tmp_path, monkeypatch):
+    (tmp_path / "own_for_forecast.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    known = Known(tmp_path, FILE.replace("hidden = 4", "net = 'own_for_forecast:small'"))
+    found = known.forecaster().of([known.task("fedavg")])
+    assert 0 < found.seconds < math.inf
+    assert operations_per_sample(Network(net="own_for_forecast:small"), (1, 8, 8)) == 2 * 2 * (64 * 5 + 50) + 2 * 50
+
+
+def test_time_by_hand_from_runs_of_the_method(known):
+    known.keep("fedavg", 0, {"train": 3.0, "evaluate": 2.0})  # 0.5 seconds a round
+    known.keep("fedavg", 1, {"train": 14.0, "other": 1.0}, rounds=20)  # 0.75
+    known.keep("fedper", 0, {"train": 100.0})
+    known.keep("fedavg", 2, {}, failed="Training diverged.")
+    task = known.task("fedavg", 3, 4, 5)  # 30 rounds of 0.625 seconds
+    assert known.forecaster().known_seconds(task) == pytest.approx(18.75)
+    found = known.forecaster(workers=2).of([task, known.task("fedper", 1)])  # and 10 of 10
+    assert (found.runs, found.seconds, found.guessed) == (4, pytest.approx(118.75 / 2), False)
+
+
+def test_slow_first_rounds_are_not_those_that_count(known):
+    known.keep("fedavg", 0, {"train": 33.0}, rounds=6, curve=[9, 9, 9, 1, 2, 3])  # as if each had taken 2
+    assert known.forecaster().known_seconds(known.task("fedavg", 1)) == pytest.approx(20)
+
+
+def test_where_the_method_is_not_known_others_tell(known):
+    known.keep("fedavg", 0, {"train": 10.0})
+    known.keep("fedper", 0, {"train": 30.0})
+    assert known.forecaster().known_seconds(known.task("fedrema")) == pytest.approx(20)
+
+
+def test_of_a_method_runs_that_alternate_alike_come_first(known):
+    alternate = known.task("fedrema").cell.parsed.flat()["alternate"]
+    known.keep("fedrema", 0, {"train": 10.0})
+    known.keep("fedrema", 1, {"train": 50.0}, alternate=not alternate)
+    assert known.forecaster().known_seconds(known.task("fedrema", 2)) == pytest.approx(10)
+    (known.folder / f"{key_of(known.task('fedrema', 0).runs[0])}-0.json").unlink()
+    assert known.forecaster().known_seconds(known.task("fedrema", 2)) == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"device": "NVIDIA H200"}, {"clients": 5}, {"samples": 41}, {"epochs": 2}, {"batch": 7}, {"dataset": "mnist"}],
+)
+def test_other_devices_and_other_work_tell_nothing(changes, known):
+    known.keep("fedavg", 0, {"train": 10.0}, **changes)
+    assert known.forecaster().known_seconds(known.task("fedavg", 1)) is None
+    known.keep("fedavg", 0, {"train": 10.0})
+    assert known.forecaster().known_seconds(known.task("fedavg", 1)) == pytest.approx(10)
+
+
+def test_some_known_some_guessed_is_a_guess(known):
+    known.keep("fedavg", 0, {"train": 10.0})
+    longer = Known(known.folder.parent, FILE.replace("samples = 40", "samples = 50"))
+    found = known.forecaster().of([known.task("fedavg", 1), longer.task("fedavg")])
+    assert found.guessed
+    assert found.seconds > 10
+
+
+def test_memory_by_hand(known, tmp_path):
+    # An mlp of 64·4 + 4 + 4·10 + 10 numbers of four bytes, six times: as the clients are looped over on a CPU.
+    found = known.forecaster().of([known.task("fedavg", 0, 1)])
+    assert found.gigabytes == pytest.approx(4 * 6 * 4 * (64 * 4 + 4 + 4 * 10 + 10) / 1e9)
+    larger = Known(tmp_path, FILE.replace("hidden = 4", "hidden = 40"))
+    both = known.forecaster().of([known.task("fedavg"), larger.task("fedavg"), known.task("fedper")])
+    assert both.gigabytes == larger.forecaster().of([larger.task("fedavg")]).gigabytes > found.gigabytes
+
+
+def test_memory_on_a_gpu_is_that_of_all_seeds_together(known):
+    forecaster = known.forecaster()
+    forecaster.device = "cuda"  # what is kept for the gradient is tried out, on whatever there is
+    net = build_net(Network(hidden=4), (1, 8, 8), 10, seed=0)
+    each = client_bytes(net, torch.zeros(10, 1, 8, 8), stacked=True, recorded=True)
+    known.keep("fedavg", 9, {"train": 10.0}, device="NVIDIA H200")
+    assert forecaster.of([known.task("fedavg", 0, 1, 2)]).gigabytes == pytest.approx(3 * 4 * each / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("forecast", "sentence"),
+    [
+        (Forecast(0, 0.0, False, None), "Everything is there already."),
+        (Forecast(8, 60.4, False, 1.25), "8 runs to play: about 60 seconds, up to 1.2 GB for one cell."),
+        (Forecast(8, 0.3, False, 1e-6), "8 runs to play: about a second, up to 0.1 GB for one cell."),
+        (Forecast(8, 7200.0, True, None), "8 runs to play: about 2.0 hours (a guess, until the first have ended)."),
+        (Forecast(3, None, True, None), "3 runs to play; how long that takes is known after the first."),
+        (
+            Forecast(3, None, True, 20.0),
+            "3 runs to play, up to 20.0 GB for one cell; how long that takes is known after the first.",
+        ),
+    ],
+)
+def test_it_is_said_in_a_sentence(forecast, sentence):
+    assert str(forecast) == sentence
+
+
+def test_nothing_to_play(known):
+    assert known.forecaster().of([]) == Forecast(0, 0, False, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "a second"), (1.6, "2 seconds"), (89.4, "89 seconds"), (150, "2 minutes"), (151, "3 minutes"),
+        (5399, "90 minutes"), (5400, "1.5 hours"), (36000, "10.0 hours"),
+    ],
+)  # fmt: skip
+def test_durations_in_words(seconds, words):
+    assert duration(seconds) == words

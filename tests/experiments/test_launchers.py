@@ -1,0 +1,409 @@
+"""Tasks are played in this process, or in others that may be stopped and killed; here they share one CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedrema.experiments.launchers import Event, Here, Workers
+from fedrema.experiments.spec_file import read_experiment
+from fedrema.experiments.store import Store, key_of
+from fedrema.experiments.work import Task, divided, missing
+from fedrema.runs.execute import Interrupted
+
+pytestmark = [pytest.mark.usefixtures("others_start_at_once"), pytest.mark.xdist_group("launch")]
+
+FILE = """
+seeds = 2
+[settings]
+rounds = 3
+clients = 4
+samples = 40
+hidden = 4
+epochs = 1
+record = "relations"
+[rows.fedavg]
+[rows.mine]
+title = "FedReMa, patient"
+method = "fedrema"
+delta = 0.25
+[rows.fedper]
+"""
+
+GATED = """
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from fedrema.methods.fedavg import FedAvg
+
+
+@dataclass(frozen=True)
+class Gated(FedAvg):
+    "FedAvg that writes down each round and waits in it until the file `go` holds its number."
+
+    name: ClassVar[str] = "gated"
+    mark: int = 0
+    "Tells rows apart."
+
+    def aggregate(self, net, state, uploads, moment):
+        with Path("played").open("a") as stream:
+            stream.write(f"{os.getpid()} {self.mark} {moment.round}\\n")
+        while moment.round > int(Path("go").read_text() or 0):
+            time.sleep(0.02)
+        return super().aggregate(net, state, uploads, moment)
+"""
+ROUNDS, GATE = 40, 3
+"""How long a gated run is, and the first round that waits."""
+PATIENCE = 120.0
+"""Seconds after which a test that waits has failed."""
+
+
+def tasks_of(folder, text, store, seeds=1):
+    (folder / "some.toml").write_text(text)
+    return missing(read_experiment(folder / "some.toml", ("--device", "cpu")).cells, seeds, store)
+
+
+def everything(task):
+    return True
+
+
+def test_who_is_asked_to_stop_before_a_run_begins_stops_in_its_first_round(tmp_path):
+    store, work = Store(tmp_path / "cells"), tmp_path / "unfinished"
+    tasks = tasks_of(tmp_path, FILE, store)
+    ended, before = [], signal.getsignal(signal.SIGTERM)
+
+    def stop_at_the_second(event):
+        if event.kind == "began" and event.task is tasks[1]:
+            signal.raise_signal(signal.SIGTERM)  # while its data are still to be read
+
+    with pytest.raises(Interrupted):
+        ended += Here(store, work).play(tasks, everything, stop_at_the_second)
+    assert len(store.keys()) == 1
+    rounds = [file.read_text().count("\n") for file in work.rglob("rounds.jsonl")]
+    assert rounds == [1]
+    assert signal.getsignal(signal.SIGTERM) is before
+    for event in Here(store, work).play(missing_again(tmp_path, store), everything, lambda event: None):
+        assert not event.failed
+    assert len(store.keys()) == 3
+
+
+def missing_again(folder, store):
+    return missing(read_experiment(folder / "some.toml", ("--device", "cpu")).cells, 1, store)
+
+
+def kept(folder):
+    """Return what runs have come to: everything but where and how fast."""
+    found = {}
+    for key, run in zip(Store(folder).keys(), Store(folder), strict=True):
+        assert sum(run.summary["seconds"].values()) > 0
+        timeless = [{name: each[name] for name in each if name != "seconds"} for each in (run.summary, run.curves)]
+        found[key] = (*timeless, run.clients, run.relations)
+    return found
+
+
+def two_processes(store, folder):
+    return Workers(store, folder / "work", [""], 2)
+
+
+def test_processes_of_their_own_give_the_same_cells(tmp_path):
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    tasks = tasks_of(tmp_path, FILE, here, 2)
+    heard = []
+    one = list(Here(here, tmp_path / "work").play(tasks, everything, heard.append))
+    assert [(event.kind, event.task, event.failed) for event in one] == [("ended", task, ()) for task in tasks]
+    assert [event.task for event in heard if event.kind == "began"] == tasks
+    assert {event.kind for event in heard} == {"began", "round"}
+    heard.clear()
+    other = list(two_processes(there, tmp_path).play(tasks, everything, heard.append))
+    assert sorted(tasks.index(event.task) for event in other) == [0, 1, 2]
+    assert {(event.kind, event.failed) for event in other} == {("ended", ())}
+    assert sorted(tasks.index(event.task) for event in heard if event.kind == "began") == [0, 1, 2]
+    for task in tasks:  # of every run at least the first round is told of
+        told = [event for event in heard if event.task == task and event.kind == "round"]
+        assert {(event.seed, event.round) for event in told} >= {(0, 1), (1, 1)}
+        assert all(0 <= event.accuracy <= 1 for event in told)
+    assert len(kept(there.folder)) == 6
+    assert kept(there.folder) == kept(here.folder)
+    assert all(one.relations["S"] for one in there)
+    assert {one.ran_on["beside"] for one in there} == {1}
+    assert {one.ran_on["beside"] for one in here} == {0}
+    assert not list((tmp_path / "work").iterdir())
+
+
+def test_what_diverges_is_told_and_remembered_and_the_rest_goes_on(tmp_path):
+    store = Store(tmp_path / "cells")
+    wild = FILE.replace("[rows.mine]", "[rows.wild]\nmethod = 'fedavg'\nlr = 1e30\nclip = 0\n[rows.mine]")
+    tasks = tasks_of(tmp_path, wild, store)
+    ended = list(two_processes(store, tmp_path).play(tasks, everything, lambda event: None))
+    failed = {event.task.cell.title: event.failed for event in ended}
+    assert {event.kind for event in ended} == {"ended"}
+    assert set(failed) == {"fedavg", "wild", "FedReMa, patient", "fedper"}
+    assert [title for title, sentences in failed.items() if sentences] == ["wild"]
+    (sentence,) = failed["wild"]
+    assert sentence.startswith("wild, seed 0: Training diverged")
+    assert [one.failed for one in store if one.failed] == [sentence.removeprefix("wild, seed 0: ")]
+    assert tasks_of(tmp_path, wild, store) == []
+
+
+@pytest.mark.parametrize("launcher", ["here", "workers"])
+def test_what_is_refused_is_told_in_one_sentence_and_the_rest_goes_on(launcher, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    for name, value in {
+        "FEDREMA_DATA": tmp_path / "empty",
+        "XDG_CACHE_HOME": tmp_path / "cache",
+        "FEDREMA_MIRROR": "http://127.0.0.1:9",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    store = Store(tmp_path / "cells")
+    text = FILE.replace("[rows.mine]", "[rows.absent]\nmethod = 'fedavg'\ndataset = 'mnist'\n[rows.mine]")
+    tasks = tasks_of(tmp_path, text, store)
+    made = Here(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
+    ended = list(made.play(tasks, everything, lambda event: None))
+    assert sorted(event.kind for event in ended) == ["ended", "ended", "ended", "refused"]
+    (sentence,) = [sentence for event in ended for sentence in event.failed]
+    assert sentence.startswith("absent: cannot download train-images-idx3-ubyte.gz from http://127.0.0.1:9/mnist/")
+    assert "\n" not in sentence
+    assert [task.cell.title for task in tasks_of(tmp_path, text, store)] == ["absent"]  # it is tried again
+
+
+@pytest.mark.parametrize("launcher", ["here", "workers"])
+def test_what_does_not_fit_is_not_started(launcher, tmp_path):
+    store = Store(tmp_path / "cells")
+    tasks = tasks_of(tmp_path, FILE, store)
+    asked, heard = [], []
+
+    def fits(task):
+        asked.append(task)
+        return task.cell.method == "fedper"
+
+    made = Here(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
+    assert [event.task for event in made.play(tasks, fits, heard.append)] == [tasks[2]]
+    assert asked == tasks
+    assert [event.task for event in heard if event.kind == "began"] == [tasks[2]]
+    assert store.keys() == [key_of(tasks[2].runs[0])]
+
+
+class Play:
+    """`fedrema grid --workers 2` in a folder of its own, on rows that wait for the test."""
+
+    def __init__(self, folder, rows, module=GATED):
+        self.folder = folder
+        (folder / "gated.py").write_text(module)
+        settings = FILE.partition("[rows.")[0].replace("rounds = 3", f"rounds = {ROUNDS}").replace("seeds = 2", "")
+        settings += "record_every = 10\ncheckpoint_every = 1\n"
+        lines = [f"[rows.r{mark}]\nmethod = 'gated:Gated'\nmark = {mark}\n" for mark in range(rows)]
+        (folder / "table.toml").write_text("\n".join([settings, *lines]))
+        self.allow(GATE - 1)
+
+    def allow(self, last):
+        (self.folder / "go").write_text(str(last))
+
+    def start(self, *arguments, python=None):
+        command = [
+            python or sys.executable,
+            "-m",
+            "fedrema",
+            "grid",
+            "table.toml",
+            "--device",
+            "cpu",
+            "--out",
+            "out",
+            *arguments,
+        ]
+        # Not pipes: they would end only with the last process that has inherited them.
+        with (self.folder / "told").open("w") as told, (self.folder / "shown").open("w") as shown:
+            return subprocess.Popen(command, cwd=self.folder, stderr=told, stdout=shown)
+
+    def told(self):
+        return (self.folder / "told").read_text()
+
+    def whole(self):
+        """Play what is left without waiting, and return the cells."""
+        self.allow(ROUNDS)
+        assert self.start("--workers", "2").wait(PATIENCE) == 0, self.told()
+        return kept(self.folder / "out" / "cells")
+
+    def played(self):
+        """Return (process, row, round) of each round that was begun."""
+        file = self.folder / "played"
+        lines = file.read_text().splitlines() if file.is_file() else []
+        return [tuple(map(int, line.split())) for line in lines if line.count(" ") == 2]
+
+    def at_the_gate(self, *marks):
+        """Wait until rows have come to the round that waits, and return the processes that play them."""
+        found = {}
+        for _ in patiently():
+            found = {mark: process for process, mark, number in self.played() if number == GATE and mark in marks}
+            if set(found) == set(marks):
+                return [found[mark] for mark in marks]
+        return pytest.fail(f"only {found} of {marks} have begun")
+
+    def let_on_until(self, ended):
+        """Let everybody play a round at a time, until something has ended."""
+        for number, _ in enumerate(patiently(), start=GATE):
+            if ended():
+                return
+            self.allow(number)
+
+    def saved(self):
+        """Return the last saved round of what is unfinished, by row."""
+        folders = [file.parent for file in (self.folder / "out" / "unfinished").glob("*/config.json")]
+        marks = [json.loads((folder / "config.json").read_text())["settings"]["mark"] for folder in folders]
+        assert all((folder / "checkpoint" / "state.safetensors").is_file() for folder in folders)
+        return {
+            mark: len((folder / "rounds.jsonl").read_text().splitlines())
+            for mark, folder in zip(marks, folders, strict=True)
+        }
+
+
+def patiently():
+    """Yield now and then, but not for ever."""
+    begun = time.monotonic()
+    while time.monotonic() - begun < PATIENCE:
+        yield
+        time.sleep(0.1)
+    pytest.fail("this has taken too long")
+
+
+def is_gone(process):
+    """Tell whether a process that is not ours has ended; what nobody has waited for yet has ended as well."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, programs):
+    """The cells of three rows that nobody has stopped, played in one process, one after the other."""
+    play = Play(tmp_path_factory.mktemp("undisturbed"), 3)
+    play.allow(ROUNDS)
+    assert play.start("--quiet", python=programs / "python").wait(PATIENCE) == 0, play.told()
+    assert play.told() == (play.folder / "shown").read_text() == ""
+    assert sorted((mark, number) for _, mark, number in play.played()) == [
+        (mark, number) for mark in range(3) for number in range(1, ROUNDS + 1)
+    ]
+    return kept(play.folder / "out" / "cells")
+
+
+def test_asked_to_stop_all_save_and_the_same_command_goes_on(undisturbed, tmp_path):
+    play = Play(tmp_path, 3)
+    process = play.start("--workers", "2")
+    play.at_the_gate(0, 1)
+    process.send_signal(signal.SIGTERM)
+    play.let_on_until(lambda: process.poll() is not None)
+    assert process.returncode == 130
+    assert play.told().endswith("fedrema: stopped; the same command goes on from here.\n")
+    assert "Traceback" not in play.told()
+    saved = play.saved()
+    assert set(saved) == {0, 1}  # the third was not begun
+    assert all(GATE <= number < ROUNDS for number in saved.values())
+    assert not (play.folder / "out" / "cells").exists()
+    assert (play.folder / "out" / "table.md").is_file()
+    (play.folder / "played").unlink()
+    assert play.whole() == undisturbed
+    begun = {mark: min(number for _, other, number in play.played() if other == mark) for mark in range(3)}
+    assert begun == {**{mark: number + 1 for mark, number in saved.items()}, 2: 1}
+    assert not (play.folder / "out" / "unfinished").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130)])
+def test_a_process_that_is_ended_by_others_is_told_of_and_replaced(number, code, undisturbed, tmp_path):
+    play = Play(tmp_path, 3)
+    process = play.start("--workers", "2")
+    victim, _ = play.at_the_gate(0, 1)
+    os.kill(victim, number)
+    play.let_on_until(lambda: is_gone(victim))
+    play.allow(ROUNDS)
+    assert process.wait(PATIENCE) == 2
+    sentence = f"fedrema: r0: its process ended with code {code}; what it had saved is kept."
+    assert play.told().splitlines()[-1] == sentence
+    assert "Traceback" not in play.told()
+    (third,) = {process for process, mark, _ in play.played() if mark == 2}
+    assert third != victim
+    assert len(kept(play.folder / "out" / "cells")) == 2
+    (last,) = play.saved().values()
+    (play.folder / "played").unlink()
+    assert play.whole() == undisturbed
+    assert {mark for _, mark, _ in play.played()} == {0}
+    assert min(number for _, _, number in play.played()) == last + 1 >= GATE
+
+
+def test_without_its_parent_a_process_saves_and_ends(undisturbed, tmp_path):
+    play = Play(tmp_path, 3)
+    process = play.start("--workers", "2")
+    workers = play.at_the_gate(0, 1)
+    process.kill()
+    process.wait()
+    play.let_on_until(lambda: all(map(is_gone, workers)))
+    saved = play.saved()
+    assert set(saved) == {0, 1}
+    assert all(GATE <= number < ROUNDS for number in saved.values())
+    assert {mark: max(number for _, other, number in play.played() if other == mark) for mark in saved} == saved
+    (play.folder / "played").unlink()
+    assert play.whole() == undisturbed
+    assert min(number for _, mark, number in play.played() if mark == 0) == saved[0] + 1
+
+
+def test_what_a_method_prints_does_not_disturb_its_process(undisturbed, tmp_path):
+    play = Play(tmp_path, 3, GATED.replace("        while", "        print('hello')\n        while"))
+    found = play.whole()
+    assert not found.keys() & undisturbed.keys()  # what prints is another file, and so these are other cells
+    assert sorted(map(repr, found.values())) == sorted(map(repr, undisturbed.values()))
+    assert "Traceback" not in play.told()
+
+
+def test_the_largest_tasks_are_halved_until_all_have_something_to_do(tmp_path):
+    store = Store(tmp_path / "cells")
+    one, *_ = tasks_of(tmp_path, FILE, store, 5)
+    other = Task(one.cell, (0, 1))
+    assert divided([one, other], 2) == [one, other]
+    assert [task.seeds for task in divided([one, other], 4)] == [(0, 1), (2,), (3, 4), (0, 1)]
+    assert [task.seeds for task in divided([one, other], 20)] == [(0,), (1,), (2,), (3,), (4,), (0,), (1,)]
+    assert divided([], 3) == []
+    assert all(task.cell is one.cell for task in divided([one, other], 20))
+
+
+@pytest.mark.parametrize("vary", ["training", "both"])
+def test_an_order_says_all_that_is_needed(vary, tmp_path):
+    store = Store(tmp_path / "cells")
+    tasks = tasks_of(tmp_path, f"vary = '{vary}'\n{FILE}", store, 3)
+    assert [task.seeds for task in tasks] == ([(0, 1, 2)] * 3 if vary == "training" else [(0,), (1,), (2,)] * 3)
+    for task in tasks:
+        again = Task.ordered(json.loads(json.dumps(task.order())))
+        assert again.runs == task.runs
+        assert [key_of(settings) for settings in again.runs] == [key_of(settings) for settings in task.runs]
+        assert (again.cell.title, again.seeds, again.rounds) == (task.cell.title, task.seeds, 3 * len(task.seeds))
+        for seed, settings in zip(again.seeds, again.runs, strict=True):
+            assert settings.simulation.seed == seed
+            assert settings.data.data_seed == (seed if vary == "both" else 0)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event("round", seed=0, round=1, accuracy=0.0),
+        Event("round", seed=3, round=20, accuracy=0.5),
+        Event("round", seed=3, round=20),
+        Event("ended", failed=("one: ü", "two")),
+        Event("stopped"),
+    ],
+)
+def test_what_is_told_is_understood(event, tmp_path):
+    task, *_ = tasks_of(tmp_path, FILE, Store(tmp_path / "cells"))
+    heard = Event.told(event.line(), task)
+    assert heard.task is task
+    assert (heard.kind, heard.seed, heard.round, heard.accuracy, heard.failed) == (
+        event.kind, event.seed, event.round, event.accuracy, event.failed,
+    )  # fmt: skip
+    assert "\n" not in event.line()

@@ -1,0 +1,285 @@
+"""Tasks on a real Ray with two worker processes; what it keeps is what this process alone would keep."""
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import ray
+
+from fedrema import __version__
+from fedrema.cli import main
+from fedrema.errors import BadInput
+from fedrema.experiments import ray_launcher
+from fedrema.experiments.launchers import Event, Here
+from fedrema.experiments.ray_launcher import OnRay, Place, play_there
+from fedrema.experiments.spec_file import read_experiment
+from fedrema.experiments.store import Store, key_of
+from fedrema.experiments.work import missing
+from fedrema.runs.execute import Interrupted
+
+# Rays older than 2.60 leave /dev/null open and their processes to themselves when they end.
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore:unclosed file.*/dev/null:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
+]
+
+SMALL = "[settings]\nrounds = 3\nclients = 4\nsamples = 40\nhidden = 4\nepochs = 1\n"
+FILE = f"{SMALL}[columns.small]\nlr = 0.01\n[columns.large]\nlr = 0.1\n[rows.fedavg]\n[rows.fedrema]\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_ray_is_left():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def two_processes():
+    """A Ray that the tests share: it takes seconds to start."""
+    if not ray.is_initialized():
+        # Shared memory may be scarce where tests run; 80 MB is the least that Ray takes.
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+
+
+def written(tmp_path, text):
+    path = tmp_path / "some.toml"
+    path.write_text(text)
+    return path
+
+
+def tasks_of(tmp_path, text, store, seeds=1):
+    return missing(read_experiment(written(tmp_path, text)).cells, seeds, store)
+
+
+def always(task):
+    return True
+
+
+def nobody(event):
+    pass
+
+
+def where_runs_lie(launcher):
+    return Path(tempfile.gettempdir()) / launcher.folder
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_in_the_folder_for_temporary_files(monkeypatch):
+    made, begin = [], OnRay.__init__
+    monkeypatch.setattr(OnRay, "__init__", lambda launcher, *given: (begin(launcher, *given), made.append(launcher))[0])
+    yield
+    for launcher in made:
+        with contextlib.suppress(FileNotFoundError):
+            where_runs_lie(launcher).rmdir()  # it is empty
+
+
+@pytest.mark.slow
+def test_the_command_starts_a_ray_of_its_own_and_ends_it(tmp_path, capsys):
+    ray.shutdown()  # of other tests
+    file, out = written(tmp_path, FILE), tmp_path / "out"
+    arguments = ["--launcher", "ray", "--seeds", "1", "--only", "small", "--out", str(out)]
+    assert main(["grid", str(file), *arguments]) == 0
+    assert not ray.is_initialized()
+    assert "2 of 2 runs finished" in capsys.readouterr().err
+    assert len(list((out / "cells").iterdir())) == 2
+    assert (out / "some.md").read_text().count("| 1 |") == 2
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_cells_are_those_of_one_process_and_two_processes_made_them(tmp_path):
+    alone, store = Store(tmp_path / "alone"), Store(tmp_path / "cells")
+    tasks = tasks_of(tmp_path, FILE, store, seeds=2)
+    list(Here(alone, tmp_path / "work").play(tasks, always, nobody))
+    began = time.time()
+    launcher, heard = OnRay(store, 2, "auto"), []
+    assert launcher.at_once == 2
+    last = list(launcher.play(tasks, always, heard.append))
+    assert ray.is_initialized()  # it was there before, and stays
+    assert sorted(map(id, tasks)) == sorted(id(event.task) for event in last)
+    assert {(event.kind, event.failed) for event in last} == {("ended", ())}
+    assert [event.task for event in heard if event.kind == "began"] == tasks
+    assert {event.seed for event in heard if event.kind == "round"} == {0, 1}
+    assert store.keys() == alone.keys()
+    assert len(store.keys()) == 8
+    seconds = {"seconds": None}  # all that may differ
+    for one, other in zip(store, alone, strict=True):
+        assert one.summary | seconds == other.summary | seconds
+        assert one.curves | seconds == other.curves | seconds
+        assert (one.settings, one.clients) == (other.settings, other.clients)
+        assert (one.ran_on["beside"], one.ran_on["threads"]) == (1, 1)
+    assert list(where_runs_lie(launcher).iterdir()) == []
+    # Ray says, some time later, which of its processes did what.
+    processes, patience = set(), time.monotonic() + 15
+    while len(processes) < 2 and time.monotonic() < patience:
+        played = [event for event in ray.timeline() if event["cat"] == "task::play_there" and event["ts"] > 1e6 * began]
+        processes = {event["tid"] for event in played}
+        time.sleep(0.2)
+    assert len(processes) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_processes")
+def test_a_task_is_begun_when_there_is_room_and_only_if_it_fits(tmp_path):
+    store = Store(tmp_path / "cells")
+    tasks = tasks_of(tmp_path, FILE, store)
+    happened = []
+
+    def fits(task):
+        happened.append(("asked", tasks.index(task)))
+        return tasks.index(task) in (1, 3)
+
+    def report(event):
+        happened.append((event.kind, tasks.index(event.task)))
+
+    for event in OnRay(store, 1, "auto").play(tasks, fits, lambda event: event.kind == "began" and report(event)):
+        report(event)
+    assert happened == [
+        ("asked", 0), ("asked", 1), ("began", 1), ("ended", 1), ("asked", 2), ("asked", 3), ("began", 3), ("ended", 3)
+    ]  # fmt: skip
+    assert len(store.keys()) == 2
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_what_diverges_or_lacks_its_data_is_told_and_the_rest_goes_on(tmp_path):
+    text = SMALL + (
+        "[rows.wild]\nmethod = 'fedavg'\nlr = 1e30\nclip = 0\n"
+        "[rows.absent]\nmethod = 'fedavg'\nfederation = '/nowhere/mine.npz'\n[rows.fedavg]\n"
+    )
+    store = Store(tmp_path / "cells")
+    tasks = tasks_of(tmp_path, text, store)
+    found = {event.task.cell.title: event for event in OnRay(store, 2, "auto").play(tasks, always, nobody)}
+    assert {title: event.kind for title, event in found.items()} == {
+        "wild": "ended", "absent": "refused", "fedavg": "ended"
+    }  # fmt: skip
+    assert found["wild"].failed[0].startswith("wild, seed 0: Training diverged")
+    assert found["absent"].failed[0].startswith("absent: ")
+    assert "/nowhere/mine.npz" in found["absent"].failed[0]
+    assert [bool(run.failed) for run in store] == [key == key_of(tasks[0].runs[0]) for key in store.keys()]  # noqa: SIM118
+    assert len(store.keys()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_processes")
+def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
+    def unlucky(order, number, *more):
+        if number == 0 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os._exit(1)
+        if number == 1:
+            os._exit(1)
+        if number == 2:
+            raise RuntimeError("out of luck\nand more of it")
+        return play_there(order, number, *more)
+
+    monkeypatch.setattr(ray_launcher, "play_there", unlucky)
+    store, heard = Store(tmp_path / "cells"), []
+    tasks = tasks_of(tmp_path, FILE, store)
+    found = {tasks.index(event.task): event for event in OnRay(store, 2, "cpu").play(tasks, always, heard.append)}
+    assert [found[number].kind for number in range(4)] == ["ended", "refused", "refused", "ended"]
+    lost = "fedavg, large: its process was lost twice (WorkerCrashedError); what it had saved is kept."
+    assert found[1].failed == (lost,)
+    assert found[2].failed == ("fedrema, small: RuntimeError: out of luck",)
+    assert [event.task for event in heard if event.kind == "began"] == tasks
+    assert len(store.keys()) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_processes")
+def test_a_stopped_grid_keeps_what_is_finished_and_goes_on(tmp_path):
+    text = FILE.replace("rounds = 3", "rounds = 300")
+    store, heard = Store(tmp_path / "cells"), []
+    tasks = tasks_of(tmp_path, text, store, seeds=2)[:1]
+    launcher = OnRay(store, 2, "auto")
+
+    def stop(event):
+        heard.append(event.kind)
+        if event.kind == "round" and event.seed == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        list(launcher.play(tasks, always, stop))
+    assert heard[-1] == "stopped"
+    assert store.keys() == [key_of(tasks[0].runs[0])]  # the first seed
+    assert [folder.name for folder in where_runs_lie(launcher).iterdir()] == [key_of(tasks[0].runs[1])]
+    rounds = []
+    tasks = tasks_of(tmp_path, text, store, seeds=2)[:1]
+    assert tasks[0].seeds == (1,)
+    assert [event.kind for event in launcher.play(tasks, always, rounds.append)] == ["ended"]
+    assert next(event for event in rounds if event.kind == "round").round > 1
+    assert len(store.keys()) == 2
+    assert store.at(key_of(tasks[0].runs[0])).curves["round"] == list(range(1, 301))
+
+
+def test_a_machine_with_another_version_refuses(tmp_path):
+    (task,) = tasks_of(tmp_path, f"{SMALL}[rows.fedavg]", Store(tmp_path / "cells"))
+    line, cells = play_there(task.order(), 0, "0.0", str(tmp_path), 1, 0, queue.SimpleQueue())
+    event = Event.told(line, task)
+    assert event.kind == "refused"
+    assert f"has fedrema {__version__}, and 0.0 asks" in event.failed[0]
+    assert cells == {}
+
+
+def test_a_machine_sends_back_files_and_keeps_nothing(tmp_path):
+    store, rounds = Store(tmp_path / "cells"), queue.SimpleQueue()
+    (task,) = tasks_of(tmp_path, f"{SMALL}[rows.fedavg]", store)
+    line, cells = play_there(task.order(), 7, __version__, str(tmp_path / "work"), 1, 3, rounds)
+    assert Event.told(line, task) == Event("ended", task)
+    assert list(cells) == [key_of(task.runs[0])]
+    assert '"beside": 3' in cells[key_of(task.runs[0])]
+    assert rounds.get()[0] == 7
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+NODES = [
+    {"NodeID": "head", "Alive": True, "Resources": {"memory": 1e9}},
+    {"NodeID": "gone", "Alive": False, "Resources": {"CPU": 99.0}},
+    {"NodeID": "large", "Alive": True, "Resources": {"CPU": 16.0, "GPU": 2.0}},
+    {"NodeID": "small", "Alive": True, "Resources": {"CPU": 2.0}},
+]
+
+
+@pytest.mark.parametrize(
+    ("workers", "device", "places"),
+    [
+        (1, "auto", {Place("large", 0, 1, 8): 2}),
+        (3, "cuda", {Place("large", 0, 0.3333, 2): 6}),
+        (1, "cpu", {Place("large", 16, 0, 16): 1, Place("small", 2, 0, 2): 1}),
+        (3, "cpu", {Place("large", 5.3333, 0, 5): 3, Place("small", 0.6666, 0, 1): 3}),
+    ],
+)
+def test_machines_are_shared_out(workers, device, places, monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "nodes", lambda: NODES)
+    launcher = OnRay(Store(Path("none")), workers, device)
+    assert launcher.places() == places
+    assert launcher.at_once == sum(places.values())
+    monkeypatch.setattr(ray, "nodes", lambda: NODES[:2])
+    with pytest.raises(BadInput, match="neither CPUs nor GPUs"):
+        OnRay(Store(Path("none")), workers, device)
+
+
+def test_without_ray_one_sentence_says_what_to_install(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "fedrema.experiments.ray_launcher")
+    assert main(["grid", str(written(tmp_path, FILE)), "--launcher", "ray", "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.endswith("fedrema: --launcher ray needs Ray: pip install 'fedrema[ray]'.\n")
+    assert not (tmp_path / "out" / "cells").exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nothing"])
+def test_a_cluster_that_is_not_there_is_named(address, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(BadInput, match=f"RAY_ADDRESS={address} cannot be joined: "):
+        OnRay(Store(Path("none")), 1, "auto")

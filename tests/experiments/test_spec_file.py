@@ -1,0 +1,94 @@
+"""What may stand in a grid file beside rows and columns, and what is refused."""
+
+import pytest
+
+from fedrema.cli import main
+from fedrema.errors import BadInput
+from fedrema.experiments.spec import Claim, Picture
+from fedrema.experiments.spec_file import read_experiment
+
+ROWS = "[rows.fedavg]\ntitle = 'FedAvg'\n[rows.fedrema]\n[rows.local]\n"
+COLUMNS = "[columns.few]\nsamples = 40\n[columns.many]\nsamples = 80\n"
+CLAIM = "[[claims]]\nsays = 'It is so.'\n"
+
+
+def read(tmp_path, text, changes=()):
+    path = tmp_path / "one.toml"
+    path.write_text(text)
+    return read_experiment(path, changes)
+
+
+def test_a_claim_is_about_all_columns_and_against_all_others_unless_it_says_otherwise(tmp_path):
+    text = ROWS + COLUMNS + CLAIM + "kind = 'first'\nrows = ['fedrema']\n"
+    (claim,) = read(tmp_path, text).claims
+    expected = Claim("It is so.", "first", ("fedrema",), ("fedavg", "local"), ("few", "many"), 0.0, "precision")
+    assert claim == expected
+    text += "over = ['local']\ncolumns = ['few']\n"
+    assert read(tmp_path, text).claims[0].over == ("local",)
+    assert read(tmp_path, text).claims[0].columns == ("few",)
+
+
+def test_without_columns_a_claim_is_about_the_only_one(tmp_path):
+    (claim,) = read(tmp_path, ROWS + CLAIM + "kind = 'collapse'\nrows = ['local']\n").claims
+    assert (claim.columns, claim.share) == (("",), 0.2)
+
+
+def test_figures_show_everything_unless_they_say_otherwise(tmp_path):
+    text = (
+        ROWS + COLUMNS + "[[figures]]\nkind = 'curves'\n[[figures]]\nkind = 'gap'\nrows = ['fedrema']\ntitle = 'Gap'\n"
+    )
+    assert read(tmp_path, text).figures == (
+        Picture("curves", ("fedavg", "fedrema", "local"), ("few", "many"), ""),
+        Picture("gap", ("fedrema",), ("few", "many"), "Gap"),
+    )
+
+
+def test_partition_and_training_may_vary_together(tmp_path):
+    text = "vary = 'both'\n[settings]\ndata-seed = 5\n" + ROWS
+    cell = read(tmp_path, text).cells[0]
+    assert [(cell.settings(seed).simulation.seed, cell.settings(seed).data.data_seed) for seed in (0, 2)] == [
+        (0, 5),
+        (2, 7),
+    ]
+    fixed = read(tmp_path, ROWS).cells[0]
+    assert {fixed.settings(seed).data.data_seed for seed in range(3)} == {0}
+
+
+def test_more_that_was_published(tmp_path):
+    text = ROWS + "[also.seconds]\nfedavg = 700\n[also.critical_rounds]\nfedrema = 36\n"
+    assert read(tmp_path, text).also == {"seconds": {"fedavg": 700}, "critical_rounds": {"fedrema": 36}}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("vary = 'data'\n" + ROWS, "vary 'data' is unknown; valid are training, both"),
+        (ROWS + "[claims]\nsays = 'x'\n", r"claims must be written as \[\[claims\]\]"),
+        (ROWS + CLAIM + "kind = 'good'\nrows = ['local']\n", "kind 'good' in .*claims.* is unknown; valid are first"),
+        (ROWS + CLAIM + "kind = 'first'\nrow = 'local'\n", "unknown field 'row'; valid are columns, curve"),
+        (ROWS + CLAIM + "kind = 'first'\n", r"needs says = '…' and rows = \[…\]"),
+        (ROWS + CLAIM + "kind = 'first'\nrows = ['nobody']\n", "names 'nobody'; a list of fedavg, fedrema, local"),
+        (ROWS + CLAIM + "kind = 'first'\nrows = 'local'\n", "rows = 'local' names 'local'; a list of fedavg"),
+        (
+            ROWS + CLAIM + "kind = 'faster'\nrows = ['local']\nshare = 2\n",
+            r"share of a claim must lie in \[0, 1\], got 2",
+        ),
+        (ROWS + CLAIM + "kind = 'falls'\nrows = ['local']\ncurve = 'loss'\n", "curve 'loss' of a claim is unknown"),
+        (ROWS + "[[figures]]\nkind = 'pie'\n", "kind 'pie' in .*figures.* is unknown; valid are curves, samples"),
+        (ROWS + COLUMNS + "[also.seconds]\nfedavg = 1\n", r"\[also\] is for tables without columns"),
+        (ROWS + "[also.luck]\nfedavg = 1\n", r"\[also.luck\] is unknown; valid are final_accuracy"),
+        (ROWS + "[also.seconds]\nnobody = 1\n", r"'nobody' in \[also.seconds\] is no row"),
+        (ROWS + "[also.seconds]\nfedavg = 'long'\n", r"'fedavg' in \[also.seconds\] must be a number, got 'long'"),
+        (ROWS + "[sweep.nobody]\nlr = [1]\n", r"\[sweep.nobody\] is no row; rows are fedavg, fedrema, local"),
+        (ROWS + "[sweep]\nlr = 0.1\n", r"'lr' in \[sweep\] must be a list of values, got 0.1"),
+        (ROWS + "[sweep]\nlr = []\n", r"'lr' in \[sweep\] must be a list of values, got \[\]"),
+        (ROWS + "[sweep]\nlr = [0.1, -1]\n", "cell fedavg lr = -1 × all: --lr must be"),
+        (ROWS + "[sweep]\nmu = [1.0]\n", "cell fedavg mu = 1.0 × all: .*--mu"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(text, sentence, tmp_path, capsys):
+    with pytest.raises(BadInput, match=sentence):
+        read(tmp_path, text)
+    assert main(["grid", str(tmp_path / "one.toml"), "--out", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,249 @@
+"""On a real GPU: recorded steps, our programs, seeds together. `make test-gpu`; skipped where there is none."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedrema.core import Answer, LocalTraining, Role, Simulation, average, cross_entropy, mix
+from fedrema.core.similarity import head_similarity
+from fedrema.data import Federation
+from fedrema.engine import Room, kernels
+from fedrema.methods.ditto import Ditto
+from fedrema.methods.fedavg import FedAvg
+from fedrema.methods.fedbn import FedBN
+from fedrema.methods.fedrema import FedReMa
+from fedrema.methods.per_fedavg import PerFedAvg
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Network, Split, build_net
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
+from tests.contract.test_methods import METHODS, label, snapshot
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+
+
+def play(method, federation, local=LOCAL, network=None, **settings):
+    chosen = {"rounds": 3, "device": "cuda", "precision": "float32", "backend": "stacked", **settings}
+    net = network() if network else build_net(
+        Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=3
+    )  # fmt: skip
+    simulator = Simulator(method, net, federation, local, Simulation(**{"seed": 3, **chosen}))
+    state = simulator.start()
+    return simulator, state, [played.record for played in simulator.play(state)]
+
+
+def apart(first, second):
+    """Return the largest difference between two states' tensors."""
+    one, other = snapshot(first), snapshot(second)
+    assert one.keys() == other.keys()
+    return max(float((one[name].cpu().double() - other[name].cpu().double()).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=label)
+def test_every_method_trains_as_on_a_cpu(method):
+    federation = make_federation()
+    for settings in ({}, {"participation": 0.75, "rounds": 4}):
+        simulator, state, records = play(method, federation, **settings)
+        assert simulator.engine.recorder.graphs, "nothing was recorded"
+        _, expected, expected_records = play(method, federation, device="cpu", **settings)
+        assert apart(state, expected) < 2e-3
+        for record, other in zip(records, expected_records, strict=True):
+            assert record["loss"] == pytest.approx(other["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("method", [FedBN(), Ditto(), PerFedAvg()], ids=label)
+def test_batch_norm_is_recorded_and_trains_as_on_a_cpu(method):
+    def network():
+        return build_net(Network(net="mlp-bn", hidden=7), federation.sample_shape, federation.classes, seed=3)
+
+    federation = make_federation()  # of unequal clients: some finish early
+    simulator, state, _ = play(method, federation, network=network, rounds=4)
+    assert simulator.engine.name == "stacked"
+    assert simulator.engine.recorder.graphs, "nothing was recorded"
+    _, expected, _ = play(method, federation, network=network, rounds=4, device="cpu")
+    assert apart(state, expected) < 2e-3
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_batch_norm_between_convolutions_learns_what_the_loop_learns(precision):
+    # Steps so small that a rounding does not grow: with parameters 0.4 % off, a loop's losses differ by 0.4 % at most.
+    federation, local = images(), LocalTraining(epochs=3, batch=10, lr=0.002)
+
+    def network():
+        return build_net(Network(net="cnn-bn"), federation.sample_shape, federation.classes, seed=3)
+
+    _, _, looped = play(FedBN(), federation, local, network, rounds=6, backend="loop", device="cpu")
+    _, state, records = play(FedBN(), federation, local, network, rounds=6, precision=precision)
+    assert [each["loss"] for each in records] == pytest.approx([each["loss"] for each in looped], rel=0.02)
+    assert records[-1]["accuracy"] == pytest.approx(looped[-1]["accuracy"], abs=0.1)
+    assert all(value.dtype == torch.float32 for value in state.params.row(0).values())
+
+
+@pytest.mark.parametrize("schedule", ["exponential", "cosine"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_recorded_step_follows_the_learning_rate(schedule, fused, monkeypatch):
+    if not fused:
+        monkeypatch.setattr(kernels, "usable", lambda *_: False)
+    local = dataclasses.replace(LOCAL, schedule=schedule, lr_decay=0.5, weight_decay=0.01, clip=0.5)
+    _, state, _ = play(FedAvg(), make_federation(), local, rounds=5)
+    _, expected, _ = play(FedAvg(), make_federation(), local, rounds=5, device="cpu")
+    assert apart(state, expected) < 1e-4
+
+
+def test_what_cannot_be_recorded_is_run_as_it_is():
+    class Looks(FedAvg):
+        def loss(self, net, client, batch):
+            value = cross_entropy(net(client.params, batch.x), batch)
+            torch.cuda.synchronize()  # not allowed while a graph is recorded
+            return value
+
+    simulator, state, _ = play(Looks(), make_federation())
+    assert not any(result is None for _, _, result in simulator.engine.recorder.graphs.values())
+    _, expected, _ = play(FedAvg(), make_federation(), device="cpu")
+    assert apart(state, expected) < 1e-4
+
+
+def images(clients=5, samples=40, size=16, channels=3):
+    generator = np.random.default_rng(0)
+    y = generator.integers(0, 4, clients * samples)
+    x = generator.integers(0, 90, (len(y), channels, size, size)) + 40 * y[:, None, None, None]
+    return Federation.from_arrays(
+        x.astype(np.uint8), y, np.repeat(np.arange(clients), samples), classes=4, test_share=0.25
+    )
+
+
+class Mixed(nn.Module):
+    """Layers that our programs cover beside some that they do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, stride=2), nn.GroupNorm(4, 32), nn.Tanh(),
+            nn.Conv2d(32, 32, 3, padding=1, groups=4), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+        )  # fmt: skip
+        self.head = nn.Linear(128, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+def mixed():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Net(Mixed(), torch.zeros(1, 3, 16, 16))
+
+
+def covered():
+    """Layers that our programs cover: a client's bits do not depend on how many are stacked."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
+        return Net(Split(body, nn.Linear(1024, 4)), torch.zeros(1, 3, 16, 16))
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedReMa(align=1.0)], ids=["fedavg", "fedrema"])
+def test_sixteen_bits_learn_what_thirty_two_learn(method):
+    federation = images()
+    local = LocalTraining(epochs=3, batch=10, lr=0.02)
+    _, _, exact = play(method, federation, local, mixed, rounds=6)
+    simulator, state, records = play(method, federation, local, mixed, rounds=6, precision="bf16")
+    assert simulator.engine.fused
+    assert records[0]["loss"] == pytest.approx(exact[0]["loss"], rel=0.02)
+    assert records[-1]["accuracy"] == pytest.approx(exact[-1]["accuracy"], abs=0.1)
+    assert all(value.dtype == torch.float32 for value in state.params.row(0).values())
+
+
+def test_a_networks_layers_give_the_same_in_both_backends():
+    federation = images()
+    local = LocalTraining(epochs=1, batch=10, lr=0.02)
+    _, stacked, _ = play(FedReMa(), federation, local, mixed)
+    _, looped, _ = play(FedReMa(), federation, local, mixed, backend="loop", device="cpu")
+    assert apart(stacked, looped) < 5e-3
+
+
+def test_in_groups_and_on_disk_it_is_the_same():
+    federation = make_federation(counts=np.random.default_rng(0).integers(4, 12, 75).tolist())
+    for method in (FedAvg(), FedReMa()):
+        _, whole, _ = play(method, federation)
+        cut, chunked, _ = play(method, federation, chunk=32, memory=1e-6)
+        assert cut.storage.on_disk
+        assert apart(whole, chunked) < 1e-4
+
+
+def test_seeds_in_company_end_as_they_do_alone():
+    federation = images()
+    local = LocalTraining(epochs=2, batch=10, lr=0.02)
+    alone, simulators = [], []
+    for seed in range(3):
+        simulator, state, _ = play(FedReMa(), federation, local, covered, precision="bf16", seed=seed)
+        alone.append(snapshot(state))
+        simulators.append(simulator)
+
+    def again(simulator, party):
+        simulator.engine = party
+        state = simulator.start()
+        list(simulator.play(state))
+        return snapshot(state)
+
+    found = Room(simulators[0].engine).play([functools.partial(again, simulator) for simulator in simulators])
+    for expected, other in zip(alone, found, strict=True):
+        assert all(torch.equal(value, other[name]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_the_servers_arithmetic_is_float32_whatever_clients_train_in(precision):
+    federation = make_federation()
+    simulator, _, _ = play(FedReMa(), federation, precision=precision)
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(20, 20, generator=generator)
+    tensors = {"a": torch.randn(20, 64, 1000, generator=generator), "b": torch.randn(20, 300, generator=generator)}
+    heads = {
+        name: torch.randn(20, *value.shape, generator=generator)
+        for name, value in simulator.net.initial.items() if simulator.net.in_head(name)
+    }  # fmt: skip
+    probes = torch.rand(1, 64, simulator.net.features_count, generator=generator)
+
+    def results(net, device, dtype):
+        def placed(tensors):
+            return {name: value.to(device, dtype) for name, value in tensors.items()}
+
+        net = net.to(torch.device(device), dtype)
+        found = {f"mixed {name}": value for name, value in mix(placed(tensors), weights.to(device, dtype)).items()}
+        means = average(placed(tensors), weights[0].to(device, dtype))
+        found |= {f"mean {name}": value for name, value in means.items()}
+        return found | {"S": head_similarity(net, placed(heads), probes.to(device, dtype), temperature=0.5)}
+
+    found = results(simulator.net, "cuda", torch.float32)
+    for name, exact in results(simulator.net, "cpu", torch.float64).items():
+        error = (found[name].cpu().double() - exact).norm() / exact.norm()
+        assert error < 1e-6, f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_rounds_mean_is_that_of_its_uploads_in_float32(precision):
+    errors = []
+
+    class Collected(FedAvg):
+        def role(self, net, name):
+            return Role.SHARED if net.in_body(name) else Role.COLLECTED
+
+        def aggregate(self, net, state, uploads, moment):
+            heads = average(uploads.params, uploads.counts)
+            for name, value in uploads.params.items():
+                shares = (uploads.counts.double() / uploads.counts.double().sum()).cpu()
+                exact = torch.tensordot(shares, value.cpu().double(), dims=1)
+                errors.append(float((heads[name].cpu().double() - exact).norm() / exact.norm()))
+            return Answer(shared={**uploads.mean, **heads}, state=state)
+
+    play(Collected(), make_federation(), precision=precision)
+    assert errors
+    assert max(errors) < 1e-6

@@ -1,0 +1,222 @@
+"""The networks that come along, and one's own."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedrema.base.user_code import load_object
+from fedrema.errors import BadInput
+from fedrema.models.networks import Network, build_net
+
+
+def sizes(net, part):
+    return sum(value.numel() for name, value in net.initial.items() if name.startswith(part + "."))
+
+
+def refusal(settings, shape=(6,), classes=4):
+    with pytest.raises(BadInput) as caught:
+        build_net(settings, shape, classes, seed=0)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_the_papers_cnn():
+    net = build_net(Network(net="cnn"), (1, 28, 28), 10, seed=0)
+    assert net.features_count == 1024
+    assert sizes(net, "body") == (1 * 32 * 25 + 32) + (32 * 64 * 25 + 64)
+    assert sizes(net, "head") == (1024 * 512 + 512) + (512 * 10 + 10)
+    kinds = [type(layer) for _, layer in net.layers()]
+    assert kinds == [
+        *(nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten),
+        *(nn.Linear, nn.ReLU, nn.Linear),
+    ]
+
+
+def test_the_papers_alexnet():
+    net = build_net(Network(net="alexnet"), (3, 32, 32), 10, seed=0)
+    assert net.features_count == 2304
+    convolutions = [value for name, value in net.initial.items() if net.in_body(name) and value.dim() == 4]
+    assert [tuple(value.shape) for value in convolutions] == [
+        *((32, 3, 3, 3), (64, 32, 3, 3), (128, 64, 3, 3), (256, 128, 3, 3), (256, 256, 3, 3)),
+    ]
+    assert sizes(net, "head") == (2304 * 1024 + 1024) + (1024 * 512 + 512) + (512 * 10 + 10)
+    kinds = [(name.split(".")[0], type(layer)) for name, layer in net.layers()]
+    # No activation between the last three convolutions, none in the head.
+    assert [kind for part, kind in kinds if part == "body"] == [
+        *(nn.Conv2d, nn.MaxPool2d, nn.ReLU) * 2,
+        *(nn.Conv2d, nn.Conv2d, nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Flatten),
+    ]
+    assert [kind for part, kind in kinds if part == "head"] == [nn.Linear] * 3
+
+
+def test_the_mlp_has_one_hidden_layer():
+    net = build_net(Network(net="mlp", hidden=9), (2, 3), 4, seed=0)
+    assert net.features_count == 9
+    assert sizes(net, "body") == 6 * 9 + 9
+    assert sizes(net, "head") == 9 * 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "features"),
+    [((3, 32, 32), 2304), ((1, 28, 28), 1024), ((3, 28, 28), 1024), ((1, 8, 8), 32), ((13,), 32), ((64, 64), 32)],
+)
+def test_auto_goes_by_the_shape_of_a_sample(shape, features):
+    assert build_net(Network(), shape, 4, seed=0).features_count == features
+
+
+def test_a_network_of_no_width_is_refused():
+    with pytest.raises(BadInput, match="--hidden must be at least 1, got 0"):
+        Network(hidden=0)
+
+
+@pytest.mark.parametrize("name", ["cnn", "alexnet"])
+def test_images_that_are_too_small_are_refused(name):
+    assert refusal(Network(net=name), (1, 4, 4)) == (
+        f"--net {name} cannot take samples of shape (1, 4, 4): use --net mlp or your own network."
+    )
+    assert refusal(Network(net=name), (30,)) == (
+        f"--net {name} takes images [channels, height, width], the data has shape (30,): use --net mlp."
+    )
+
+
+def test_an_unknown_network_is_refused():
+    assert refusal(Network(net="resnet")) == (
+        "--net 'resnet' is unknown; valid are auto, mlp, cnn, alexnet, mlp-bn, cnn-bn, alexnet-bn,"
+        " or your own as module:function."
+    )
+
+
+def test_the_seed_makes_the_weights_and_nothing_else_moves():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, again, other = (build_net(Network(), (6,), 4, seed).initial for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+OWN = """
+from torch import nn
+
+def sized(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], 11), nn.ReLU(), nn.Linear(11, classes))
+
+def fixed():
+    return Own((6,), 4)
+
+class Own(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.body, self.classifier = nn.Linear(shape[0], 5), nn.Linear(5, classes)
+
+    def forward(self, x):
+        return self.classifier(self.body(x).tanh())
+
+class Skipping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.skip = nn.Linear(6, 4, bias=False)
+
+    def forward(self, x):
+        return self.head(self.body(x)) + self.skip(x)
+
+def number(shape, classes):
+    return 3
+
+def greedy(shape, classes, more):
+    return None
+
+def failing(shape, classes):
+    raise ValueError("no such layer")
+
+ready = nn.Linear(6, 4)
+text = "a network"
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A user's folder with a file of networks."""
+    (tmp_path / "my_own_networks.py").write_text(OWN)
+    (tmp_path / "my_broken_networks.py").write_text("import torch\n1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    # What was imported in another folder is not there in this one.
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "my_own_networks", raising=False)
+
+
+@pytest.mark.usefixtures("own")
+def test_ones_own_network_is_called_with_shape_and_classes():
+    net = build_net(Network(net="my_own_networks:sized", head="3"), (6,), 4, seed=0)
+    assert net.features_count == 11
+    assert net.classes == 4
+    assert build_net(Network(net="my_own_networks:Own"), (6,), 4, seed=0).features_count == 5
+    first, again = (build_net(Network(net="my_own_networks:Own"), (6,), 4, seed=3).initial for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.usefixtures("own")
+def test_ones_own_network_may_take_no_arguments():
+    net = build_net(Network(net="my_own_networks:fixed"), (6,), 4, seed=0)
+    assert net.features_count == 5
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("number", "--net 'my_own_networks:number' must return a torch.nn.Module, got int."),
+        ("text", "--net 'my_own_networks:text' must be a function that returns a torch.nn.Module, got str."),
+        ("ready", "--net 'my_own_networks:ready' must be a function that returns a torch.nn.Module, got Linear."),
+        (
+            "greedy",
+            "--net 'my_own_networks:greedy' cannot be built: TypeError: greedy() missing 1 required positional"
+            " argument: 'more'.",
+        ),
+        (
+            "failing",
+            "--net 'my_own_networks:failing' cannot be built: ValueError: no such layer (my_own_networks.py, line 34).",
+        ),
+        (
+            "absent",
+            "The network 'my_own_networks:absent' cannot be loaded: my_own_networks has no 'absent'.",
+        ),
+    ],
+)
+def test_what_is_no_network_is_refused(name, sentence):
+    assert refusal(Network(net=f"my_own_networks:{name}")) == sentence
+
+
+@pytest.mark.usefixtures("own")
+def test_a_way_around_the_head_is_noticed_even_without_biases():
+    assert "is not the last layer that the network calls" in refusal(Network(net="my_own_networks:Skipping"))
+
+
+@pytest.mark.usefixtures("own")
+def test_what_cannot_be_loaded_is_refused_in_one_sentence():
+    assert refusal(Network(net="no_such_module:net")) == (
+        "The network 'no_such_module:net' cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'."
+    )
+    assert refusal(Network(net="my_broken_networks:net")) == (
+        "The network 'my_broken_networks:net' cannot be loaded: ZeroDivisionError: division by zero"
+        " (my_broken_networks.py, line 2)."
+    )
+    for reference in (":net", "module:", "module"):
+        with pytest.raises(BadInput, match="must have the form module:name"):
+            load_object(reference, "network")
+
+
+def test_modules_are_looked_for_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    (tmp_path / "only_in_this_folder.py").write_text("answer = 42\n")
+    monkeypatch.chdir(tmp_path)
+    assert load_object("only_in_this_folder:answer", "number") == 42
+
+
+def test_a_projection_is_for_the_networks_that_come_along():
+    with pytest.raises(BadInput, match="--projection 4 is for mlp, cnn and alexnet: put it into mine:net yourself"):
+        Network(net="mine:net", projection=4)
+    with pytest.raises(BadInput, match="--projection must be 0 or more, got -1"):
+        Network(projection=-1)

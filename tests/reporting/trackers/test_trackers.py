@@ -1,0 +1,145 @@
+"""--track: the numbers and pictures that arrive, in real event files and real local stores."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+import fedrema
+from fedrema.cli import main
+from fedrema.reporting.trackers import Tracking, scalars_of
+from fedrema.runs.directory import RunDirectory
+from fedrema.runs.execute import Interrupted
+
+QUICK = {"rounds": 3, "clients": 4, "samples": 20, "epochs": 1}
+
+
+def stop_after(last):
+    def watch(played):
+        if played.record["round"] == last:
+            raise Interrupted
+
+    return watch
+
+
+def test_scalars_of_a_record():
+    record = {
+        "round": 2, "participants": [0, 2], "dropped": [1], "rejected": {"a": "late"}, "accuracy": 0.5, "loss": 1.0,
+        "client_loss": [1.0, 1.0], "seconds": {"train": 2.0}, "trained_accuracy": None,
+        "trace": {"critical": True, "set_sizes": [1, 2], "gap_ratio": 0.75},
+    }  # fmt: skip
+    assert scalars_of(record) == {
+        "accuracy": 0.5, "loss": 1.0, "seconds/train": 2.0, "trace/critical": 1.0, "trace/gap_ratio": 0.75,
+        "trace/mean_set_size": 1.5, "clients/took_part": 2.0, "clients/failed": 2.0,
+    }  # fmt: skip
+
+
+def test_unknown_and_missing_trackers_are_one_sentence(tmp_path, capsys, monkeypatch):
+    arguments = ["run", "fedavg", "--rounds", "1", "--out", str(tmp_path / "run")]
+    assert main([*arguments, "--track", "tensorboard,paper"]) == 2
+    assert "--track 'paper' is unknown; valid are tensorboard, mlflow, wandb." in capsys.readouterr().err
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "mlflow" else found(name))
+    assert main([*arguments, "--track", "mlflow"]) == 2
+    assert (
+        "--track mlflow needs a package that is not installed: pip install 'fedrema[mlflow]'."
+        in capsys.readouterr().err
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_where_things_are_sent_does_not_change_the_run(tmp_path):
+    pytest.importorskip("tensorboard")
+    plain = fedrema.run("fedrema", out=tmp_path / "plain", **QUICK)
+    tracked = fedrema.run("fedrema", out=tmp_path / "tracked", track="tensorboard", **QUICK)
+    assert plain.config["identity"] == tracked.config["identity"]
+    assert [record["accuracy"] for record in plain.rounds] == [record["accuracy"] for record in tracked.rounds]
+
+
+def test_tensorboard_gets_numbers_and_pictures_also_after_a_stop(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    out = tmp_path / "run"
+    settings = {**QUICK, "track": "tensorboard", "record": "relations", "checkpoint_every": 1}
+    with pytest.raises(Interrupted):
+        fedrema.run("fedrema", out=out, watch=stop_after(2), **settings)
+    run = fedrema.resume(out)
+    events = EventAccumulator(str(out / "tensorboard"), size_guidance={"images": 0, "scalars": 0})
+    events.Reload()
+    sent = {event.step: event.value for event in events.Scalars("accuracy")}
+    assert sent == pytest.approx({record["round"]: record["accuracy"] for record in run.rounds})
+    assert len(events.Scalars("accuracy")) == 3
+    assert events.Scalars("trace/mean_gap")[0].value == pytest.approx(run.rounds[0]["trace"]["mean_gap"])
+    assert set(events.Tags()["images"]) == {"accuracy", "gap_ratio", "S", "G"}
+    assert [event.step for event in events.Images("S")] == [3]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, of the database library it uses
+def test_mlflow_gets_numbers_settings_and_pictures_also_after_a_stop(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (make test-tracking)")
+    monkeypatch.chdir(tmp_path)  # its pictures lie in ./mlruns
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    out = tmp_path / "run"
+    settings = {**QUICK, "track": "mlflow", "record": "relations", "checkpoint_every": 1}
+    with pytest.raises(Interrupted):
+        fedrema.run("fedrema", out=out, watch=stop_after(2), **settings)
+    client = mlflow.MlflowClient()
+    (experiment,) = [one for one in client.search_experiments() if one.name == "fedrema"]
+    (stored,) = client.search_runs([experiment.experiment_id])
+    assert stored.info.status == "KILLED"
+    run = fedrema.resume(out)
+    (stored,) = client.search_runs([experiment.experiment_id])
+    assert stored.info.status == "FINISHED"
+    history = {one.step: one.value for one in client.get_metric_history(stored.info.run_id, "accuracy")}
+    assert history == pytest.approx({record["round"]: record["accuracy"] for record in run.rounds})
+    assert stored.data.params["clients"] == "4"
+    pictures = {file.path for file in client.list_artifacts(stored.info.run_id, "pictures")}
+    assert pictures == {f"pictures/{name}.png" for name in ("accuracy", "gap_ratio", "S", "G")}
+
+
+def test_wandb_keeps_numbers_offline_in_the_runs_folder(tmp_path):
+    pytest.importorskip("wandb", reason="wandb is not installed (make test-tracking)")
+    # In a process of its own: it leaves threads and an exit handler behind.
+    code = (
+        "import os, fedrema\nos.environ['WANDB_MODE'] = 'offline'\n"
+        f"fedrema.run('fedrema', out={str(tmp_path / 'run')!r}, track='wandb', **{QUICK!r})"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
+    (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
+    (file,) = folder.glob("*.wandb")
+    assert file.stat().st_size > 1000
+    assert b"accuracy" in file.read_bytes()
+    assert json.loads((tmp_path / "run" / "tracking.json").read_text())["wandb"] == folder.name.rpartition("-")[2]
+
+
+class Sulking:
+    """A tracker whose server goes away in the second round."""
+
+    def __init__(self):
+        self.got = []
+
+    def scalars(self, number, values):
+        if number == 2:
+            raise ConnectionError("the server is gone")
+        self.got.append(number)
+
+
+def test_training_goes_on_without_a_tracker_that_fails(tmp_path, capsys):
+    sulking = Sulking()
+    tracked = Tracking([sulking], RunDirectory(tmp_path))
+    for number in (1, 2, 3):
+        tracked.round({"round": number, "accuracy": 0.5})
+    tracked.close()
+    assert sulking.got == [1]
+    assert capsys.readouterr().err.count("gets no more numbers") == 1
+
+
+def test_a_store_that_cannot_be_reached_is_one_sentence(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("mlflow", reason="mlflow is not installed (make test-tracking)")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://store")
+    arguments = ["run", "fedavg", "--rounds", "1", "--clients", "4", "--samples", "20", "--track", "mlflow"]
+    assert main([*arguments, "--out", str(tmp_path / "run")]) == 2
+    assert "fedrema: --track mlflow cannot begin: " in capsys.readouterr().err

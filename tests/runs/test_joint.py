@@ -1,0 +1,204 @@
+"""Seeds that train as one program end as they would alone."""
+
+import dataclasses
+import functools
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.config.settings import parse_settings
+from fedrema.core import LocalTraining, Simulation
+from fedrema.engine import Room
+from fedrema.engine.batches import Order
+from fedrema.engine.joint import joined_order
+from fedrema.errors import Diverged
+from fedrema.methods.fedavg import FedAvg
+from fedrema.models.networks import Network, build_net
+from fedrema.runs import joint
+from fedrema.runs.execute import Interrupted, execute, resume
+from fedrema.runs.joint import play_seeds, seeds_apart
+from fedrema.runs.run import Run
+from fedrema.simulation.simulator import Simulator
+from tests.conftest import make_federation
+from tests.contract.test_methods import METHODS, label, snapshot
+
+
+@pytest.fixture(autouse=True)
+def also_on_a_cpu(monkeypatch):
+    """There is no GPU here; what is computed is the same."""
+    monkeypatch.setattr(joint, "DEVICES", ("cpu", "cuda"))
+
+
+def settings_of(tmp_path, name="together", seeds=3, method="fedrema", *arguments):
+    words = ["--rounds", "3", "--clients", "5", "--samples", "40", "--epochs", "1", "--hidden", "8", *arguments]
+    base = parse_settings(method, [*words, "--quiet"])
+    return [
+        dataclasses.replace(
+            base,
+            simulation=dataclasses.replace(base.simulation, seed=seed),
+            output=dataclasses.replace(base.output, out=tmp_path / name / f"seed-{seed}"),
+        )
+        for seed in range(seeds)
+    ]
+
+
+def nobody(settings):
+    return lambda played: None
+
+
+def play_in_company(method, federation, seeds, **settings):
+    """Play several seeds in threads that meet; returns their states and how many jobs were done at once."""
+    simulators = []
+    for seed in seeds:
+        net = build_net(Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=seed)
+        chosen = {"rounds": 2, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
+        local = LocalTraining(epochs=2, batch=5, lr=0.05)
+        simulators.append(Simulator(method, net, federation, local, Simulation(seed=seed, **chosen)))
+    alone = []
+    for simulator in simulators:
+        state = simulator.start()
+        alone.append((state, [played.record for played in simulator.play(state)]))
+    room = Room(simulators[0].engine)
+    sizes = []
+    original = room.engine.train
+    room.engine.train = lambda job: sizes.append(len(job.cohort)) or original(job)
+
+    def play(simulator, party):
+        simulator.engine = party
+        state = simulator.start()
+        return state, [played.record for played in simulator.play(state)]
+
+    found = room.play([functools.partial(play, simulator) for simulator in simulators])
+    return alone, found, sizes
+
+
+@pytest.mark.parametrize("method", METHODS, ids=label)
+def test_company_changes_nothing(method, federation):
+    alone, in_company, sizes = play_in_company(method, federation, seeds=(0, 1, 2), participation=0.75)
+    for (state, records), (other, other_records) in zip(alone, in_company, strict=True):
+        expected, found = snapshot(state), snapshot(other)
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
+            assert torch.allclose(value.double(), found[name].double(), rtol=0, atol=1e-12), name
+        for record, other_record in zip(records, other_records, strict=True):
+            for name in ("client_accuracy", "trained_client_accuracy", "participants", "bytes_up", "bytes_down"):
+                assert record[name] == other_record[name]
+            assert record["client_loss"] == pytest.approx(other_record["client_loss"], abs=1e-12)
+    assert set(sizes) <= {9, 12}  # three of four clients each train together, all four where they adapt
+
+
+def test_one_who_leaves_does_not_keep_the_others_waiting():
+    federation = make_federation()
+    alone, in_company, sizes = play_in_company(FedAvg(), federation, seeds=(0, 1))
+    assert set(sizes) == {8}
+    assert len(alone) == len(in_company) == 2
+
+
+def test_runs_of_several_seeds_are_as_those_of_single_ones(tmp_path):
+    done = [outcome for _, outcome in play_seeds(settings_of(tmp_path), nobody)]
+    for seed, run in enumerate(done):
+        single = execute(settings_of(tmp_path, "single")[seed])
+        assert run.summary["best_accuracy"] == single.summary["best_accuracy"]
+        for row in range(5):
+            one, other = run.personal_parameters(row=row), single.personal_parameters(row=row)
+            assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_a_single_run_does_not_ask_how_many_fit(tmp_path, monkeypatch):
+    asked = []
+    original = Simulator.room_for
+    monkeypatch.setattr(Simulator, "room_for", lambda self: asked.append(self) or original(self))
+    assert len(list(play_seeds(settings_of(tmp_path, seeds=1), nobody))) == 1
+    assert not asked
+    assert len(list(play_seeds(settings_of(tmp_path, "several", seeds=2), nobody))) == 2
+    assert len(asked) == 1
+
+
+def test_a_seed_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
+    original = Simulator.local_training
+
+    def poisoned(self, cohort, velocity, moment):
+        trained, velocity, losses = original(self, cohort, velocity, moment)
+        if self.seed == 1 and moment.round == 2:
+            losses = losses * float("nan")
+        return trained, velocity, losses
+
+    monkeypatch.setattr(Simulator, "local_training", poisoned)
+    outcomes = [outcome for _, outcome in play_seeds(settings_of(tmp_path), nobody)]
+    assert [type(outcome) for outcome in outcomes] == [Run, Diverged, Run]
+    assert "round 2" in str(outcomes[1])
+    assert [len(outcome.rounds) for outcome in outcomes if isinstance(outcome, Run)] == [3, 3]
+
+
+def test_an_error_in_one_thread_is_the_callers(tmp_path, monkeypatch):
+    def broken(self, state, moment):
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(Simulator, "score", broken)
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        list(play_seeds(settings_of(tmp_path), nobody))
+
+
+def test_an_error_in_the_common_program_is_the_callers(tmp_path, monkeypatch):
+    from fedrema.engine import StackedEngine
+
+    def broken(self, job):
+        raise RuntimeError("the program is broken")
+
+    monkeypatch.setattr(StackedEngine, "train", broken)
+    with pytest.raises(RuntimeError, match="the program is broken"):
+        list(play_seeds(settings_of(tmp_path), nobody))
+
+
+def test_asked_to_stop_all_seeds_are_saved_and_can_be_taken_up(tmp_path):
+    whole = [outcome for _, outcome in play_seeds(settings_of(tmp_path, "whole"), nobody)]
+
+    def watching(settings):
+        def watch(played):
+            if played.record["round"] == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return watch if settings.simulation.seed == 0 else lambda played: None
+
+    with pytest.raises(Interrupted):
+        list(play_seeds(settings_of(tmp_path, "stopped"), watching))
+    for seed, run in enumerate(whole):
+        folder = tmp_path / "stopped" / f"seed-{seed}"
+        assert len(Run(folder).rounds) < 3
+        again = resume(folder)
+        for row in range(5):
+            one, other = run.personal_parameters(row=row), again.personal_parameters(row=row)
+            assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_only_seeds_are_put_together(tmp_path):
+    first, second = settings_of(tmp_path, "a", 2), settings_of(tmp_path, "b", 2, "fedavg")
+    other = settings_of(tmp_path, "c", 2, "fedrema", "--delta", "0.3")
+    assert [len(group) for group in seeds_apart([*first, *second, *other])] == [2, 2, 2]
+
+
+def test_as_many_seeds_as_memory_allows(tmp_path):
+    settings = settings_of(tmp_path, "few", 3, "fedrema", "--memory", "0.00001")
+    started = []
+
+    def watching(each):
+        started.append(each.simulation.seed)
+        return lambda played: None
+
+    played = play_seeds(settings, watching)
+    next(played)
+    assert len(started) < 3
+    assert len(list(played)) == 2
+
+
+def test_orders_of_unequal_length_are_padded():
+    short = Order(np.ones((1, 1, 1, 2), np.int64), np.full((1, 1, 1), 2), np.array([1]))
+    long = Order(np.full((2, 3, 1, 4), 5), np.full((2, 3, 1), 4), np.array([3, 2]))
+    both = joined_order([short, long])
+    assert both.index.shape == (3, 3, 1, 4)
+    assert both.index[0, :, 0].tolist() == [[1, 1, 0, 0], [0] * 4, [0] * 4]
+    assert both.sizes[0, :, 0].tolist() == [2, 0, 0]
+    assert both.steps.tolist() == [1, 3, 2]

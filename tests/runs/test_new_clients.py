@@ -1,0 +1,143 @@
+"""Clients that come later begin with what the others have learnt: in a simulation, over a network, by personalize."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.cli import main
+from fedrema.config.settings import parse_settings
+from fedrema.core import LocalTraining
+from fedrema.data import build_federation
+from fedrema.deploy.central import Central
+from fedrema.deploy.node import Node
+from fedrema.methods.apfl import APFL
+from fedrema.methods.ditto import Ditto
+from fedrema.methods.fedala import FedALA
+from fedrema.methods.fedkd import FedKD
+from fedrema.methods.fedrod import FedRoD
+from fedrema.methods.fedselect import FedSelect
+from fedrema.methods.fedvf import FedVF
+from fedrema.methods.pfedme import PFedMe
+from fedrema.runs.checkpoint import load_state
+from fedrema.runs.directory import RunDirectory
+from fedrema.runs.execute import prepare
+from fedrema.runs.new_clients import personalize
+from tests.conftest import make_federation
+from tests.contract.test_methods import label, simulator
+
+WITH_COPIES = [
+    Ditto(),
+    APFL(),
+    APFL(mixing="outputs"),
+    FedKD(),
+    FedRoD(),
+    FedSelect(select_every=1),
+    FedALA(),
+    FedVF(first_stage=0.0, head_every=5),
+    PFedMe(),
+]
+"""Methods that share a whole network and keep copies of it, or of its head, at their clients."""
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+
+
+def answers_as_the_shared_model(played, state, client) -> bool:
+    """Tell whether a client answers as the network that is shared by all."""
+    x = played.train.of(0).x
+    shared = {name: state.params.common[name] for name in played.net.initial}
+    found, expected = played.method.predict(played.net, client, x), played.net(shared, x)
+    return bool(torch.allclose(found, expected, rtol=0, atol=1e-12))
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+@pytest.mark.parametrize("method", WITH_COPIES, ids=label)
+def test_a_late_client_begins_with_the_shared_model(method, backend, monkeypatch):
+    played = simulator(method, make_federation(), LOCAL, backend=backend, late=0.25, late_round=4, rounds=5)
+    (late,) = [row for row, joins in enumerate(played.joins) if joins == 4]
+    state, arrived = played.start(), []
+    begin = played.begin
+
+    def watched(cohort, moment):
+        if moment.round == 4:
+            arrived.extend(answers_as_the_shared_model(played, state, cohort.one(row)) for row in range(4))
+        return begin(cohort, moment)
+
+    monkeypatch.setattr(played, "begin", watched)
+    list(played.play(state))
+    # The others have models of their own by then.
+    assert arrived == [row == late for row in range(4)]
+
+
+@pytest.mark.parametrize("method", WITH_COPIES, ids=label)
+def test_a_late_client_that_has_not_taken_part_yet_follows_the_shared_model(method):
+    played = simulator(method, make_federation(), LOCAL, late=0.25, late_round=3, rounds=5)
+    (late,) = [row for row, joins in enumerate(played.joins) if joins == 3]
+    others = [row for row in range(4) if row != late]
+    played.choose = lambda number: (others, [late] if number == 4 else [])  # once it fails on the way
+    state = played.start()
+    for record in (each.record for each in played.play(state)):
+        if record["round"] >= 3:
+            assert answers_as_the_shared_model(played, state, played.cohort(state, torch.arange(4)).one(late))
+            assert record["client_accuracy"][late] is not None
+
+
+@pytest.mark.parametrize("method", WITH_COPIES, ids=label)
+def test_clients_from_the_start_keep_what_they_began_with_until_they_take_part(method):
+    played = simulator(method, make_federation(), LOCAL, rounds=3)
+    played.choose = lambda number: ([0, 1, 2], [])
+    state = played.start()
+    before = {name: value[3].clone() for name, value in (state.params.own | state.memory).items()}
+    list(played.play(state))
+    for name, value in (state.params.own | state.memory).items():
+        assert torch.equal(value[3], before[name]), name
+
+
+ARGUMENTS = ["--clients", "4", "--samples", "40", "--hidden", "6", "--rounds", "6", "--epochs", "1", "--device", "cpu"]
+
+
+@pytest.mark.parametrize("method", ["ditto", "apfl", "fedkd", "fedselect", "fedala"])
+def test_a_node_that_joins_late_begins_with_the_shared_model(method):
+    settings = parse_settings(method, [*ARGUMENTS, "--precision", "float64"])
+    federation = build_federation(settings.data)
+    nodes = [Node(settings, federation.only(row)) for row in range(4)]
+    central = Central(settings, federation.sample_shape, federation.classes, 4)
+    for _ in range(3):
+        central.close({node.name: node.answer(central.letter(node.name)) for node in nodes[:3]})
+    letter = central.letter(nodes[3].name)
+    assert letter.late
+    standing = nodes[3]._standing(letter)
+    late = nodes[3].simulator.cohort(standing, torch.zeros(1, dtype=torch.long)).one(0)
+    assert answers_as_the_shared_model(nodes[3].simulator, central.state, late)
+    central.close({node.name: node.answer(central.letter(node.name)) for node in nodes})
+    assert not central.letter(nodes[3].name).late  # from now on it goes on with its own
+
+
+def test_a_node_that_was_there_from_the_start_is_not_late():
+    settings = parse_settings("ditto", ARGUMENTS)
+    federation = build_federation(settings.data)
+    nodes = [Node(settings, federation.only(row)) for row in range(4)]
+    central = Central(settings, federation.sample_shape, federation.classes, 4)
+    central.letter(nodes[1].name)  # it was asked, but did not answer
+    central.close({nodes[0].name: nodes[0].answer(central.letter(nodes[0].name))})
+    assert not central.letter(nodes[1].name).late
+    assert central.letter(nodes[2].name).late
+
+
+@pytest.mark.parametrize("method", ["ditto", "apfl"])
+def test_personalize_begins_with_the_shared_model(method, tmp_path):
+    run, data = tmp_path / "run", tmp_path / "new.npz"
+    assert main(["run", method, "--clients", "5", "--rounds", "4", "--device", "cpu", "--out", str(run)]) == 0
+    settings = parse_settings(method, ["--clients", "5", "--device", "cpu", "--data-seed", "9"])
+    federation = build_federation(settings.data)
+    played = prepare(settings, federation)
+    part = np.repeat(["train", "test"], [len(played.train.of(0).y), len(played.test.of(0).y)])
+    x, y = (
+        torch.cat([getattr(samples.of(0), field) for samples in (played.train, played.test)]).numpy()
+        for field in ("x", "y")
+    )
+    np.savez(data, x=x, y=y, split=part)
+    directory = RunDirectory.open(run)
+    state = load_state(directory.checkpoint_file, directory.config()["identity"])
+    answers = played.net(state.params.common, torch.from_numpy(x[part == "test"])).argmax(1)
+    expected = float((answers == torch.from_numpy(y[part == "test"])).float().mean())
+    assert expected > 0.4, "the shared model has learnt something"
+    assert personalize(run, data).accuracy["on arrival"] == pytest.approx(expected)
