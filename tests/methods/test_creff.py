@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from fedrema.core import Moment
 from fedrema.errors import BadInput
-from fedrema.methods.creff import CReFF, gradients_apart
+from fedrema.methods.creff import CReFF, gradient_distance
 from fedrema.models.body_and_head import Net
 from fedrema.models.last_layer import inputs_of_last, last_layer
 from fedrema.models.networks import Split
@@ -54,7 +54,7 @@ def test_how_far_gradients_point_apart():
     made = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
     real = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64)
     weight, bias = (torch.randn(size, generator=generator, dtype=torch.float64) for size in ((3, 5), (3,)))
-    found = gradients_apart(made, real, weight, bias)
+    found = gradient_distance(made, real, weight, bias)
     for c in range(3):
         layer = weight.clone().requires_grad_(), bias.clone().requires_grad_()
         loss = functional.cross_entropy(made[c] @ layer[0].T + layer[1], torch.full((4,), c))
@@ -71,10 +71,10 @@ def test_matching_brings_gradients_together_and_leaves_unknown_classes_alone():
     wrong = (torch.softmax(wanted @ weight.T + bias, dim=2) - torch.eye(3, dtype=torch.float64)[:, None]) / 4
     ones = torch.cat([wanted, wanted.new_ones(3, 4, 1)], dim=2)
     real = torch.einsum("cmo,cmd->cod", wrong, ones)  # so that `wanted` itself would be no way off
-    assert gradients_apart(wanted, real, weight, bias).abs().max() < 1e-9
+    assert gradient_distance(wanted, real, weight, bias).abs().max() < 1e-9
     known = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
     moved, _ = CReFF(match_steps=50, match_lr=0.5).match(made, real, known, weight, bias)
-    before, after = (gradients_apart(each, real, weight, bias) for each in (made, moved))
+    before, after = (gradient_distance(each, real, weight, bias) for each in (made, moved))
     assert (after[[0, 2]] < 0.3 * before[[0, 2]]).all()
     assert torch.equal(moved[1], made[1])
 
