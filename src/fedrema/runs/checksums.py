@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedrema.base.files import written_whole
-from fedrema.data.archives import check_archive
+from fedrema.data.npz import check_archive
 from fedrema.errors import BadInput
 
 CHECKSUM = "checksum"

@@ -14,7 +14,8 @@ from fedrema.base.user_code import load_object, raised_at, working_folder_import
 from fedrema.core import Moment, Role, average
 from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.data import Federation
-from fedrema.data.federation import parse_meta, read_npz
+from fedrema.data.federation import parse_meta
+from fedrema.data.npz import read_npz
 from fedrema.engine import Cohort, Stacked
 from fedrema.errors import BadInput, FedremaError
 from fedrema.methods.fedrema import maximum_difference_segmentation
