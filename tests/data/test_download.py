@@ -104,7 +104,7 @@ def test_a_full_disk_leaves_nothing(server, small_mnist, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pooch.HTTPDownloader.__call__", full)
-    with pytest.raises(BadInput, match=r"cannot write .*: No space left on device; choose a place"):
+    with pytest.raises(BadInput, match=r"cannot write .*: No space left on device; choose a writable folder"):
         load_pool("mnist", mirror=server.address)
     assert left_behind() == []
 

@@ -128,11 +128,13 @@ def test_types_that_are_taken():
     [
         (
             {"x": np.full((7, 2), np.nan)},
-            r"x has NaN or infinite values in 7 samples, the first is nan in row 0 \(client '10'\), column 0; all values must be finite",
+            r"x has NaN or infinite values in 7 samples, the first is nan in row 0 \(client '10'\), column 0;"
+            " all values must be finite",
         ),
         (
             {"x": np.r_[np.zeros((6, 2)), [[0, 1e300]]]},
-            r"x has NaN or infinite values in 1 samples, the first is 1e\+300 in row 6 \(client '3'\), column 1; all values must be finite",
+            r"x has NaN or infinite values in 1 samples, the first is 1e\+300 in row 6 \(client '3'\), column 1;"
+            " all values must be finite",
         ),
         ({"x": np.array([["a", "b"]] * 7)}, "x has the type <U1; valid are uint8 for pixels, floats and integers"),
         ({"x": np.array([[None, 1]] * 7)}, "x holds Python objects"),
@@ -159,7 +161,8 @@ def test_types_that_are_taken():
         ({"client": np.zeros(3, int)}, "client has 3 entries"),
         (
             {"client": np.ones(7)},
-            r"client has the type float64; it must hold whole numbers or strings: client.astype\(int\) converts 1.0 to 1",
+            r"client has the type float64; it must hold whole numbers or strings:"
+            r" client.astype\(int\) converts 1.0 to 1",
         ),
         (
             {"client": [1, 2, np.nan, 1, 1, 1, 1]},

@@ -9,8 +9,7 @@ from torch.nn import functional
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.creff import CReFF, gradient_distance
-from fedrema.models.body_and_head import Net
-from fedrema.models.last_layer import inputs_of_last, last_layer
+from fedrema.models.body_and_head import Net, last_layer, last_layer_inputs
 from fedrema.models.networks import Split
 from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, features, local, logits, mean, plus, slopes, softmax
 
@@ -102,6 +101,6 @@ def test_what_the_last_layer_is_given_in_a_deeper_head():
     assert last_layer(net) == ("head.2.weight", "head.2.bias")
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     expected = torch.relu(x @ net.initial["head.0.weight"].T + net.initial["head.0.bias"])
-    assert torch.allclose(inputs_of_last(net, net.initial, x), expected, atol=1e-6)
+    assert torch.allclose(last_layer_inputs(net, net.initial, x), expected, atol=1e-6)
     with pytest.raises(BadInput, match="whose last layer is linear, with a bias"):
         last_layer(Net(Split(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pooch
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.base.terminal import Console
 from fedrema.data.file_formats import read_archive, read_file
 from fedrema.data.sources import Source
@@ -27,7 +27,7 @@ def download_file(source: Source, name: str, folder: Path, mirror: str | None = 
     """Download one file of `source` into `folder`; it appears there only after its content has been verified."""
     address = base_address(source, mirror) + name
     target = folder / name
-    with written_whole(target) as temporary:
+    with atomic_file(target) as temporary:
         _fetch(address, temporary, name)
         try:
             if name == source.archive:

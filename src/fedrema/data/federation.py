@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.base.memory import check_fits
 from fedrema.data.checks import (
     BadRow,
@@ -184,7 +184,7 @@ class Federation:
             meta = json.dumps(record)
         except (TypeError, ValueError) as error:
             raise BadInput(f"info of the federation must contain JSON values only: {error}.") from error
-        with written_whole(Path(path)) as temporary, temporary.open("wb") as stream:
+        with atomic_file(Path(path)) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(
                 stream,
                 x=self.x,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.base.terminal import safe
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
@@ -38,7 +38,7 @@ def draw_federation(federation: Federation, path: Path) -> None:
     _draw_matrix(matrix, federation, row_height)
     _draw_bars(bars, federation)
     figure.suptitle(_title(federation), fontsize=11)
-    with written_whole(path) as temporary:
+    with atomic_file(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=150)
 
 

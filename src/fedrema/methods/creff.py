@@ -11,8 +11,7 @@ from torch.nn import functional
 from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, State, Uploads
 from fedrema.errors import above_zero, at_least
 from fedrema.methods.shared.prototypes import class_membership
-from fedrema.models.body_and_head import Net, Tensors
-from fedrema.models.last_layer import inputs_of_last, last_layer
+from fedrema.models.body_and_head import Net, Tensors, last_layer, last_layer_inputs
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class CReFF(Method):
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Send which classes are held, and for each the gradient [C, d + 1] with respect to φ̂ at the received model."""
         weight, bias = last_layer(net)
-        inputs = inputs_of_last(net, client.received, data.x)
+        inputs = last_layer_inputs(net, client.received, data.x)
         received = client.inbox if "classifier.weight" in client.inbox else client.received
         names = ("classifier.weight", "classifier.bias") if received is client.inbox else (weight, bias)
         probabilities = torch.softmax(inputs @ received[names[0]].T + received[names[1]], dim=1)

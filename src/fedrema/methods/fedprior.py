@@ -18,8 +18,7 @@ from fedrema.methods.shared.prototypes import (
     initial_prototypes,
 )
 from fedrema.methods.shared.second_models import copied, copy_of
-from fedrema.models.body_and_head import Net, Tensors
-from fedrema.models.last_layer import last_layer
+from fedrema.models.body_and_head import Net, Tensors, last_layer
 
 SMOOTHINGS = 2.0 ** torch.arange(-4, 11, 0.5, dtype=torch.float64)
 """Candidate values of a, from 1/16 to over 1000; in float64, because likelihoods differ too little for float32."""
