@@ -18,7 +18,7 @@ from torch import nn
 from fedrema.base.files import written_whole
 from fedrema.core import Client, Method, overrides
 from fedrema.data import build_federation
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checkpoint import load_state
@@ -228,7 +228,7 @@ def writing_to(run: Run, place: Path) -> AbstractContextManager[object]:
 
 def trained_client(run: Run, state: SimulationState, params: Tensors, row: int) -> Client:
     """Return the client in a row of the last checkpoint, on the CPU, with the parameters it uses."""
-    groups = (params, Stacked(state.memory).row(row), state.inbox.row(row))
+    groups = (params, ClientTensors(state.memory).row(row), state.inbox.row(row))
     used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
     count = run.config["federation"]["train_counts"][row]
     return Client(used, used, memory, inbox, torch.tensor(float(count)))
@@ -373,7 +373,7 @@ def parameters_in_use(
     placed = load_state(run.directory.checkpoint_file, run.config["identity"], simulator.device)
     adapted: dict[int, Tensors] = {}
     # In the groups in which they were scored: the last bits depend on who is computed together.
-    for part in simulator.parts(torch.arange(placed.clients)):
+    for part in simulator.groups(torch.arange(placed.clients)):
         wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
         if wanted:
             cohort = simulator.cohort(placed, part)
