@@ -27,7 +27,7 @@ from fedrema.engine.batches import samples_on_device
 from fedrema.engine.devices import with_its_threads
 from fedrema.errors import BadInput, at_least
 from fedrema.models.body_and_head import Net, Tensors
-from fedrema.simulation.scoring import tally
+from fedrema.simulation.scoring import count_correct
 
 
 class Clients:
@@ -213,7 +213,7 @@ class Clients:
         """Count correct predictions of clients with their current parameters."""
         with calling(method, "predict"):
             predicted = self.engine.predictions(method, cohort, self.test)
-        return tally(predicted, self.test.y[cohort.index])
+        return count_correct(predicted, self.test.y[cohort.index])
 
 
 def _check_embedding_inputs(net: Net, federation: Federation) -> None:

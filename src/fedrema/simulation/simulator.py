@@ -31,8 +31,17 @@ from fedrema.engine.devices import with_its_threads
 from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.clients import Clients
 from fedrema.simulation.participation import Participation
+from fedrema.simulation.records import (
+    PRIMARY,
+    Evaluation,
+    MetricRecord,
+    RoundRecord,
+    TraceValue,
+    metric_record,
+    ratio,
+)
 from fedrema.simulation.row_storage import Rows, RowStorage, assign
-from fedrema.simulation.scoring import accuracy_record, share, together
+from fedrema.simulation.scoring import concatenate_counts
 from fedrema.simulation.state import COMMON, Clock, Round, SimulationState, on_device
 from fedrema.simulation.uploads import RoundUploads, check_finite
 
@@ -63,7 +72,7 @@ class Simulator(Clients):
         clock = Clock(self.device, self.joint_runs)
         moment = self.moment(state.round + 1)
         participants, failed = self.participation.choose(moment.round)
-        record: dict[str, Any] = {"round": moment.round, "participants": participants, "dropped": failed}
+        record = RoundRecord(moment.round, participants, failed)
         relations: dict[str, np.ndarray] = {}
         if participants:
             uploads = self._train_all(state, torch.tensor(participants), moment, clock)
@@ -72,19 +81,19 @@ class Simulator(Clients):
             received = replace(uploads.for_server(), everyone=joined)
             answer = self.aggregate(received, state, roles, uploads.memory.tensors, moment)
             clock.lap("aggregate")
-            record |= self._training_record(uploads, answer)
-            record["bytes_down"] = state.download(roles, [*participants, *failed])
+            bytes_down = state.download(roles, [*participants, *failed])
             state.apply(uploads, roles, answer)
             self.storage.release()
             relations = self._relations(uploads, answer.trace, moment)
+            record = _with_training(record, uploads, answer, bytes_down)
             clock.lap("other")
         self._restart_new_clients(state, moment)
         state.round = moment.round
         if self._due(moment, self.settings.evaluate_every):
-            record |= self.score(state, moment)
+            evaluation = self.score(state, moment)
+            record = replace(record, metrics=evaluation.metrics, alternatives=evaluation.alternatives)
             clock.lap("evaluate")
-        record["seconds"] = clock.seconds
-        return Round(record, relations)
+        return Round(replace(record, seconds=clock.seconds), relations)
 
     def _due(self, moment: Moment, every: int) -> bool:
         return moment.round % every == 0 or moment.round == self.settings.rounds
@@ -165,8 +174,8 @@ class Simulator(Clients):
         state.check(answer, roles, memory, type(self.method).__name__)
         return answer
 
-    def score(self, state: SimulationState, moment: Moment) -> dict[str, Any]:
-        """Score every client that has joined with the model that it would use now."""
+    def score(self, state: SimulationState, moment: Moment) -> Evaluation:
+        """Evaluate every client that has joined with the model that it would now use."""
         joined = self.participation.joined(moment.round)
         methods = {"": self.method, **self.method.beside()}
         counted: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in methods}
@@ -174,28 +183,10 @@ class Simulator(Clients):
             cohort = self.cohort(state, group)
             for name, method in methods.items():
                 counted[name].append(self.tally_adapted(method, cohort, moment))
-        tallies = {name: together(parts) for name, parts in counted.items()}
-        record = accuracy_record(*tallies.pop(""), joined, len(self.federation))
-        if tallies:
-            record["beside"] = {name: share(correct.sum(), asked.sum()) for name, (correct, asked) in tallies.items()}
-        return record
-
-    def _training_record(self, uploads: RoundUploads, answer: Answer) -> dict[str, Any]:
-        """Return what is recorded of a round's training."""
-        losses = uploads.client_losses()
-        record: dict[str, Any] = {
-            "loss": float(losses.mean()),
-            "client_loss": losses.tolist(),
-            "bytes_up": uploads.bytes_up,
-            "trace": plain_trace(answer),
-        }
-        if uploads.tallies:
-            correct, asked = together(uploads.tallies)
-            record["trained_accuracy"] = share(correct.sum(), asked.sum())
-            record["trained_client_accuracy"] = [
-                share(*pair) for pair in zip(correct.sum(1), asked.sum(1), strict=True)
-            ]
-        return record
+        counts = {name: concatenate_counts(parts) for name, parts in counted.items()}
+        metric = metric_record(*counts.pop(""), joined, len(self.federation))
+        alternatives = {name: {PRIMARY: ratio(right.sum(), of.sum())} for name, (right, of) in counts.items()}
+        return Evaluation({PRIMARY: metric}, alternatives)
 
     def _relations(self, uploads: RoundUploads, trace: Mapping[str, Any], moment: Moment) -> dict[str, np.ndarray]:
         """Return the matrices between clients: those of the method's trace, and the similarity of the heads."""
@@ -334,7 +325,32 @@ def _with_rows(cohort: Cohort, rows: Tensor, others: Cohort) -> Cohort:
     return replace(cohort, params=params, memory=ClientTensors(replaced(cohort.memory.own, others.memory.own)))
 
 
-def plain_trace(answer: Answer) -> dict[str, Any]:
-    """Return the trace without its matrices, as numbers and lists for the record."""
+def _with_training(record: RoundRecord, uploads: RoundUploads, answer: Answer, bytes_down: int) -> RoundRecord:
+    """Return a record with the training and aggregation of its round."""
+    losses = uploads.client_losses()
+    return replace(
+        record,
+        loss=float(losses.mean()),
+        client_loss=losses.tolist(),
+        trained=_trained_metrics(uploads),
+        trace=plain_trace(answer),
+        bytes_up=uploads.bytes_up,
+        bytes_down=bytes_down,
+    )
+
+
+def _trained_metrics(uploads: RoundUploads) -> dict[str, MetricRecord]:
+    """Return the metrics of the participants right after local training; empty if they were not scored."""
+    if not uploads.tallies:
+        return {}
+    correct, samples = concatenate_counts(uploads.tallies)
+    return {PRIMARY: metric_record(correct, samples, range(len(correct)), len(correct))}
+
+
+def plain_trace(answer: Answer) -> dict[str, TraceValue]:
+    """Return the trace as numbers and lists for the record, without its matrices."""
     shown = {name: value for name, value in answer.trace.items() if np.ndim(value) < 2}
-    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in shown.items()}
+    return {
+        name: value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value
+        for name, value in shown.items()
+    }

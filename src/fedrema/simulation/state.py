@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from fedrema.engine import ClientTensors, row_index
 from fedrema.engine.cohort import RowIndex
 from fedrema.errors import Diverged
 from fedrema.models.body_and_head import Tensors, size
+from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.row_storage import RowStorage, assign
 from fedrema.simulation.uploads import RoundUploads
 
@@ -112,7 +112,7 @@ class SimulationState:
 class Round:
     """The result of a round: its record and, if requested, matrices between clients."""
 
-    record: dict[str, Any]
+    record: RoundRecord
     relations: dict[str, np.ndarray] = field(default_factory=dict)
 
 
