@@ -8,10 +8,10 @@ import re
 import subprocess
 
 import pytest
+from fedrema.cli.live import LiveTable
 from rich.console import Console
 
 from fedrema.cli import live
-from fedrema.cli.live import LiveTable
 from fedrema.experiments.forecast import Forecaster
 from fedrema.experiments.launchers import Event
 from fedrema.experiments.spec_file import read_experiment

@@ -6,14 +6,11 @@ import time
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from fedrema.base.terminal import Console
+from fedrema.cli.arguments import parse_arguments, positional
 from fedrema.cli.grid import STOPPED, complain, show
 from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
-from fedrema.config.settings import parse_arguments
 from fedrema.errors import BadInput
 from fedrema.experiments.command_log import write_sitting
 from fedrema.experiments.overview import write_overview
@@ -44,7 +41,7 @@ SMOKE_SEEDS = 2
 class Reproduce:
     """Run the paper's experiments on the real data and lay the results beside the published ones."""
 
-    what: Annotated[tuple[str, ...], tyro.conf.Positional] = ("all",)
+    what: tuple[str, ...] = positional(("all",))
     """table1, table2, table3, table4, table5, heatmaps, curves, motivation, partitions; or all: these nine.
     And methods: every method there is, on CIFAR-10."""
     smoke: bool = False
@@ -54,7 +51,7 @@ class Reproduce:
 
 def reproduce(arguments: list[str]) -> int:
     """Play what is missing, write tables, figures and verdicts, print the tables asked for."""
-    asked: Reproduce = parse_arguments(Reproduce, arguments, "fedrema reproduce")
+    asked = parse_arguments(Reproduce, arguments, "fedrema reproduce")
     playing = asked.playing
     out = check_folder(playing.out or Path("results") / ("smoke" if asked.smoke else "paper"))
     if asked.smoke:
