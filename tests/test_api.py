@@ -109,7 +109,7 @@ def test_a_run_can_be_looked_at():
 def test_settings_are_checked_like_arguments():
     with pytest.raises(
         fedrema.BadInput,
-        match="fedrema.run: 'round' is not a setting of fedavg; perhaps you meant rounds or late_round",
+        match="'round' is not a setting of fedavg; perhaps you meant rounds or late_round",
     ):
         fedrema.run("fedavg", round=3)
     with pytest.raises(fedrema.BadInput, match="make_federation: 'client' is not a setting; perhaps you meant clients"):
