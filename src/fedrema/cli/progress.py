@@ -65,14 +65,14 @@ class Watch:
     def __call__(self, finished: Round) -> None:
         """Show a round."""
         record = finished.record
-        if record.get("accuracy") is not None:
-            self.accuracy = f"accuracy {record['accuracy']:6.1%}"
-        inside = None if self.period is None else record.get("trace", {}).get(self.period.name)
+        if record.accuracy is not None:
+            self.accuracy = f"accuracy {record.accuracy:6.1%}"
+        inside = None if self.period is None else record.trace.get(self.period.name)
         period = "" if self.period is None or inside is None else self.period.inside if inside else self.period.after
         state = f"{self.accuracy}  {period}".rstrip()
-        self.progress.update(self.task, completed=record["round"], state=state)
+        self.progress.update(self.task, completed=record.round, state=state)
         if self.lines and time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
             self.written = time.monotonic()
             task = self.progress.tasks[self.task]
-            done = f"round {record['round']}/{int(task.total or 0)}"
+            done = f"round {record.round}/{int(task.total or 0)}"
             print_safe(f"{task.description} {done} {state}", file=sys.stderr, flush=True)
