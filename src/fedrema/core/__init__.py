@@ -1,4 +1,4 @@
-"""The vocabulary of methods: what a method is made of, and what its hooks receive and return."""
+"""What a method consists of: its hooks, and the types that they receive and return."""
 
 from fedrema.core.aggregation import Mean, average, mix
 from fedrema.core.method import Method, cross_entropy, overrides

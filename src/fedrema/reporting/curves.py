@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.core.reports import Trace
 from fedrema.errors import BadInput
 from fedrema.reporting.groups import Group, data_title, group_runs
@@ -62,7 +62,7 @@ def draw_curves(
     axes.set_title(f"{title} by round: {data_title(groups)}", fontsize=10.5, loc="left")
     figure.supxlabel(_caption(curves, cut), fontsize=8, color="0.35", x=0.01, ha="left")
     name_curves(figure, [(axes, [curve.end for curve in curves])])
-    with written_whole(path) as temporary:
+    with atomic_file(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=dots_per_inch)
 
 

@@ -223,7 +223,7 @@ class Prepared:
         with self.lock:
             first = self.state.round
             self.lock.training_from(first)
-            rounds = self.simulator.play(self.state)
+            rounds = self.simulator.run(self.state)
             if self.replace is not None:
                 begun = list(itertools.islice(rounds, 1))
                 self.replace()
