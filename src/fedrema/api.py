@@ -10,11 +10,12 @@ from fedrema.config.settings import as_arguments, parse_data, parse_settings
 from fedrema.core import Method
 from fedrema.core.checks import check_method
 from fedrema.data import DataSettings, Federation, build_federation
+from fedrema.reporting.trackers import check_trackers, open_trackers
 from fedrema.runs.directory import FEDERATION_FILE
 from fedrema.runs.execute import Watcher, execute
-from fedrema.runs.execute import resume as go_on
+from fedrema.runs.execute import resume as resume_run
 from fedrema.runs.run import Run
-from fedrema.runs.series import execute_seeds, resume_runs
+from fedrema.runs.series import execute_seeds, resume_series
 
 
 @overload
@@ -96,22 +97,23 @@ def run(
     if isinstance(method, Method):
         check_method(type(method))
         chosen = dataclasses.replace(chosen, method=method)
+    check_trackers(chosen.output.trackers)
     module = net if isinstance(net, nn.Module) else None
     if seeds is None:
-        return execute(chosen, given, module, watch)
-    return execute_seeds(chosen, given, module, watch)
+        return execute(chosen, given, module, watch, [open_trackers])
+    return execute_seeds(chosen, given, module, watch, [open_trackers])
 
 
 def resume(path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any) -> Run:
     """Go on with a run that was stopped; `rounds`, `data_dir` and `device` may be given anew."""
-    return go_on(Path(path), tuple(as_arguments(settings)), net, watch)
+    return resume_run(Path(path), settings, net, watch, [open_trackers])
 
 
 def resume_all(
     path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any
 ) -> list[Run]:
     """Go on with all runs in a folder, also those that had not begun when they were stopped; returns all of them."""
-    return resume_runs(Path(path), tuple(as_arguments(settings)), net, watch)
+    return resume_series(Path(path), settings, net, watch, [open_trackers])
 
 
 def load(path: str | Path) -> Run:

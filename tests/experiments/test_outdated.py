@@ -18,7 +18,7 @@ from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.table import Sheet
 from fedrema.experiments.work import finished, missing, outdated
 from fedrema.methods.fedavg import FedAvg
-from fedrema.runs.manifest import inputs_of
+from fedrema.runs.provenance import inputs_of
 
 OWN = """
 title = "Own files"

@@ -1,6 +1,9 @@
 """Folders of runs as `fedrema run` leaves them, with numbers chosen by hand."""
 
+from fedrema.core.reports import Reports
+from fedrema.methods import registry
 from fedrema.runs.directory import RunDirectory
+from fedrema.runs.manifest import FederationFacts, Manifest, RanOn
 from fedrema.runs.run import Run
 from fedrema.simulation.records import PRIMARY, MetricRecord, MetricSummary, RoundRecord, Summary
 
@@ -20,18 +23,10 @@ def write_run(
 ) -> Run:
     """Write config.json, rounds.jsonl and, where it has ended, summary.json; return the run."""
     directory = RunDirectory(path)
-    config = {
-        "method": method,
-        "settings": {"seed": seed, "rounds": rounds or len(accuracies), "out": str(path), "lr": 0.05, **settings},
-        "identity": "0",
-        "federation": {
-            "fingerprint": fingerprint,
-            "names": ["north", "south"],
-            "classes": 10,
-            "info": info or {"dataset": "digits", "partition": "grouped", "s": 0.1},
-        },
-    }
-    directory.create(config)
+    names = ["north", "south"]
+    info = info or {"dataset": "digits", "partition": "grouped", "s": 0.1}
+    values = {"seed": seed, "rounds": rounds or len(accuracies), "out": str(path), "lr": 0.05, **settings}
+    directory.create(manifest(method, values, FederationFacts(fingerprint, names, 10, [], (8, 8), [], [], info)))
     directory.keep_rounds(0)
     records = [
         round_record(
@@ -56,6 +51,15 @@ def write_run(
         )
         directory.write_json(directory.summary_file, summary.as_json())
     return Run(path)
+
+
+def manifest(method, settings, federation, identity="0") -> Manifest:
+    """Return the manifest of a run on a CPU."""
+    versions = {"fedrema": "1.0", "torch": "2.0", "numpy": "2.0"}
+    ran_on = RanOn("cpu", "stacked", "float32", "exact", 1, 1, "2026-01-01T00:00:00+00:00", "3.11", versions)
+    kind = registry().get(method)
+    reports = Reports() if kind is None else kind.reports
+    return Manifest(method, settings, identity, {"method": 1, "cpu": 1}, {}, federation, ran_on, reports)
 
 
 def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) -> RoundRecord:

@@ -22,8 +22,9 @@ from fedrema.reporting.tables import (
     differences_table,
     paired_differences,
 )
-from fedrema.runs.directory import EXPORT_INDEX, find_runs, read_object
+from fedrema.runs.directory import EXPORT_INDEX, find_runs
 from fedrema.runs.export import export_models
+from fedrema.runs.manifest import read_object
 from fedrema.runs.run import Run
 
 Format = Literal["table", "markdown", "latex", "csv"]

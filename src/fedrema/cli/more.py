@@ -53,10 +53,10 @@ def personalize(arguments: list[str]) -> int:
 
 def _personalize(asked: Personalize, run: "Run", console: Console) -> None:
     from fedrema.runs.export import write_model
-    from fedrema.runs.new_clients import newcomer_name
+    from fedrema.runs.new_clients import new_client_name
     from fedrema.runs.new_clients import personalize as welcome
 
-    newcomer, name = welcome(run.path, asked.data, asked.epochs), newcomer_name(asked.data)
+    newcomer, name = welcome(run.path, asked.data, asked.epochs), new_client_name(asked.data)
     out = write_model(run, newcomer.params, name, asked.out, asked.overwrite)
     table = Table("stage", "accuracy", box=None, padding=(0, 2, 0, 0))
     for stage, accuracy in newcomer.accuracy.items():

@@ -15,7 +15,6 @@ from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.spread import devices_for, spread
 from fedrema.config.settings import (
     Settings,
-    as_arguments,
     asks_for_help,
     fitting,
     given,
@@ -24,18 +23,18 @@ from fedrema.config.settings import (
     read_config,
 )
 from fedrema.core import LocalTraining
-from fedrema.data import Federation
 from fedrema.errors import Diverged
 from fedrema.methods import find_method, registry
 from fedrema.page.render import write_page
 from fedrema.reporting.curves import draw_curves
 from fedrema.reporting.tables import comparison_table
+from fedrema.reporting.trackers import check_trackers, open_trackers
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Interrupted, Prepared, begin_on
-from fedrema.runs.joint import Outcome, Watching, play_seeds, seeds_apart
-from fedrema.runs.manifest import default_folder
+from fedrema.runs.execute import Interrupted
+from fedrema.runs.joint import Outcome, Watching, execute_all, group_seeds
 from fedrema.runs.run import Run
-from fedrema.runs.series import check_folders, end_series, reached_round, resume_series, runs_in, seeds_of, write_series
+from fedrema.runs.saved_settings import default_folder
+from fedrema.runs.series import check_folders, end_series, reached_round, runs_in, seeds_of, write_series
 from fedrema.simulation.simulator import Simulator
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
@@ -95,20 +94,18 @@ def _usage() -> str:
 
 def _run(wanted: list[Settings], out: Path) -> int:
     check_folders(wanted)
+    check_trackers(wanted[0].output.trackers)
     if len(wanted) > 1:
         write_series(out, wanted)
-    groups, devices = seeds_apart(wanted), devices_for(wanted[0])
+    groups, devices = group_seeds(wanted), devices_for(wanted[0])
     if len(devices) > 1 and len(wanted) > 1:
         return _spread(groups, devices, wanted[0].output.quiet, out)
 
     def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
-        def prepare(settings: Settings, federation: Federation) -> Prepared:
-            prepared = begin_on(settings, federation)
-            progress.say(_chosen(settings.local, prepared.simulator))
-            return prepared
+        def prepared(settings: Settings, simulator: Simulator) -> None:
+            progress.say(_chosen(settings.local, simulator))
 
-        for group in groups:
-            yield from play_seeds(group, watching, prepare)
+        return execute_all(wanted, watching, observers=[open_trackers], prepared=prepared)
 
     return _follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
 
@@ -139,7 +136,7 @@ def _follow(
     except Interrupted as stop:
         if len(wanted) == 1:
             return _interrupted(str(stop))
-        return _interrupted(f"Stopped; go on with all {len(wanted)} runs: fedrema resume {out}")
+        return _interrupted(f"Stopped; continue all {len(wanted)} runs with: fedrema resume {out}")
     end_series(out, [settings.output.folder for settings in wanted])
     if done and not quiet:
         _close(done, look)
@@ -154,7 +151,7 @@ def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool, out: 
     if done and not quiet:
         _close(done, groups[0][0].output.open)
     if stopped:
-        print_safe(f"fedrema: Stopped; go on with all runs: fedrema resume {out}", file=sys.stderr)
+        print_safe(f"fedrema: Stopped; continue all runs with: fedrema resume {out}", file=sys.stderr)
     return 130 if stopped else 2 if complaints else 0
 
 
@@ -222,12 +219,12 @@ class Resume:
 def resume(arguments: list[str]) -> int:
     """Go on with a run, or with all runs in a folder."""
     asked: Resume = parse_arguments(Resume, arguments, "fedrema resume")
-    changes = tuple(as_arguments({name: getattr(asked, name) for name in ("rounds", "data_dir", "device")}))
+    changes = {name: getattr(asked, name) for name in ("rounds", "data_dir", "device")}
     wanted = runs_in(asked.dir, changes)
     for settings in wanted:
         RunDirectory(settings.output.folder).lock().check()
 
     def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
-        return resume_series(wanted, watching, changes)
+        return execute_all(wanted, watching, resume=True, changes=changes, observers=[open_trackers])
 
     return _follow(outcomes, wanted, asked.dir, asked.quiet, asked.open, resumed=True)

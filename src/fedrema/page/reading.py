@@ -148,11 +148,11 @@ class ThinnedRun(Run):
 
     def refresh(self) -> bool:
         """Read what is new; tells whether anything is."""
-        config, finished = self.directory.config(), self.directory.finished()
-        if config.get("identity") != self.config.get("identity"):  # another run in the same folder
+        manifest, finished = self.directory.manifest(), self.directory.finished()
+        if manifest.identity != self.manifest.identity:  # another run in the same folder
             self.file = self._begin()
-        changed = self._grow() or config != self.config or finished != self.__dict__.get("ended")
-        self.config = config
+        changed = self._grow() or manifest != self.manifest or finished != self.__dict__.get("ended")
+        self.manifest = manifest
         if changed:
             self.__dict__["ended"] = finished
             for name in ("rounds", "summary"):
@@ -160,7 +160,7 @@ class ThinnedRun(Run):
         return changed
 
     def _begin(self) -> RecordsFile:
-        every = int(self.config.get("settings", {}).get("evaluate-every", 1))
+        every = int(self.settings.get("evaluate-every", 1))
         return RecordsFile(self.directory.chain(), max(1, every), self.most)
 
     def _grow(self) -> bool:

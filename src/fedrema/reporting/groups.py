@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from fedrema.base.options import Purpose
+from fedrema.config.settings import Settings
 from fedrema.errors import BadInput
 from fedrema.methods import registry
-from fedrema.runs.manifest import CIRCUMSTANCES
 from fedrema.runs.run import Run
 
 # Unlike for resuming, how many rounds were played matters here. Which data it was, the fingerprint tells.
-IGNORED = (CIRCUMSTANCES - {"rounds"}) | {"seed", "record", "record-every"}
+IGNORED = Settings.names(*(purpose for purpose in Purpose if purpose not in (Purpose.RESULT, Purpose.ROUNDS)))
 SHOWN_SETTINGS = 3
 
 

@@ -3,12 +3,12 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedrema.base.terminal import print_safe
+from fedrema.config.settings import Settings
 from fedrema.errors import BadInput
 from fedrema.runs.directory import RunDirectory
 from fedrema.simulation.records import RoundRecord
@@ -77,23 +77,20 @@ class Tracking:
                 self._send(lambda tracker: tracker.pictures(number, files))
 
 
-@contextmanager
-def tracking(names: Sequence[str], directory: RunDirectory, after: int) -> Iterator[Tracking]:
-    """Keep connections open while a run is played."""
-    trackers: list[Tracker] = []
-    everyone = Tracking(trackers, directory)
-    try:
-        for name in names:
-            kind = importlib.import_module(f"fedrema.reporting.trackers.to_{name}").Tracker
-            try:
-                trackers.append(kind(directory, directory.config(), after))
-            except Exception as error:  # whatever another program's store, server or account lacks
-                reason = " ".join(str(error).split()).rstrip(".")
-                again = f"fedrema resume {directory.path} tries again"
-                raise BadInput(f"--track {name} cannot begin: {reason}; {again}.") from error
-        yield everyone
-    finally:
-        everyone.close()
+def open_trackers(settings: Settings, directory: RunDirectory, after: int) -> Tracking:
+    """Open the trackers that a run's settings name; `after` is the number of rounds that the run has already."""
+    check_trackers(settings.output.trackers)
+    found = Tracking([], directory)
+    for name in settings.output.trackers:
+        kind = importlib.import_module(f"fedrema.reporting.trackers.to_{name}").Tracker
+        try:
+            found.trackers.append(kind(directory, directory.config(), after))
+        except Exception as error:  # whatever another program's store, server or account lacks
+            found.close()
+            reason = " ".join(str(error).split()).rstrip(".")
+            again = f"fedrema resume {directory.path} tries again"
+            raise BadInput(f"--track {name} cannot begin: {reason}; {again}.") from error
+    return found
 
 
 def scalars_of(record: RoundRecord) -> dict[str, float]:
