@@ -69,5 +69,7 @@ def test_another_method_file_goes_on_with_neither(own, tmp_path):
     own.write_text(f"{OWN}    # changed\n")
     later = Both("my_deployed_method:Mine", tmp_path)
     for start in (later.ledger.take_up, later.start_node):
-        with pytest.raises(BadInput, match=r"cannot be continued: my_deployed_method.py has changed since it was started"):
+        with pytest.raises(
+            BadInput, match=r"cannot be continued: my_deployed_method.py has changed since it was started"
+        ):
             start()

@@ -1,6 +1,9 @@
 """Folders of runs as `fedrema run` leaves them, with numbers chosen by hand."""
 
+import dataclasses
+
 from fedrema.core.reports import Reports
+from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import FederationFacts, Manifest, RanOn
@@ -59,7 +62,17 @@ def manifest(method, settings, federation, identity="0") -> Manifest:
     ran_on = RanOn("cpu", "stacked", "float32", "exact", 1, 1, "2026-01-01T00:00:00+00:00", "3.11", versions)
     kind = registry().get(method)
     reports = Reports() if kind is None else kind.reports
-    return Manifest(method, settings, identity, {"method": 1, "cpu": 1}, {}, federation, ran_on, reports)
+    title = _title(kind, settings) if kind is not None else ""
+    return Manifest(method, settings, identity, {"method": 1, "cpu": 1}, {}, federation, ran_on, reports, title)
+
+
+def _title(kind, settings) -> str:
+    """Return the method's title with the settings that are part of it."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    try:
+        return kind(**{name: value for name, value in settings.items() if name in names}).called()
+    except BadInput:
+        return kind.title
 
 
 def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) -> RoundRecord:

@@ -60,7 +60,7 @@ def play_in_company(method, federation, seeds, **settings):
     alone = []
     for simulator in simulators:
         state = simulator.start()
-        alone.append((state, [played.record for played in simulator.play(state)]))
+        alone.append((state, [played.record for played in simulator.run(state)]))
     room = Room(simulators[0].engine)
     sizes = []
     original = room.engine.train
@@ -69,7 +69,7 @@ def play_in_company(method, federation, seeds, **settings):
     def play(simulator, party):
         simulator.engine = party
         state = simulator.start()
-        return state, [played.record for played in simulator.play(state)]
+        return state, [played.record for played in simulator.run(state)]
 
     found = room.play([functools.partial(play, simulator) for simulator in simulators])
     return alone, found, sizes
@@ -109,8 +109,8 @@ def test_runs_of_several_seeds_are_as_those_of_single_ones(tmp_path):
 
 def test_a_single_run_does_not_ask_how_many_fit(tmp_path, monkeypatch):
     asked = []
-    original = Simulator.room_for
-    monkeypatch.setattr(Simulator, "room_for", lambda self: asked.append(self) or original(self))
+    original = Simulator.clients_in_memory
+    monkeypatch.setattr(Simulator, "clients_in_memory", lambda self: asked.append(self) or original(self))
     assert len(list(execute_all(settings_of(tmp_path, seeds=1), nobody))) == 1
     assert not asked
     assert len(list(execute_all(settings_of(tmp_path, "several", seeds=2), nobody))) == 2

@@ -123,4 +123,5 @@ class Ledger:
             federation,
             self.ran_on,
             method.reports,
+            method.called(),
         )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedrema.base.files import written_whole
-from fedrema.data.archives import check_archive
+from fedrema.base.files import atomic_file
+from fedrema.data.npz import check_archive
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY, checksum_of
 
@@ -16,7 +16,7 @@ Relations = dict[int, dict[str, np.ndarray]]
 
 def write_arrays(file: Path, arrays: dict[str, np.ndarray], belongs_to: str) -> None:
     """Write a `.npz` with a checksum, completely or not at all."""
-    with written_whole(file) as temporary, temporary.open("wb") as stream:
+    with atomic_file(file) as temporary, temporary.open("wb") as stream:
         checksum = np.array(_checksum(arrays, belongs_to))
         np.savez_compressed(stream, allow_pickle=False, **arrays, **{CHECKSUM: checksum})
 

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedrema.base.files import make_folder, sync, write_text, written_whole
+from fedrema.base.files import atomic_file, make_folder, sync, write_text
+from fedrema.core.reports import Reports
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
 from fedrema.runs.arrays import Relations, read_arrays, read_relations, relation_arrays, write_arrays
@@ -169,6 +170,10 @@ class RunDirectory:
         """Write config.json."""
         self.write_json(self.config_file, manifest.as_json())
 
+    def reports(self) -> Reports:
+        """Return what the run's method declares about its reports."""
+        return self.manifest().reports
+
     def identity(self) -> str:
         """Return the run's identity, which the checksums of its other files include."""
         return str(self.config()["identity"])
@@ -185,7 +190,7 @@ class RunDirectory:
 
     def summarise(self, records: Sequence[RoundRecord]) -> Summary:
         """Return the headline numbers of records of this run."""
-        period = self.manifest().reports.period
+        period = self.reports().period
         return summarise(records, period.name if period is not None else None)
 
     def finished(self) -> bool:
@@ -309,7 +314,7 @@ class RunDirectory:
         if not self.rounds_file.exists() or self.rounds_file.stat().st_size > end:
             # A new file, so that a page which follows the run notices. What is cut off need not be readable.
             whole = self.rounds_file.read_bytes()[:end] if end else b""
-            with written_whole(self.rounds_file) as temporary:
+            with atomic_file(self.rounds_file) as temporary:
                 temporary.write_bytes(whole)
         return kept
 

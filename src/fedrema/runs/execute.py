@@ -41,7 +41,7 @@ class RunObserver(Protocol):
     def round(self, record: RoundRecord) -> None:
         """Receive the record of a round, which has been written."""
 
-    def end(self) -> None:
+    def finish(self) -> None:
         """Note that the run has finished; its summary has been written."""
 
     def close(self) -> None:
@@ -210,7 +210,7 @@ class PreparedRun:
         with self.lock:
             first = self.state.round
             self.lock.training_from(first)
-            rounds = self.simulator.play(self.state)
+            rounds = self.simulator.run(self.state)
             if self.replace is not None:
                 begun = list(itertools.islice(rounds, 1))
                 self.replace()
@@ -260,7 +260,7 @@ class PreparedRun:
             raise Interrupted(f"Stopped after round {state.round}; continue with: fedrema resume {directory.path}")
         directory.write_summary(records, len(relations))
         for observer in observers:
-            observer.end()
+            observer.finish()
         return Run(directory.path)
 
     def _checkpoint_due(self, seconds: float) -> bool:

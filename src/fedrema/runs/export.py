@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.core import Client, Method, overrides
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
@@ -168,7 +168,7 @@ def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, o
     if file.exists() and not overwrite:
         raise BadInput(f"{file} already exists: choose another with --out, or --overwrite to replace it.")
     model = model_of_run(run.manifest)
-    with writing_to(run, file), written_whole(file) as temporary:
+    with writing_to(run, file), atomic_file(file) as temporary:
         save_tensors(model.tensors({key: value.detach().cpu() for key, value in params.items()}), temporary)
     return file
 

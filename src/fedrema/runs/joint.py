@@ -11,7 +11,7 @@ from torch import nn
 
 from fedrema.config.settings import Settings
 from fedrema.data import Federation, build_federation
-from fedrema.engine import Party, Room
+from fedrema.engine import JointEngine, JointTraining
 from fedrema.errors import Diverged
 from fedrema.runs.directory import FEDERATION_FILE, SERIES_FILE, RunDirectory
 from fedrema.runs.execute import Interrupted, ObserverFactory, PreparedRun, Watcher, prepare_new, prepare_resumed
@@ -119,7 +119,7 @@ def _at_once(first: PreparedRun, wanted: int) -> int:
     if simulator.device.type not in DEVICES or simulator.engine.name != "stacked" or simulator.storage.on_disk:
         return 1
     clients = max(1, round(simulator.settings.participation * len(simulator.federation)))
-    return max(1, min(wanted, simulator.room_for() // clients))
+    return max(1, min(wanted, simulator.clients_in_memory() // clients))
 
 
 def _train(
@@ -129,13 +129,13 @@ def _train(
         if len(runs) == 1:
             return [_outcome(runs[0], request, watches[0], observers)]
 
-        def train(engine: Party, run: PreparedRun, watch: Watcher | None) -> Outcome:
+        def train(engine: JointEngine, run: PreparedRun, watch: Watcher | None) -> Outcome:
             run.simulator.engine = engine
-            run.simulator.company = len(runs)
+            run.simulator.joint_runs = len(runs)
             return _outcome(run, request, watch, observers)
 
         works = [partial(train, run=run, watch=watch) for run, watch in zip(runs, watches, strict=True)]
-        found = Room(runs[0].simulator.engine).play(works)
+        found = JointTraining(runs[0].simulator.engine).run(works)
     errors = [each for each in found if isinstance(each, BaseException) and not isinstance(each, Diverged)]
     if errors:
         raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])

@@ -92,6 +92,8 @@ class Manifest:
     ran_on: RanOn
     reports: Reports
     """What the method declares about its reports, so that showing a run needs no method class."""
+    title: str = ""
+    """The method's title in tables and figures, with the settings that are part of it."""
     format: int = FORMAT
 
     def as_json(self) -> dict[str, Any]:

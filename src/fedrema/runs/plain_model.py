@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedrema.errors import BadInput
-from fedrema.models.batch_norm import release
+from fedrema.models.batch_norm import restore_batch_norm
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.models.networks import Network, build_net, own_module
 from fedrema.runs.manifest import Manifest
@@ -76,7 +76,7 @@ def plain_model(
     for full, original in net.original_names.items():
         layer, _, leaf = original.rpartition(".")
         names[full] = f"{places[layer]}.{leaf}"
-    modules = [release(copy.deepcopy(layer)) for _, layer in layers]
+    modules = [restore_batch_norm(copy.deepcopy(layer)) for _, layer in layers]
     # The repr of a layer is the call that constructs it.
     construction = f"Sequential({', '.join(repr(layer) for layer in modules)})"
     return PlainModel(net, shape, dtype, nn.Sequential(*modules), names, ("from torch.nn import *",), construction)

@@ -57,6 +57,7 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool, saves_f
         facts,
         ran_on(simulator),
         settings.method.reports,
+        settings.method.called(),
     )
 
 

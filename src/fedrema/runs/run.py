@@ -49,6 +49,11 @@ class Run:
         return self.manifest.method
 
     @property
+    def title(self) -> str:
+        """The method's title in tables and figures."""
+        return self.manifest.title or self.method.partition(":")[2] or self.method
+
+    @property
     def settings(self) -> dict[str, Any]:
         """All settings, under their names on the command line."""
         return dict(self.manifest.settings)

@@ -14,7 +14,7 @@ from fedrema.config.settings import Settings
 from fedrema.core import Client, Method, overrides
 from fedrema.data import Federation, build_federation
 from fedrema.data.federation import to_float
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.runs.checkpoint import load_state
@@ -67,7 +67,7 @@ class TrainedClients:
 
     def _client(self, row: int, params: Tensors | None) -> Client:
         state = self.state
-        groups = (params or state.params.row(row), Stacked(state.memory).row(row), state.inbox.row(row))
+        groups = (params or state.params.row(row), ClientTensors(state.memory).row(row), state.inbox.row(row))
         used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
         return Client(used, used, memory, inbox, torch.tensor(float(self.manifest.federation.train_counts[row])))
 
@@ -85,11 +85,11 @@ class TrainedClients:
             raise BadInput(
                 f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt (adapt=False)."
             )
-        simulator = prepare(replace(settings, simulation=settings.simulation.anywhere()), federation, self.module)
+        simulator = prepare(replace(settings, simulation=settings.simulation.for_inspection()), federation, self.module)
         state = load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
         adapted: dict[int, Tensors] = {}
         # In the groups in which they were scored: the last bits depend on which clients are computed together.
-        for part in simulator.parts(torch.arange(state.clients)):
+        for part in simulator.groups(torch.arange(state.clients)):
             wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
             if wanted:
                 cohort = simulator.cohort(state, part)
@@ -105,7 +105,7 @@ class TrainedClients:
         known, settings, state = self.manifest.federation, self.settings, self.state
         if not known.is_deployed:
             return False
-        simulation = replace(settings.simulation.anywhere(), device="cpu", backend="loop")
+        simulation = replace(settings.simulation.for_inspection(), device="cpu", backend="loop")
         dummy = _dummy_federation(known.sample_shape, known.classes)
         simulator = prepare(replace(settings, simulation=simulation), dummy, self.module)
         if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
@@ -119,7 +119,7 @@ class TrainedClients:
 
         def predicted(change: int) -> Tensor:
             params = {**_changed(begun.params.row(0), change), **held}
-            memory = _changed(Stacked(begun.memory).row(0), change)
+            memory = _changed(ClientTensors(begun.memory).row(0), change)
             simulator.net.train(False)
             with torch.no_grad():
                 return simulator.method.predict(simulator.net, Client(params, params, memory, inbox, count), x)
@@ -165,8 +165,8 @@ def counted_clients(
     held = replace(
         state,
         clients=len(rows),
-        params=Stacked(own, state.params.common),
-        inbox=Stacked(inbox, state.inbox.common),
+        params=ClientTensors(own, state.params.common),
+        inbox=ClientTensors(inbox, state.inbox.common),
     )
     return held, [federation.names[row] for row in rows], [federation.train_counts[row] for row in rows]
 
@@ -194,7 +194,7 @@ class PredictingClient(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "PredictingClient":
         # Constants inside the network move to a device with the client's tensors.
-        for part in self.net.halves():
+        for part in self.net.modules():
             part._apply(fn)  # type: ignore[no-untyped-call]  # torch does not annotate it
         return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]  # nor this
 
