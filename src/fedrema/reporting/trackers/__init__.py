@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrema.base.terminal import print_safe
+from fedrema.config.settings import Settings
 from fedrema.core.reports import HEAD_SIMILARITY, Reports
 from fedrema.errors import BadInput
 from fedrema.reporting.curves import draw_curves
@@ -62,21 +63,19 @@ class Tracking:
                 print_safe(f"{message}: {error}", file=sys.stderr)
 
 
-@contextmanager
-def tracking(names: Sequence[str], directory: RunDirectory, after: int) -> Iterator[Tracking]:
-    """Start trackers, and close them at the end; `after` is the round from which the run continues."""
-    everyone = Tracking([], directory)
-    try:
-        for name in names:
-            try:
-                everyone.trackers.append(SERVICES[name](directory, after))
-            except Exception as error:  # any error of another program's store, server or account
-                reason = " ".join(str(error).split()).rstrip(".")
-                again = f"fedrema resume {directory.path} tries again"
-                raise BadInput(f"--track {name} cannot start: {reason}; {again}.") from error
-        yield everyone
-    finally:
-        everyone.close()
+def open_trackers(settings: Settings, directory: RunDirectory, after: int) -> Tracking:
+    """Start the trackers that a run's settings name; `after` is the round from which the run continues."""
+    check_trackers(settings.output.trackers)
+    started = Tracking([], directory)
+    for name in settings.output.trackers:
+        try:
+            started.trackers.append(SERVICES[name](directory, after))
+        except Exception as error:  # any error of another program's store, server or account
+            started.close()
+            reason = " ".join(str(error).split()).rstrip(".")
+            again = f"fedrema resume {directory.path} tries again"
+            raise BadInput(f"--track {name} cannot start: {reason}; {again}.") from error
+    return started
 
 
 def scalars_of(record: RoundRecord, reports: Reports) -> dict[str, float]:
