@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from fedrema.errors import BadInput
-from fedrema.reporting.groups import check_config
 from fedrema.runs.checksums import REMEDY
 from fedrema.runs.manifest import Manifest
 from fedrema.runs.records import RecordChain
@@ -190,7 +189,6 @@ class ThinnedRun(Run):
 
     def __init__(self, path: Path | str, most: int = KEPT_ROUNDS) -> None:
         super().__init__(path)
-        check_config(self)
         self.most = most
         self.file = self._begin()
         self._grow()
@@ -217,11 +215,11 @@ class ThinnedRun(Run):
 
     def refresh(self) -> bool:
         """Read new records; return whether anything has changed."""
-        manifest, finished = self.directory.manifest(), self.directory.finished()
-        before, self.manifest = self.manifest, manifest
-        if _source(manifest) != _source(before):  # another run in the same folder, or clients have joined
+        before, finished = self.manifest, self.directory.finished()
+        self.manifest = self.directory.manifest()
+        if _source(self.manifest) != _source(before):  # another run in the same folder, or clients have joined
             self.file = self._begin()
-        changed = self._grow() or manifest != before or finished != self.__dict__.get("ended")
+        changed = self._grow() or self.manifest != before or finished != self.__dict__.get("ended")
         if changed:
             self.__dict__["ended"] = finished
             for name in ("kept", "rounds", "summary"):

@@ -29,11 +29,11 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Tracking:
-    """The trackers of one run. One that fails is dropped with a message; training continues."""
+    """Observes a run (`RunObserver`): the trackers of one run. One that fails is dropped; training continues."""
 
     def __init__(self, trackers: Sequence[Tracker], directory: RunDirectory) -> None:
         self.trackers, self.directory = list(trackers), directory
-        self.reports = directory.reports()
+        self.reports = directory.manifest().reports
         self.finished = False
 
     def round(self, record: RoundRecord) -> None:
@@ -64,18 +64,18 @@ class Tracking:
 
 
 def open_trackers(settings: Settings, directory: RunDirectory, after: int) -> Tracking:
-    """Start the trackers that a run's settings name; `after` is the round from which the run continues."""
+    """Open the trackers that a run's settings name; `after` is the number of rounds that the run has already."""
     check_trackers(settings.output.trackers)
-    started = Tracking([], directory)
+    found = Tracking([], directory)
     for name in settings.output.trackers:
         try:
-            started.trackers.append(SERVICES[name](directory, after))
+            found.trackers.append(SERVICES[name](directory, after))
         except Exception as error:  # any error of another program's store, server or account
-            started.close()
+            found.close()
             reason = " ".join(str(error).split()).rstrip(".")
             again = f"fedrema resume {directory.path} tries again"
             raise BadInput(f"--track {name} cannot start: {reason}; {again}.") from error
-    return started
+    return found
 
 
 def scalars_of(record: RoundRecord, reports: Reports) -> dict[str, float]:
@@ -92,6 +92,8 @@ def scalars_of(record: RoundRecord, reports: Reports) -> dict[str, float]:
         traced = record.trace.get(trace.name)
         if trace.per_client and isinstance(traced, list) and traced:
             found[f"trace/mean_{trace.name}"] = sum(traced) / len(traced)
+    if record.nodes is not None:
+        found |= {f"epsilon/{name}": value for name, value in record.nodes.epsilon.items()}
     found["clients/took_part"] = len(record.participants)
     found["clients/failed"] = len(record.dropped) + len(record.rejected)
     return {name: float(value) for name, value in found.items() if isinstance(value, (bool, int, float))}
