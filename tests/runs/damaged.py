@@ -145,7 +145,7 @@ def watch(folder: Path, out: Path) -> tuple[int, object, str]:
         for _ in range(2):  # what is found in one part is told in another
             live.refresh()
             parts = [without_clock(live.part(name)) for name in live.PARTS]
-            live.begun = dict.fromkeys(live.PARTS, float("-inf"))
+            live.started = dict.fromkeys(live.PARTS, float("-inf"))
     except Exception:
         return 1, None, traceback.format_exc()
     if not parts[0]["runs"]:
