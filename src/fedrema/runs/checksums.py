@@ -13,7 +13,7 @@ REMEDY = "restore it from a backup, or run again in another folder"
 
 
 def checksum_of(*parts: str | bytes | memoryview) -> str:
-    """Return 32 hexadecimal digits that stand for the parts."""
+    """Return the checksum of the parts: 32 hexadecimal digits."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part.encode() if isinstance(part, str) else part)
@@ -26,7 +26,7 @@ def sealed(content: dict[str, Any], belongs_to: str = "") -> dict[str, Any]:
 
 
 def unsealed(content: dict[str, Any], file: Path, belongs_to: str = "", remedy: str = REMEDY) -> dict[str, Any]:
-    """Return a JSON object without its checksum; refuses one that does not fit it."""
+    """Return a JSON object without its checksum; refuses an object that does not match it."""
     plain = {name: value for name, value in content.items() if name != CHECKSUM}
     if content.get(CHECKSUM) != _of_object(plain, belongs_to):
         raise BadInput(f"{file} {CHANGED}: {remedy}.")

@@ -33,7 +33,7 @@ class RecordChain:
         self.last = self.last or checksum_of(self.identity)
 
     def seal(self, record: RoundRecord) -> bytes:
-        """Return a record's line, to follow the last one."""
+        """Return the line of a record that follows the last one."""
         body = msgspec.json.encode(record)[:-1]
         self.last = checksum_of(self.last, body)
         self.lines += 1
