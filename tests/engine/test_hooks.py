@@ -7,15 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.core import Answer, LocalTraining, Method, Phase, Role, Simulation, cross_entropy, mix
+from fedrema.core import Answer, LocalTraining, Method, Phase, Role, cross_entropy, mix
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
 from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
-
-BACKENDS = ["loop", "stacked"]
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+from tests import fixtures
+from tests.fixtures import BACKENDS, LOCAL
 
 
 class Watched(torch.autograd.Function):
@@ -51,8 +49,7 @@ def make_net() -> Net:
 
 
 def simulator(method, backend, local=LOCAL, **settings) -> Simulator:
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
-    return Simulator(method, make_net(), make_federation(), local, Simulation(**chosen))
+    return fixtures.simulator(method, local=local, net=make_net(), backend=backend, **{"seed": 0, **settings})
 
 
 def only_head(name):

@@ -5,20 +5,8 @@ import pytest
 import torch
 
 from fedrema.methods.fedrod import NEVER, FedRoD
-from tests.methods.by_hand import (
-    BACKENDS,
-    LR,
-    assert_same,
-    back,
-    begun,
-    clipped,
-    features,
-    local,
-    logits,
-    mean,
-    plus,
-    softmax,
-)
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, back, begun, clipped, features, local, logits, mean, plus, softmax
 
 
 def losses(w, own, x, y, gamma):
