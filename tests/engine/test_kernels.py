@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which is when
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from fedrema.engine.kernels import Operators, descriptors, products, sums, tiles, usable
-from fedrema.engine.kernels.functions import convolve
+from fedrema.engine.kernels.autograd import convolve
 from fedrema.engine.kernels.products import Geometry
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
