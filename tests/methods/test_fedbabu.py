@@ -41,7 +41,7 @@ def snapshot(tensors):
     return {name: value.clone() for name, value in tensors.items()}
 
 
-def model_of(params) -> Split:
+def network_tensors(params) -> Split:
     module = make_module().double()
     module.load_state_dict(dict(params))
     return module
@@ -140,7 +140,7 @@ def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
     modules = []
     for row in range(4):
         start = state.params.row(row)
-        module = model_of(start)
+        module = network_tensors(start)
         parameters = {"all": module, "head": module.head, "body": module.body}[part].parameters()
         # Momentum starts anew: what training left of it does not belong to the copy.
         descend(module, parameters, played.train.of(row), replace(WHOLE, epochs=4))
@@ -169,7 +169,7 @@ def test_the_accuracy_without_fine_tuning_stands_beside(backend):
         assert not untuned.record.alternatives
         assert tuned.record.alternatives == {"unadapted": {"accuracy": untuned.record.accuracy}}
         differ |= tuned.record["accuracy"] != untuned.record["accuracy"]
-        each, together = accuracies(plain, [model_of(bare.params.row(row)) for row in range(4)])
+        each, together = accuracies(plain, [network_tensors(bare.params.row(row)) for row in range(4)])
         assert untuned.record["client_accuracy"] == pytest.approx(each)
         assert untuned.record["accuracy"] == pytest.approx(together)
     assert differ

@@ -8,7 +8,7 @@ import torch
 
 from fedrema.core import Moment
 from fedrema.errors import BadInput
-from fedrema.methods.fedfa import FedFA, first_anchors
+from fedrema.methods.fedfa import FedFA, initial_anchors
 from tests.fixtures import BACKENDS
 from tests.methods.by_hand import (
     LR,
@@ -75,11 +75,11 @@ def test_two_rounds_by_hand(backend):
 
 
 def test_anchors_begin_as_distinct_axes():
-    anchors = first_anchors(3, 5, Moment(0, 9, 4))
+    anchors = initial_anchors(3, 5, Moment(0, 9, 4))
     assert (anchors.sum(dim=1) == 1).all()
     assert torch.equal(anchors @ anchors.T, torch.eye(3))
-    assert torch.equal(anchors, first_anchors(3, 5, Moment(7, 9, 4)))  # by the seed, not by the round
-    crowded = first_anchors(6, 2, Moment(0, 9, 4))
+    assert torch.equal(anchors, initial_anchors(3, 5, Moment(7, 9, 4)))  # by the seed, not by the round
+    crowded = initial_anchors(6, 2, Moment(0, 9, 4))
     assert crowded.norm(dim=1).tolist() == pytest.approx([1.0] * 6)
     with pytest.raises(BadInput, match=r"--anchor-step must lie in \[0, 1\], got 2"):
         FedFA(anchor_step=2)

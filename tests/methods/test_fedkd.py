@@ -6,7 +6,7 @@ import torch
 
 from fedrema.core import Moment
 from fedrema.errors import BadInput
-from fedrema.methods.fedkd import FedKD, compressed
+from fedrema.methods.fedkd import FedKD, compress
 from tests.fixtures import BACKENDS
 from tests.methods.by_hand import (
     LR,
@@ -72,7 +72,7 @@ def test_the_fewest_singular_values_that_hold_enough(shape, energy):
     u, sizes, v = np.linalg.svd(value.reshape(shape[0], -1), full_matrices=False)
     rank = next(r for r in range(1, len(sizes) + 1) if (sizes[:r] ** 2).sum() > energy * (sizes**2).sum())
     expected = ((u[:, :rank] * sizes[:rank]) @ v[:rank]).reshape(shape)
-    kept, share = compressed({"a": torch.from_numpy(value), "b": torch.ones(5, dtype=torch.float64)}, energy)
+    kept, share = compress({"a": torch.from_numpy(value), "b": torch.ones(5, dtype=torch.float64)}, energy)
     assert kept["a"].numpy() == pytest.approx(expected, abs=1e-12)
     assert kept["b"].tolist() == [1.0] * 5
     numbers = min(rank * sum(u.shape[:1] + v.shape[1:]), value.size) + 5
@@ -80,10 +80,10 @@ def test_the_fewest_singular_values_that_hold_enough(shape, energy):
 
 
 def test_a_matrix_of_zeros_and_one_that_is_sent_whole():
-    kept, _ = compressed({"a": torch.zeros(3, 5, dtype=torch.float64)}, 0.9)
+    kept, _ = compress({"a": torch.zeros(3, 5, dtype=torch.float64)}, 0.9)
     assert kept["a"].abs().max() == 0
     value = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    kept, share = compressed({"a": value}, 1.0)
+    kept, share = compress({"a": value}, 1.0)
     assert torch.equal(kept["a"], value)
     assert float(share) == 1
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedrema.errors import BadInput
-from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, likeliest_smoothing
+from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, maximum_likelihood_smoothing
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
 from tests.fixtures import BACKENDS
@@ -138,7 +138,7 @@ def likelihood(counts, a):
 @pytest.mark.parametrize("counts", [(6, 1, 0), (3, 2, 1), (0, 9, 1), (4, 4, 1)])
 def test_each_client_smooths_as_its_numbers_advise(counts):
     best = max(SMOOTHINGS.tolist(), key=lambda a: likelihood(counts, a))
-    assert float(likeliest_smoothing(tensor([float(count) for count in counts]))) == best
+    assert float(maximum_likelihood_smoothing(tensor([float(count) for count in counts]))) == best
     method, net = FedPrior(held_out=0), linear_net()
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
     client = method.start(net, client_of(net.initial), moment=None)
@@ -148,9 +148,9 @@ def test_each_client_smooths_as_its_numbers_advise(counts):
 
 
 def test_numbers_as_equal_as_by_chance_say_nothing_and_a_single_class_says_most():
-    assert float(likeliest_smoothing(tensor([5.0, 5.0, 5.0]))) == float(SMOOTHINGS[-1])
-    assert float(likeliest_smoothing(tensor([15.0, 0.0, 0.0]))) == float(SMOOTHINGS[0])
-    assert float(likeliest_smoothing(tensor([0.0, 0.0, 0.0]))) > 0
+    assert float(maximum_likelihood_smoothing(tensor([5.0, 5.0, 5.0]))) == float(SMOOTHINGS[-1])
+    assert float(maximum_likelihood_smoothing(tensor([15.0, 0.0, 0.0]))) == float(SMOOTHINGS[0])
+    assert float(maximum_likelihood_smoothing(tensor([0.0, 0.0, 0.0]))) > 0
 
 
 def test_padding_is_not_counted():

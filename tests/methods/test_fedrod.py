@@ -4,15 +4,27 @@ import numpy as np
 import pytest
 import torch
 
-from fedrema.methods.fedrod import NEVER, FedRoD
+from fedrema.methods.fedrod import LOG_ZERO, FedRoD
 from tests.fixtures import BACKENDS
-from tests.methods.by_hand import LR, assert_same, back, begun, clipped, features, local, logits, mean, plus, softmax
+from tests.methods.by_hand import (
+    LR,
+    assert_same,
+    back,
+    begun,
+    clipped,
+    features,
+    local,
+    logits,
+    mean,
+    plus,
+    softmax,
+)
 
 
 def losses(w, own, x, y, gamma):
     """Return the gradients of the generic model and of the personal head."""
     counts = np.bincount(y, minlength=3)
-    prior = np.where(counts > 0, gamma * np.log(np.maximum(counts, 1)), NEVER if gamma else 0.0)
+    prior = np.where(counts > 0, gamma * np.log(np.maximum(counts, 1)), LOG_ZERO if gamma else 0.0)
     truth = np.eye(3)[y]
     generic = back(w, x, (softmax(logits(w, x) + prior) - truth) / len(y))
     h = features(w, x)
@@ -52,7 +64,7 @@ def test_a_class_that_a_client_does_not_have_is_never_its_answer_in_the_balanced
     cohort = simulator.begin(simulator.cohort(state, torch.arange(2)), simulator.moment(1))
     for row, (_, y) in enumerate(data):
         prior = cohort.inbox.row(row)["prior"].tolist()
-        assert prior == pytest.approx([np.log((y == c).sum()) if (y == c).any() else NEVER for c in range(3)])
+        assert prior == pytest.approx([np.log((y == c).sum()) if (y == c).any() else LOG_ZERO for c in range(3)])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

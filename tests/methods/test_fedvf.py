@@ -13,7 +13,7 @@ from tests.methods.by_hand import LR, assert_same, begun, local, logits, mean, p
 def test_the_schedule():
     method = FedVF(first_stage=0.5, head_every=3)
     # Rounds 1 to 5 average everything, so round 6 still begins with the average; then every third: 7 and 10.
-    assert [method.takes_over(Moment(number, 10, 0)) for number in range(1, 11)] == [
+    assert [method.uses_average(Moment(number, 10, 0)) for number in range(1, 11)] == [
         *[True] * 6, True, False, False, True,
     ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from torch import nn
 from fedrema.cli import main
 from fedrema.core import Batch, Client, LocalTraining
 from fedrema.methods.fedavg import FedAvg
-from fedrema.methods.moon import MOON, contrast
+from fedrema.methods.moon import MOON, contrastive_loss
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Network, Split, build_net
 from tests.fixtures import simulator, tanh_simulator
@@ -64,13 +64,13 @@ RIGHT, UP, LEFT = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
     ],
 )
 def test_the_contrast_by_hand(features, z_global, z_previous, temperature, expected):
-    found = contrast(tensor([features]), tensor([z_global]), tensor([z_previous]), temperature)
+    found = contrastive_loss(tensor([features]), tensor([z_global]), tensor([z_previous]), temperature)
     assert found.tolist() == [pytest.approx(expected, rel=1e-12, abs=1e-300)]
 
 
 def test_the_contrast_draws_towards_the_global_model_and_away_from_the_past():
     features = tensor([[1.0, 1.0]]).requires_grad_()
-    contrast(features, tensor([RIGHT]), tensor([UP]), 0.5).sum().backward()
+    contrastive_loss(features, tensor([RIGHT]), tensor([UP]), 0.5).sum().backward()
     towards_global, towards_past = features.grad[0].tolist()
     assert towards_global < 0 < towards_past
     # loss = log(1 + e^{2(s_p − s_g)}), whose slope at equal cosines is 1; s_p − s_g = (y − x)/‖h‖ falls by 1/√2 per x

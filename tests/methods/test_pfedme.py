@@ -38,5 +38,5 @@ def test_two_rounds_by_hand(backend):
 
 
 def test_steps_that_would_overshoot_are_refused():
-    with pytest.raises(BadInput, match=r"--personal-lr 0.5 times --tie 15.0 must lie below 2"):
+    with pytest.raises(BadInput, match=r"--personal-lr 0.5 times --tie 15.0 must be below 2"):
         PFedMe(personal_lr=0.5)

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from fedrema.errors import BadInput
-from fedrema.models.batch_norm import RealSamples
+from fedrema.models.batch_norm import MaskedBatchNorm
 from fedrema.models.body_and_head import Net
 
 
@@ -30,7 +30,7 @@ def why_not_stackable(net: Net, sample: Tensor) -> str | None:
     net.train(True)
     failure = (RuntimeError, ValueError, NotImplementedError, BadInput)
     try:
-        with trace, net.looking_at(torch.ones(2)):
+        with trace, net.batch_context(torch.ones(2)):
             total = vmap(net, in_dims=(0, None))(leaves, sample.expand(2, *sample.shape[1:])).sum()
     except failure as error:
         return f"{trace.inside()} does not run under vmap ({_reason(error)})"
@@ -46,7 +46,7 @@ class _Trace:
     """Records which parts of a network are entered and left while it is called."""
 
     def __init__(self, net: Net) -> None:
-        self.parts = [(name, part) for name, part in net.parts() if name]
+        self.parts = [(name, part) for name, part in net.submodules() if name]
         self.open: list[tuple[str, nn.Module]] = []
         """Parts that have been entered but not left, the innermost last."""
         self.inputs: dict[str, tuple[torch.Size, torch.dtype]] = {}
@@ -105,6 +105,6 @@ def _counts_padding(layer: nn.Module) -> bool:
 
     Our batch norm uses real samples only; a user's own batch norm, or instance norm with running statistics, does not.
     """
-    if isinstance(layer, RealSamples) or not isinstance(layer, _NormBase):
+    if isinstance(layer, MaskedBatchNorm) or not isinstance(layer, _NormBase):
         return False
     return isinstance(layer, _BatchNorm) or layer.track_running_stats

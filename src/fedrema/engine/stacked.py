@@ -51,7 +51,7 @@ class StackedEngine:
         data = samples.of_cohort(cohort) if samples else Batch(empty, empty, empty, empty)
 
         def computed(client: Client, batch: Batch) -> dict[str, Tensors]:
-            with self.computing(), self.net.looking_at(batch.mask if samples else None):
+            with self.computing(), self.net.batch_context(batch.mask if samples else None):
                 return hook(client, batch)
 
         with torch.no_grad():
@@ -74,7 +74,7 @@ class StackedEngine:
         self.net.train(False)
 
         def class_scores(client: Client, batch: Batch) -> Tensor:
-            with self.net.looking_at(batch.mask):
+            with self.net.batch_context(batch.mask):
                 scores = method.predict(self.net, client, batch.x)
             return check_scores(method, scores, len(batch.y), self.net.classes)
 
@@ -103,7 +103,7 @@ class StackedEngine:
 
         def value_of(loss: Loss, client: Client, batch: Batch) -> Tensor:
             def one_loss(one: Client, its: Batch) -> Tensor:
-                with self.net.looking_at(its.mask, one.params):
+                with self.net.batch_context(its.mask, one.params):
                     return check_loss(loss, loss(self.net, one, its))
 
             with self.computing():

@@ -60,7 +60,7 @@ def depends_on_nodes(
     """
     known = config["federation"]
     shape = tuple(known["sample_shape"])
-    simulation = replace(settings.simulation.anywhere(), device="cpu", backend="loop")
+    simulation = replace(settings.simulation.for_inspection(), device="cpu", backend="loop")
     simulator = prepare(replace(settings, simulation=simulation), _dummy(shape, int(known["classes"])), module)
     if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
         return True  # on samples of its own

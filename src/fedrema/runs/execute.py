@@ -263,7 +263,7 @@ class Prepared:
         if state.round < self.simulator.settings.rounds:
             raise Interrupted(f"Stopped after round {state.round}; go on with: fedrema resume {directory.path}")
         directory.write_summary(records, len(relations))
-        tracked.end()
+        tracked.finish()
         return Run(directory.path)
 
     def _due(self, seconds: float) -> bool:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.core import Client, Method, overrides
 from fedrema.data import build_federation
 from fedrema.engine import ClientTensors
@@ -243,7 +243,7 @@ def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, o
     if file.exists() and not overwrite:
         raise BadInput(f"{file} already exists: choose another with --out, or --overwrite to replace it.")
     model = plain_model(run.config)
-    with writing_to(run, file), written_whole(file) as temporary:
+    with writing_to(run, file), atomic_file(file) as temporary:
         _save(model.tensors({key: value.detach().cpu() for key, value in params.items()}), temporary)
     return file
 
@@ -370,7 +370,7 @@ def parameters_in_use(
         raise BadInput(
             f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt (adapt=False)."
         )
-    simulator = prepare(replace(settings, simulation=settings.simulation.anywhere()), federation, module)
+    simulator = prepare(replace(settings, simulation=settings.simulation.for_inspection()), federation, module)
     placed = load_state(run.directory.checkpoint_file, run.config["identity"], simulator.device)
     adapted: dict[int, Tensors] = {}
     # In the groups in which they were scored: the last bits depend on who is computed together.

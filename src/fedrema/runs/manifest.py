@@ -51,6 +51,7 @@ def describe(
     federation = simulator.federation
     return {
         "method": method_name(settings.method),
+        "title": settings.method.called(),
         "settings": settings.described() | ({"net": GIVEN} if own_module else {}),
         "identity": identity_of(settings, federation, own_module),
         "revisions": revisions_of(settings.method, simulator.device.type),

@@ -14,7 +14,8 @@ from fedrema.base.user_code import load_object, raised_at, working_folder_import
 from fedrema.core import Moment, Role, average
 from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.data import Federation
-from fedrema.data.federation import parse_meta, read_npz
+from fedrema.data.federation import parse_meta
+from fedrema.data.npz import read_npz
 from fedrema.engine import ClientTensors, Cohort
 from fedrema.errors import BadInput, FedremaError
 from fedrema.methods.fedrema import maximum_difference_segmentation
@@ -67,7 +68,7 @@ def personalize(
         raise BadInput(f"--data {data} has samples of shape {newcomer.sample_shape}; the run was trained on {shape}.")
     settings = settings.fitted(newcomer, net.integers)  # a deployment's nodes chose their batches themselves
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
-    simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.anywhere())
+    simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.for_inspection())
     state = load_state(directory.checkpoint_file, directory.config()["identity"], simulator.device)
     state, names, train_counts = counted_clients(state, directory.config())
     counts = torch.tensor(train_counts).to(simulator.counts)
