@@ -1,4 +1,4 @@
-"""What holds for every registered method, without exceptions."""
+"""Properties that every registered method must have."""
 
 import dataclasses
 import functools
@@ -70,13 +70,13 @@ def method(request) -> Method:
 
 @pytest.fixture
 def federation():
-    """Clients as unequal as elsewhere, but smaller: there are many methods."""
+    """Return a smaller federation than in other tests, because there are many methods."""
     return make_federation(counts=COUNTS)
 
 
 @functools.lru_cache(maxsize=2 * len(METHODS))
 def straight(method: Method):
-    """Play a method once, for all tests that look at nothing but an ordinary run."""
+    """Run a method once, for all tests that need only an ordinary run."""
     federation = make_federation(counts=COUNTS)
     state, records = play(method, federation, record="relations")
     return state, records, dataclasses.replace(federation)
@@ -154,7 +154,7 @@ def test_an_absent_client_keeps_its_private_state_and_is_scored_with_the_shared_
 
 
 def watch_aggregate(method, monkeypatch) -> list[bool]:
-    """Return a list that is filled with whether inputs of `aggregate` are as they were before it."""
+    """Return a list that records for each call of `aggregate` whether its inputs are unchanged."""
     seen = []
     original = type(method).aggregate
 

@@ -1,4 +1,4 @@
-"""Which backend trains what, and that it does not matter which."""
+"""The choice of a backend, and the equality of their results."""
 
 import dataclasses
 import warnings
@@ -51,7 +51,7 @@ def with_batch_norm():
 
 
 def make_net(build) -> Net:
-    """The same weights whatever the seed of training."""
+    """Return a network with weights that do not depend on the training seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Net(build(), torch.ones(1, 6))
@@ -202,7 +202,7 @@ def test_an_obstacle_in_the_head_is_named_as_the_user_names_it():
 
 
 class Gate(nn.Module):
-    """A layer that decides by its values, after another layer has been left."""
+    """A layer whose control flow depends on values, called after another layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class Scale(nn.Module):
 
 
 class Jumpy(nn.Module):
-    """The network's own forward is what decides by values."""
+    """The control flow of the network's own forward depends on values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ def test_the_layer_that_fails_is_the_one_that_is_named(build, blamed):
 
 
 class Words(nn.Module):
-    """Begins with an embedding, so that it takes integers only."""
+    """Begins with an embedding, so that it accepts only integers."""
 
     def __init__(self, vocabulary=50) -> None:
         super().__init__()

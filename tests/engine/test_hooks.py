@@ -1,4 +1,4 @@
-"""Every hook of a method, looped and stacked."""
+"""Every hook of a method in both backends."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,7 +17,7 @@ from tests.fixtures import BACKENDS, LOCAL
 
 
 class Watched(torch.autograd.Function):
-    """The identity; counts how often anybody differentiates through it."""
+    """The identity; counts backward passes through it."""
 
     generate_vmap_rule = True
     backwards = 0
@@ -130,7 +130,7 @@ def test_a_phase_can_bring_its_own_loss(backend):
 
 @dataclass(frozen=True)
 class Everything(Method):
-    """Uses every hook: two heads mixed by a number that is trained, two phases, two batches a step, mail both ways."""
+    """Uses every hook: two heads mixed by a trained number, two phases, two batches per step, messages both ways."""
 
     name: ClassVar[str] = "everything"
     reach: float = 0.1
@@ -303,7 +303,7 @@ def test_adapting_before_scoring_happens_on_a_copy(backend):
 
 @dataclass(frozen=True)
 class Adapting(Method):
-    """Never trains for the federation, only for its own score."""
+    """Trains only before it is scored, never for the federation."""
 
     name: ClassVar[str] = "adapting"
 

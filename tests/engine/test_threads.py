@@ -1,4 +1,4 @@
-"""Threads per operation: a fixed rule, recorded with a run, used again on resume, and torch is left as it was."""
+"""Threads per operation: a fixed rule, recorded with a run, used again on resume; torch's own setting is restored."""
 
 from typing import ClassVar
 
@@ -34,7 +34,7 @@ def four_threads():
 
 
 class Watching(FedAvg):
-    """Notes how many threads torch uses wherever a method is asked."""
+    """Records how many threads torch uses in each hook."""
 
     seen: ClassVar[set[int]] = set()
 

@@ -1,4 +1,4 @@
-"""More clients than fit: trained in groups, kept on disk, and nothing changes by a bit."""
+"""More clients than fit into memory: trained in groups and stored on disk, with results equal to the bit."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -183,7 +183,7 @@ def test_bytes_by_hand(method, each_way):
 
 @dataclass(frozen=True)
 class Correspondent(Method):
-    """FedAvg that also sends numbers and gets mail."""
+    """FedAvg that also sends numbers and receives messages."""
 
     name: ClassVar[str] = "correspondent"
 
@@ -208,7 +208,7 @@ def test_bytes_count_what_is_sent_beside_parameters():
 
 @dataclass(frozen=True)
 class Poisoned(Method):
-    """Everything is well until round 2, when one client's loss is no number."""
+    """Training succeeds until round 2, when one client's loss is NaN."""
 
     name: ClassVar[str] = "poisoned"
 

@@ -16,7 +16,7 @@ UNSPECIALISED = [
 
 
 def described(tensor, block):
-    """Return what tells the copy engine how a tensor lies and which boxes of it are fetched."""
+    """Return the descriptor of a tensor's memory layout and of the boxes to fetch."""
     return TensorDescriptor.from_tensor(tensor, block)
 
 
