@@ -1,8 +1,8 @@
-"""Check the stacked Triton programs on a CUDA machine, and time them.
+"""Check the Triton kernels for stacked clients on a CUDA machine, and time them.
 
 PYTHONPATH=src python benchmarks/check_kernels.py
 
-Exits with 1 where an error exceeds its limit. Needs torch and Triton only, not the packages that fedrema needs.
+Exits with 1 if an error exceeds its limit. Needs only torch and Triton, not the other dependencies of fedrema.
 """
 
 import importlib.util
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import conv2d, cross_entropy
 
-if importlib.util.find_spec("clarabel") is None:  # a bare machine: the programs alone, without what is around them
+if (
+    importlib.util.find_spec("clarabel") is None
+):  # fedrema's dependencies are missing: import the kernels without the rest of the package
     for name in ("fedrema", "fedrema.engine"):
         package = types.ModuleType(name)
         package.__path__ = [str(Path(__file__).parents[1] / "src" / name.replace(".", "/"))]

@@ -1,15 +1,15 @@
-"""Small federations that every test can afford."""
+"""Settings and fixtures of all tests."""
 
 import os
 import signal
 import sys
 
-import numpy as np
 import pytest
 import torch
 
 from fedrema.data import Federation
 from tests import forked
+from tests.fixtures import make_federation
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -51,21 +51,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.name in REPEATED:
             item.add_marker(pytest.mark.no_cover)
-
-
-def make_federation(counts=(23, 9, 30, 14), classes=4, features=6, seed=0, names=None) -> Federation:
-    """Unequal clients with classes that can be learnt: blobs, each client short of one class."""
-    generator = np.random.default_rng(seed)
-    centres = generator.normal(size=(classes, features)) * 2
-    x, y, client = [], [], []
-    for row, count in enumerate(counts):
-        labels = generator.choice([c for c in range(classes) if c != row % classes], size=count)
-        x.append(centres[labels] + generator.normal(size=(count, features)))
-        y.append(labels)
-        client += [row if names is None else names[row]] * count
-    return Federation.from_arrays(
-        np.concatenate(x).astype(np.float32), np.concatenate(y), np.array(client), classes=classes, data_seed=seed
-    )
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What holds for every registered method, without exceptions."""
+"""Properties that every registered method must have."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedrema.base.options import field_documentation
-from fedrema.core import LocalTraining, Method, Simulation
+from fedrema.core import LocalTraining, Method
 from fedrema.methods import registry
 from fedrema.methods.apfl import APFL
 from fedrema.methods.fedamp import FedAMP
@@ -23,10 +23,8 @@ from fedrema.methods.fedrep import FedRep
 from fedrema.methods.fedselect import FedSelect
 from fedrema.methods.fedvf import FedVF
 from fedrema.methods.per_fedavg import PerFedAvg
-from fedrema.models.networks import Network, build_net
 from fedrema.simulation.records import RoundRecord
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests.fixtures import LOCAL, label, make_federation, run_all, simulator, snapshot
 from tests.quick import quick
 
 VARIANTS = [
@@ -48,21 +46,12 @@ VARIANTS = [
     FedPrior(align=0.0, held_out=0.0),
 ]
 METHODS = [*(quick(name) for name in registry()), *VARIANTS]
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 COUNTS = (14, 6, 19, 9)
-
-
-def simulator(method: Method, federation, local=LOCAL, net="mlp", **settings) -> Simulator:
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
-    network = build_net(Network(net=net, hidden=7), federation.sample_shape, federation.classes, seed=3)
-    return Simulator(method, network, federation, local, Simulation(seed=3, **chosen))
 
 
 def play(method, federation, local=LOCAL, **settings):
     """Return the state after the last round, and all records."""
-    played = simulator(method, federation, local, **settings)
-    state = played.start()
-    return state, [each.record for each in played.run(state)]
+    return run_all(simulator(method, federation, local, **settings))
 
 
 def models(state, clients):
@@ -74,21 +63,6 @@ def differences(first, second):
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def snapshot(state):
-    groups = {"params": state.params.own, "common": state.params.common, "memory": state.memory}
-    groups |= {"velocity": state.velocity, "inbox": state.inbox.own}
-    return {f"{group}/{name}": value.clone() for group, named in groups.items() for name, value in named.items()}
-
-
-def label(method: Method) -> str:
-    changed = [
-        f"{field.name}={getattr(method, field.name)}"
-        for field in dataclasses.fields(method)
-        if getattr(method, field.name) != field.default
-    ]
-    return " ".join([method.name, *changed])
-
-
 @pytest.fixture(params=METHODS, ids=label)
 def method(request) -> Method:
     return request.param
@@ -96,13 +70,13 @@ def method(request) -> Method:
 
 @pytest.fixture
 def federation():
-    """Clients as unequal as elsewhere, but smaller: there are many methods."""
+    """Return a smaller federation than in other tests, because there are many methods."""
     return make_federation(counts=COUNTS)
 
 
 @functools.lru_cache(maxsize=2 * len(METHODS))
 def straight(method: Method):
-    """Play a method once, for all tests that look at nothing but an ordinary run."""
+    """Run a method once, for all tests that need only an ordinary run."""
     federation = make_federation(counts=COUNTS)
     state, records = play(method, federation, record="relations")
     return state, records, dataclasses.replace(federation)
@@ -180,7 +154,7 @@ def test_an_absent_client_keeps_its_private_state_and_is_scored_with_the_shared_
 
 
 def watch_aggregate(method, monkeypatch) -> list[bool]:
-    """Return a list that is filled with whether inputs of `aggregate` are as they were before it."""
+    """Return a list that records for each call of `aggregate` whether its inputs are unchanged."""
     seen = []
     original = type(method).aggregate
 

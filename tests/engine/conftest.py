@@ -1,4 +1,4 @@
-"""Triton's interpreter, in less time."""
+"""Speeds up Triton's interpreter."""
 
 import contextlib
 import dataclasses
@@ -6,6 +6,6 @@ import dataclasses
 with contextlib.suppress(ImportError):
     from triton.runtime.interpreter import interpreter_builder
 
-    # It computes whether integers overflow, for half of its time, and looks at that only when it debugs.
+    # Half of its time goes into overflow checks whose results are used only in debug mode.
     assert not interpreter_builder.options.debug
     interpreter_builder.options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)

@@ -1,4 +1,4 @@
-"""Which backend trains what, and that it does not matter which."""
+"""The choice of a backend, and the equality of their results."""
 
 import dataclasses
 import warnings
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.core import LocalTraining, Mean, Simulation
+from fedrema.core import LocalTraining, Mean
 from fedrema.data import Federation
 from fedrema.engine import Arithmetic, choose_device, choose_precision, make_engine
 from fedrema.engine.stackable import why_not_stackable
@@ -19,8 +19,7 @@ from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Network, Split, build_net
 from fedrema.simulation import simulator as simulate
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests.fixtures import make_federation, network, run_all, simulator
 
 
 class Recurrent(nn.Module):
@@ -52,18 +51,16 @@ def with_batch_norm():
 
 
 def make_net(build) -> Net:
-    """The same weights whatever the seed of training."""
+    """Return a network with weights that do not depend on the training seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Net(build(), torch.ones(1, 6))
 
 
 def play(net, federation, local, method=FedAvg, **settings):
-    chosen = {"rounds": 2, "device": "cpu", "precision": "float64", "backend": "loop", **settings}
-    played = Simulator(method(), net, federation, local, Simulation(**chosen))
-    state = played.start()
-    records = [each.record for each in played.run(state)]
-    return played, state, records
+    chosen = {"rounds": 2, "seed": 0, "backend": "loop", **settings}
+    played = simulator(method(), federation, local, net, **chosen)
+    return played, *run_all(played)
 
 
 def distance(one, other):
@@ -147,11 +144,10 @@ def test_the_server_computes_in_float32_while_clients_train_in_tf32(backend, mon
     monkeypatch.setattr(Mean, "add", watched(Mean.add))
     monkeypatch.setattr(simulate, "head_similarity", watched(simulate.head_similarity))
     federation = make_federation()
-    net = build_net(Network(net="mlp", hidden=5), federation.sample_shape, federation.classes, seed=0)
-    settings = Simulation(rounds=2, device="cpu", backend=backend, record="relations")
-    simulator = Simulator(Watched(), net, federation, LocalTraining(epochs=1), settings)
-    simulator.engine.arithmetic = Arithmetic(torch.device("cpu"), products="tf32")  # as on a GPU
-    list(simulator.run(simulator.start()))
+    settings = {"rounds": 2, "precision": "float32", "backend": backend, "record": "relations"}
+    played = simulator(Watched(), federation, LocalTraining(epochs=1), network(federation, hidden=5), **settings)
+    played.engine.arithmetic = Arithmetic(torch.device("cpu"), products="tf32")  # as on a GPU
+    run_all(played)
     assert seen == {"client": {True}, "server": {False}}
 
 
@@ -206,7 +202,7 @@ def test_an_obstacle_in_the_head_is_named_as_the_user_names_it():
 
 
 class Gate(nn.Module):
-    """A layer that decides by its values, after another layer has been left."""
+    """A layer whose control flow depends on values, called after another layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +237,7 @@ class Scale(nn.Module):
 
 
 class Jumpy(nn.Module):
-    """The network's own forward is what decides by values."""
+    """The control flow of the network's own forward depends on values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,7 +264,7 @@ def test_the_layer_that_fails_is_the_one_that_is_named(build, blamed):
 
 
 class Words(nn.Module):
-    """Begins with an embedding, so that it takes integers only."""
+    """Begins with an embedding, so that it accepts only integers."""
 
     def __init__(self, vocabulary=50) -> None:
         super().__init__()

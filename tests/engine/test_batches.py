@@ -1,4 +1,4 @@
-"""Who sees which samples when."""
+"""The order in which clients see their samples."""
 
 from itertools import chain
 
@@ -18,7 +18,7 @@ def order(counts, names=None, epochs=1, batch=100, per_step=1, drop=True, key=KE
 
 
 def seen(drawn, row):
-    """Return a client's batches one after the other, without padding."""
+    """Return a client's batches one after another, without padding."""
     return [
         drawn.index[row, step, place, : drawn.sizes[row, step, place]].tolist()
         for step in range(drawn.steps[row])

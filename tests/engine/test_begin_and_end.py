@@ -1,4 +1,4 @@
-"""What a client is given when a round begins and ends, and what becomes of what it hands on."""
+"""The inputs of `begin` and `end`, and what happens to their results."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -11,7 +11,7 @@ from tests.engine.test_hooks import BACKENDS, simulator
 
 
 class Echoing(Method):
-    """The server hands out whatever clients sent beside their parameters."""
+    """The server returns everything that clients sent besides their parameters."""
 
     def aggregate(self, net, state, uploads, moment):
         answer = super().aggregate(net, state, uploads, moment)
@@ -41,7 +41,7 @@ def test_at_the_end_of_a_round_a_client_knows_what_it_received(backend):
 def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
     @dataclass(frozen=True)
     class Keeping(Method):
-        """Sends what it received and its mail as they are; the server keeps the first of each."""
+        """Sends the received parameters and the inbox unchanged; the server keeps the first of each."""
 
         name: ClassVar[str] = "keeping"
 

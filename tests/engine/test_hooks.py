@@ -1,4 +1,4 @@
-"""Every hook of a method, looped and stacked."""
+"""Every hook of a method in both backends."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,19 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.core import Answer, LocalTraining, Method, Phase, Role, Simulation, cross_entropy, mix
+from fedrema.core import Answer, LocalTraining, Method, Phase, Role, cross_entropy, mix
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
 from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
-
-BACKENDS = ["loop", "stacked"]
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+from tests import fixtures
+from tests.fixtures import BACKENDS, LOCAL
 
 
 class Watched(torch.autograd.Function):
-    """The identity; counts how often anybody differentiates through it."""
+    """The identity; counts backward passes through it."""
 
     generate_vmap_rule = True
     backwards = 0
@@ -51,8 +49,7 @@ def make_net() -> Net:
 
 
 def simulator(method, backend, local=LOCAL, **settings) -> Simulator:
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
-    return Simulator(method, make_net(), make_federation(), local, Simulation(**chosen))
+    return fixtures.simulator(method, local=local, net=make_net(), backend=backend, **{"seed": 0, **settings})
 
 
 def only_head(name):
@@ -133,7 +130,7 @@ def test_a_phase_can_bring_its_own_loss(backend):
 
 @dataclass(frozen=True)
 class Everything(Method):
-    """Uses every hook: two heads mixed by a number that is trained, two phases, two batches a step, mail both ways."""
+    """Uses every hook: two heads mixed by a trained number, two phases, two batches per step, messages both ways."""
 
     name: ClassVar[str] = "everything"
     reach: float = 0.1
@@ -306,7 +303,7 @@ def test_adapting_before_scoring_happens_on_a_copy(backend):
 
 @dataclass(frozen=True)
 class Adapting(Method):
-    """Never trains for the federation, only for its own score."""
+    """Trains only before it is scored, never for the federation."""
 
     name: ClassVar[str] = "adapting"
 

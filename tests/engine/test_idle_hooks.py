@@ -1,4 +1,4 @@
-"""Hooks that have nothing to do cost nothing."""
+"""Hooks that do nothing are not called."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -12,7 +12,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which is when
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from fedrema.engine.kernels import Operators, descriptors, products, sums, tiles, usable
-from fedrema.engine.kernels.functions import convolve
+from fedrema.engine.kernels.autograd import convolve
 from fedrema.engine.kernels.products import Geometry
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
@@ -22,7 +22,7 @@ TOLERANCE = 3e-6
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """Fill fresh results with what is no number: whatever is not written shows."""
+    """Fill new tensors with NaN, so that values which are not written are detected."""
     made = torch.Tensor.new_empty
 
     def poisonous(self, size, **keywords):
@@ -170,7 +170,7 @@ def test_a_client_gets_the_same_bits_however_many_are_stacked(channels):
 
 
 class Network(nn.Module):
-    """Everything that is taken over, and much that is not."""
+    """A network with all layers that the kernels replace, and many that they do not."""
 
     def __init__(self):
         super().__init__()
@@ -197,7 +197,7 @@ def loss_of(net):
 
 
 def by_loop(net, params, x, common=()):
-    """Loss and gradients of each client in float64, one after the other."""
+    """Loss and gradients of each client in float64, one after another."""
     net = net.double()
     leaves = {name: value.detach().double().requires_grad_() for name, value in params.items()}
     rows = [{name: v if name in common else v[c] for name, v in leaves.items()} for c in range(len(x))]

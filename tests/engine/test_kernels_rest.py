@@ -12,8 +12,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from fedrema.core import Client, LocalTraining, Method, Move, Phase
 from fedrema.engine.kernels import client_norms, momentum_steps, optimiser
+from fedrema.engine.kernels.autograd import max_pool
 from fedrema.engine.kernels.pooling import Window
-from fedrema.engine.kernels.pooling_functions import max_pool
 from fedrema.engine.sgd import LossMean, PhaseSGD
 
 WINDOWS = [  # kernel, stride, padding, size

@@ -1,17 +1,16 @@
-"""Threads per operation: a fixed rule, recorded with a run, used again on resume, and torch is left as it was."""
+"""Threads per operation: a fixed rule, recorded with a run, used again on resume; torch's own setting is restored."""
 
 from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import fedrema
 from fedrema.cli import main
 from fedrema.config.presets import PRESETS
 from fedrema.config.settings import parse_settings
-from fedrema.core import LocalTraining, Simulation
+from fedrema.core import LocalTraining
 from fedrema.data import Federation
 from fedrema.deploy.node import Node
 from fedrema.engine import LoopEngine, StackedEngine, backends
@@ -21,12 +20,10 @@ from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
+from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.execute import prepare, prepare_resumed
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests.fixtures import make_federation, tanh_module, tanh_simulator
 
 
 @pytest.fixture
@@ -37,7 +34,7 @@ def four_threads():
 
 
 class Watching(FedAvg):
-    """Notes how many threads torch uses wherever a method is asked."""
+    """Records how many threads torch uses in each hook."""
 
     seen: ClassVar[set[int]] = set()
 
@@ -55,11 +52,9 @@ class Watching(FedAvg):
 
 
 def simulator(method, hidden=9, **settings):
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        net = Net(Split(nn.Sequential(nn.Linear(6, hidden), nn.Tanh()), nn.Linear(hidden, 4)), torch.ones(1, 6))
-    chosen = Simulation(rounds=2, device="cpu", **settings)
-    return Simulator(method, net, make_federation(), LocalTraining(epochs=1, batch=5, lr=0.05), chosen)
+    local = LocalTraining(epochs=1, batch=5, lr=0.05)
+    chosen = {"precision": "auto", "rounds": 2, **settings}
+    return tanh_simulator(method, chosen.pop("backend", "auto"), local, tanh_module(hidden=hidden), **chosen)
 
 
 @pytest.mark.parametrize("backend", ["stacked", "loop"])

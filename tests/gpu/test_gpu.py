@@ -1,4 +1,4 @@
-"""On a real GPU: recorded steps, our programs, seeds together. `make test-gpu`; skipped where there is none."""
+"""On a real GPU: CUDA graphs, our kernels, joint training. `make test-gpu`; skipped without a GPU."""
 
 import dataclasses
 import functools
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.core import Answer, LocalTraining, Role, Simulation, average, cross_entropy, mix
+from fedrema.core import Answer, LocalTraining, Role, average, cross_entropy, mix
 from fedrema.core.similarity import head_similarity
 from fedrema.data import Federation
 from fedrema.engine import JointTraining, kernels
@@ -19,25 +19,20 @@ from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Network, Split, build_net
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
-from tests.contract.test_methods import METHODS, label, snapshot
+from tests import fixtures
+from tests.contract.test_methods import METHODS
+from tests.fixtures import LOCAL, label, make_federation, run_all, snapshot
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 
 
 def play(method, federation, local=LOCAL, network=None, **settings):
-    chosen = {"rounds": 3, "device": "cuda", "precision": "float32", "backend": "stacked", **settings}
-    net = network() if network else build_net(
-        Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=3
-    )  # fmt: skip
-    simulator = Simulator(method, net, federation, local, Simulation(**{"seed": 3, **chosen}))
-    state = simulator.start()
-    return simulator, state, [played.record for played in simulator.run(state)]
+    chosen = {"device": "cuda", "precision": "float32", **settings}
+    simulation = fixtures.simulator(method, federation, local, network() if network else "mlp", **chosen)
+    return simulation, *run_all(simulation)
 
 
 def apart(first, second):
@@ -52,7 +47,7 @@ def test_every_method_trains_as_on_a_cpu(method):
     federation = make_federation()
     for settings in ({}, {"participation": 0.75, "rounds": 4}):
         simulator, state, records = play(method, federation, **settings)
-        assert simulator.engine.graphs.captured, "nothing was recorded"
+        assert simulator.engine.graphs.captured, "no step was captured"
         _, expected, expected_records = play(method, federation, device="cpu", **settings)
         assert apart(state, expected) < 2e-3
         for record, other in zip(records, expected_records, strict=True):
@@ -67,7 +62,7 @@ def test_batch_norm_is_recorded_and_trains_as_on_a_cpu(method):
     federation = make_federation()  # of unequal clients: some finish early
     simulator, state, _ = play(method, federation, network=network, rounds=4)
     assert simulator.engine.name == "stacked"
-    assert simulator.engine.graphs.captured, "nothing was recorded"
+    assert simulator.engine.graphs.captured, "no step was captured"
     _, expected, _ = play(method, federation, network=network, rounds=4, device="cpu")
     assert apart(state, expected) < 2e-3
 
@@ -179,7 +174,7 @@ def test_in_groups_and_on_disk_it_is_the_same():
         assert apart(whole, chunked) < 1e-4
 
 
-def test_seeds_in_company_end_as_they_do_alone():
+def test_seeds_trained_jointly_end_as_they_do_alone():
     federation = images()
     local = LocalTraining(epochs=2, batch=10, lr=0.02)
     alone, simulators = [], []
@@ -188,8 +183,8 @@ def test_seeds_in_company_end_as_they_do_alone():
         alone.append(snapshot(state))
         simulators.append(simulator)
 
-    def again(simulator, party):
-        simulator.engine = party
+    def again(simulator, engine):
+        simulator.engine = engine
         state = simulator.start()
         list(simulator.run(state))
         return snapshot(state)

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.core import Batch, Client, LocalTraining, Simulation
+from fedrema.core import Batch, Client
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
+from fedrema.models.networks import Split
 from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests import fixtures
+from tests.fixtures import LOCAL
 
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 CLASSES, FEATURES, BYTES = 4, 7, 8
 
 
@@ -62,10 +62,7 @@ class Watched(Simulator):
 
 
 def simulator(method, local=LOCAL, **settings) -> Watched:
-    federation = make_federation()
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
-    net = build_net(Network(net="mlp", hidden=FEATURES), federation.sample_shape, federation.classes, seed=3)
-    return Watched(method, net, federation, local, Simulation(seed=3, **chosen))
+    return fixtures.simulator(method, local=local, kind=Watched, **settings)
 
 
 def training_data(played, row):

@@ -4,13 +4,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrema.core import Batch, Client, LocalTraining, Simulation
+from fedrema.core import Batch, Client, LocalTraining
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests import fixtures
+from tests.fixtures import make_federation
 
-BACKENDS = ["loop", "stacked"]
 LR = 0.1
 NAMES = ("body.weight", "body.bias", "head.weight", "head.bias")
 
@@ -30,8 +29,7 @@ def linear_net(inputs=2, features=3, classes=3) -> Net:
 def begun(method, backend, training, **settings):
     """Return a simulator of two unequal clients, its state, the initial model and everybody's samples."""
     federation = make_federation(counts=(12, 6), classes=3, features=2)
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
-    simulator = Simulator(method, linear_net(), federation, training, Simulation(seed=5, **chosen))
+    simulator = fixtures.simulator(method, federation, training, linear_net(), backend=backend, seed=5, **settings)
     data = [(each.x.numpy(), each.y.numpy()) for each in (simulator.train.of(row) for row in range(len(federation)))]
     first = {name: value.numpy().copy() for name, value in simulator.net.initial.items()}
     return simulator, simulator.start(), first, data

@@ -6,7 +6,8 @@ import torch
 
 from fedrema.errors import BadInput
 from fedrema.methods.apfl import APFL
-from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, clipped, local, logits, mean, plus, slopes
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, begun, clipped, local, logits, mean, plus, slopes
 
 
 def mixed(v, w, share):

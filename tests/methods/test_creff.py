@@ -11,7 +11,8 @@ from fedrema.errors import BadInput
 from fedrema.methods.creff import CReFF, gradient_distance
 from fedrema.models.body_and_head import Net, last_layer, last_layer_inputs
 from fedrema.models.networks import Split
-from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, features, local, logits, mean, plus, slopes, softmax
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, begun, features, local, logits, mean, plus, slopes, softmax
 
 QUICK = CReFF(synthetic=4, match_steps=3, retrain_epochs=2, retrain_batch=5)
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from fedrema.methods.ditto import Ditto
-from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, begun, local, logits, mean, plus, slopes
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from fedrema.methods.fedala import FedALA
-from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, begun, local, logits, mean, plus, slopes
 
 TOP = ("head.weight", "head.bias")
 

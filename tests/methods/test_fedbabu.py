@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import LocalTraining, Simulation
+from fedrema.core import LocalTraining
 from fedrema.methods.fedbabu import FedBABU
-from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
 from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests.fixtures import tanh_simulator
 
 BACKENDS = ["loop", "stacked"]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05, weight_decay=0.01)
@@ -35,8 +34,7 @@ BODY_BYTES = (6 * 5 + 5) * 8  # numbers of the body, 8 bytes each
 
 
 def simulator(method, backend, local=LOCAL, **settings) -> Simulator:
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
-    return Simulator(method, Net(make_module(), torch.ones(2, 6)), make_federation(), local, Simulation(**chosen))
+    return tanh_simulator(method, backend, local, make_module(), **settings)
 
 
 def snapshot(tensors):

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedrema.core import LocalTraining, Simulation
+from fedrema.core import LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedbn import FedBN
 from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import load_state, save_state
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests import fixtures
+from tests.fixtures import make_federation, network
 from tests.methods.by_hand import begun, local
 
 LOCAL = LocalTraining(epochs=1, batch=1000, lr=0.1, momentum=0.0, clip=0.0)
@@ -19,9 +19,8 @@ NORM = {f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running
 
 def simulator(method, **settings):
     federation = make_federation()
-    net = build_net(Network(net="mlp-bn", hidden=5), federation.sample_shape, federation.classes, seed=3)
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", **settings}
-    return Simulator(method, net, federation, LOCAL, Simulation(**chosen))
+    chosen = {"seed": 0, "backend": "auto", **settings}
+    return fixtures.simulator(method, federation, LOCAL, network(federation, "mlp-bn", hidden=5), **chosen)
 
 
 def test_batch_norm_is_found_by_its_kind():

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedrema.methods.fedclassavg import FedClassAvg, supervised_contrastive_loss
+from tests.fixtures import BACKENDS
 from tests.methods.by_hand import (
-    BACKENDS,
     LR,
     assert_same,
     batch_of,

@@ -7,16 +7,14 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Moment, Simulation, Uploads
+from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
 from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from fedrema.models.networks import Split
+from tests.fixtures import run_all, simulator
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 CLASSES, BYTES = 4, 8
 
 
@@ -42,17 +40,8 @@ def batch(x, labels, mask=None) -> Batch:
     return Batch(doubles(x), torch.tensor(labels), real, torch.arange(len(labels)))
 
 
-def simulator(method, local=LOCAL, **settings) -> Simulator:
-    federation = make_federation()
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
-    net = build_net(Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=3)
-    return Simulator(method, net, federation, local, Simulation(seed=3, **chosen))
-
-
 def play(method, **settings):
-    played = simulator(method, **settings)
-    state = played.start()
-    return state, [each.record for each in played.run(state)]
+    return run_all(simulator(method, **settings))
 
 
 def sent() -> Uploads:

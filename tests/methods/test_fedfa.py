@@ -9,8 +9,8 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedfa import FedFA, initial_anchors
+from tests.fixtures import BACKENDS
 from tests.methods.by_hand import (
-    BACKENDS,
     LR,
     assert_same,
     back,

@@ -7,8 +7,8 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedkd import FedKD, compress
+from tests.fixtures import BACKENDS
 from tests.methods.by_hand import (
-    BACKENDS,
     LR,
     assert_same,
     batch_of,

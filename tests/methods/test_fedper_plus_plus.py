@@ -4,7 +4,8 @@ import pytest
 
 from fedrema.errors import BadInput
 from fedrema.methods.fedper_plus_plus import FedPerPlusPlus
-from tests.methods.by_hand import BACKENDS, LR, assert_same, back, begun, features, local, logits, mean, plus, softmax
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, back, begun, features, local, logits, mean, plus, softmax
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,8 +9,8 @@ from fedrema.errors import BadInput
 from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, maximum_likelihood_smoothing
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
+from tests.fixtures import BACKENDS
 from tests.methods.by_hand import (
-    BACKENDS,
     LR,
     assert_same,
     back,

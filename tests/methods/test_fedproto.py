@@ -8,17 +8,15 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Moment, Simulation, Uploads
+from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
 from fedrema.data import Federation
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from fedrema.models.networks import Split
+from tests.fixtures import run_all, simulator
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 CLASSES, FEATURES, BYTES = 4, 7, 8
 
 
@@ -48,17 +46,8 @@ def batch(x, labels, mask=None) -> Batch:
     return Batch(doubles(x), torch.tensor(labels), real, torch.arange(len(labels)))
 
 
-def simulator(method, federation=None, local=LOCAL, **settings) -> Simulator:
-    federation = federation or make_federation()
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
-    net = build_net(Network(net="mlp", hidden=FEATURES), federation.sample_shape, federation.classes, seed=3)
-    return Simulator(method, net, federation, local, Simulation(seed=3, **chosen))
-
-
 def play(method, **settings):
-    played = simulator(method, **settings)
-    state = played.start()
-    return state, [each.record for each in played.run(state)]
+    return run_all(simulator(method, **settings))
 
 
 PROTOTYPES = {"prototypes": [[0.0, 0.0], [1.0, 5.0], [9.0, 9.0]], "known": [1.0, 1.0, 0.0]}

@@ -8,36 +8,21 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Simulation
+from fedrema.core import Batch, Client, LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedprox import FedProx
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
 from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests.fixtures import LOCAL, run_all, tanh_module, tanh_simulator
 
 BACKENDS = ["loop", "stacked"]
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1, momentum=0.9, clip=0.5)
 """All samples in every step: the order of batches does not matter to a reference."""
 
 
-def make_module(*layers: nn.Module) -> Split:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Split(nn.Sequential(*layers, nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 4))
-
-
-def simulator(method, backend, local=LOCAL, module=None, **settings) -> Simulator:
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
-    net = Net(module or make_module(), torch.ones(2, 6))
-    return Simulator(method, net, make_federation(), local, Simulation(**chosen))
-
-
 def play(method, backend, local=LOCAL, **settings):
-    played = simulator(method, backend, local, **settings)
-    state = played.start()
-    records = [each.record for each in played.run(state)]
+    state, records = run_all(tanh_simulator(method, backend, local, **settings))
     return state.params.common, records
 
 
@@ -125,7 +110,7 @@ def test_padding_does_not_count():
 
 def reference(played: Simulator, mu: float, rounds: int) -> dict[str, torch.Tensor]:
     """FedProx once more, of ready-made parts: torch's SGD and clipping, one client after the other."""
-    model = make_module().double()
+    model = tanh_module().double()
     local = played.local
     clients = [played.train.of(row) for row in range(4)]
     optimisers: list[dict] = [{} for _ in clients]
@@ -158,7 +143,7 @@ def reference(played: Simulator, mu: float, rounds: int) -> dict[str, torch.Tens
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rounds_are_those_of_torchs_own_optimiser(backend):
     # The pull is clipped and enters the momentum with the rest of the gradient.
-    played = simulator(FedProx(mu=2.0), backend, WHOLE)
+    played = tanh_simulator(FedProx(mu=2.0), backend, WHOLE)
     state = played.start()
     for _ in range(2):
         played.run_round(state)
@@ -188,7 +173,7 @@ def test_mu_zero_is_fedavg_bit_for_bit(backend):
 def test_the_larger_mu_the_nearer_each_client_stays(backend):
     distances = []
     for mu in (0.0, 0.1, 1.0, 4.0):
-        played = simulator(FedProx(mu=mu), backend)
+        played = tanh_simulator(FedProx(mu=mu), backend)
         cohort = played.cohort(played.start(), torch.arange(4))
         trained = played.local_training(cohort, played.moment(1))[0].params.own
         initial = played.net.initial
@@ -200,7 +185,7 @@ def test_the_larger_mu_the_nearer_each_client_stays(backend):
 
 
 def test_batch_norm_statistics_are_not_held():
-    net = Net(make_module(nn.BatchNorm1d(6)).double(), torch.zeros(2, 6, dtype=torch.float64))
+    net = Net(tanh_module(nn.BatchNorm1d(6)).double(), torch.zeros(2, 6, dtype=torch.float64))
     net.train(False)
     statistics = set(net.initial) - net.trainable
     assert {name.rpartition(".")[2] for name in statistics} == {"running_mean", "running_var"}
@@ -219,7 +204,7 @@ def test_batch_norm_statistics_are_not_held():
 
 def test_batch_norm_statistics_follow_the_data_whatever_mu_is():
     # Batch norm comes first here, so that its statistics depend on nothing but the samples.
-    found = [play(FedProx(mu=mu), "loop", module=make_module(nn.BatchNorm1d(6)), rounds=2)[0] for mu in (0.0, 5.0)]
+    found = [play(FedProx(mu=mu), "loop", module=tanh_module(nn.BatchNorm1d(6)), rounds=2)[0] for mu in (0.0, 5.0)]
     for name in ("body.0.running_mean", "body.0.running_var"):
         assert torch.equal(found[0][name], found[1][name]), name
     assert not torch.equal(found[0]["body.0.weight"], found[1]["body.0.weight"])

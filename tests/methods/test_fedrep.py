@@ -5,7 +5,8 @@ import torch
 
 from fedrema.errors import BadInput
 from fedrema.methods.fedrep import FedRep
-from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, mean, only, plus, slopes
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, begun, local, mean, only, plus, slopes
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

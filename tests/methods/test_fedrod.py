@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedrema.methods.fedrod import LOG_ZERO, FedRoD
+from tests.fixtures import BACKENDS
 from tests.methods.by_hand import (
-    BACKENDS,
     LR,
     assert_same,
     back,

@@ -6,7 +6,8 @@ import torch
 
 from fedrema.errors import BadInput
 from fedrema.methods.fedselect import FedSelect
-from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logits, slopes, tensor
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, begun, local, logits, slopes, tensor
 
 
 def test_the_most_changed_of_the_shared_entries_become_personal():

@@ -6,7 +6,8 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedvf import FedVF
-from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logits, mean, plus, slopes
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, begun, local, logits, mean, plus, slopes
 
 
 def test_the_schedule():

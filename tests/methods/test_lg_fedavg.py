@@ -3,7 +3,8 @@
 import pytest
 
 from fedrema.methods.lg_fedavg import LGFedAvg
-from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, mean, plus, slopes
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, begun, local, mean, plus, slopes
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

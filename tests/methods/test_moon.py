@@ -7,31 +7,16 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Simulation
+from fedrema.core import Batch, Client, LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.moon import MOON, contrastive_loss
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Network, Split, build_net
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests.fixtures import simulator, tanh_simulator
 
 BACKENDS = ["loop", "stacked"]
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 WHOLE = LocalTraining(epochs=2, batch=1000, lr=0.1, momentum=0.0, clip=0.0)
 """All samples in every step, plain gradients: easy to take by oneself."""
-
-
-def make_module() -> Split:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Split(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 4))
-
-
-def simulator(method, backend, local=LOCAL, net=None, **settings) -> Simulator:
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
-    return Simulator(
-        method, net or Net(make_module(), torch.ones(2, 6)), make_federation(), local, Simulation(**chosen)
-    )
 
 
 def tensor(values) -> torch.Tensor:
@@ -39,7 +24,7 @@ def tensor(values) -> torch.Tensor:
 
 
 def features_of(params, x):
-    """The body of `make_module`, written out."""
+    """The body of `tanh_module`, written out."""
     return torch.tanh(x @ params["body.0.weight"].T + params["body.0.bias"])
 
 
@@ -133,7 +118,7 @@ def test_without_a_past_there_is_no_contrast():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_first_round_is_fedavg_and_the_second_is_not(backend):
-    moon, plain = simulator(MOON(), backend), simulator(FedAvg(), backend)
+    moon, plain = tanh_simulator(MOON(), backend), tanh_simulator(FedAvg(), backend)
     state, expected = moon.start(), plain.start()
     records = [(moon.run_round(state).record, plain.run_round(expected).record)]
     for name, value in expected.params.common.items():
@@ -150,7 +135,7 @@ def test_the_first_round_is_fedavg_and_the_second_is_not(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mu_zero_is_fedavg_bit_for_bit(backend):
-    moon, plain = simulator(MOON(mu=0.0), backend), simulator(FedAvg(), backend)
+    moon, plain = tanh_simulator(MOON(mu=0.0), backend), tanh_simulator(FedAvg(), backend)
     state, expected = moon.start(), plain.start()
     for one, other in zip(moon.run(state), plain.run(expected), strict=True):
         assert one.record["client_loss"] == other.record["client_loss"]
@@ -161,12 +146,12 @@ def test_mu_zero_is_fedavg_bit_for_bit(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_body_that_was_trained_is_remembered_and_nothing_else(backend):
-    played = simulator(MOON(), backend)
+    played = tanh_simulator(MOON(), backend)
     state = played.start()
     assert set(state.memory) == {"previous.body.0.weight", "previous.body.0.bias", "trained"}
     assert state.memory["trained"].tolist() == [0, 0, 0, 0]
     # In the first round a client trains as FedAvg's does.
-    plain = simulator(FedAvg(), backend)
+    plain = tanh_simulator(FedAvg(), backend)
     cohort = plain.cohort(plain.start(), torch.arange(4))
     trained = plain.local_training(cohort, plain.moment(1))[0].params.own
     played.run_round(state)
@@ -179,7 +164,7 @@ def test_the_body_that_was_trained_is_remembered_and_nothing_else(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_absent_client_keeps_what_it_trained_last(backend):
-    played = simulator(MOON(), backend, participation=0.5, rounds=6)
+    played = tanh_simulator(MOON(), backend, participation=0.5, rounds=6)
     state = played.start()
     seen, returned = set(), 0
     for _ in range(6):
@@ -197,7 +182,7 @@ def test_an_absent_client_keeps_what_it_trained_last(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_term_is_zero_only_for_clients_that_have_not_trained(backend):
-    played = simulator(MOON(mu=50.0), backend, participation=0.5, rounds=6)
+    played = tanh_simulator(MOON(mu=50.0), backend, participation=0.5, rounds=6)
     state = played.start()
     present = played.run_round(state).record["participants"]
     assert len(present) == 2
@@ -205,7 +190,7 @@ def test_the_term_is_zero_only_for_clients_that_have_not_trained(backend):
     moment = played.moment(2)
     ready = played.begin(played.cohort(state, everyone), moment)
     trained = played.local_training(ready, moment)[0].params.own
-    plain = simulator(FedAvg(), backend)
+    plain = tanh_simulator(FedAvg(), backend)
     expected = plain.local_training(played.cohort(state, everyone), moment)[0].params.own
     for row in range(4):
         apart = float((trained["body.0.weight"][row] - expected["body.0.weight"][row]).abs().max())
@@ -214,7 +199,7 @@ def test_the_term_is_zero_only_for_clients_that_have_not_trained(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_features_of_the_received_and_the_previous_model_are_prepared(backend):
-    played = simulator(MOON(), backend)
+    played = tanh_simulator(MOON(), backend)
     state = played.start()
     for _ in range(2):
         played.run_round(state)
@@ -239,7 +224,7 @@ def test_features_of_the_received_and_the_previous_model_are_prepared(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_round_with_a_past_step_by_step(backend):
-    played = simulator(MOON(mu=2.0, temperature=0.4), backend, WHOLE)
+    played = tanh_simulator(MOON(mu=2.0, temperature=0.4), backend, WHOLE)
     state = played.start()
     played.run_round(state)
     received, memory = snapshot(state.params.common), snapshot(state.memory)
@@ -291,7 +276,7 @@ def test_the_projection_lies_between_features_and_classifier(net, shape, feature
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_with_a_projection_its_output_is_contrasted_and_remembered(backend):
     net = build_net(Network(net="mlp", hidden=7, projection=3), (6,), 4, seed=0)
-    played = simulator(MOON(), backend, net=net)
+    played = simulator(MOON(), net=net, backend=backend, seed=0)
     state = played.start()
     played.run_round(state)
     assert {name.removeprefix("previous.") for name in state.memory} == {

@@ -10,36 +10,20 @@ from torch import nn
 from torch.func import grad
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Moment, Simulation
+from fedrema.core import Batch, Client, LocalTraining, Moment
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.per_fedavg import PerFedAvg
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests.fixtures import LOCAL, make_federation, tanh_simulator
 
 BACKENDS = ["loop", "stacked"]
 VARIANTS = ["first-order", "hessian-vector"]
-LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 WHOLE = LocalTraining(epochs=1, batch=1000, lr=0.1, momentum=0.0, clip=0.0)
 """One step on all samples, a plain gradient: every batch is then the same."""
 MOMENT = Moment(round=1, rounds=3, seed=0)
 
 
-def make_module() -> Split:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Split(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 4))
-
-
-def simulator(method, backend, local=LOCAL, federation=None, **settings) -> Simulator:
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": backend, **settings}
-    net = Net(make_module(), torch.ones(2, 6))
-    return Simulator(method, net, federation or make_federation(), local, Simulation(**chosen))
-
-
 def entropy(params, x, y):
-    """The objective f, written out for `make_module`."""
+    """The objective f, written out for `tanh_module`."""
     features = torch.tanh(x @ params["body.0.weight"].T + params["body.0.bias"])
     return nn.functional.cross_entropy(features @ params["head.weight"].T + params["head.bias"], y)
 
@@ -180,7 +164,7 @@ def test_with_three_batches_the_hessian_is_that_of_the_third():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_round_on_whole_data(backend, variant):
     # Clients have a single batch, which plays all roles: the step is the gradient of F(w) = f(w − α ∇f(w)).
-    played = simulator(PerFedAvg(adapt_lr=0.3, variant=variant, difference=0.0001), backend, WHOLE)
+    played = tanh_simulator(PerFedAvg(adapt_lr=0.3, variant=variant, difference=0.0001), backend, WHOLE)
     state = played.start()
     start = snapshot(state.params.common)
     played.run_round(state)
@@ -226,7 +210,7 @@ def test_each_step_starts_from_the_weights_that_the_last_one_left(variant, clip,
     local = replace(LOCAL, momentum=0.9, clip=clip, epochs=2)
     federation = make_federation(counts=(20,))
     method = Watched(adapt_lr=0.3, variant=variant)
-    played = simulator(method, "loop", local, federation)
+    played = tanh_simulator(method, "loop", local, federation=federation)
     state = played.start()
     played.run_round(state)
     weights, velocity = snapshot(played.net.initial), None
@@ -252,7 +236,7 @@ def test_each_step_starts_from_the_weights_that_the_last_one_left(variant, clip,
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_batches_of_one_step_are_different_samples(variant, monkeypatch):
     monkeypatch.setattr(Watched, "seen", [])
-    played = simulator(Watched(variant=variant), "loop", federation=make_federation(counts=(30,)))
+    played = tanh_simulator(Watched(variant=variant), "loop", federation=make_federation(counts=(30,)))
     played.run_round(played.start())
     roles = 2 if variant == "first-order" else 3
     _, batches = Watched.seen[0]
@@ -279,7 +263,7 @@ def test_as_many_outer_steps_as_fedavg_takes(variant, drop, batch, monkeypatch):
     monkeypatch.setattr(Counting, "steps", [])
     local = replace(LOCAL, batch=batch, drop_incomplete=drop, epochs=3)
     for method in (Watched(variant=variant), Counting()):
-        played = simulator(method, "loop", local)
+        played = tanh_simulator(method, "loop", local)
         played.run_round(played.start())
     expected = 0
     for count in played.train.counts.tolist():
@@ -293,7 +277,7 @@ def test_as_many_outer_steps_as_fedavg_takes(variant, drop, batch, monkeypatch):
 def test_a_client_with_a_single_batch_can_train_and_is_scored(backend, variant):
     # Two of the clients have fewer samples than a batch, and there is a single epoch.
     local = replace(LOCAL, epochs=1, batch=15)
-    played = simulator(PerFedAvg(variant=variant), backend, local)
+    played = tanh_simulator(PerFedAvg(variant=variant), backend, local)
     state = played.start()
     record = played.run_round(state).record
     assert min(played.train.counts) < 15 < max(played.train.counts)
@@ -316,7 +300,7 @@ def accuracies(played, models):
 def test_clients_are_scored_after_plain_steps_on_a_copy(backend, steps):
     # Momentum is on, and kept between rounds: it must not enter the steps that adapt.
     local = LocalTraining(epochs=2, batch=1000, lr=0.05, momentum=0.9, clip=0.0)
-    played = simulator(PerFedAvg(adapt_lr=2.0, adapt_steps=steps), backend, local)
+    played = tanh_simulator(PerFedAvg(adapt_lr=2.0, adapt_steps=steps), backend, local)
     state = played.start()
     played.run_round(state)
     record = played.run_round(state).record
@@ -344,7 +328,7 @@ def test_clients_are_scored_after_plain_steps_on_a_copy(backend, steps):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_step_before_scoring_is_on_one_batch_of_training_samples(backend):
-    played = simulator(PerFedAvg(adapt_lr=0.5), backend, replace(LOCAL, batch=3, clip=0.0))
+    played = tanh_simulator(PerFedAvg(adapt_lr=0.5), backend, replace(LOCAL, batch=3, clip=0.0))
     state = played.start()
     played.run_round(state)
     common = snapshot(state.params.common)
@@ -362,12 +346,12 @@ def test_the_step_before_scoring_is_on_one_batch_of_training_samples(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_steps_the_global_model_is_scored_and_nothing_stands_beside(backend):
-    played = simulator(PerFedAvg(adapt_steps=0), backend)
+    played = tanh_simulator(PerFedAvg(adapt_steps=0), backend)
     state = played.start()
     record = played.run_round(state).record
     assert not record.alternatives
     assert record["accuracy"] == pytest.approx(accuracies(played, [state.params.common] * 4)[1])
-    adapting = simulator(PerFedAvg(), backend)
+    adapting = tanh_simulator(PerFedAvg(), backend)
     assert adapting.run_round(adapting.start()).record.alternatives == {"unadapted": {"accuracy": record.accuracy}}
 
 

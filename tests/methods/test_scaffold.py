@@ -7,8 +7,8 @@ import torch
 from fedrema.core import Moment, Simulation, Uploads
 from fedrema.methods.scaffold import SCAFFOLD
 from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
-from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, linear_net, local, mean, plus, slopes, tensor
+from tests.fixtures import BACKENDS, make_federation
+from tests.methods.by_hand import LR, assert_same, begun, linear_net, local, mean, plus, slopes, tensor
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedrema.core import LocalTraining, Simulation, cross_entropy
+from fedrema.core import LocalTraining, cross_entropy
 from fedrema.engine.kernels import Operators
 from fedrema.engine.stackable import why_not_stackable
 from fedrema.errors import BadInput
@@ -16,10 +16,9 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.batch_norm import BatchNorm1d, restore_batch_norm
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
-from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
-from tests.contract.test_methods import snapshot
+from fedrema.models.networks import Split
+from tests import fixtures
+from tests.fixtures import make_federation, snapshot
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -251,10 +250,9 @@ class Looks(FedAvg):
 
 def simulator(method, federation=None, net=None, **settings):
     federation = federation or make_federation()
-    net = net or build_net(Network(net="mlp-bn", hidden=5), federation.sample_shape, federation.classes, seed=3)
-    chosen = {"rounds": 2, "device": "cpu", "precision": "float64", "backend": "loop", **settings}
     local = LocalTraining(epochs=2, batch=5, lr=0.05, drop_incomplete=False)
-    return Simulator(method, net, federation, local, Simulation(**chosen))
+    chosen = {"rounds": 2, "seed": 0, "backend": "loop", **settings}
+    return fixtures.simulator(method, federation, local, net or fixtures.network(federation, "mlp-bn", 5), **chosen)
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])

@@ -10,20 +10,18 @@ import pytest
 import torch
 
 from fedrema.config.settings import parse_settings
-from fedrema.core import LocalTraining, Simulation
 from fedrema.engine import JointTraining
 from fedrema.engine.batches import Order
 from fedrema.engine.joint import join_orders
 from fedrema.errors import Diverged
 from fedrema.methods.fedavg import FedAvg
-from fedrema.models.networks import Network, build_net
 from fedrema.runs import joint
 from fedrema.runs.execute import Interrupted, execute, resume
 from fedrema.runs.joint import execute_all, group_seeds
 from fedrema.runs.run import Run
 from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
-from tests.contract.test_methods import METHODS, label, snapshot
+from tests.contract.test_methods import METHODS
+from tests.fixtures import label, make_federation, network, run_all, simulator, snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -49,36 +47,30 @@ def nobody(settings):
     return lambda played: None
 
 
-def play_in_company(method, federation, seeds, **settings):
-    """Play several seeds in threads that meet; returns their states and how many jobs were done at once."""
+def run_jointly(method, federation, seeds, **settings):
+    """Run several seeds alone and jointly; returns their states and records, and the sizes of the joint cohorts."""
     simulators = []
     for seed in seeds:
-        net = build_net(Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=seed)
-        chosen = {"rounds": 2, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
-        local = LocalTraining(epochs=2, batch=5, lr=0.05)
-        simulators.append(Simulator(method, net, federation, local, Simulation(seed=seed, **chosen)))
-    alone = []
-    for simulator in simulators:
-        state = simulator.start()
-        alone.append((state, [played.record for played in simulator.run(state)]))
-    room = JointTraining(simulators[0].engine)
+        chosen = {"rounds": 2, "seed": seed, **settings}
+        simulators.append(simulator(method, federation, net=network(federation, seed=seed), **chosen))
+    alone = [run_all(each) for each in simulators]
+    joint_training = JointTraining(simulators[0].engine)
     sizes = []
-    original = room.engine.train
-    room.engine.train = lambda cohort, *rest: sizes.append(len(cohort)) or original(cohort, *rest)
+    original = joint_training.engine.train
+    joint_training.engine.train = lambda cohort, *rest: sizes.append(len(cohort)) or original(cohort, *rest)
 
-    def play(simulator, party):
-        simulator.engine = party
-        state = simulator.start()
-        return state, [played.record for played in simulator.run(state)]
+    def run(simulation, engine):
+        simulation.engine = engine
+        return run_all(simulation)
 
-    found = room.run([functools.partial(play, simulator) for simulator in simulators])
+    found = joint_training.run([functools.partial(run, each) for each in simulators])
     return alone, found, sizes
 
 
 @pytest.mark.parametrize("method", METHODS, ids=label)
-def test_company_changes_nothing(method, federation):
-    alone, in_company, sizes = play_in_company(method, federation, seeds=(0, 1, 2), participation=0.75)
-    for (state, records), (other, other_records) in zip(alone, in_company, strict=True):
+def test_joint_training_changes_nothing(method, federation):
+    alone, jointly, sizes = run_jointly(method, federation, seeds=(0, 1, 2), participation=0.75)
+    for (state, records), (other, other_records) in zip(alone, jointly, strict=True):
         expected, found = snapshot(state), snapshot(other)
         assert expected.keys() == found.keys()
         for name, value in expected.items():
@@ -92,9 +84,9 @@ def test_company_changes_nothing(method, federation):
 
 def test_one_who_leaves_does_not_keep_the_others_waiting():
     federation = make_federation()
-    alone, in_company, sizes = play_in_company(FedAvg(), federation, seeds=(0, 1))
+    alone, jointly, sizes = run_jointly(FedAvg(), federation, seeds=(0, 1))
     assert set(sizes) == {8}
-    assert len(alone) == len(in_company) == 2
+    assert len(alone) == len(jointly) == 2
 
 
 def test_runs_of_several_seeds_are_as_those_of_single_ones(tmp_path):

@@ -22,8 +22,7 @@ from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import prepare
 from fedrema.runs.new_clients import personalize
-from tests.conftest import make_federation
-from tests.contract.test_methods import label, simulator
+from tests.fixtures import label, make_federation, simulator
 
 WITH_COPIES = [
     Ditto(),

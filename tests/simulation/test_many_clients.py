@@ -1,4 +1,4 @@
-"""More clients than fit: trained in groups, kept on disk, and nothing changes by a bit."""
+"""More clients than fit into memory: trained in groups and stored on disk, with results equal to the bit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +11,11 @@ from fedrema.core import LocalTraining, Simulation
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
-from fedrema.models.networks import Network, build_net
 from fedrema.simulation.row_storage import Rows, RowStorage, assign
 from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
-from tests.contract.test_methods import METHODS, label, snapshot
+from tests import fixtures
+from tests.contract.test_methods import METHODS
+from tests.fixtures import label, make_federation, network, run_all, snapshot
 
 LOCAL = LocalTraining(epochs=1, batch=5, lr=0.05)
 CLIENTS = 40
@@ -30,11 +30,9 @@ def many():
 
 
 def play(method, federation, **settings):
-    chosen = {"rounds": 2, "device": "cpu", "precision": "float32", **settings}
-    net = build_net(Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=3)
-    simulator = Simulator(method, net, federation, LOCAL, Simulation(seed=3, **chosen))
-    state = simulator.start()
-    return simulator, state, [played.record for played in simulator.run(state)]
+    chosen = {"rounds": 2, "precision": "float32", "backend": "auto", **settings}
+    simulator = fixtures.simulator(method, federation, LOCAL, **chosen)
+    return simulator, *run_all(simulator)
 
 
 def without_time(records):
@@ -59,7 +57,7 @@ def test_in_groups_and_on_disk_everything_is_the_same_to_the_bit(method, backend
 
 def test_relations_are_the_same_in_groups(many):
     for method in (FedAvg(), FedReMa()):
-        net = build_net(Network(net="mlp", hidden=7), many.sample_shape, many.classes, seed=3)
+        net = network(many)
         found = []
         for chunk in (0, 32):
             settings = Simulation(rounds=2, seed=3, device="cpu", record="relations", chunk=chunk)

@@ -17,7 +17,8 @@ from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.local import Local
 from fedrema.models.networks import Network, build_net
 from fedrema.simulation.simulator import Simulator
-from tests.conftest import make_federation
+from tests import fixtures
+from tests.fixtures import make_federation, network, run_all
 
 LOCAL = LocalTraining(epochs=1, batch=5, lr=0.05)
 MANY = (5,) * 20
@@ -25,15 +26,12 @@ MANY = (5,) * 20
 
 def simulator(method=FedAvg, federation=None, local=LOCAL, **settings) -> Simulator:
     federation = federation or make_federation()
-    chosen = {"rounds": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
-    net = build_net(Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=0)
-    return Simulator(method(), net, federation, local, Simulation(**chosen))
+    chosen = {"seed": 0, **settings}
+    return fixtures.simulator(method(), federation, local, network(federation, seed=0), **chosen)
 
 
 def play(*given, **settings):
-    played = simulator(*given, **settings)
-    state = played.start()
-    return state, [each.record for each in played.run(state)]
+    return run_all(simulator(*given, **settings))
 
 
 def everything_in(state):
@@ -185,7 +183,7 @@ def test_bytes_by_hand(method, each_way):
 
 @dataclass(frozen=True)
 class Correspondent(Method):
-    """FedAvg that also sends numbers and gets mail."""
+    """FedAvg that also sends numbers and receives messages."""
 
     name: ClassVar[str] = "correspondent"
 
@@ -210,7 +208,7 @@ def test_bytes_count_what_is_sent_beside_parameters():
 
 @dataclass(frozen=True)
 class Poisoned(Method):
-    """Everything is well until round 2, when one client's loss is no number."""
+    """Training succeeds until round 2, when one client's loss is NaN."""
 
     name: ClassVar[str] = "poisoned"
 

@@ -100,7 +100,7 @@ class Clients:
         index = row_index(clients, self.device)
 
         def rows(tensors: Tensors) -> Tensors:
-            # Tensors on disk are on the CPU, whatever the training device is.
+            # Tensors that are stored on disk are on the CPU, also if clients train on a GPU.
             return {
                 name: value[index if value.device.type == self.device.type else clients].to(self.device)
                 for name, value in tensors.items()

@@ -1,6 +1,6 @@
-"""Products, pooling and optimiser steps of stacked clients as Triton programs, for the stacked engine on a GPU.
+"""Triton kernels for stacked clients on a GPU: convolutions, linear layers, max pooling, norms and SGD steps.
 
-Triton is imported when they are first used: without it the package still loads, and `usable` says no.
+Triton is imported at the first use: without it the package can be imported, and `usable` returns False.
 """
 
 from typing import TYPE_CHECKING

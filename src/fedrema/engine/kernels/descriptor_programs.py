@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-"""The same products where the GPU's copy engine can fetch whole boxes of an image: most layers with stride 1.
+"""Triton programs for the same products, with operands that the GPU's copy engine fetches as boxes of an image.
 
-A tile of rows is a box of `images` × `high` × `wide` positions. Moved by a tap, it is another box of the input, and
-what reaches over the edge is read as 0: no addresses and no masks are computed. Offered through Triton's tensor
-descriptors, which older GPUs do without.
+They cover most layers with stride 1. A tile of rows is a box of `images` × `high` × `wide` positions. For each kernel
+position (tap) it is another box of the input, and values outside the image are read as 0, so that neither addresses nor
+masks are computed. They use Triton's tensor descriptors, which older GPUs do not support.
 """
 
 import triton
@@ -16,7 +16,7 @@ UNSPECIALISED = [
 
 
 def described(tensor, block):
-    """Return what tells the copy engine how a tensor lies and which boxes of it are fetched."""
+    """Return the descriptor of a tensor's memory layout and of the boxes to fetch."""
     return TensorDescriptor.from_tensor(tensor, block)
 
 

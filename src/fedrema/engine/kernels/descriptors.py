@@ -1,4 +1,4 @@
-"""Launches the products whose operands the GPU's copy engine can fetch as boxes (Hopper and later), in bf16."""
+"""Launches the bf16 kernels whose operands the GPU's copy engine fetches as boxes (Hopper and later)."""
 
 import os
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, padding: tuple[int, int], *, transposed: bool,
     bf16: bool, linear: bool,
 ) -> bool:  # fmt: skip
-    """Fill y [k, n, rows high, rows wide, outputs], if the shapes allow it; tell whether they did."""
+    """Fill y [k, n, rows high, rows wide, outputs], if the shapes allow it; return whether they do."""
     clients, samples, height, width, outputs = y.shape
     channels = x.shape[4]
     rows = samples * height * width
@@ -49,7 +49,7 @@ def gradient(
     rows = samples * height * width
     tile = tiles.descriptor_gradient_tile(channels, outputs, kernel[1])
     box = tiles.box(tile.reduction, height, width)
-    # A step must not reach into the next client's rows: they would be added.
+    # A step must not include rows of the next client: they would be added to the sum.
     if box is None or rows % tile.reduction or not _fetchable(bf16, x, g):
         return None
     output_tiles, groups = pieces(outputs, tile.rows), kernel[0] * kernel[1] // tile.taps
@@ -87,9 +87,9 @@ def linear_gradient(x: Tensor, g: Tensor, *, bf16: bool) -> tuple[Tensor, Tensor
 
 
 def _fetchable(bf16: bool, *operands: Tensor) -> bool:
-    """Whether the copy engine can fetch these: 16 bits, rows of whole 16-byte pieces, nothing spread out.
+    """Return whether the copy engine can fetch these: bf16, contiguous, rows of whole 16-byte pieces.
 
-    Triton's interpreter, which knows no 16 bits, is let through for the tests.
+    Triton's interpreter, which does not support bf16, is accepted for the tests.
     """
     if not all(operand.is_contiguous() and operand.shape[-1] % 8 == 0 for operand in operands):
         return False

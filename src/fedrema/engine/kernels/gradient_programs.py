@@ -1,13 +1,13 @@
 # mypy: ignore-errors
-"""Gradients of stacked weights, as Triton programs: sums over rows, split into parts that are added in order.
+"""Triton programs for weight gradients: sums over rows, split into parts that are added in a fixed order.
 
-No atomic additions: the same numbers come out every time, however many clients are stacked.
+There are no atomic additions, so that results are reproducible and do not depend on the number of stacked clients.
 """
 
 import triton
 import triton.language as tl
 
-from fedrema.engine.kernels.programs import UNSPECIALISED, UNSPECIALISED_FOLDED
+from fedrema.engine.kernels.product_programs import UNSPECIALISED, UNSPECIALISED_FOLDED
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)

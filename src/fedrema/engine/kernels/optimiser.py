@@ -1,4 +1,4 @@
-"""Norms and momentum steps of stacked clients, one pass over memory each; captured in a CUDA graph as they are."""
+"""Launches gradient norms and momentum steps of stacked clients, one pass over memory each."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from fedrema.engine.kernels.tiles import pieces
 
 BLOCK, STRETCH = 1024, 8192
 TOGETHER = 16
-"""Tensors of one launch: programs are compiled for each number of them."""
+"""Tensors per launch; a kernel is compiled for each number of tensors."""
 
 
 def client_norms(gradients: Sequence[Tensor]) -> Tensor:
-    """Return each client's norm [k] over all its tensors [k, ...]; stacking more clients changes no bit of it."""
-    # A norm does not care for the order, so whatever lies dense is read as it lies.
+    """Return each client's norm [k] over all its tensors [k, ...]; it does not depend on the number of clients."""
+    # A norm does not depend on the order of values, so dense tensors are read in their memory order.
     dense = [value if _is_dense(value) else value.contiguous() for value in gradients]
     stretches = [pieces(value[0].numel(), STRETCH) for value in dense]
     clients, count = len(dense[0]), sum(stretches)
@@ -50,15 +50,15 @@ def momentum_steps(
     Parameters
     ----------
     parameters, velocities
-        Tensors [k, ...]; the two of one name have one memory order, without gaps, the client axis first.
+        Tensors [k, ...]; the two of one name have the same dense memory layout with the client axis first.
     gradients
-        The gradients [k, ...]; copied where their memory order is another.
+        The gradients [k, ...]; copied if their memory layout differs.
     scale
         Factors [k] of the gradient (clipping), before weight decay.
     rate
-        The learning rate, a tensor of no dimension: a captured graph reads it anew each time.
+        The learning rate, a tensor without dimensions: a captured graph reads it at each replay.
     active
-        Numbers [k]; a client with 0 stays bit for bit as it was, even where its gradient is no number.
+        Numbers [k]; a client with 0 does not change, even if its gradient is NaN.
     """
     slopes = []
     for parameter, velocity, gradient in zip(parameters, velocities, gradients, strict=True):
@@ -80,12 +80,12 @@ def momentum_steps(
 
 
 def _sizes(group: tuple[Tensor, ...]) -> tuple[int, ...]:
-    """Return how many values each client has of each."""
+    """Return the number of values per client of each tensor."""
     return tuple(value[0].numel() for value in group)
 
 
 def _is_dense(value: Tensor) -> bool:
-    """Whether each client's values lie together without gaps, one client after the other."""
+    """Return whether each client's values are contiguous in memory, one client after another."""
     expected = 1
     axes = sorted(range(1, value.dim()), key=lambda axis: (value.stride(axis), value.shape[axis]))
     for axis in (*axes, 0):

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""Norms and steps of stacked clients, as Triton programs over [client, everything else in memory order].
+"""Triton programs for norms and steps of stacked clients; tensors are [client, all other axes in memory order].
 
-They take several tensors at once, as tuples: a launch for each small one would cost more than its work.
+They take several tensors at once, as tuples: a launch for each small tensor would take longer than its computation.
 """
 
 import triton

@@ -10,12 +10,12 @@ from fedrema.engine.kernels import pooling_programs
 from fedrema.engine.kernels.tiles import pieces, power_above
 
 MOST_PLACES = 255
-"""The winner's place in its window is kept in one byte."""
+"""The position of the largest value in its window is stored in one byte."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """What is pooled together."""
+    """The window of a pooling layer."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
@@ -30,7 +30,7 @@ class Window:
         return high, wide
 
     def numbers(self) -> dict[str, int]:
-        """Return the sizes as the programs name them."""
+        """Return the sizes under the names of the kernels' arguments."""
         return {
             "kernel_height": self.kernel[0], "kernel_width": self.kernel[1],
             "stride_height": self.stride[0], "stride_width": self.stride[1],
@@ -39,7 +39,7 @@ class Window:
 
 
 def forward(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-    """Return the largest of each window and its place in the window, a byte."""
+    """Return the largest value of each window and its position in the window, a byte."""
     x = _last(x)
     y = x.new_empty((*x.shape[:2], *window.size(*x.shape[2:4]), x.shape[4]))
     winners = torch.empty_like(y, dtype=torch.uint8)
@@ -48,7 +48,7 @@ def forward(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
 
 
 def chosen(x: Tensor, winners: Tensor, window: Window) -> Tensor:
-    """Return from each window what stands in the place that won."""
+    """Return from each window the value at the position of the largest one."""
     x, winners = _last(x), _last(winners)
     y = torch.empty_like(winners, dtype=x.dtype)
     _pool(x, y, winners, window, choosing=True)
@@ -83,7 +83,7 @@ def _pool(x: Tensor, y: Tensor, winners: Tensor, window: Window, choosing: bool)
 
 
 def _blocks(channels: int, values: int) -> tuple[int, int]:
-    """Return rows and channels of one program of so many values, a row's channels together."""
+    """Return rows and channels of one program with this many values."""
     across = min(power_above(channels), 128)
     return values // across, across
 

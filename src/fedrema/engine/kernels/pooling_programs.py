@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""Max pooling with channels last, as Triton programs; a position inside a window has a number, row by row.
+"""Triton programs for max pooling with channels last; positions inside a window are numbered row by row.
 
-Offsets are relative to the first image of a tile: 32 bits suffice, which divide faster.
+Offsets are relative to the first image of a tile, so that 32 bits suffice, which divide faster.
 """
 
 import triton

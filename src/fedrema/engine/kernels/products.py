@@ -1,7 +1,7 @@
-"""Launches the programs of the three products; tensors are physical here, with the client axis first.
+"""Launches the kernels of a convolution: output, input gradient and weight gradient of all stacked clients.
 
-x [k, n, channels, height, width], weight [k, outputs, channels, kernel height, kernel width] and the gradient of
-the output [k, n, outputs, rows, columns], each with its channels last in memory.
+Tensors have the client axis first and their channels last in memory: x [k, n, channels, height, width], weight
+[k, outputs, channels, kernel height, kernel width], gradient of the output [k, n, outputs, rows, columns].
 """
 
 from dataclasses import dataclass
@@ -10,34 +10,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedrema.engine.kernels import descriptors, gradient_programs, programs, tiles
+from fedrema.engine.kernels import descriptors, gradient_programs, product_programs, tiles
 from fedrema.engine.kernels.sums import Parts, added, totals
 from fedrema.engine.kernels.tiles import FEW_CHANNELS, pieces
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """What a convolution does besides its weights; a linear layer is one with a single tap."""
+    """Stride, padding and precision of a convolution; a linear layer is a convolution with a 1×1 kernel."""
 
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     precision: str = "float32"
     linear: bool = False
-    """Results stay float32, and weights are read as they are: each is used by few rows."""
+    """Results are float32, and weights are not converted in advance, because each is used by few rows."""
 
     @property
     def bf16(self) -> bool:
-        """Whether operands have 16 bits."""
+        """Whether operands are bf16."""
         return self.precision == "bf16"
 
     @property
     def result(self) -> torch.dtype:
-        """What the output is kept in."""
+        """The type of the output."""
         return torch.bfloat16 if self.bf16 and not self.linear else torch.float32
 
     @property
     def dot(self) -> str:
-        """What Triton calls the precision of a product."""
+        """Triton's name for the precision of a product."""
         return "ieee" if self.precision == "float32" else "tf32"
 
     def size(self, x: Tensor, weight: Tensor) -> tuple[int, int]:
@@ -49,12 +49,12 @@ class Geometry:
         return height, width
 
     def numbers(self, kernel: tuple[int, int]) -> tuple[int, int, int, int, int, int]:
-        """Return kernel, stride and padding as the programs take them."""
+        """Return kernel, stride and padding in the order of the kernels' arguments."""
         return (*kernel, *self.stride, *self.padding)
 
 
 def narrowed(weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the weights as the programs read them, [k, outputs, taps high, taps wide, channels] without gaps."""
+    """Return the weights as the kernels read them, [k, outputs, kernel height, kernel width, channels], contiguous."""
     last = weight.permute(0, 1, 3, 4, 2)
     if geometry.bf16 and not geometry.linear:
         last = last.to(torch.bfloat16)
@@ -62,7 +62,7 @@ def narrowed(weight: Tensor, geometry: Geometry) -> Tensor:
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """Return the output [k, n, outputs, rows, columns]; the weight is a narrowed one."""
+    """Return the output [k, n, outputs, rows, columns]; the weight comes from `narrowed`."""
     clients, outputs, *kernel, channels = weight.shape
     height, width = geometry.size(x, weight.permute(0, 1, 4, 2, 3))
     rows = x.shape[1] * height * width
@@ -77,7 +77,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) 
     if few:
         folded = channels * kernel[0] * kernel[1]
         tile = tiles.folded_tile(folded, outputs, geometry.precision)
-        programs.folded_product[_grid(rows, outputs, tile, clients)](
+        product_programs.folded_product[_grid(rows, outputs, tile, clients)](
             x, weight, weight if bias is None else bias, y, rows, outputs, *positions, *geometry.stride,
             *geometry.padding, *_strides(x), weight.stride(0), channels=channels, kernel_width=kernel[1],
             folded=folded, **common,
@@ -92,7 +92,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) 
 
 
 def input_gradient(g: Tensor, weight: Tensor, size: tuple[int, int], dtype: torch.dtype, geometry: Geometry) -> Tensor:
-    """Return the gradient [k, n, channels, *size] of the input; the weight is a narrowed one."""
+    """Return the gradient [k, n, channels, *size] of the input; the weight comes from `narrowed`."""
     clients, outputs, *kernel, channels = weight.shape
     g = _last(g, geometry, few=False)
     rows = g.shape[1] * size[0] * size[1]
@@ -163,7 +163,7 @@ def _gathered(
     ):
         return
     tile = tiles.forward_tile(rows, channels, outputs, geometry.precision, wide)
-    programs.gathered_product[_grid(rows, outputs, tile, len(y))](
+    product_programs.gathered_product[_grid(rows, outputs, tile, len(y))](
         x, weight, weight if bias is None else bias, y, *sizes, *_strides(x)[:4], *strides, **common,
         transposed=transposed, strided=geometry.stride != (1, 1),
         block_rows=tile.rows, block_outputs=tile.columns, block_channels=tile.reduction,
@@ -176,18 +176,18 @@ def _grid(rows: int, outputs: int, tile: tiles.Tile, clients: int) -> tuple[int,
 
 
 def _last(value: Tensor, geometry: Geometry, few: bool) -> Tensor:
-    """Return activations with their channels last, [k, n, height, width, channels], copied only where needed."""
+    """Return activations with channels last, [k, n, height, width, channels]; copied only if necessary."""
     value = value.permute(0, 1, 3, 4, 2)
-    if few:  # read one by one, from wherever they are
+    if few:  # read one by one, in any layout
         return value
     common = value.stride(0) == 0 and len(value) > 1
     own = value[:1] if common else value
-    if geometry.bf16 and not geometry.linear:  # nine taps read it: not float32 each time
+    if geometry.bf16 and not geometry.linear:  # each value is read once per kernel position: convert it only once
         own = own.to(torch.bfloat16)
     own = own.contiguous()
     return own.expand(value.shape) if common else own
 
 
 def _strides(value: Tensor) -> tuple[int, ...]:
-    """Return memory strides, 0 where an axis has one entry: what torch has there would forbid wide loads."""
+    """Return memory strides, 0 for axes of length 1: their strides in torch would prevent wide loads."""
     return tuple(0 if size == 1 else stride for size, stride in zip(value.shape, value.stride(), strict=True))

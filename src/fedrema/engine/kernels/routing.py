@@ -1,4 +1,4 @@
-"""Sends a network's layers to the stacked programs while its loss is computed, wherever they cover the case."""
+"""Routes a network's layers to the kernels for stacked clients while its loss is computed, where these apply."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 if TYPE_CHECKING:
     from fedrema.engine.kernels.products import Geometry
 
-# By name: many of these are both a function and a method, and attributes of tensors arrive as `__get__`.
+# By name: many of these exist as a function and as a method, and access to a tensor's attributes is `__get__`.
 HARMLESS_IN_BF16 = frozenset({
     "relu", "relu_", "leaky_relu", "leaky_relu_", "threshold", "relu6", "hardtanh", "gelu", "silu", "elu",
     "dropout", "dropout1d", "dropout2d", "feature_dropout", "alpha_dropout", "max_pool1d", "max_pool2d",
@@ -28,12 +28,12 @@ HARMLESS_IN_BF16 = frozenset({
     "register_hook", "grad", "backward",
 })  # fmt: skip
 
-# Under vmap these ask for a memory order that torch cannot name there: they get the plain one.
+# Under vmap these request a memory layout that torch does not support there: their inputs are made contiguous.
 PLAIN_ORDER = frozenset({"group_norm", "instance_norm"})
 
 
 def usable(device: torch.device, dtype: torch.dtype, precision: str) -> bool:
-    """Tell whether a network with weights of this type on this device can be trained through `Operators`."""
+    """Return whether a network with weights of this type on this device can be trained with `Operators`."""
     return (
         device.type == "cuda"
         and dtype == torch.float32
@@ -44,10 +44,10 @@ def usable(device: torch.device, dtype: torch.dtype, precision: str) -> bool:
 
 
 class Operators(TorchFunctionMode):
-    """Within this context, convolutions, linear layers and max pooling run as one program over all clients.
+    """Context in which convolutions, linear layers and max pooling run as one kernel for all clients.
 
-    Meant around `vmap` of a single client's loss, whose sum is then differentiated. In bf16, convolutions hand on 16
-    bits; whatever else a network does with them is done in float32 unless it is harmless.
+    To be used around `vmap` of a single client's loss, whose sum is then differentiated. With bf16, convolutions return
+    bf16; other operations convert it to float32, except those in `HARMLESS_IN_BF16`.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Operators(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Take the call over where it is covered; else leave it to torch."""
+        """Replace a call that the kernels cover; leave others to torch."""
         kwargs = kwargs or {}
         route = self.routes.get(func)
         if route is not None:
@@ -97,7 +97,7 @@ class Operators(TorchFunctionMode):
         geometry = self._geometry(_pair(stride), _pair(padding))
         return self._product(input, weight, bias, geometry) if _covered(input, weight, bias) else None
 
-    # torch's names again.
+    # The parameters have torch's names, as above.
     def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:  # noqa: A002
         if not _covered(input, weight, bias) or weight.dim() != 2 or input.dim() < 1:
             return None
@@ -123,8 +123,8 @@ class Operators(TorchFunctionMode):
         window = Window(kernel, _pair(stride) if stride else kernel, _pair(padding))
         fits = all(2 * pad <= length for pad, length in zip(window.padding, kernel, strict=True))
         if kernel[0] * kernel[1] > MOST_PLACES or not fits or min(window.size(*input.shape[2:])) < 1:
-            return None  # torch says what is wrong with it
-        from fedrema.engine.kernels.pooling_functions import max_pool
+            return None  # torch raises the error
+        from fedrema.engine.kernels.autograd import max_pool
 
         return max_pool(input.unsqueeze(0), window).squeeze(0)
 
@@ -137,16 +137,16 @@ class Operators(TorchFunctionMode):
 
     @staticmethod
     def _product(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: "Geometry") -> Tensor:
-        # Imported here: Triton is asked for only where it is used.
-        from fedrema.engine.kernels.functions import convolve
+        # Imported here, because Triton is imported only when it is needed.
+        from fedrema.engine.kernels.autograd import convolve
 
-        # Not [None] and [0]: the gradient of an index is a copy, in the wrong memory order.
+        # Not [None] and [0]: the gradient of indexing is a copy with another memory layout.
         bias = None if bias is None else bias.unsqueeze(0)
         return convolve(x.unsqueeze(0), weight.unsqueeze(0), bias, geometry).squeeze(0)
 
 
 def _covered(first: Tensor, *others: Tensor | None) -> bool:
-    """Whether tensors are on a device that the programs run on (any, in Triton's interpreter) and of a known type."""
+    """Return whether the kernels support the tensors' device (any, with Triton's interpreter) and types."""
     tensors = [first, *(other for other in others if other is not None)]
     placed = first.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"
     return (

@@ -1,4 +1,4 @@
-"""Sums over rows that are split into parts: where the parts lie, and how they are added."""
+"""Sums over rows that are computed in parts: the memory of the parts, and their addition."""
 
 from math import prod
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from fedrema.engine.kernels.tiles import pieces
 
 
 class Parts(NamedTuple):
-    """Parts of the gradients of a weight [k, outputs, *kernel, channels] and its bias, in one piece of memory."""
+    """Partial sums of the gradients of a weight [k, outputs, *kernel, channels] and of its bias, in one tensor."""
 
     both: Tensor
     """[parts, values]: the weight's, then the bias's."""
@@ -20,22 +20,22 @@ class Parts(NamedTuple):
 
     @classmethod
     def empty(cls, like: Tensor, count: int, shape: tuple[int, ...]) -> "Parts":
-        """Return so many parts, to be filled."""
+        """Allocate parts."""
         return cls(like.new_empty((count, prod(shape) + prod(shape[:2])), dtype=torch.float32), shape)
 
     @property
     def weight(self) -> Tensor:
-        """The first part of the weight's."""
+        """The first part of the weight's gradient."""
         return self.both[0, : prod(self.shape)].view(self.shape)
 
     @property
     def bias(self) -> Tensor:
-        """The first part of the bias's."""
+        """The first part of the bias's gradient."""
         return self.both[0, prod(self.shape) :].view(self.shape[:2])
 
     @property
     def stride(self) -> int:
-        """How far apart two parts are."""
+        """Distance between two parts in memory."""
         return self.both.stride(0)
 
     def added(self) -> tuple[Tensor, Tensor]:

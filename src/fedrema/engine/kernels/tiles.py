@@ -1,17 +1,17 @@
-"""How large the tiles of a product are: fixed rules, so that a run neither spends time trying nor ever varies.
+"""Tile sizes of the kernels: fixed rules instead of autotuning, so that results are reproducible.
 
-The rules look at one client's shape only. What comes out for a client is the same bit for bit whether it is stacked
-with twenty others or with a hundred.
+The rules depend on the shapes of one client only, so that a client's result does not depend on the number of clients it
+is stacked with.
 """
 
 from typing import NamedTuple
 
 FEW_CHANNELS = 16
-"""Below this, taps and channels are one axis: a block of channels would be mostly padding."""
+"""With fewer channels, kernel positions and channels are one axis: a block of channels would be mostly padding."""
 
 
 class Tile(NamedTuple):
-    """Block sizes of one program and how it is run."""
+    """Block sizes of one kernel and its launch options."""
 
     rows: int
     """Of the result."""
@@ -22,7 +22,7 @@ class Tile(NamedTuple):
     stages: int
     """Steps whose loads are in flight."""
     taps: int = 1
-    """Of one kernel row, in a weight gradient: what is summed with each is fetched once."""
+    """Kernel positions of one row that a weight gradient computes together: their common operand is fetched once."""
 
 
 def power_above(size: int) -> int:
@@ -36,14 +36,14 @@ def pieces(size: int, piece: int) -> int:
 
 
 def forward_tile(rows: int, channels: int, outputs: int, precision: str, wide_operands: bool) -> Tile:
-    """Return the tile of a forward product or an input gradient; operands are wide where float32 is loaded."""
+    """Return the tile of a forward product or an input gradient; operands are wide if float32 is loaded."""
     columns = min(max(power_above(outputs), 16), 128)
     reduction = min(max(power_above(channels), 16), 64)
     if precision == "float32":
         return Tile(64, min(columns, 64), min(reduction, 32), 4, 2)
     if precision == "tf32":
         return Tile(128, columns, min(reduction, 32), 8, 3)
-    if wide_operands:  # a linear layer: short steps, many in flight, for weights that are read once
+    if wide_operands:  # a linear layer: short steps, many loads in flight, because weights are read once
         return Tile(128, columns, min(reduction, 32), 8 if columns == 128 else 4, 4)
     return Tile(256, columns, reduction, 8, 3) if columns <= 32 else Tile(128, columns, reduction, 4, 3)
 
@@ -92,7 +92,7 @@ class Box(NamedTuple):
 
 
 def box(rows: int, height: int, width: int) -> Box | None:
-    """Return a tile of so many rows of images of this size as a box; None where it is none."""
+    """Return a tile of this many rows of images of this size as a box; None if it is not one."""
     if width != power_above(width) or width > rows:
         return None
     high = min(height, rows // width)
@@ -122,13 +122,13 @@ def descriptor_gradient_tile(channels: int, outputs: int, kernel_width: int) -> 
 def linear_tile() -> Tile:
     """Return the tile of a linear layer's output or of its input's gradient, fetched as boxes.
 
-    Small ones: enough programs for weights of which each is read once.
+    Small tiles make enough programs to read the weights, each of which is read once.
     """
     return Tile(128, 64, 32, 4, 4)
 
 
 LINEAR_STEPS = 3
-"""Blocks of channels that one program of a linear layer's weight gradient makes, with one block of outputs."""
+"""Blocks of channels that one program of a linear layer's weight gradient computes for one block of outputs."""
 
 
 def linear_gradient_tile(rows: int) -> Tile:

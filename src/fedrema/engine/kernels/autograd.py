@@ -1,7 +1,7 @@
-"""The three products as differentiable functions that vmap turns into one launch.
+"""Convolutions and max pooling of stacked clients as differentiable functions that vmap turns into one launch.
 
-Each takes a leading client axis; vmap's axis becomes part of it. The derivatives of each product are the other two,
-so that gradients can be differentiated again.
+Each function takes tensors with a leading client axis; vmap's axis becomes part of it. The derivatives of each of the
+three products are the other two, so that gradients can be differentiated again.
 """
 
 from typing import Any
@@ -10,9 +10,37 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fedrema.engine.kernels import products
-from fedrema.engine.kernels.mapping import Axis, apart, call, folded, merged, unfolded
+from fedrema.engine.kernels import pooling, products
+from fedrema.engine.kernels.pooling import Window
 from fedrema.engine.kernels.products import Geometry
+
+Axis = int | None
+
+
+def call(function: type[Function], *arguments: Any) -> Any:
+    """Apply a function; torch does not annotate `apply`."""
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]  # not annotated in torch
+
+
+def merged(value: Tensor, axis: Axis, size: int) -> Tensor:
+    """Merge vmap's axis into the client axis; common tensors are not copied."""
+    value = value.expand(size, *value.shape) if axis is None else value.movedim(axis, 0)
+    return value.squeeze(1) if value.shape[1] == 1 else value.flatten(0, 1)
+
+
+def apart(value: Tensor, size: int) -> Tensor:
+    """Undo `merged`."""
+    return value.reshape(size, len(value) // size, *value.shape[1:])
+
+
+def folded(value: Tensor, axis: Axis) -> Tensor:
+    """Merge vmap's axis into the sample axis, the second."""
+    return value if axis is None else value.movedim(axis, 1).flatten(1, 2)
+
+
+def unfolded(value: Tensor, size: int) -> Tensor:
+    """Undo `folded`."""
+    return value.reshape(len(value), size, value.shape[1] // size, *value.shape[2:])
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
@@ -22,7 +50,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry)
 
 
 class Convolve(Function):
-    """Output and, so that the backward pass need not make them again, the weights as the programs read them."""
+    """Returns the output, and the weights in the layout that the backward pass needs too."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> tuple[Tensor, Tensor]:
@@ -52,7 +80,9 @@ class Convolve(Function):
         info: Any, axes: tuple[Axis, ...], x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
     ) -> Any:
         size = info.batch_size
-        if axes[1] is None and axes[2] is None and len(weight) == 1:  # common weights: all samples are one client's
+        if (
+            axes[1] is None and axes[2] is None and len(weight) == 1
+        ):  # common weights: treat all samples as one client's
             y, narrow = call(Convolve, folded(x, axes[0]), weight, bias, geometry)
             return (unfolded(y, size), narrow), (1, None)
         x, weight = merged(x, axes[0], size), merged(weight, axes[1], size)
@@ -63,7 +93,7 @@ class Convolve(Function):
 
 
 class InputGradient(Function):
-    """The gradient of a convolution's input; `narrow` is what `Convolve` kept of the weights."""
+    """The gradient of a convolution's input; `narrow` are the weights that `Convolve` kept."""
 
     @staticmethod
     def forward(
@@ -134,5 +164,83 @@ class WeightGradient(Function):
 
 
 def _kept(narrow: Tensor, weight: Tensor) -> Tensor:
-    """Return narrowed weights worth keeping; nothing where they are the weights themselves."""
+    """Return narrowed weights for the backward pass; an empty tensor if they are the weights themselves."""
     return narrow.new_empty(0) if narrow.data_ptr() == weight.data_ptr() else narrow
+
+
+def max_pool(x: Tensor, window: Window) -> Tensor:
+    """Return the largest values of each window of x [k, n, channels, height, width]."""
+    y: Tensor = call(MaxPool, x, window)[0]
+    return y
+
+
+class MaxPool(Function):
+    """Returns the largest value of each window, and its position in the window."""
+
+    @staticmethod
+    def forward(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+        return pooling.forward(x, window)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, ctx.window = inputs
+        ctx.size = tuple(x.shape[3:])
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, _: Any) -> tuple[Tensor | None, None]:
+        (winners,) = ctx.saved_tensors
+        return None if g is None else call(MaxPoolGradient, g, winners, ctx.size, ctx.window), None
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Axis, ...], x: Tensor, window: Window) -> Any:
+        y, winners = call(MaxPool, merged(x, axes[0], info.batch_size), window)
+        return (apart(y, info.batch_size), apart(winners, info.batch_size)), (0, 0)
+
+
+class MaxPoolGradient(Function):
+    """Adds each gradient to the position of the largest value."""
+
+    @staticmethod
+    def forward(g: Tensor, winners: Tensor, size: tuple[int, int], window: Window) -> Tensor:
+        return pooling.backward(g, winners, size, window)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, winners, ctx.size, ctx.window = inputs
+        ctx.save_for_backward(winners)
+
+    @staticmethod
+    def backward(ctx: Any, second: Tensor) -> tuple[Tensor, None, None, None]:
+        (winners,) = ctx.saved_tensors
+        return call(MaxPoolChoice, second, winners, ctx.size, ctx.window), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Axis, ...], g: Tensor, winners: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        size = info.batch_size
+        return apart(call(MaxPoolGradient, merged(g, axes[0], size), merged(winners, axes[1], size), *rest), size), 0
+
+
+class MaxPoolChoice(Function):
+    """Selects the value at the position of the largest one from each window: the transpose of `MaxPoolGradient`."""
+
+    @staticmethod
+    def forward(x: Tensor, winners: Tensor, size: tuple[int, int], window: Window) -> Tensor:
+        return pooling.chosen(x, winners, window)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, winners, ctx.size, ctx.window = inputs
+        ctx.save_for_backward(winners)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+        (winners,) = ctx.saved_tensors
+        return call(MaxPoolGradient, g, winners, ctx.size, ctx.window), None, None, None
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Axis, ...], x: Tensor, winners: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        size = info.batch_size
+        return apart(call(MaxPoolChoice, merged(x, axes[0], size), merged(winners, axes[1], size), *rest), size), 0

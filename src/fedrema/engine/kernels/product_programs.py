@@ -1,18 +1,18 @@
 # mypy: ignore-errors
-"""The products of stacked convolutions, as Triton programs: every client has its own weights.
+"""Triton programs for convolutions of stacked clients, each of which has its own weights.
 
-A row is one position of one image; activations lie as [client, image, height, width, channel], weights as
-[client, output, tap, channel]. A tap is one position inside the kernel window. Offsets inside one client are
-relative to the first image of a tile, so that 32 bits suffice; the client's own offset has 64.
+A row is one position of one image. Activations are [client, image, height, width, channel] in memory, weights
+[client, output, tap, channel]; a tap is one position inside the kernel window. Offsets inside one client are relative
+to the first image of a tile, so that 32 bits suffice; the client's own offset has 64 bits.
 
-Triton's language is not Python's: mypy is told to look away, and sizes are lower case like everything else.
+mypy does not check Triton's language.
 """
 
 import triton
 import triton.language as tl
 
-# Sizes that change nothing worth compiling again for. Channel counts and memory strides are not among them:
-# that they are multiples of 16 is what makes wide loads possible.
+# Sizes for which specialised kernels are not worth the compilation. Channel counts and memory strides are not among
+# them, because wide loads are possible only if the compiler knows that they are multiples of 16.
 UNSPECIALISED = [
     "rows", "height", "width", "row_height", "row_width", "kernel_height", "kernel_width",
     "stride_height", "stride_width", "pad_height", "pad_width", "rows_per_part",

@@ -1,0 +1,82 @@
+"""Small federations, networks and simulations that tests of several packages use."""
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedrema.core import LocalTraining, Method, Simulation
+from fedrema.data import Federation
+from fedrema.models.body_and_head import Net
+from fedrema.models.networks import Network, Split, build_net
+from fedrema.simulation.simulator import Simulator
+
+BACKENDS = ["loop", "stacked"]
+LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
+
+
+def make_federation(counts=(23, 9, 30, 14), classes=4, features=6, seed=0, names=None) -> Federation:
+    """Return clients of unequal size whose classes can be learnt: blobs, and each client lacks one class."""
+    generator = np.random.default_rng(seed)
+    centres = generator.normal(size=(classes, features)) * 2
+    x, y, client = [], [], []
+    for row, count in enumerate(counts):
+        labels = generator.choice([c for c in range(classes) if c != row % classes], size=count)
+        x.append(centres[labels] + generator.normal(size=(count, features)))
+        y.append(labels)
+        client += [row if names is None else names[row]] * count
+    return Federation.from_arrays(
+        np.concatenate(x).astype(np.float32), np.concatenate(y), np.array(client), classes=classes, data_seed=seed
+    )
+
+
+def network(federation, net="mlp", hidden=7, seed=3) -> Net:
+    """Return a small network that fits a federation."""
+    return build_net(Network(net=net, hidden=hidden), federation.sample_shape, federation.classes, seed=seed)
+
+
+def simulator(
+    method: Method, federation=None, local=LOCAL, net: Net | str = "mlp", kind=Simulator, **settings
+) -> Simulator:
+    """Return a short simulation in float64 on the CPU; `net` is a network or the name of one."""
+    federation = federation or make_federation()
+    chosen = {"rounds": 3, "seed": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
+    net = network(federation, net) if isinstance(net, str) else net
+    return kind(method, net, federation, local, Simulation(**chosen))
+
+
+def tanh_module(*first: nn.Module, hidden=5) -> Split:
+    """Return one hidden layer with tanh, whose formulas tests write out; `first` are layers before it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Split(nn.Sequential(*first, nn.Linear(6, hidden), nn.Tanh()), nn.Linear(hidden, 4))
+
+
+def tanh_simulator(method: Method, backend: str, local=LOCAL, module=None, **settings) -> Simulator:
+    """Return a short simulation of `tanh_module`, or of another module with six inputs and four classes."""
+    net = Net(module or tanh_module(), torch.ones(2, 6))
+    return simulator(method, local=local, net=net, backend=backend, **{"seed": 0, **settings})
+
+
+def run_all(simulation: Simulator):
+    """Run all rounds; return the final state and the records."""
+    state = simulation.start()
+    return state, [each.record for each in simulation.run(state)]
+
+
+def snapshot(state):
+    """Return a copy of all tensors of a state, by group and name."""
+    groups = {"params": state.params.own, "common": state.params.common, "memory": state.memory}
+    groups |= {"velocity": state.velocity, "inbox": state.inbox.own}
+    return {f"{group}/{name}": value.clone() for group, named in groups.items() for name, value in named.items()}
+
+
+def label(method: Method) -> str:
+    """Return a method's name and the settings that differ from their defaults."""
+    changed = [
+        f"{field.name}={getattr(method, field.name)}"
+        for field in dataclasses.fields(method)
+        if getattr(method, field.name) != field.default
+    ]
+    return " ".join([method.name, *changed])
