@@ -102,5 +102,5 @@ def test_what_the_last_layer_is_given_in_a_deeper_head():
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     expected = torch.relu(x @ net.initial["head.0.weight"].T + net.initial["head.0.bias"])
     assert torch.allclose(last_layer_inputs(net, net.initial, x), expected, atol=1e-6)
-    with pytest.raises(BadInput, match="whose last layer is linear, with a bias"):
+    with pytest.raises(BadInput, match="whose last layer is linear and has a bias"):
         last_layer(Net(Split(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3)))

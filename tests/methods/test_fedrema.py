@@ -353,7 +353,7 @@ def test_many_clients_are_matched_in_blocks_as_if_at_once(net, monkeypatch):
     sent = uploads(biases, counts=[1 + client % 7 for client in range(300)])
     method = FedReMa()
     whole = method.aggregate(net, method.server(net, 300), sent, MOMENT)
-    monkeypatch.setattr("fedrema.core.similarity._block", lambda numbers: 64)
+    monkeypatch.setattr("fedrema.core.similarity._rows_per_block", lambda numbers: 64)
     monkeypatch.setattr("fedrema.core.aggregation.ROWS_PER_BLOCK", 50)
     blocks = method.aggregate(net, method.server(net, 300), sent, MOMENT)
     assert torch.equal(blocks.trace["sets"], whole.trace["sets"])
