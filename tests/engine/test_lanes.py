@@ -12,7 +12,7 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.moon import MOON
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from fedrema.simulation.simulator import Simulator
 from tests.conftest import make_federation
 
@@ -28,8 +28,8 @@ def four_threads(monkeypatch):
 def play(method, dropout=0.0, federation=None):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = Split(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(dropout)), nn.Linear(9, 4))
-    net = Net(module if dropout else Split(module.body[:2], module.head), torch.ones(1, 6))
+        module = BodyAndHead(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(dropout)), nn.Linear(9, 4))
+    net = Net(module if dropout else BodyAndHead(module.body[:2], module.head), torch.ones(1, 6))
     settings = Simulation(rounds=3, device="cpu", precision="float64", backend="loop")
     simulator = Simulator(
         method, net, federation or make_federation(), LocalTraining(epochs=2, batch=5, lr=0.05), settings

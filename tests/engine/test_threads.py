@@ -20,7 +20,7 @@ from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
+from fedrema.models.networks import BodyAndHead, Network, build_net
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.execute import prepare, take_up
 from fedrema.simulation.simulator import Simulator
@@ -55,7 +55,7 @@ class Watching(FedAvg):
 def simulator(method, hidden=9, **settings):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net = Net(Split(nn.Sequential(nn.Linear(6, hidden), nn.Tanh()), nn.Linear(hidden, 4)), torch.ones(1, 6))
+        net = Net(BodyAndHead(nn.Sequential(nn.Linear(6, hidden), nn.Tanh()), nn.Linear(hidden, 4)), torch.ones(1, 6))
     chosen = Simulation(rounds=2, device="cpu", **settings)
     return Simulator(method, net, make_federation(), LocalTraining(epochs=1, batch=5, lr=0.05), chosen)
 

@@ -11,7 +11,7 @@ from fedrema.cli import main
 from fedrema.core import LocalTraining, Simulation
 from fedrema.methods.fedbabu import FedBABU
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from fedrema.simulation.simulator import Simulator
 from tests.conftest import make_federation
 
@@ -22,11 +22,11 @@ WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1, momentum=0.9, clip=0.5, weig
 """All samples in every step: the order of batches does not matter to a reference."""
 
 
-def make_module() -> Split:
+def make_module() -> BodyAndHead:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         head = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 4))
-        return Split(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), head)
+        return BodyAndHead(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), head)
 
 
 BODY = {"body.0.weight", "body.0.bias"}
@@ -43,7 +43,7 @@ def snapshot(tensors):
     return {name: value.clone() for name, value in tensors.items()}
 
 
-def network_tensors(params) -> Split:
+def network_tensors(params) -> BodyAndHead:
     module = make_module().double()
     module.load_state_dict(dict(params))
     return module

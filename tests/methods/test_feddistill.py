@@ -11,7 +11,7 @@ from fedrema.core import Batch, Client, LocalTraining, Moment, Simulation, Uploa
 from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
+from fedrema.models.networks import BodyAndHead, Network, build_net
 from fedrema.simulation.simulator import Simulator
 from tests.conftest import make_federation
 
@@ -23,7 +23,7 @@ CLASSES, BYTES = 4, 8
 @pytest.fixture
 def net() -> Net:
     """Two inputs, two features, two classes."""
-    return Net(Split(nn.Linear(2, 2), nn.Linear(2, 2)).double(), torch.zeros(1, 2, dtype=torch.float64))
+    return Net(BodyAndHead(nn.Linear(2, 2), nn.Linear(2, 2)).double(), torch.zeros(1, 2, dtype=torch.float64))
 
 
 def doubles(value) -> torch.Tensor:

@@ -13,7 +13,7 @@ from fedrema.data import Federation
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
+from fedrema.models.networks import BodyAndHead, Network, build_net
 from fedrema.simulation.simulator import Simulator
 from tests.conftest import make_federation
 
@@ -25,7 +25,7 @@ CLASSES, FEATURES, BYTES = 4, 7, 8
 @pytest.fixture
 def net() -> Net:
     """Two inputs, two features, three classes."""
-    return Net(Split(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
+    return Net(BodyAndHead(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
 
 
 def doubles(value) -> torch.Tensor:

@@ -12,7 +12,7 @@ from fedrema.core import Batch, Client, LocalTraining, Simulation
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedprox import FedProx
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from fedrema.simulation.simulator import Simulator
 from tests.conftest import make_federation
 
@@ -22,10 +22,10 @@ WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1, momentum=0.9, clip=0.5)
 """All samples in every step: the order of batches does not matter to a reference."""
 
 
-def make_module(*layers: nn.Module) -> Split:
+def make_module(*layers: nn.Module) -> BodyAndHead:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Split(nn.Sequential(*layers, nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 4))
+        return BodyAndHead(nn.Sequential(*layers, nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 4))
 
 
 def simulator(method, backend, local=LOCAL, module=None, **settings) -> Simulator:
@@ -54,7 +54,7 @@ def batch_of(x, y, mask=None) -> Batch:
 
 
 def linear_net(inputs=2, features=2, classes=2) -> Net:
-    module = Split(nn.Linear(inputs, features), nn.Linear(features, classes)).double()
+    module = BodyAndHead(nn.Linear(inputs, features), nn.Linear(features, classes)).double()
     return Net(module, torch.zeros(1, inputs, dtype=torch.float64))
 
 

@@ -14,7 +14,7 @@ from fedrema.core import Batch, Client, LocalTraining, Moment, Simulation
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from fedrema.simulation.simulator import Simulator
 from tests.conftest import make_federation
 
@@ -26,10 +26,10 @@ WHOLE = LocalTraining(epochs=1, batch=1000, lr=0.1, momentum=0.0, clip=0.0)
 MOMENT = Moment(round=1, rounds=3, seed=0)
 
 
-def make_module() -> Split:
+def make_module() -> BodyAndHead:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Split(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 4))
+        return BodyAndHead(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), nn.Linear(5, 4))
 
 
 def simulator(method, backend, local=LOCAL, federation=None, **settings) -> Simulator:
