@@ -31,7 +31,7 @@ def test_the_model_is_fedavgs_and_clients_send_gradients_by_class(backend):
                     wrong = chances[y == c] - np.eye(3)[c]
                     expected = wrong.T @ np.column_stack([h[y == c], np.ones((y == c).sum())]) / (y == c).sum()
                     assert sent["gradients"][row, c].numpy() == pytest.approx(expected, abs=1e-12)
-        simulator.play_round(state)
+        simulator.run_round(state)
         w = mean([plus(w, slopes(w, x, y), -LR) for x, y in data], data)
         layer = tuple(state.inbox.common[f"classifier.{name}"].numpy() for name in ("weight", "bias"))
     assert_same(state.params.common, w)

@@ -71,7 +71,7 @@ def test_two_rounds_by_hand_without_views_and_contrast(backend):
     simulator, state, first, data = begun(method, backend, local(epochs=2))
     models = [dict(first) for _ in data]
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         own = []
         for model, (x, y) in zip(models, data, strict=True):
             received = model

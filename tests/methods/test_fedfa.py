@@ -54,7 +54,7 @@ def test_two_rounds_by_hand(backend):
     simulator, state, w, data = begun(method, backend, local())
     anchors = state.params.common["anchors"].numpy().copy()
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained, moved = [], []
         for x, y in data:
             counts = np.bincount(y, minlength=3)

@@ -100,9 +100,9 @@ def test_updates_are_compressed_on_the_way_up_and_down(backend):
     rounds = {"rounds": 1}
     plain, state, first, data = begun(FedKD(energy_first=1.0, energy_last=1.0), backend, local(epochs=3), **rounds)
     cohort = plain.cohort(state, torch.arange(2))
-    trained, _, _ = plain.local_training(cohort, {}, plain.moment(1))
+    trained = plain.local_training(cohort, plain.moment(1))[0].params.own
     played, state, _, _ = begun(FedKD(energy_first=0.6, energy_last=0.6), backend, local(epochs=3), **rounds)
-    record = played.play_round(state).record
+    record = played.run_round(state).record
 
     def cut(change):
         if change.ndim < 2:
@@ -122,7 +122,7 @@ def test_mentor_and_mentee_are_clipped_each_by_its_own_norm(backend):
     most = 0.2
     method = FedKD(energy_first=1.0, energy_last=1.0)  # nothing is compressed
     simulator, state, w, data = begun(method, backend, local(clip=most))
-    simulator.play_round(state)
+    simulator.run_round(state)
     # Both begin alike, so that in the first step neither has anything to teach the other.
     trained = [plus(w, clipped(slopes(w, x, y), most), -LR) for x, y in data]
     assert_same(state.params.common, mean(trained, data))

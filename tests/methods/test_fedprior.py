@@ -46,7 +46,7 @@ def trained(w, x, y, smooth, steps, counted=None):
 def test_two_rounds_by_hand(backend, smooth):
     simulator, state, w, data = begun(FedPrior(smooth=smooth, align=0, held_out=0), backend, local(epochs=2))
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         w = mean([trained(w, x, y, smooth, 2) for x, y in data], data)
     assert_same(state.params.common, w)
     for row, (x, y) in enumerate(data):
@@ -75,7 +75,7 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
     usual = [log_prior(y[~own], 1.0) for (_, y), own in zip(data, held, strict=True)]
     losses, count, least, newest_is_used = 0.0, 0.0, np.inf, []
     for _ in range(11):
-        played = simulator.play_round(state)
+        played = simulator.run_round(state)
         losses, count = 0.8 * losses + lost(w, data, held, usual), 0.8 * count + 7
         before = w
         w = mean([trained(w, x, y, 1.0, 10, ~own) for (x, y), own in zip(data, held, strict=True)], data)
@@ -100,7 +100,7 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
 def test_where_nobody_has_samples_to_spare_nothing_is_held_out():
     simulator, state, w, data = begun(FedPrior(smooth=1.0, align=0, held_out=0.05), "stacked", local(epochs=1))
     assert max(len(y) for _, y in data) < 20
-    assert simulator.play_round(state).record["trace"] == {"temperature": 1, "trust": 1}
+    assert simulator.run_round(state).record["trace"] == {"temperature": 1, "trust": 1}
     assert_same(state.params.common, mean([trained(w, x, y, 1.0, 1) for x, y in data], data))
 
 

@@ -39,7 +39,7 @@ def test_two_rounds_by_hand(backend, gamma):
     simulator, state, w, data = begun(FedRoD(gamma=gamma), backend, local(epochs=2))
     own = [{name: 0 * w[name] for name in ("head.weight", "head.bias")} for _ in data]  # begins with nothing to say
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             model = w
@@ -71,7 +71,7 @@ def test_a_class_that_a_client_does_not_have_is_never_its_answer_in_the_balanced
 def test_the_personal_head_is_clipped_by_its_own_norm(backend):
     most = 0.2
     simulator, state, w, data = begun(FedRoD(), backend, local(clip=most))
-    simulator.play_round(state)
+    simulator.run_round(state)
     own = {name: 0 * w[name] for name in ("head.weight", "head.bias")}
     trained = []
     for row, (x, y) in enumerate(data):

@@ -23,7 +23,7 @@ def test_rounds_by_hand(backend):
     simulator, state, w, data = begun(method, backend, local(), rounds=4)
     own = [dict(w) for _ in data]
     for number in range(1, 5):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             takes_over = number in (1, 2, 4)  # the first stage is round 1; then round 4 comes after three rounds

@@ -219,7 +219,7 @@ def test_where_padding_cannot_be_told_clients_are_trained_one_by_one(module, obs
     assert why_not_stackable(net, torch.zeros(1, 6)).startswith(obstacle)
     played = simulator(FedAvg(), net=net, backend="auto")
     assert played.engine.name == "loop"
-    list(played.play(played.start()))
+    list(played.run(played.start()))
 
 
 def test_looking_for_obstacles_changes_no_statistics():
@@ -262,7 +262,7 @@ def test_a_model_that_is_only_asked_keeps_its_statistics(backend):
     played = simulator(Looks(), backend=backend)
     cohort = played.cohort(played.start(), torch.arange(4))
     before = copy.deepcopy(cohort.params.common)
-    trained, _, _ = played.local_training(cohort, {}, played.moment(1))
+    trained = played.local_training(cohort, played.moment(1))[0].params.own
     assert all(torch.equal(before[name], cohort.params.common[name]) for name in before)
     assert not torch.allclose(trained["body.2.running_mean"][0], before["body.2.running_mean"])
 
@@ -272,9 +272,9 @@ def test_rows_lanes_and_backends_do_not_matter():
     federation, states = make_federation(), {}
     for name, lanes, settings in (("one", 1, {}), ("two", 2, {}), ("stacked", 1, {"backend": "stacked"})):
         played = simulator(method, federation, **settings)
-        played.engine.lanes = lanes
+        played.engine.parallel = lanes
         states[name] = played.start()
-        list(played.play(states[name]))
+        list(played.run(states[name]))
     expected = snapshot(states["one"])
     for name, value in snapshot(states["two"]).items():
         assert torch.equal(value, expected[name]), name
@@ -284,7 +284,7 @@ def test_rows_lanes_and_backends_do_not_matter():
     for backend in ("loop", "stacked"):
         played = simulator(method, federation.reorder(order), backend=backend)
         turned = played.start()
-        list(played.play(turned))
+        list(played.run(turned))
         for place, row in enumerate(order):
             for name, value in turned.params.row(place).items():
                 torch.testing.assert_close(value, states["one"].params.row(row)[name], rtol=0, atol=1e-9)
@@ -296,7 +296,7 @@ def test_in_groups_it_is_the_same_to_the_bit():
     for chunk in (32, 64):
         played = simulator(FedAvg(), federation, backend="stacked", chunk=chunk)
         states.append(played.start())
-        list(played.play(states[-1]))
+        list(played.run(states[-1]))
     one, other = map(snapshot, states)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -307,7 +307,7 @@ def test_the_mean_over_all_batches_is_each_clients_own():
         net = network(nn.BatchNorm1d(6, momentum=None), (6,), classes=4)[1]
         played = simulator(FedAvg(), federation, net, backend=backend, rounds=1)
         cohort = played.cohort(played.start(), torch.arange(4))
-        trained, _, _ = played.local_training(cohort, {}, played.moment(1))
+        trained = played.local_training(cohort, played.moment(1))[0].params.own
         states.append(trained)
     # In each of two epochs, batches of 5 and what is left, unless that is a single sample.
     counts = federation.split("train").count
@@ -325,7 +325,7 @@ def test_a_server_asks_the_network_as_it_is_in_use(layer):
     for every in (1, 2):
         played = simulator(FedReMa(), net=Net(module, torch.zeros(2, 6)), evaluate_every=every)
         state = played.start()
-        rounds.append((played.play_round(state).record["trace"], snapshot(state)))
+        rounds.append((played.run_round(state).record["trace"], snapshot(state)))
     (trace, one), (other_trace, other) = rounds
     assert trace == other_trace
     assert all(torch.equal(one[name], other[name]) for name in one)

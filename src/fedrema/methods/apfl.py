@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, cross_entropy
+from fedrema.core import Alternative, Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, cross_entropy
 from fedrema.errors import BadInput
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors
 from fedrema.models.body_and_head import Net, Tensors
@@ -30,7 +30,9 @@ class APFL(Method):
     title: ClassVar[str] = "APFL"
     paper: ClassVar[str] = "Deng et al., Adaptive Personalized Federated Learning, 2020, arXiv:2003.13461"
     revision: ClassVar[int] = 2
-    reports: ClassVar[Reports] = Reports(colour="#999999", stroke="--")
+    reports: ClassVar[Reports] = Reports(
+        colour="#999999", stroke="--", alternatives=(Alternative("global", "global model"),)
+    )
 
     local_share: float = 0.5
     """α: initial weight of the local model in the mixture (authors: 0.5)."""

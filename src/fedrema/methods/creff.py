@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, State, Uploads
+from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, State, Trace, Uploads
 from fedrema.errors import above_zero, at_least
 from fedrema.methods.shared.prototypes import class_membership
 from fedrema.models.body_and_head import Net, Tensors, last_layer, last_layer_inputs
@@ -37,7 +37,17 @@ class CReFF(Method):
         "Shang et al., Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training with"
         " Federated Features, IJCAI 2022"
     )
-    reports: ClassVar[Reports] = Reports(colour="#CC79A7", stroke="--")
+    reports: ClassVar[Reports] = Reports(
+        colour="#CC79A7",
+        stroke="--",
+        traces=(
+            Trace(
+                "apart",
+                "gradient distance",
+                description="Distance between the gradients of synthetic and real features after matching.",
+            ),
+        ),
+    )
 
     synthetic: int = 100
     """Number of synthetic features per class (authors: 100)."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, cross_entropy
+from fedrema.core import Alternative, Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, cross_entropy
 from fedrema.errors import at_least
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors, squared_distance
 from fedrema.models.body_and_head import Net, Tensors
@@ -25,7 +25,9 @@ class Ditto(Method):
     name: ClassVar[str] = "ditto"
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
-    reports: ClassVar[Reports] = Reports(colour="#56B4E9", stroke="-.")
+    reports: ClassVar[Reports] = Reports(
+        colour="#56B4E9", stroke="-.", alternatives=(Alternative("global", "global model"),)
+    )
 
     tie: float = 1.0
     """λ: strength of the regularisation towards the global model (authors: 1, or chosen from 0.1, 1, 2)."""

@@ -6,7 +6,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, Role, State, Uploads, cross_entropy, mix
+from fedrema.core import (
+    Answer,
+    Batch,
+    Client,
+    Matrix,
+    Method,
+    Moment,
+    Reports,
+    Role,
+    State,
+    Trace,
+    Uploads,
+    cross_entropy,
+    mix,
+)
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.methods.shared.second_models import copied, copy_of, squared_distance
 from fedrema.models.body_and_head import Net, Tensors
@@ -32,7 +46,26 @@ class FedAMP(Method):
     name: ClassVar[str] = "fedamp"
     title: ClassVar[str] = "FedAMP"
     paper: ClassVar[str] = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
-    reports: ClassVar[Reports] = Reports(colour="#56B4E9", stroke=":")
+    reports: ClassVar[Reports] = Reports(
+        colour="#56B4E9",
+        stroke=":",
+        traces=(
+            Trace(
+                "own_weight",
+                "own weight",
+                percent=True,
+                description="Mean weight of a client's own model in the model that it receives.",
+            ),
+        ),
+        matrices=(
+            Matrix(
+                "weights",
+                "Weights of models",
+                "weights",
+                description="Weight of the column's client in the model that the row's client receives.",
+            ),
+        ),
+    )
 
     attention: Literal["cosine", "distance"] = "cosine"
     """Similarity of two clients: the cosine between their models (HeurFedAMP) or their distance (FedAMP)."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedrema.core import LocalTraining, Method, Moment, Phase, Reports, Role, everything
+from fedrema.core import Alternative, LocalTraining, Method, Moment, Phase, Reports, Role, everything
 from fedrema.errors import at_least
 from fedrema.models.body_and_head import Net
 
@@ -24,7 +24,9 @@ class FedBABU(Method):
     paper: ClassVar[str] = (
         "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
     )
-    reports: ClassVar[Reports] = Reports(colour="#009E73", stroke="--")
+    reports: ClassVar[Reports] = Reports(
+        colour="#009E73", stroke="--", alternatives=(Alternative("unadapted", "without fine-tuning"),)
+    )
 
     finetune_epochs: int = 5
     """Epochs of fine-tuning before a client is evaluated; 0 evaluates the body with the random head."""

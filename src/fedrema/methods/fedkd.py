@@ -8,7 +8,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, Role, State, Uploads, cross_entropy
+from fedrema.core import (
+    Alternative,
+    Answer,
+    Batch,
+    Client,
+    Method,
+    Moment,
+    Reports,
+    Role,
+    State,
+    Trace,
+    Uploads,
+    cross_entropy,
+)
 from fedrema.errors import BadInput, above_zero
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors
 from fedrema.models.body_and_head import Net, Tensors
@@ -36,7 +49,25 @@ class FedKD(Method):
         "Wu et al., Communication-efficient federated learning via knowledge distillation, Nature Communications 2022"
     )
     revision: ClassVar[int] = 2
-    reports: ClassVar[Reports] = Reports(colour="#E69F00", stroke="-.")
+    reports: ClassVar[Reports] = Reports(
+        colour="#E69F00",
+        stroke="-.",
+        traces=(
+            Trace(
+                "sent_share",
+                "sent part of an update",
+                percent=True,
+                description="Share of the numbers of an update that a client sends after compression.",
+            ),
+            Trace(
+                "returned_share",
+                "returned part of an update",
+                percent=True,
+                description="Share of the numbers of the mean update that the server sends after compression.",
+            ),
+        ),
+        alternatives=(Alternative("mentee", "mentee"),),
+    )
 
     energy_first: float = 0.95
     """e at the start: share of the sum of squared singular values that is kept (authors: 0.95); 1 disables

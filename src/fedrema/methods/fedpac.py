@@ -11,12 +11,14 @@ from fedrema.core import (
     Batch,
     Client,
     LocalTraining,
+    Matrix,
     Method,
     Moment,
     Phase,
     Reports,
     Role,
     State,
+    Trace,
     Uploads,
     mix,
 )
@@ -58,7 +60,31 @@ class FedPAC(Method):
     paper: ClassVar[str] = (
         "Xu et al., Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023"
     )
-    reports: ClassVar[Reports] = Reports(colour="#CC79A7")
+    reports: ClassVar[Reports] = Reports(
+        colour="#CC79A7",
+        traces=(
+            Trace(
+                "own_weight",
+                "own weight",
+                percent=True,
+                description="Mean weight of a client's own head in its new head.",
+            ),
+            Trace(
+                "set_sizes",
+                "number of peers",
+                per_client=True,
+                description="From how many clients each one learns, itself included: those with a weight above 0.",
+            ),
+        ),
+        matrices=(
+            Matrix(
+                "weights",
+                "Weights of classifiers",
+                "weights",
+                description="Weight of the classifier of a column's client in the new classifier of the row's client.",
+            ),
+        ),
+    )
 
     align: float = 1.0
     """λ: strength of the alignment of features with their class prototype; 0 disables alignment."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, State, Uploads
+from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, State, Trace, Uploads
 from fedrema.errors import BadInput, at_least
 from fedrema.methods.shared.prototypes import (
     aligned_loss,
@@ -71,7 +71,11 @@ class FedPrior(Method):
         "ours (docs/beyond.md), after Menon et al., Long-tail Learning via Logit Adjustment, ICLR 2021, and Guo et al.,"
         " On Calibration of Modern Neural Networks, ICML 2017"
     )
-    reports: ClassVar[Reports] = Reports(colour="#D55E00", stroke="--")
+    reports: ClassVar[Reports] = Reports(
+        colour="#D55E00",
+        stroke="--",
+        traces=(Trace("temperature", "temperature T"), Trace("trust", "weight b of the class frequencies")),
+    )
 
     smooth: float = 0.0
     """a: added to the sample count of every class, so that a class a client has not seen is rare, not impossible; 0:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, Role, State, Uploads
+from fedrema.core import Alternative, Answer, Batch, Client, Method, Moment, Reports, Role, State, Uploads
 from fedrema.errors import at_least
 from fedrema.methods.shared.prototypes import (
     Weighting,
@@ -35,7 +35,7 @@ class FedProto(Method):
     name: ClassVar[str] = "fedproto"
     title: ClassVar[str] = "FedProto"
     paper: ClassVar[str] = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
-    reports: ClassVar[Reports] = Reports(colour="#E69F00")
+    reports: ClassVar[Reports] = Reports(colour="#E69F00", alternatives=(Alternative("classifier", "classifier"),))
 
     align: float = 1.0
     """λ: strength of the alignment of features with their prototype (authors: 1; 0.1 on CIFAR-10); 0 trains as

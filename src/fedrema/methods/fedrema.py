@@ -68,13 +68,38 @@ class FedReMa(Method):
         emphasis=1.7,
         traces=(
             Trace("mean_gap", "mean gap"),
-            Trace("gap_ratio", "gap relative to its peak"),
-            Trace("set_sizes", "relevant peers", per_client=True),
+            Trace("gap_ratio", "gap relative to its peak", percent=True),
+            Trace(
+                "set_sizes",
+                "number of peers",
+                per_client=True,
+                description="From how many clients each one learns, itself included. After the critical period, a"
+                " client keeps every peer that it has ever chosen, weighted by how often.",
+            ),
         ),
-        period=Period("critical", "critical period", "critical", "by history", measure="gap_ratio", threshold="delta"),
+        period=Period(
+            "critical",
+            "critical period",
+            "critical",
+            "by history",
+            measure="gap_ratio",
+            threshold="delta",
+            description="At first, the gap between the similarities of relevant and other peers is wide. As training"
+            " proceeds, all classifiers become similar and the gap closes. The critical period ends when the gap falls"
+            " to the share δ of its peak: no new peers are chosen, and the gap is no longer measured.",
+        ),
         matrices=(
-            Matrix("sets", "Relevant peers", "selection"),
-            Matrix("G", "Who learns from whom", "counts", state="dependencies"),
+            Matrix(
+                "sets", "Chosen peers", "selection", description="Peers that the client of a row chose in this round."
+            ),
+            Matrix(
+                "G",
+                "Dependency map",
+                "counts",
+                state="dependencies",
+                description="How often the client of a row has chosen the client of a column. After the critical"
+                " period, these counts are the weights with which classifiers are averaged.",
+            ),
         ),
     )
 

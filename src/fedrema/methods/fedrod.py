@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrema.core import Batch, Client, Method, Moment, Reports, Role, cross_entropy
+from fedrema.core import Alternative, Batch, Client, Method, Moment, Reports, Role, cross_entropy
 from fedrema.errors import at_least
 from fedrema.methods.shared.prototypes import class_membership
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors
@@ -37,7 +37,9 @@ class FedRoD(Method):
         "Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022"
     )
     revision: ClassVar[int] = 2
-    reports: ClassVar[Reports] = Reports(colour="#CC79A7", stroke="-.")
+    reports: ClassVar[Reports] = Reports(
+        colour="#CC79A7", stroke="-.", alternatives=(Alternative("generic", "generic head"),)
+    )
 
     gamma: float = 1.0
     """γ: exponent of the class counts in the balanced loss (public code: 1); 0 trains the generic model as FedAvg."""

@@ -7,7 +7,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, Batch, Client, Gradient, LocalTraining, Method, Moment, Phase, Reports, State, Uploads
+from fedrema.core import (
+    Answer,
+    Batch,
+    Client,
+    Gradient,
+    LocalTraining,
+    Method,
+    Moment,
+    Phase,
+    Reports,
+    State,
+    Trace,
+    Uploads,
+)
 from fedrema.errors import BadInput, at_least
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors
 from fedrema.models.body_and_head import Net, Tensors
@@ -36,7 +49,18 @@ class FedSelect(Method):
         " Fine-Tuning, CVPR 2024"
     )
     revision: ClassVar[int] = 2
-    reports: ClassVar[Reports] = Reports(colour="#000000", stroke="-.")
+    reports: ClassVar[Reports] = Reports(
+        colour="#000000",
+        stroke="-.",
+        traces=(
+            Trace(
+                "personal_share",
+                "personal parameters",
+                percent=True,
+                description="Mean share of the parameters that clients keep personal.",
+            ),
+        ),
+    )
 
     select_every: int = 3
     """Rounds between selections (authors: 3)."""

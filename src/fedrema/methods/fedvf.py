@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedrema.core import Batch, Client, Method, Moment, Reports
+from fedrema.core import Alternative, Batch, Client, Method, Moment, Reports
 from fedrema.errors import BadInput, at_least
 from fedrema.methods.shared.second_models import copied, copy_of
 from fedrema.models.body_and_head import Net, Tensors
@@ -28,7 +28,9 @@ class FedVF(Method):
         "FedVF: Personalized Federated Learning Based on Layer-wise Parameter Updates with Variable Frequency, 2021;"
         " known from its abstract only"
     )
-    reports: ClassVar[Reports] = Reports(colour="#999999", stroke=":")
+    reports: ClassVar[Reports] = Reports(
+        colour="#999999", stroke=":", alternatives=(Alternative("global", "global model"),)
+    )
 
     first_stage: float = 0.5
     """Share of the rounds in which everything is averaged (ours; the authors' value is unknown)."""

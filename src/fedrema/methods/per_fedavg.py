@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fedrema.core import Batch, Client, Gradient, LocalTraining, Method, Moment, Phase, Reports
+from fedrema.core import Alternative, Batch, Client, Gradient, LocalTraining, Method, Moment, Phase, Reports
 from fedrema.errors import above_zero, at_least
 from fedrema.models.body_and_head import Tensors
 
@@ -27,7 +27,9 @@ class PerFedAvg(Method):
     name: ClassVar[str] = "per-fedavg"
     title: ClassVar[str] = "Per-FedAvg"
     paper: ClassVar[str] = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
-    reports: ClassVar[Reports] = Reports(colour="#0072B2", stroke="--")
+    reports: ClassVar[Reports] = Reports(
+        colour="#0072B2", stroke="--", alternatives=(Alternative("unadapted", "before adaptation"),)
+    )
 
     adapt_lr: float = 0.01
     """α: step size of the personalisation step."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from fedrema.core import (
+    Alternative,
     Answer,
     Batch,
     Client,
@@ -39,7 +40,9 @@ class PFedMe(Method):
     name: ClassVar[str] = "pfedme"
     title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
-    reports: ClassVar[Reports] = Reports(colour="#56B4E9", stroke="--")
+    reports: ClassVar[Reports] = Reports(
+        colour="#56B4E9", stroke="--", alternatives=(Alternative("global", "global model"),)
+    )
 
     tie: float = 15.0
     """λ: strength of the regularisation of the personal model towards the global one (authors: 15)."""

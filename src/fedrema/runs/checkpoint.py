@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedrema.base.files import atomic_file, make_folder, sync
 from fedrema.core import State
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHANGED, REMEDY
 from fedrema.runs.tensors import Altered, NotWhole, read_metadata, read_tensors, write_tensors
@@ -80,9 +80,9 @@ def load_state(file: Path, belongs_to: str | None, device: torch.device | None =
     return SimulationState(
         facts["clients"],
         facts["round"],
-        Stacked(groups.get("own", {}), groups.get("common", {})),
+        ClientTensors(groups.get("own", {}), groups.get("common", {})),
         groups.get("memory", {}),
-        Stacked(groups.get("inbox own", {}), groups.get("inbox common", {})),
+        ClientTensors(groups.get("inbox own", {}), groups.get("inbox common", {})),
         groups.get("velocity", {}),
         server,
     )
