@@ -251,9 +251,8 @@ class Federation:
             test = None if split is None else check_split(split, len(samples))
         except BadRow as error:
             known = identifiers.ndim == 1 and error.row < len(identifiers) and not error.before.startswith("client")
-            raise error.at(
-                f"row {error.row}" + (f" (client {str(identifiers[error.row])!r})" if known else "")
-            ) from None
+            owner = f" (client {str(identifiers[error.row])!r})" if known else ""
+            raise error.at(f"row {error.row}{owner}") from None
         order = np.argsort(rows, kind="stable")
         samples, labels, rows = samples[order], labels[order], rows[order]
         if test is not None:
