@@ -191,9 +191,9 @@ def test_fine_tuning_follows_the_rate_of_the_round():
     ("option", "value", "words"),
     [
         ("--finetune-epochs", "-1", "--finetune-epochs must be 0 or more, got -1."),
-        ("--finetune-epochs", "nan", "--finetune-epochs: invalid literal for int() with base 10: 'nan'; fedrema run"),
-        ("--finetune-epochs", "inf", "--finetune-epochs: invalid literal for int() with base 10: 'inf'; fedrema run"),
-        ("--finetune", "tail", "'tail' for argument '--finetune'. Expected one of ('all', 'head', 'body')"),
+        ("--finetune-epochs", "nan", "--finetune-epochs must be a whole number, got 'nan'."),
+        ("--finetune-epochs", "inf", "--finetune-epochs must be a whole number, got 'inf'."),
+        ("--finetune", "tail", "--finetune must be all, head or body, got 'tail'."),
     ],
 )
 def test_settings_without_meaning_are_refused_in_one_sentence(option, value, words, capsys, tmp_path, monkeypatch):

@@ -229,7 +229,7 @@ def test_the_defaults_are_the_papers():
         (["--gamma", "inf"], "--gamma must be 0 or more, got inf"),
         (
             ["--target-loss", "kl"],
-            "invalid choice 'kl' for argument '--target-loss'. Expected one of ('cross-entropy', 'mse')",
+            "--target-loss must be cross-entropy or mse, got 'kl'.",
         ),
     ],
 )

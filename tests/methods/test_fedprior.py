@@ -199,5 +199,5 @@ def test_what_it_cannot_work_with():
     with pytest.raises(BadInput, match=r"--held-out must lie in \[0, 0.5\], got 0.6"):
         FedPrior(held_out=0.6)
     net = Net(BodyAndHead(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3))
-    with pytest.raises(BadInput, match="last layer is linear, with a bias"):
+    with pytest.raises(BadInput, match="last layer is linear and has a bias"):
         FedPrior().start(net, client_of(net.initial), moment=None)

@@ -207,10 +207,10 @@ def test_the_server_keeps_the_prototype_of_a_class_whose_only_holder_is_absent()
         (["--align", "-0.5"], "--align must be 0 or more, got -0.5"),
         (["--align", "nan"], "--align must be 0 or more, got nan"),
         (["--align", "inf"], "--align must be 0 or more, got inf"),
-        (["--weigh", "votes"], "invalid choice 'votes' for argument '--weigh'. Expected one of ('samples', 'uniform')"),
+        (["--weigh", "votes"], "--weigh must be samples or uniform, got 'votes'."),
         (
             ["--predict-by", "magic"],
-            "invalid choice 'magic' for argument '--predict-by'. Expected one of ('prototype', 'classifier')",
+            "--predict-by must be prototype or classifier, got 'magic'.",
         ),
     ],
 )
