@@ -11,7 +11,7 @@ from fedrema.base.terminal import Console, print_safe, safe
 from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
 from fedrema.config.settings import parse_arguments
 from fedrema.experiments.report import write_report
-from fedrema.experiments.store import Store
+from fedrema.experiments.store import FOLDER, Store
 from fedrema.experiments.table import Sheet
 from fedrema.reporting.tables import plain_table
 from fedrema.runs.execute import Interrupted
@@ -42,7 +42,7 @@ def grid(arguments: list[str]) -> int:
         prepare(parts, playing.prepare)
         return 0
     out = playing.out or check_folder(Path("results") / experiment.name)
-    store = Store(out / "cells")
+    store = Store(out / FOLDER)
     store.check()
     try:
         failed = play(parts, parts, playing, store, out / "unfinished")
@@ -61,7 +61,7 @@ def show(part: Part, store: Store, out: Path) -> None:
     sheet = Sheet(part.experiment, part.seeds, store)
     console = Console()
     console.print(safe(sheet.experiment.title), highlight=False)
-    kept = [place for place, heading in enumerate(sheet.headings) if heading not in ("seconds", "critical rounds")]
+    kept = [place for place, heading in enumerate(sheet.headings) if heading not in sheet.details]
     headings = [NARROW.get(sheet.headings[place], sheet.headings[place]) for place in kept]
     shown = plain_table(headings, texts=2 if sheet.columned else 1)
     for line in sheet.lines:

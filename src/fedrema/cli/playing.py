@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 from fedrema.cli.live import LiveTable
-from fedrema.cli.spread import devices_named
 from fedrema.data import build_federation, keep_prepared
 from fedrema.errors import BadInput, at_least
 from fedrema.experiments.forecast import Forecaster
-from fedrema.experiments.launchers import Here, Launcher, Workers
-from fedrema.experiments.spec import Cell, Experiment
+from fedrema.experiments.launchers import InProcess, Launcher, Workers
+from fedrema.experiments.spec import Cell, Experiment, Values
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store
-from fedrema.experiments.work import Task, divided, missing, outdated
+from fedrema.experiments.tasks import Task, divided, missing, outdated
+from fedrema.runs.worker_pool import gpu_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +51,9 @@ class Playing:
             if getattr(self, name) is not None:
                 at_least(least, self, name)
 
-    def changes(self) -> tuple[str, ...]:
-        """Return what overrides the settings of every cell."""
-        return ("--device", self.device, *(("--rounds", str(self.rounds)) if self.rounds else ()))
+    def changes(self) -> Values:
+        """Return the settings that override those of every cell."""
+        return {"device": self.device, **({"rounds": self.rounds} if self.rounds else {})}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +73,10 @@ def check_folder(out: Path) -> Path:
     return out
 
 
-def read(file: Path, asked: Playing, changes: tuple[str, ...] = ()) -> Experiment:
-    """Read an experiment as it is to be played; `changes` are arguments for every cell."""
-    experiment = read_experiment(file, (*changes, *asked.changes()))
-    return experiment.titled_anew(f"{experiment.title} ({asked.rounds} rounds)") if asked.rounds else experiment
+def read(file: Path, asked: Playing, changes: Values | None = None) -> Experiment:
+    """Read an experiment as it is to be run; `changes` are settings for every cell."""
+    experiment = read_experiment(file, {**(changes or {}), **asked.changes()})
+    return experiment.retitled(f"{experiment.title} ({asked.rounds} rounds)") if asked.rounds else experiment
 
 
 def chosen(experiments: Iterable[Experiment], names: str | None, seeds: int | None) -> list[Part]:
@@ -111,7 +111,7 @@ def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: St
     """
     known: set[str] = set()
     tasks = [task for part in order for task in missing(part.cells, part.seeds, store, known)]
-    launcher = _launcher(asked, store, work) if tasks else Here(store, work)
+    launcher = _launcher(asked, store, work) if tasks else InProcess(store, work)
     forecaster = Forecaster(store, asked.device, launcher.at_once)
     if not asked.quiet:
         print(forecaster.of(tasks), file=sys.stderr)
@@ -129,11 +129,15 @@ def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: St
         return left > 0 and (forecaster.seconds(task) or 0.0) <= left
 
     failed: list[str] = []
-    with LiveTable([(part.experiment, part.seeds) for part in parts], tasks, store, forecaster, asked.quiet) as table:
-        for event in launcher.play(tasks, fits, table.report):
-            table.report(event)
-            failed += event.failed
-    with contextlib.suppress(OSError):  # something is still there, to be taken up, or nothing ever was
+    try:
+        experiments = [(part.experiment, part.seeds) for part in parts]
+        with LiveTable(experiments, tasks, store, forecaster, asked.quiet) as table:
+            for event in launcher.run(tasks, fits, table.report):
+                table.report(event)
+                failed += event.failed
+    finally:
+        store.fold()
+    with contextlib.suppress(OSError):  # it holds unfinished runs, or was never made
         work.rmdir()
     return failed
 
@@ -143,10 +147,10 @@ def _launcher(asked: Playing, store: Store, work: Path) -> Launcher:
         from fedrema.experiments.ray_launcher import OnRay
 
         return OnRay(store, asked.workers, asked.device)
-    devices = devices_named(asked.device) or [""]
+    devices = gpu_names(asked.device) or [""]
     if asked.workers * len(devices) > 1:
         return Workers(store, work, devices, asked.workers)
-    return Here(store, work)
+    return InProcess(store, work)
 
 
 def prepare(parts: Sequence[Part], folder: Path) -> None:

@@ -15,12 +15,11 @@ from fedrema.cli.grid import STOPPED, complain, show
 from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
 from fedrema.config.settings import parse_arguments
 from fedrema.errors import BadInput
-from fedrema.experiments.command_log import write_sitting
-from fedrema.experiments.overview import write_overview
-from fedrema.experiments.report import write_report
-from fedrema.experiments.spec import Experiment
-from fedrema.experiments.store import Store
-from fedrema.experiments.work import finished
+from fedrema.experiments.command_log import log_command
+from fedrema.experiments.report import write_overview, write_report
+from fedrema.experiments.spec import Experiment, Values
+from fedrema.experiments.store import FOLDER, Store
+from fedrema.experiments.tasks import finished
 from fedrema.runs.execute import Interrupted
 
 ORDER = (
@@ -33,10 +32,19 @@ ORDER = (
 NAMES = tuple(dict.fromkeys(name for name, _ in ORDER))
 PAPER = tuple(name for name in NAMES if name != "methods")
 """What `all` stands for."""
-SMOKE = (
-    *("--dataset", "digits", "--clients", "10", "--samples", "60", "--test-share", "0.5", "--net", "mlp"),
-    *("--hidden", "8", "--rounds", "6", "--epochs", "1", "--batch", "10", "--lr", "0.05", "--record-every", "1"),
-)
+SMOKE: Values = {
+    "dataset": "digits",
+    "clients": 10,
+    "samples": 60,
+    "test-share": 0.5,
+    "net": "mlp",
+    "hidden": 8,
+    "rounds": 6,
+    "epochs": 1,
+    "batch": 10,
+    "lr": 0.05,
+    "record-every": 1,
+}
 SMOKE_SEEDS = 2
 
 
@@ -64,7 +72,7 @@ def reproduce(arguments: list[str]) -> int:
     if playing.prepare is not None:
         prepare(parts, playing.prepare)
         return 0
-    store = Store(out / "cells")
+    store = Store(out / FOLDER)
     store.check()
     begun, started = time.monotonic(), datetime.now(UTC)
     there = set(store.keys())
@@ -78,7 +86,7 @@ def reproduce(arguments: list[str]) -> int:
     new = _finished(store) - before
     if new:
         command = ["fedrema", "reproduce", *arguments]
-        write_sitting(out, command, started, time.monotonic() - begun, store, new, len(new & there))
+        log_command(store, command, started, time.monotonic() - begun, new, len(new & there))
     # Other tables may share runs with those just played: what can be told of them is told anew.
     asked_for = {part.experiment.name for part in parts}
     every = [_experiment(name, asked.smoke, playing) for name in NAMES]
@@ -101,11 +109,11 @@ def _names(what: tuple[str, ...]) -> list[str]:
 
 def _experiment(name: str, smoke: bool, playing: Playing) -> Experiment:
     with resources.as_file(resources.files("fedrema") / "experiments" / "paper" / f"{name}.toml") as file:
-        experiment = read(file, playing, SMOKE if smoke else ())
+        experiment = read(file, playing, SMOKE if smoke else {})
     if not smoke:
         return experiment
     title, about = f"Smoke test on digits: {experiment.title}", "Six rounds, to see that everything works."
-    return experiment.titled_anew(title, about)
+    return experiment.retitled(title, about)
 
 
 def _finished(store: Store) -> set[str]:

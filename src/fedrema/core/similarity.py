@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedrema.core import Moment
 from fedrema.models.body_and_head import Net, Tensors
+
+NO_GAP = 1e-6
+"""Differences below this are rounding: nobody can be told apart, so everyone is relevant."""
 
 
 def draw_probes(net: Net, moment: Moment, count: int, high: float, names: Sequence[str] = ()) -> Tensor:
@@ -59,3 +63,39 @@ def _soft(logits: Tensor, temperature: float) -> Tensor:
 def _block(numbers_per_row: int) -> int:
     """Return how many rows fit into 64 MB."""
     return max(1, 2**24 // numbers_per_row)
+
+
+def maximum_difference_segmentation(
+    similarity: Tensor, gap_to_self: bool = True, include_below_gap: bool = True, first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Cut each row of S at its largest gap (MDS, Algorithm 1); the rows [b, k] are those of clients `first`, ….
+
+    Returns
+    -------
+    relevant
+        [b, k] whether client j is in A_i; oneself always is. Among equal similarities the later client ranks
+        higher, among equal gaps the lowest counts.
+    gaps
+        [b] the largest difference Δs*; 0 where it is below rounding, and then everyone is relevant.
+    """
+    everyone = torch.arange(similarity.shape[1], device=similarity.device)
+    itself = everyone == (first + torch.arange(len(similarity), device=similarity.device))[:, None]
+    # Without the gap below oneself only the peers are ranked: oneself comes first and is left out.
+    skipped = 0 if gap_to_self else 1
+    ranked = similarity if gap_to_self else similarity.masked_fill(itself, -torch.inf)
+    if len(everyone) - skipped < 2:
+        return torch.ones_like(itself), similarity.new_zeros(len(similarity))
+    ascending = _ascending(ranked)[:, skipped:]  # s_idx1 ≤ … ≤ s_idxK
+    gaps, place = ascending.diff(dim=1).max(dim=1)  # m = argmax Δs_idx, Δs* = Δs_idxm
+    below = ascending.gather(1, place[:, None])  # s_idxm
+    chosen = ranked > below  # idx_m+1, …, idx_K
+    if include_below_gap:
+        last = torch.where(ranked == below, everyone, -1).max(dim=1, keepdim=True).values
+        chosen |= everyone == last  # A = {idx_m, …, idx_K}
+    indistinct = gaps < NO_GAP
+    return chosen | itself | indistinct[:, None], torch.where(indistinct, 0.0, gaps)
+
+
+def _ascending(rows: Tensor) -> Tensor:
+    # NumPy sorts the numbers of a row several times as fast as torch does on a CPU.
+    return torch.from_numpy(np.sort(rows.numpy(), axis=1)) if rows.device.type == "cpu" else rows.sort(dim=1).values

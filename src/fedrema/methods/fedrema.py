@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,13 +23,10 @@ from fedrema.core import (
     Uploads,
     mix,
 )
-from fedrema.core.similarity import draw_probes, similarity_rows
+from fedrema.core.similarity import draw_probes, maximum_difference_segmentation, similarity_rows
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.methods.shared.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
 from fedrema.models.body_and_head import Net, Tensors
-
-NO_GAP = 1e-6
-"""Differences below this are rounding: nobody can be told apart, so everyone is relevant."""
 
 
 @dataclass(frozen=True)
@@ -211,39 +207,3 @@ class FedReMa(Method):
 def _among(matrix: Tensor, present: Tensor) -> Tensor:
     """Return the part of a matrix [K, K] that is among those present."""
     return matrix if len(present) == len(matrix) else matrix[present][:, present]
-
-
-def maximum_difference_segmentation(
-    similarity: Tensor, gap_to_self: bool = True, include_below_gap: bool = True, first: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Cut each row of S at its largest gap (MDS, Algorithm 1); the rows [b, k] are those of clients `first`, ….
-
-    Returns
-    -------
-    relevant
-        [b, k] whether client j is in A_i; oneself always is. Among equal similarities the later client ranks
-        higher, among equal gaps the lowest counts.
-    gaps
-        [b] the largest difference Δs*; 0 where it is below rounding, and then everyone is relevant.
-    """
-    everyone = torch.arange(similarity.shape[1], device=similarity.device)
-    itself = everyone == (first + torch.arange(len(similarity), device=similarity.device))[:, None]
-    # Without the gap below oneself only the peers are ranked: oneself comes first and is left out.
-    skipped = 0 if gap_to_self else 1
-    ranked = similarity if gap_to_self else similarity.masked_fill(itself, -torch.inf)
-    if len(everyone) - skipped < 2:
-        return torch.ones_like(itself), similarity.new_zeros(len(similarity))
-    ascending = _ascending(ranked)[:, skipped:]  # s_idx1 ≤ … ≤ s_idxK
-    gaps, place = ascending.diff(dim=1).max(dim=1)  # m = argmax Δs_idx, Δs* = Δs_idxm
-    below = ascending.gather(1, place[:, None])  # s_idxm
-    chosen = ranked > below  # idx_m+1, …, idx_K
-    if include_below_gap:
-        last = torch.where(ranked == below, everyone, -1).max(dim=1, keepdim=True).values
-        chosen |= everyone == last  # A = {idx_m, …, idx_K}
-    indistinct = gaps < NO_GAP
-    return chosen | itself | indistinct[:, None], torch.where(indistinct, 0.0, gaps)
-
-
-def _ascending(rows: Tensor) -> Tensor:
-    # NumPy sorts the numbers of a row several times as fast as torch does on a CPU.
-    return torch.from_numpy(np.sort(rows.numpy(), axis=1)) if rows.device.type == "cpu" else rows.sort(dim=1).values

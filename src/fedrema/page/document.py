@@ -13,8 +13,7 @@ from fedrema.page.encode import plain
 from fedrema.page.reading import ThinnedRun, thinned_notes
 from fedrema.page.status import status_of
 from fedrema.reporting.curves import WORDS, group_curve
-from fedrema.reporting.differences import Difference, paired_differences
-from fedrema.reporting.groups import Group, data_title, group_runs
+from fedrema.reporting.groups import Difference, Group, data_title, group_runs, paired_differences
 from fedrema.reporting.plots import Look, looks
 from fedrema.reporting.tables import DIFFERENCES, EXPLANATION, OTHER_DATA
 

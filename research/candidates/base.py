@@ -1,4 +1,4 @@
-"""What candidates have in common."""
+"""What the candidates share: their base class, a small network, and similarities."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedrema.core import Moment, State, Uploads
-from fedrema.core.similarity import draw_probes, head_similarity
-from fedrema.methods.fedrema import FedReMa, maximum_difference_segmentation
+from fedrema.core.similarity import draw_probes, head_similarity, maximum_difference_segmentation
+from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net, Tensors
 
 OURS = "a candidate of docs/beyond.md"
