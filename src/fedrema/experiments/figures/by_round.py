@@ -144,29 +144,33 @@ def figure_of_period(results: Results) -> "Figure | None":
     per_line = min(len(cells), 2 if len(cells) == 4 else 3)
     figure = new_figure(0.5 + 1.9 * -(-len(cells) // per_line))
     axes = panels(figure, len(cells), per_line)
+    highest = 0.0
     for panel, (row, column, runs), period in zip(axes, cells, periods, strict=True):
         threshold = float(runs[0].settings[_threshold(period)] or 0)
-        _draw_measure(panel, runs, period, threshold, results.looks[row.name])
-        panel_title(panel, f"{results.name(row, column)} ({period.threshold} = {threshold:g})")
+        highest = max(highest, _draw_measure(panel, runs, period, threshold, results.looks[row.name]))
+        title = results.name(row, column)
+        panel_title(panel, title if f"{threshold:g}" in title else f"{title} ({period.threshold} = {threshold:g})")
     _log_rounds(axes, max(run.summary.rounds for _, _, runs in cells for run in runs))
-    axes[0].set_ylim(bottom=0)
-    first, last = cells[0], max(len(runs) for _, _, runs in cells)
-    traces = results.cell(first[0], first[1]).parsed.method.reports.traces
-    measure = next((trace.title for trace in traces if trace.name == periods[0].measure), periods[0].measure or "")
-    outer_labels(axes, per_line, f"{ROUND} (log scale)", measure[:1].upper() + measure[1:])
-    seeds = count_seeds([len(runs) for _, _, runs in cells], results.seed_words)
-    title = periods[0].title
-    lasting = any(not _ended(run, period) for (_, _, runs), period in zip(cells, periods, strict=True) for run in runs)
+    axes[0].set_ylim(0, 1.04 * highest)
+    outer_labels(axes, per_line, f"{ROUND} (log scale)", _measure_title(results.cell(*cells[0][:2])))
+    ended = all(_ended(run, period) for (_, _, runs), period in zip(cells, periods, strict=True) for run in runs)
+    counts = [len(runs) for _, _, runs in cells]
+    seeds, what = count_seeds(counts, results.seed_words), periods[0].title
+    whose = f"Thin: each of {seeds}; thick: their mean while all are in the {what}."
     caption = [
-        f"Thin: each of {seeds}; thick: their mean while all are in the {title}."
-        if last > 1
-        else f"{seeds}.".capitalize(),
-        f"Dashed: {periods[0].threshold}. When the measure falls to it, the {title} ends (dot), and measuring stops.",
-        f"Without a dot, the {title} lasts to the end." if lasting else "",
+        whose if max(counts) > 1 else f"{seeds[0].upper()}{seeds[1:]}.",
+        f"Dashed: {periods[0].threshold}. When the measure falls to it, the {what} ends (dot), and measuring stops.",
+        "" if ended else f"Without a dot, the {what} lasts to the end.",
         *results.missing(),
     ]
-    add_texts(figure, results.title(f"When the {title} ends"), caption)
+    add_texts(figure, results.title(f"When the {what} ends"), caption)
     return figure
+
+
+def _measure_title(cell: Cell) -> str:
+    reports = cell.parsed.method.reports
+    title = next(trace.title for trace in reports.traces if trace.name == _period(cell).measure)
+    return title[0].upper() + title[1:]
 
 
 def _period(cell: Cell) -> Period:
@@ -191,7 +195,8 @@ def _ended(run: FinishedRun, period: Period) -> bool:
     return run.summary.period_rounds[period.name] < run.summary.rounds
 
 
-def _draw_measure(axes: "Axes", runs: Sequence[FinishedRun], period: Period, threshold: float, look: Look) -> None:
+def _draw_measure(axes: "Axes", runs: Sequence[FinishedRun], period: Period, threshold: float, look: Look) -> float:
+    """Draw the measure of a cell's runs, and return its highest value."""
     axes.axhline(threshold, color="0.25", linewidth=1.0, linestyle="--", zorder=1)
     curves = [run.curve(period.measure or "") for run in runs]
     for run, one in zip(runs, curves, strict=True):
@@ -204,6 +209,7 @@ def _draw_measure(axes: "Axes", runs: Sequence[FinishedRun], period: Period, thr
         means = [float(np.mean([one[number] for one in curves])) for number in common]
         axes.plot(common, means, color=look.colour, linewidth=1.8, zorder=3)
     dress(axes)
+    return max(value for one in curves for value in one.values())
 
 
 def _log_rounds(axes: Sequence["Axes"], last: int) -> None:
