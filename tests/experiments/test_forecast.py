@@ -162,7 +162,7 @@ def test_other_devices_and_other_work_tell_nothing(changes, known):
 
 def test_some_known_some_guessed_is_a_guess(known):
     known.keep("fedavg", 0, {"train": 10.0})
-    longer = Known(known.folder.parent, FILE.replace("samples = 40", "samples = 50"))
+    longer = Known(known.store.folder.parent, FILE.replace("samples = 40", "samples = 50"))
     found = known.forecaster().of([known.task("fedavg", 1), longer.task("fedavg")])
     assert found.guessed
     assert found.seconds > 10

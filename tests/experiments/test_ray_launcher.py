@@ -122,7 +122,7 @@ def test_cells_are_those_of_one_process_and_two_processes_made_them(tmp_path):
     # Ray says, some time later, which of its processes did what.
     processes, patience = set(), time.monotonic() + 15
     while len(processes) < 2 and time.monotonic() < patience:
-        played = [event for event in ray.timeline() if event["cat"] == "task::play_there" and event["ts"] > 1e6 * began]
+        played = [event for event in ray.timeline() if event["cat"] == "task::run_there" and event["ts"] > 1e6 * began]
         processes = {event["tid"] for event in played}
         time.sleep(0.2)
     assert len(processes) == 2
@@ -180,9 +180,9 @@ def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
             os._exit(1)
         if number == 2:
             raise RuntimeError("out of luck\nand more of it")
-        return play_there(order, number, *more)
+        return run_there(order, number, *more)
 
-    monkeypatch.setattr(ray_launcher, "play_there", unlucky)
+    monkeypatch.setattr(ray_launcher, "run_there", unlucky)
     store, heard = Store(tmp_path / "runs"), []
     tasks = tasks_of(tmp_path, FILE, store)
     found = {tasks.index(event.task): event for event in OnRay(store, 2, "cpu").run(tasks, always, heard.append)}
