@@ -58,7 +58,7 @@ def simulator(method, federation=None, local=LOCAL, **settings) -> Simulator:
 def play(method, **settings):
     played = simulator(method, **settings)
     state = played.start()
-    return state, [each.record for each in played.play(state)]
+    return state, [each.record for each in played.run(state)]
 
 
 PROTOTYPES = {"prototypes": [[0.0, 0.0], [1.0, 5.0], [9.0, 9.0]], "known": [1.0, 1.0, 0.0]}
@@ -109,8 +109,8 @@ def test_the_accuracy_beside_is_the_classifiers():
     _, by_prototype = play(FedProto(), local=barely)
     _, by_classifier = play(FedProto(predict_by="classifier"), local=barely)
     for one, other in zip(by_prototype, by_classifier, strict=True):
-        assert one["beside"] == {"classifier": other["accuracy"]}
-        assert "beside" not in other
+        assert one.alternatives == {"classifier": {"accuracy": other.accuracy}}
+        assert not other.alternatives
     assert [one["accuracy"] for one in by_prototype] != [other["accuracy"] for other in by_classifier]
 
 
@@ -165,15 +165,15 @@ def test_without_alignment_it_is_local_training(backend):
     for name, value in alone.params.own.items():
         assert torch.equal(found.params.own[name], value), name
     assert [one["loss"] for one in records] == [one["loss"] for one in expected]
-    assert [one["beside"]["classifier"] for one in records] == [one["accuracy"] for one in expected]
+    assert [one.alternatives["classifier"]["accuracy"] for one in records] == [one["accuracy"] for one in expected]
 
 
 def test_alignment_begins_in_the_second_round():
     alone, strong = simulator(Local()), simulator(FedProto(align=3.0))
     states = alone.start(), strong.start()
     for number in (1, 2):
-        alone.play_round(states[0])
-        strong.play_round(states[1])
+        alone.run_round(states[0])
+        strong.run_round(states[1])
         apart = (states[0].params.own["body.1.weight"] - states[1].params.own["body.1.weight"]).abs().max()
         assert (apart > 1e-4) == (number == 2)
 
@@ -188,7 +188,7 @@ def test_the_server_keeps_the_prototype_of_a_class_whose_only_holder_is_absent()
     heard, kept = False, 0
     before = state.server
     for _ in range(8):
-        present = played.play_round(state).record["participants"]
+        present = played.run_round(state).record["participants"]
         now = state.server
         if 0 not in present:
             assert torch.equal(now["prototypes"][0], before["prototypes"][0].to(now["prototypes"]))

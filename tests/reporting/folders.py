@@ -1,7 +1,14 @@
 """Folders of runs as `fedrema run` leaves them, with numbers chosen by hand."""
 
+import dataclasses
+
+import msgspec
+
+from fedrema.errors import BadInput
+from fedrema.methods import registry
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
+from fedrema.simulation.records import PRIMARY, MetricRecord, MetricSummary, RoundRecord, Summary
 
 
 def write_run(
@@ -21,6 +28,7 @@ def write_run(
     directory = RunDirectory(path)
     config = {
         "method": method,
+        **declared(method, settings),
         "settings": {"seed": seed, "rounds": rounds or len(accuracies), "out": str(path), "lr": 0.05, **settings},
         "identity": "0",
         "federation": {
@@ -33,31 +41,50 @@ def write_run(
     directory.create(config)
     directory.keep_rounds(0)
     records = [
-        {
-            "round": place + 1,
-            "accuracy": accuracy,
-            "half_accuracy": [accuracy, accuracy],
-            "worst_tenth": accuracy - 0.1,
-            "client_accuracy": [accuracy, accuracy],
-            "trace": {"critical": critical[place]} if critical else {},
-            "seconds": {"train": 1.0, "evaluate": 0.5},
-        }
+        round_record(
+            place + 1,
+            accuracy,
+            worst_tenth=accuracy - 0.1,
+            trace={"critical": critical[place]} if critical else {},
+            seconds={"train": 1.0, "evaluate": 0.5},
+        )
         for place, accuracy in enumerate(accuracies)
     ]
     for record in records:
         directory.append(record)
     if ended:
-        summary = {
-            "rounds": len(records),
-            "best_accuracy": max(accuracies),
-            "honest_accuracy": honest,
-            "final_accuracy": accuracies[-1],
-            "worst_tenth": accuracies[-1] - 0.1,
-            "seconds": {"train": 1.0 * len(records), "evaluate": 0.5 * len(records)},
-            **({"critical_rounds": sum(critical)} if critical else {}),
-        }
-        directory.write_json(directory.summary_file, summary)
+        best = max(accuracies)
+        metric = MetricSummary(best, accuracies.index(best) + 1, accuracies[-1], honest, accuracies[-1] - 0.1)
+        summary = Summary(
+            len(records),
+            {PRIMARY: metric},
+            period_rounds={"critical": sum(critical)} if critical else {},
+            seconds={"train": 1.0 * len(records), "evaluate": 0.5 * len(records)},
+        )
+        directory.write_json(directory.summary_file, summary.as_json())
     return Run(path)
+
+
+def declared(method, settings) -> dict:
+    """Return what config.json holds of the method's declarations; nothing for a method that is unknown."""
+    kind = registry().get(method)
+    if kind is None:
+        return {}
+    names = {field.name for field in dataclasses.fields(kind)}
+    try:
+        title = kind(**{name: value for name, value in settings.items() if name in names}).called()
+    except BadInput:
+        title = kind.title
+    return {"title": title, "reports": msgspec.to_builtins(kind.reports)}
+
+
+def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) -> RoundRecord:
+    """Return the record of a round in which both clients have this accuracy; None: not evaluated."""
+    metrics = {}
+    if accuracy is not None:
+        each = [accuracy, accuracy] if clients is None else clients
+        metrics[PRIMARY] = MetricRecord(accuracy, (accuracy, accuracy), worst_tenth, each)
+    return RoundRecord(number, metrics=metrics, **more)
 
 
 def replace_records(run, records) -> None:

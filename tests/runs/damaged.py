@@ -6,11 +6,12 @@ import json
 import shutil
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fedrema
 from fedrema.cli import main
-from fedrema.page.live_runs import Followed
+from fedrema.page.live_runs import LiveRuns
 
 SETTINGS = {"clients": 4, "samples": 20, "epochs": 1, "hidden": 6, "checkpoint_every": 2, "device": "cpu"}
 NOT_READ = ("report.html", "curves.png", "running.json")
@@ -25,7 +26,7 @@ def killed_in(number: int) -> Callable[[object], None]:
     """Return a watcher that breaks a run off after a round."""
 
     def watch(played: object) -> None:
-        if played.record["round"] == number:  # type: ignore[attr-defined]
+        if played.record.round == number:  # type: ignore[attr-defined]
             raise Killed
 
     return watch
@@ -77,7 +78,7 @@ def command(*arguments: object) -> tuple[int, str, str]:
 def timeless(folder: Path) -> object:
     """Return what a run came to, without what depends on the clock."""
     run = fedrema.load(folder)
-    records = [{name: value for name, value in record.items() if name != "seconds"} for record in run.rounds]
+    records = [replace(record, seconds={}) for record in run.rounds]
     summary = {name: value for name, value in run.summary.items() if name != "seconds"}
     params = {name: value.numpy().tobytes() for name, value in run.state().params.own.items()}
     matrices = {
@@ -139,12 +140,12 @@ def personalize(folder: Path, out: Path) -> tuple[int, object, str]:
 
 def watch(folder: Path, out: Path) -> tuple[int, object, str]:
     """Ask for every part as the page does; a run that is left out counts as refused, by the note that says why."""
-    followed = Followed(folder)
+    live = LiveRuns(folder)
     try:
         for _ in range(2):  # what is found in one part is told in another
-            followed.look()
-            parts = [without_clock(followed.part(name)) for name in followed.PARTS]
-            followed.asked = dict.fromkeys(followed.PARTS, float("-inf"))
+            live.refresh()
+            parts = [without_clock(live.part(name)) for name in live.PARTS]
+            live.begun = dict.fromkeys(live.PARTS, float("-inf"))
     except Exception:
         return 1, None, traceback.format_exc()
     if not parts[0]["runs"]:

@@ -15,7 +15,7 @@ from fedrema.base.terminal import Console
 from fedrema.config.presets import PRESETS
 from fedrema.config.settings import parse_arguments, parse_data
 from fedrema.core import Method
-from fedrema.data import DataSettings, build_federation, dataset_status, describe, draw_federation, load_pool
+from fedrema.data import DataSettings, build_federation, dataset_status, draw_federation, federation_table, load_pool
 from fedrema.methods import find_method, registry
 
 
@@ -115,7 +115,7 @@ def partition(arguments: list[str]) -> int:
     asked: Partition = parse_data(Partition, arguments, "fedrema partition")
     federation = build_federation(asked.data)
     console = Console()
-    console.print(describe(federation))
+    console.print(federation_table(federation))
     if asked.save:
         federation.save(asked.save)
         size = decimal(asked.save.stat().st_size)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedrema.cli.live import LiveTable
-from fedrema.data import build_federation, keep_prepared
+from fedrema.data import build_federation, save_prepared
 from fedrema.errors import BadInput, at_least
 from fedrema.experiments.forecast import Forecaster
 from fedrema.experiments.launchers import InProcess, Launcher, Workers
@@ -163,4 +163,4 @@ def prepare(parts: Sequence[Part], folder: Path) -> None:
                 own = data.federation is not None or data.partition_file is not None or data.dataset == "digits"
                 if data not in made and not own:
                     made.add(data)
-                    print(keep_prepared(build_federation(data), folder))
+                    print(save_prepared(build_federation(data), folder))

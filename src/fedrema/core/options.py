@@ -1,4 +1,4 @@
-"""Options of local training and of the simulated federation, declared once as documented dataclass fields."""
+"""Settings of local training and of the simulation, declared once as documented dataclass fields."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ Precision = Literal["auto", "float32", "tf32", "bf16", "float64"]
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains."""
+    """Local training on a client."""
 
     epochs: int = 5
     """Passes over a client's own samples in each round."""
@@ -39,7 +39,7 @@ class LocalTraining:
     """Leave out an epoch's last batch when it is not full; the default for own data is to keep it."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot train."""
+        """Validate the settings."""
         at_least(0, self, "batch", "epochs", "lr", "clip", "weight_decay")
         if not 0 <= self.momentum < 1:
             raise BadInput(f"--momentum must lie in [0, 1), got {self.momentum}.")
@@ -58,7 +58,7 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class Simulation:
-    """How the federation is played."""
+    """The simulated federation."""
 
     rounds: int = option(60, Purpose.ROUNDS)
     """Communication rounds."""
@@ -94,7 +94,7 @@ class Simulation:
     """Keep relations every this many rounds, and of the first and the last."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be played."""
+        """Validate the settings."""
         at_least(1, self, "rounds", "evaluate_every", "record_every", "late_round")
         at_least(0, self, "chunk", "threads")
         if self.memory is not None:
@@ -107,8 +107,8 @@ class Simulation:
             if not 0 <= getattr(self, name) < 1:
                 raise BadInput(f"--{name} must lie in [0, 1), got {getattr(self, name)}.")
 
-    def anywhere(self) -> "Simulation":
-        """Return the same for whatever machine this is, with everybody there: for looking at what was trained."""
+    def for_inspection(self) -> "Simulation":
+        """Return the settings for inspecting a trained run on this machine: automatic device, full participation."""
         precision: Precision = "float64" if self.precision == "float64" else "auto"
         return replace(
             self,

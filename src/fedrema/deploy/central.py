@@ -14,11 +14,11 @@ from fedrema.data import Federation
 from fedrema.deploy.bounds import NormHistory, Part, bounded, impossible, parts_of
 from fedrema.deploy.letters import Letter, Reply, Score
 from fedrema.deploy.node import Node
-from fedrema.engine import Stacked
-from fedrema.engine.threads import torch_threads
+from fedrema.engine import ClientTensors
+from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Tensors
-from fedrema.simulation.scoring import accuracy_record, share
+from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord, metric_record, ratio
 from fedrema.simulation.simulator import plain_trace
 from fedrema.simulation.state import SimulationState, on_device
 from fedrema.simulation.uploads import RoundUploads
@@ -89,7 +89,9 @@ class Central:
             if name in self.roles
         }
         server = on_device(self.method.server(self.net, capacity), self.simulator.device)
-        self.state = SimulationState(capacity, 0, Stacked(own, dict(begun.params.common)), {}, Stacked(), {}, server)
+        self.state = SimulationState(
+            capacity, 0, ClientTensors(own, dict(begun.params.common)), {}, ClientTensors(), {}, server
+        )
         self.registry = Registry()
         self.expected = nobody.answer(self._letter(0, 0, 1))
         """A reply with the names, types and shapes that every reply to a training round has."""
@@ -115,7 +117,7 @@ class Central:
         late = number > 1 and not accepted and row >= self.registry.founders
         return Letter(number, accepted, common, own, mail, own_mail, train, late)
 
-    def close(self, replies: Mapping[str, Reply], least: int = 1) -> dict[str, Any]:
+    def close(self, replies: Mapping[str, Reply], least: int = 1) -> RoundRecord:
         """Close a round with the replies that have come; returns its record, with who was rejected or clipped, and why.
 
         With fewer than `least` usable replies the round stays open and nothing changes.
@@ -133,19 +135,19 @@ class Central:
             self.most_noise,
         )
         names = sorted(result.good, key=registry.row)
-        record: dict[str, Any] = {"round": number, "participants": [], "rejected": rejected | result.rejected}
+        rejected |= result.rejected
         if len(names) < max(1, least):
-            return record
+            return RoundRecord(number, nodes=NodeReports(rejected))
         suspects = sorted(names, key=lambda name: -result.excess.get(name, 0.0))
         with torch_threads(self.simulator.threads):
             names, collected, answer, ruinous = self._agreed(names, result.good, number, suspects)
-        record["rejected"] |= ruinous
+        rejected |= ruinous
         if len(names) < max(1, least):
-            return record
-        self.state.hand_out(collected, self.roles, answer)
-        self._describe(names, [result.good[name] for name in names], answer, record)
+            return RoundRecord(number, nodes=NodeReports(rejected))
+        self.state.apply(collected, self.roles, answer)
         clipped = {name: why for name, why in result.clipped.items() if name in names}
-        record |= {"clipped": clipped} if clipped else {}
+        chosen = [result.good[name] for name in names]
+        record = self._describe(number, names, chosen, answer, NodeReports(rejected, clipped))
         registry.norms.learn(number, result.norms_of(names), clipped)
         for name in names:
             registry.accepted[name] = number
@@ -207,8 +209,8 @@ class Central:
         return collected
 
     def _aggregate(self, collected: RoundUploads, number: int) -> Answer:
-        uploads = replace(collected.uploads(), everyone=len(self.registry.names))  # there may be room for more
-        answer = self.simulator.answer_to(uploads, self.state, self.roles, {}, self.simulator.moment(number))
+        uploads = replace(collected.for_server(), everyone=len(self.registry.names))  # there may be room for more
+        answer = self.simulator.aggregate(uploads, self.state, self.roles, {}, self.simulator.moment(number))
         for name, value in answer.state.items():
             before = self.state.server.get(name, 0.0)
             # Infinity can be the honest beginning of a minimum.
@@ -216,18 +218,24 @@ class Central:
                 raise Diverged(f"Training diverged in round {number}: {name!r} of the server is not finite.")
         return answer
 
-    def _describe(self, names: list[str], replies: list[Reply], answer: Answer, record: dict[str, Any]) -> None:
-        """Complete a round's record."""
-        record["participants"] = [self.registry.row(name) for name in names]
+    def _describe(
+        self, number: int, names: list[str], replies: list[Reply], answer: Answer, nodes: NodeReports
+    ) -> RoundRecord:
+        """Return the record of a round."""
         losses = [reply.loss for reply in replies if reply.loss is not None]
-        record |= {"loss": float(np.mean(losses))} if losses else {}
         trained = [reply.trained for reply in replies if reply.trained is not None]
-        if trained:
-            asked = sum(sum(score.asked) for score in trained)
-            record["trained_accuracy"] = share(sum(sum(score.correct) for score in trained), asked)
-        spent = {name: reply.epsilon for name, reply in zip(names, replies, strict=True) if reply.epsilon is not None}
-        record |= {"epsilon": spent} if spent else {}
-        record["trace"] = plain_trace(answer)
+        asked, correct = (sum(sum(getattr(score, part)) for score in trained) for part in ("asked", "correct"))
+        spent: dict[str, float | None] = {
+            name: reply.epsilon for name, reply in zip(names, replies, strict=True) if reply.epsilon is not None
+        }
+        return RoundRecord(
+            number,
+            [self.registry.row(name) for name in names],
+            loss=float(np.mean(losses)) if losses else None,
+            trained={PRIMARY: MetricRecord(ratio(correct, asked))} if trained else {},
+            trace=plain_trace(answer),
+            nodes=replace(nodes, epsilon=spent),
+        )
 
     def _fault(self, name: str, reply: Reply, number: int) -> str:
         """Say what is wrong with a reply; empty where nothing is."""
@@ -308,8 +316,8 @@ class Central:
         own = {each: value[row] for each, value in params.own.items()} if known else None
         return parts_of(self.net, params.common, own, reply)
 
-    def accuracies(self, scores: Mapping[str, Score | None]) -> dict[str, Any]:
-        """Return a round's accuracies from what clients counted."""
+    def accuracies(self, scores: Mapping[str, Score | None]) -> dict[str, MetricRecord]:
+        """Return a round's metrics from what clients counted."""
         known = {name: score for name, score in scores.items() if score is not None}
         faults = {name: why for name, score in known.items() if (why := self._score_fault(name, score))}
         tests = {name: sum(score.asked) for name, score in known.items() if name not in faults}
@@ -319,7 +327,8 @@ class Central:
         correct, asked = (
             np.array([getattr(known[name], part) for name in names]).reshape(-1, 2) for part in ("correct", "asked")
         )
-        return accuracy_record(correct, asked, [self.registry.row(name) for name in names], len(self.registry.names))
+        rows = [self.registry.row(name) for name in names]
+        return {PRIMARY: metric_record(correct, asked, rows, len(self.registry.names))}
 
 
 def _median(counts: Iterable[int]) -> int:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
@@ -19,7 +20,7 @@ from fedrema.deploy.plan import Plan
 from fedrema.errors import BadInput, FedremaError
 from fedrema.models.body_and_head import size
 from fedrema.runs.lock import RunLock
-from fedrema.simulation.simulator import taking_part
+from fedrema.simulation.participation import draw_participants
 
 log = safe_logger("fedrema")
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -63,33 +64,32 @@ class Conductor:
         online = self._wait()
         simulation, number = self.settings.simulation, self.central.round + 1
         least = self.plan.least_clients
-        chosen = taking_part(simulation.seed, number, sorted(online), simulation.participation, least)
+        chosen = draw_participants(simulation.seed, number, sorted(online), simulation.participation, least)
         replies, missing = self._exchange({name: online[name] for name in chosen}, train=True)
         waited = time.monotonic() - begun
         record = self.central.close(replies, least)
-        record["rejected"] |= missing
-        for name, why in record["rejected"].items():
+        assert record.nodes is not None
+        rejected = record.nodes.rejected | missing
+        for name, why in rejected.items():
             log.warning("round %d: client %s does not count: %s", number, name, why)
-        if not record["participants"]:
-            self.attempts.append(record["rejected"])
-            self._in_vain(number, sorted(replies.keys() - record["rejected"].keys()), record["rejected"])
+        if not record.participants:
+            self.attempts.append(rejected)
+            self._in_vain(number, sorted(replies.keys() - rejected.keys()), rejected)
             return
-        if self.attempts:
-            record["attempts"] = self.attempts
-        self.vain_since, self.attempts = None, []
-        self.ledger.scored({name: reply.received for name, reply in replies.items() if name not in record["rejected"]})
-        record["bytes_up"] = sum(size(reply.params) + size(reply.extras) for reply in replies.values())
-        record["bytes_down"] = self.sent
-        record["seconds"] = {
-            "train": waited,
-            "aggregate": time.monotonic() - begun - waited,
-            "evaluate": 0.0,
-            "other": 0.0,
-        }
-        for name, why in record.get("clipped", {}).items():
+        for name, why in record.nodes.clipped.items():
             log.warning("round %d: the reply of client %s was clipped: %s", number, name, why)
+        self.ledger.scored({name: reply.received for name, reply in replies.items() if name not in rejected})
+        seconds = {"train": waited, "aggregate": time.monotonic() - begun - waited, "evaluate": 0.0, "other": 0.0}
+        record = replace(
+            record,
+            bytes_up=sum(size(reply.params) + size(reply.extras) for reply in replies.values()),
+            bytes_down=self.sent,
+            seconds=seconds,
+            nodes=replace(record.nodes, rejected=rejected, attempts=self.attempts),
+        )
+        self.vain_since, self.attempts = None, []
         self.ledger.closed(record)
-        log.info("round %d of %d: %d clients", number, simulation.rounds, len(record["participants"]))
+        log.info("round %d of %d: %d clients", number, simulation.rounds, len(record.participants))
 
     def _in_vain(self, number: int, used: list[str], rejected: Mapping[str, str]) -> None:
         """Repeat a round with too few usable replies; give up when that has gone on for too long."""

@@ -3,8 +3,11 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from fedrema.config.settings import Settings
 from fedrema.deploy.central import Central, Registry
@@ -14,7 +17,8 @@ from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
-from fedrema.runs.manifest import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
+from fedrema.runs.manifest import CODE, check_unchanged, inputs_of, method_name, ran_on, reports_of, revisions_of
+from fedrema.simulation.records import RoundRecord
 
 WHERE = ("folder", "least-clients", "most-samples", "most-noise", "wait-seconds", "round-seconds", "rounds", "device")
 """What may change when a federation goes on."""
@@ -37,7 +41,7 @@ class Ledger:
         self.lock = self.directory.lock()
         """Held from `take_up` to `finish`."""
         self.ran_on = ran_on(central.simulator)
-        self.pending: dict[str, Any] | None = None
+        self.pending: RoundRecord | None = None
         """The record of the last round, which still lacks its accuracies."""
 
     def take_up(self, lock: RunLock | None = None) -> None:
@@ -63,7 +67,7 @@ class Ledger:
             raise BadInput(f"{directory.path} was begun for {state.clients} clients, not {central.capacity}.")
         central.state = state.placed(central.simulator.storage, central.simulator.device)
         central.registry = Registry.read(facts["more"]["registry"])
-        pending = facts["more"]["pending"]
+        pending = facts["more"]["pending"] and msgspec.convert(facts["more"]["pending"], RoundRecord)
         directory.check_rounds(state.round - 1 if pending else state.round)
         # A finished run has the last record already, with the accuracies of all clients.
         self.pending = None if directory.has_record(state.round) else pending
@@ -78,13 +82,13 @@ class Ledger:
     def scored(self, scores: Mapping[str, Score | None]) -> None:
         """Complete the last round's record by what clients say of the models that came of it."""
         if self.pending is not None:
-            self.directory.append({**self.pending, **self.central.accuracies(scores)})
+            self.directory.append(replace(self.pending, metrics=self.central.accuracies(scores)))
             self.pending = None
 
-    def closed(self, record: dict[str, Any]) -> None:
+    def closed(self, record: RoundRecord) -> None:
         """Save a round that has been closed."""
         self.pending = record
-        more = {"registry": self.central.registry.plain(), "pending": record}
+        more = {"registry": self.central.registry.plain(), "pending": msgspec.to_builtins(record)}
         self.directory.sync_rounds()  # before the checkpoint that counts on them
         save_state(self.central.state, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_json(self.directory.config_file, self._config())
@@ -116,4 +120,6 @@ class Ledger:
                 "info": {"network": "Flower"},
             },
             "ran_on": self.ran_on,
+            "title": self.settings.method.called(),
+            "reports": reports_of(self.settings.method),
         }

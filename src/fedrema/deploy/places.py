@@ -80,7 +80,7 @@ class ServerPlace:
         if not directory.summary_file.is_file():
             return False
         records = directory.rounds()
-        return bool(records) and int(records[-1]["round"]) >= int(self.config()["rounds"])
+        return bool(records) and records[-1].round >= int(self.config()["rounds"])
 
 
 @dataclass(frozen=True)

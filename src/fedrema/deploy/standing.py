@@ -10,6 +10,7 @@ from fedrema.deploy.keys import valid_until
 from fedrema.deploy.places import ServerPlace
 from fedrema.deploy.presence import reason, somebody_is_there
 from fedrema.runs.directory import RunDirectory
+from fedrema.simulation.records import RoundRecord
 
 LATE_ROUNDS = 20
 """How many rounds back rejections and clipping are shown."""
@@ -65,9 +66,9 @@ def standing(place: ServerPlace) -> Standing:
     return Standing(
         _state(place, answering=states is not None),
         str(config["method"]),
-        records[-1]["round"] if records else 0,
+        records[-1].round if records else 0,
         int(config["rounds"]),
-        records[-1].get("accuracy") if records else None,
+        records[-1].quantity("accuracy") if records else None,
         age,
         left.days,
         tuple(_member(name, names, records, "unknown" if states is None else states.get(name, "")) for name in known),
@@ -92,15 +93,16 @@ def _states(place: ServerPlace) -> dict[str, str] | None:
         return None
 
 
-def _member(name: str, names: list[str], records: list[dict[str, Any]], state: str) -> Member:
+def _member(name: str, names: list[str], records: list[RoundRecord], state: str) -> Member:
     row = names.index(name) if name in names else -1
-    counted = [record["round"] for record in records if row in record["participants"]]
-    accuracies = [record["client_accuracy"][row] for record in records if 0 <= row < len(record["client_accuracy"])]
-    accuracies = [accuracy for accuracy in accuracies if accuracy is not None]
-    spent = [record["epsilon"][name] for record in records if name in record.get("epsilon", {})]
+    counted = [record.round for record in records if row in record.participants]
+    every = [clients for record in records if (clients := record.client_accuracy) is not None]
+    accuracies = [clients[row] for clients in every if 0 <= row < len(clients) and clients[row] is not None]
+    spent = [record.nodes.epsilon[name] for record in records if record.nodes and name in record.nodes.epsilon]
     late = records[-LATE_ROUNDS:]
-    rejections = {r["round"]: r["rejected"][name] for r in late if name in r["rejected"]}
-    clips = {r["round"]: r["clipped"][name] for r in late if name in r.get("clipped", {})}
+    rejections = {record.round: record.rejected[name] for record in late if name in record.rejected}
+    clipped = {record.round: record.nodes.clipped for record in late if record.nodes is not None}
+    clips = {number: why[name] for number, why in clipped.items() if name in why}
     troubles = [f"round {number}: {why}" for number, why in sorted({**rejections, **clips}.items())]
     times = f" (rejected {len(rejections)}, clipped {len(clips)} times lately)" if len(troubles) > 1 else ""
     return Member(

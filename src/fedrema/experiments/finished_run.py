@@ -22,7 +22,7 @@ from fedrema.runs.manifest import (
     revisions_of,
 )
 from fedrema.runs.run import Run
-from fedrema.simulation.records import MetricSummary, Summary
+from fedrema.simulation.records import Summary
 
 FORMAT = 3
 CURVES = ("accuracy", "seconds")
@@ -151,9 +151,9 @@ def as_array(rows: Rows) -> np.ndarray:
 
 def finished_run(key: str, settings: Settings, run: Run, beside: int = 0) -> FinishedRun:
     """Return what is kept of a run; `beside` is how many other tasks used its device at the same time."""
-    curves: dict[str, list[bool | int | float | None]] = {"round": [record["round"] for record in run.rounds]}
+    curves: dict[str, list[bool | int | float | None]] = {"round": [record.round for record in run.rounds]}
     for name in (CURVES[0], *(trace.name for trace in settings.method.reports.traces), *CURVES[1:]):
-        values = [_quantity(record, name) for record in run.rounds]
+        values = [record.quantity(name) for record in run.rounds]
         if any(value is not None for value in values):
             curves[name] = [_brief(value) for value in values]
     matrices, matching = _matrices(settings, run)
@@ -161,7 +161,7 @@ def finished_run(key: str, settings: Settings, run: Run, beside: int = 0) -> Fin
         key,
         run.method,
         _without_places(run.settings),
-        _summary(run.summary),
+        run.summary,
         curves,
         _clients(run),
         matrices,
@@ -195,37 +195,6 @@ def _without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in PLACES}
 
 
-def _quantity(record: Any, name: str) -> Any:
-    if isinstance(record, dict):
-        return record.get(name, record.get("trace", {}).get(name))
-    return record.quantity(name)
-
-
-def _summary(found: Mapping[str, Any]) -> Summary:
-    """Return a summary.json as a `Summary`."""
-    if isinstance(found, Summary):
-        return found
-    metrics = {}
-    if "best_accuracy" in found:
-        metrics["accuracy"] = MetricSummary(
-            found["best_accuracy"],
-            found["best_round"],
-            found["final_accuracy"],
-            found["honest_accuracy"],
-            found["worst_tenth"],
-            found.get("final_trained_accuracy"),
-        )
-    others = [name.removeprefix("best_").removesuffix("_accuracy") for name in found if name.startswith("best_")]
-    alternatives = {
-        name: {"accuracy": (found[f"best_{name}_accuracy"], found[f"final_{name}_accuracy"])}
-        for name in others
-        if f"best_{name}_accuracy" in found
-    }
-    periods = {name.removesuffix("_rounds"): found[name] for name in found if name.endswith("_rounds")}
-    bytes_up, bytes_down = found.get("bytes_up", 0), found.get("bytes_down", 0)
-    return Summary(found["rounds"], metrics, alternatives, periods, found.get("seconds", {}), bytes_up, bytes_down)
-
-
 def _brief(value: Any, digits: int = 5) -> Any:
     """Return a number with few digits; of a list its mean, of parts their sum: enough to draw a curve."""
     if isinstance(value, dict):
@@ -236,8 +205,7 @@ def _brief(value: Any, digits: int = 5) -> Any:
 
 
 def _clients(run: Run) -> ClientScores:
-    scored = [_quantity(record, "client_accuracy") for record in run.rounds]
-    last = [accuracies for accuracies in scored if accuracies][-5:]
+    last = [accuracies for record in run.rounds if (accuracies := record.client_accuracy)][-5:]
     columns = [[value for value in column if value is not None] for column in zip(*last, strict=True)]
     accuracy = [_brief(column) for column in columns]
     return ClientScores(run.names, accuracy, true_groups(run.settings, len(run.names)))

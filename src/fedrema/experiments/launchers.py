@@ -141,7 +141,7 @@ def reporting(report: Report) -> Callable[[Settings], Watcher]:
             if time.monotonic() - reported >= SECONDS_BETWEEN_ROUNDS:
                 reported = time.monotonic()
                 record, seed = finished.record, settings.simulation.seed
-                report(Event("round", seed=seed, round=record["round"], accuracy=record.get("accuracy")))
+                report(Event("round", seed=seed, round=record.round, accuracy=record.accuracy))
 
         return watch
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedrema.base.files import write_text, written_whole
+from fedrema.base.files import atomic_file, write_text
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
 from fedrema.errors import BadInput
@@ -123,7 +123,7 @@ class Store:
             return
         table = self.folder / f"{hashlib.sha256(content).hexdigest()[:16]}{TABLE}"
         if table not in files:
-            with written_whole(table) as temporary:
+            with atomic_file(table) as temporary:
                 temporary.write_bytes(lzma.compress(content, preset=6))
         for file, stamp in stamps.items():
             kept = file == table or (file.stem in lines and lines[file.stem].run.failed)

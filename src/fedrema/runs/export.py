@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.core import Client, Method, overrides
 from fedrema.data import build_federation
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checkpoint import load_state
@@ -28,6 +28,7 @@ from fedrema.runs.execute import prepare
 from fedrema.runs.manifest import GIVEN, saved_settings
 from fedrema.runs.plain_model import PlainModel, plain_model
 from fedrema.runs.run import Run
+from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.state import SimulationState
 
 # Names that Windows keeps for devices, whatever follows them.
@@ -91,9 +92,9 @@ def _export(
     with _folder_written_whole(folder, overwrite) as temporary:
         for name, row, params in zip(names, rows, used, strict=True):
             client = trained_client(run, state, params, row)
-            accuracy = scored["client_accuracy"][row] if scored else None
+            accuracy = scored.quantity("client_accuracy")[row] if scored else None
             entries.append(_write_client(temporary, files[row], name, model, kind, client, accuracy))
-        index = _index(run.method, state.round, scored["round"] if scored else None, _class_names(run), entries)
+        index = _index(run.method, state.round, scored.round if scored else None, _class_names(run), entries)
         _write_index(temporary, index, _readme(run.method, model, entries, _left_out(kind, adapt), _class_names(run)))
     return [folder / entry["file"] for entry in entries]
 
@@ -120,7 +121,7 @@ def _export_server(
                 elsewhere.append(entry)
                 continue
             client = trained_client(run, state, state.params.row(row), row)
-            accuracy = scored["client_accuracy"][row] if scored else None
+            accuracy = scored.quantity("client_accuracy")[row] if scored else None
             entries.append(
                 _write_client(temporary, files[row], run.names[row], model, settings.method, client, accuracy)
             )
@@ -129,7 +130,7 @@ def _export_server(
             shared_file = f"{shared_name}.safetensors"
             _save(_renamed(state.params.common, model), temporary / shared_file)
         index = {
-            **_index(run.method, state.round, scored["round"] if scored else None, _class_names(run), entries),
+            **_index(run.method, state.round, scored.round if scored else None, _class_names(run), entries),
             "only_on_nodes": elsewhere,
             "never_counted": [run.names[row] for row in rows if row not in counted],
             "shared_file": shared_file,
@@ -228,7 +229,7 @@ def writing_to(run: Run, place: Path) -> AbstractContextManager[object]:
 
 def trained_client(run: Run, state: SimulationState, params: Tensors, row: int) -> Client:
     """Return the client in a row of the last checkpoint, on the CPU, with the parameters it uses."""
-    groups = (params, Stacked(state.memory).row(row), state.inbox.row(row))
+    groups = (params, ClientTensors(state.memory).row(row), state.inbox.row(row))
     used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
     count = run.config["federation"]["train_counts"][row]
     return Client(used, used, memory, inbox, torch.tensor(float(count)))
@@ -242,7 +243,7 @@ def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, o
     if file.exists() and not overwrite:
         raise BadInput(f"{file} already exists: choose another with --out, or --overwrite to replace it.")
     model = plain_model(run.config)
-    with writing_to(run, file), written_whole(file) as temporary:
+    with writing_to(run, file), atomic_file(file) as temporary:
         _save(model.tensors({key: value.detach().cpu() for key, value in params.items()}), temporary)
     return file
 
@@ -281,8 +282,8 @@ def _shown(names: Sequence[str], most: int = 10) -> str:
     return ", ".join(pairs) + (" and so on" if len(names) > most else "")
 
 
-def _last_scored(run: Run, last: int) -> dict[str, Any] | None:
-    scored = [one for one in run.rounds if one.get("client_accuracy") is not None and one["round"] <= last]
+def _last_scored(run: Run, last: int) -> RoundRecord | None:
+    scored = [record for record in run.rounds if record.metrics and record.round <= last]
     return scored[-1] if scored else None
 
 
@@ -369,11 +370,11 @@ def parameters_in_use(
         raise BadInput(
             f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt (adapt=False)."
         )
-    simulator = prepare(replace(settings, simulation=settings.simulation.anywhere()), federation, module)
+    simulator = prepare(replace(settings, simulation=settings.simulation.for_inspection()), federation, module)
     placed = load_state(run.directory.checkpoint_file, run.config["identity"], simulator.device)
     adapted: dict[int, Tensors] = {}
     # In the groups in which they were scored: the last bits depend on who is computed together.
-    for part in simulator.parts(torch.arange(placed.clients)):
+    for part in simulator.groups(torch.arange(placed.clients)):
         wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
         if wanted:
             cohort = simulator.cohort(placed, part)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.experiments.figures.by_round import figure_of_curves, figure_of_matching, figure_of_period
 from fedrema.experiments.figures.by_row import figure_of_clients, figure_of_ranks, figure_of_samples
 from fedrema.experiments.figures.matrices import figure_of_peers, figure_of_similarity
@@ -42,7 +42,7 @@ def draw(spec: FigureSpec, experiment: Experiment, seeds: int, store: Store, fol
     figure.set_layout_engine("none")  # the layout is final: computing it again for each file takes long
     for path, undated in zip(paths, ({}, {"CreationDate": None}), strict=True):
         # TrueType, so that text can be searched and journals accept it; no date: same results, same file.
-        with written_whole(path) as temporary, matplotlib.rc_context({"pdf.fonttype": 42}):
+        with atomic_file(path) as temporary, matplotlib.rc_context({"pdf.fonttype": 42}):
             figure.savefig(temporary, format=path.suffix[1:], dpi=DOTS_PER_INCH, metadata=undated)
     return paths
 

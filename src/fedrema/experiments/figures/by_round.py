@@ -72,8 +72,16 @@ def _accuracies(results: Results, column: Line) -> list[Curve]:
     for row in results.rows:
         runs = [run for run in results.runs(row, column) if run.curve("accuracy")]
         values = [run.curve("accuracy") for run in runs]
-        found.append(curve_over_seeds(row.title, results.looks[row.name], values, 100, period_end(runs)))
+        found.append(
+            curve_over_seeds(row.title, results.looks[row.name], values, 100, *_period_of(results, row, column, runs))
+        )
     return [curve for curve in found if curve]
+
+
+def _period_of(results: Results, row: Line, column: Line, runs: Sequence[FinishedRun]) -> tuple[float | None, str]:
+    """Return the mean end of the period of a cell's runs, and its title."""
+    period = results.cell(row, column).parsed.method.reports.period
+    return period_end(runs), period.title if period else ""
 
 
 def _name(figure: "Figure", axes: Sequence["Axes"], curves: Sequence[Sequence[Curve]]) -> None:
@@ -125,7 +133,9 @@ def _matching(results: Results, column: Line, part: MatchingCurve) -> list[Curve
         kept = [run.matching for run in runs if run.matching is not None]
         pairs = [zip(one.round, one.precision if part == "precision" else one.recall, strict=True) for one in kept]
         values = [{number: value for number, value in some if value is not None} for some in pairs]
-        found.append(curve_over_seeds(row.title, results.looks[row.name], values, 100, period_end(runs)))
+        found.append(
+            curve_over_seeds(row.title, results.looks[row.name], values, 100, *_period_of(results, row, column, runs))
+        )
     return [curve for curve in found if curve]
 
 

@@ -79,14 +79,16 @@ class Results:
     @cached_property
     def looks(self) -> dict[str, Look]:
         """The colour and stroke of each row, by name: the method's own where the row is that method."""
-        rows = self.experiment.rows
-        return dict(zip((row.name for row in rows), looks([self._method(row) for row in rows]), strict=True))
+        cells = {cell.row.name: cell for cell in reversed(self.experiment.cells)}
+        rows = [row.name for row in self.experiment.rows]
+        declared = {cells[row].method: cells[row].parsed.method.reports for row in rows}
+        return dict(zip(rows, looks([self._method(cells[row]) for row in rows], declared), strict=True))
 
-    def _method(self, row: Line) -> str:
-        cell = next(cell for cell in self.experiment.cells if cell.row == row)
+    def _method(self, cell: Cell) -> str:
+        """Return the method whose colour a row has; "" where it gets a free one."""
         method = cell.parsed.method
         # Of several rows with one method, the one with default settings gets the method's colour.
-        return cell.method if row.name == cell.method or method == type(method)() else ""
+        return cell.method if cell.row.name == cell.method or method == type(method)() else ""
 
     @property
     def comparable(self) -> bool:
