@@ -80,7 +80,8 @@ def run_group(order: str, report: Callable[[str], None]) -> str:
     with RunProgress(group[0].output.quiet) as progress:
         try:
             for settings, outcome in play_seeds(
-                group, lambda each: progress.watch(label_of(each), each.simulation.rounds)
+                group,
+                lambda each: progress.watch(label_of(each), each.simulation.rounds, each.method.reports.period),
             ):
                 if isinstance(outcome, Diverged):
                     failed.append(f"{label_of(settings)}: {outcome}")

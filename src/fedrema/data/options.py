@@ -14,46 +14,46 @@ PartitionName = Literal["grouped", "dirichlet", "shards", "iid", "quantity"]
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What the clients hold."""
+    """The data and how it is partitioned among clients."""
 
     dataset: str = option("digits", partitions=True)
-    """Where samples come from: digits (comes with scikit-learn), mnist, fmnist or cifar10."""
+    """Dataset: digits (included with scikit-learn), mnist, fmnist or cifar10."""
 
     federation: str | None = option(None, Purpose.SOURCE)
-    """Own data or a saved federation instead of a dataset: .npz, folder of .npz files, or module:function."""
+    """Your own data or a saved federation instead of a dataset: .npz file, folder of .npz files, or module:function."""
 
     data_dir: Path | None = option(None, Purpose.PLACE)
-    """Folder that holds the datasets, or gets them downloaded; default: $FEDREMA_DATA, then a cache."""
+    """Folder of the datasets, also for downloads. Default: $FEDREMA_DATA, otherwise the user's cache folder."""
 
     partition: PartitionName = option("grouped", partitions=True)
-    """Who gets what: grouped (the paper's), dirichlet, shards, iid or quantity; docs/federations.md explains them."""
+    """How the dataset is partitioned: grouped is the paper's; docs/federations.md explains all of them."""
 
     partition_file: Path | None = option(None, Purpose.PLACE)
-    """Take who gets what from a file: .npz with index, client and perhaps split, or .json {client: [indices]}."""
+    """Read the partition from a file: .npz with index, client and optionally split, or .json {client: [indices]}."""
 
     clients: int = option(20, partitions=True)
     """Number of clients."""
 
     samples: int = option(40, partitions=True)
-    """Samples per client, train and test together (quantity: on average)."""
+    """Samples per client, for training and testing together (quantity: on average)."""
 
     s: float = option(0.1, partitions=True)
-    """grouped: share of IID data, from 0 (dominant labels only) to 1 (IID)."""
+    """grouped: fraction of IID samples, from 0 (dominant labels only) to 1 (IID)."""
 
     alpha: float = option(0.5, partitions=True)
-    """dirichlet and quantity: the smaller, the more the clients differ."""
+    """dirichlet and quantity: concentration; the smaller, the more clients differ."""
 
     groups: int = option(5, partitions=True)
     """grouped: number of groups of clients with the same dominant labels."""
 
     classes_per_client: int = option(2, partitions=True)
-    """shards: number of classes that each client has."""
+    """shards: number of classes per client."""
 
     test_share: float = 0.2
-    """Share of each client's samples that is kept for testing."""
+    """Fraction of each client's samples that is used for testing."""
 
     data_seed: int = 0
-    """Seed of who gets what; training has a seed of its own."""
+    """Seed of the partition; training has its own seed, --seed."""
 
     def __post_init__(self) -> None:
         """Validate all settings whose valid range does not depend on the data."""

@@ -20,17 +20,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Network:
-    """The network to train."""
+    """The network that every client trains."""
 
     net: str = "auto"
-    """mlp, cnn or alexnet (the paper's two); mlp-bn, cnn-bn and alexnet-bn have batch norm; or your own as
-    module:function; auto goes by the shape of a sample."""
+    """Network: mlp, cnn or alexnet (the latter two are the paper's); mlp-bn, cnn-bn or alexnet-bn with batch
+    normalisation; your own as module:function; auto chooses by the shape of a sample."""
     head: str | None = None
-    """Which part of the network is the classifier, for one's own; default: head, classifier or fc."""
+    """Name of the submodule of your own network that is the classifier. Default: head, classifier or fc."""
     hidden: int = 32
-    """Hidden units of the mlp."""
+    """Number of hidden units of the mlp."""
     projection: int = 0
-    """Width of a two-layer projection between features and classifier, as MOON's authors have it; 0: none."""
+    """Width of a two-layer projection between body and classifier, as in MOON's released code; 0: none."""
 
     def __post_init__(self) -> None:
         """Validate the settings."""

@@ -1,3 +1,5 @@
+"""fedrema compare."""
+
 import csv
 import io
 
@@ -6,8 +8,7 @@ from rich.console import Console
 
 import fedrema
 from fedrema.cli import main
-from fedrema.config.settings import parse_settings
-from fedrema.runs.execute import execute
+from tests.cli.refusals import refused
 from tests.reporting.folders import write_run, write_two_groups
 
 
@@ -15,15 +16,6 @@ from tests.reporting.folders import write_run, write_two_groups
 def runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return write_two_groups(tmp_path / "runs")
-
-
-def refused(capsys, *arguments):
-    """Run a command that must fail; return its one sentence."""
-    assert main(list(arguments)) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_compare_shows_the_table_the_differences_and_where_the_picture_is(runs, tmp_path, capsys):
@@ -84,7 +76,7 @@ def test_compare_before_anything_was_scored(tmp_path, capsys):
     assert main(["compare", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "FedAvg (running, round 0/5)" in text
-    assert "Curves: none yet" in text
+    assert "Curves: none, because no round has been evaluated yet." in text
 
 
 def test_compare_refuses_in_one_sentence(runs, tmp_path, capsys):
@@ -93,37 +85,10 @@ def test_compare_refuses_in_one_sentence(runs, tmp_path, capsys):
     assert "valid are 'FedAvg', 'FedReMa'" in refused(capsys, "compare", "runs", "--reference", "x")
     assert ".png, .svg or .pdf are valid" in refused(capsys, "compare", "runs", "--plot", "x.gif")
     assert "exclude each other" in refused(capsys, "compare", "runs", "--plot", "x.png", "--no-plot")
-    assert "fedrema compare --help" in refused(capsys, "compare", "runs", "--quantity", "speed")
+    said = refused(capsys, "compare", "runs", "--quantity", "speed")
+    assert "--quantity must be honest_accuracy, best_accuracy, final_accuracy or worst_tenth, got 'speed'" in said
     (tmp_path / "file").touch()
     assert "cannot write" in refused(capsys, "compare", "runs", "--no-plot", "--out", "file/a.csv")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    for seed in "01":
-        arguments = ["--rounds", "1", "--clients", "3", "--groups", "3", "--seed", seed, "--quiet"]
-        execute(parse_settings("fedrema", [*arguments, "--out", str(folder / f"seed-{seed}")]))
-    return folder
-
-
-def test_export_all_runs_below_a_folder(trained, capsys):
-    assert main(["export", str(trained)]) == 0
-    text = capsys.readouterr().out
-    assert text.count("3 models: ") == 2
-    assert f"{trained}/seed-1/models" in text
-    assert "--overwrite" in refused(capsys, "export", str(trained))
-    assert main(["export", str(trained), "--overwrite"]) == 0
-
-
-def test_export_some_clients_to_a_place(trained, tmp_path, capsys):
-    place = tmp_path / "place"
-    assert main(["export", str(trained / "seed-0"), "--out", str(place), "--clients", "2"]) == 0
-    assert "1 model: " in capsys.readouterr().out
-    assert sorted(file.name for file in place.iterdir()) == ["2.safetensors", "README.md", "index.json"]
-    assert "there are 2: name one of them" in refused(capsys, "export", str(trained), "--out", str(place))
-    assert "'9' is not in" in refused(capsys, "export", str(trained), "--overwrite", "--clients", "9")
-    assert "needs at least one folder" in refused(capsys, "export")
 
 
 LATEX = r"""

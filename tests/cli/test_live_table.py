@@ -9,8 +9,8 @@ import subprocess
 import pytest
 from rich.console import Console
 
-from fedrema.cli import live
-from fedrema.cli.live import LiveTable
+from fedrema.cli import live_table
+from fedrema.cli.live_table import LiveTable
 from fedrema.experiments.forecast import Forecaster
 from fedrema.experiments.launchers import Event
 from fedrema.experiments.spec_file import read_experiment
@@ -150,7 +150,7 @@ def test_without_a_terminal_a_line_tells_of_each_task(played, capsys):
 
 
 def test_of_a_long_task_a_line_tells_now_and_then(played, capsys, monkeypatch):
-    monkeypatch.setattr(live, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(live_table, "SECONDS_BETWEEN_LINES", 0.0)
     task = played.tasks[0]
     played.table.report(Event("began", task))
     capsys.readouterr()
@@ -162,7 +162,7 @@ def test_of_a_long_task_a_line_tells_now_and_then(played, capsys, monkeypatch):
 
 
 def test_quiet_says_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(live, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(live_table, "SECONDS_BETWEEN_LINES", 0.0)
     played = Played(tmp_path, quiet=True)
     with played.table as table:
         for kind in ("began", "round", "ended"):

@@ -1,4 +1,4 @@
-"""A table that fills up while an experiment is played; without a terminal, a line now and then."""
+"""The table of an experiment while it runs; without a terminal, a line every half minute."""
 
 import sys
 import time
@@ -23,7 +23,7 @@ SHOWN_RUNNING = 6
 
 
 class LiveTable:
-    """Shows what is finished, what is being played, and how long the rest will take; on the error stream."""
+    """Shows finished results, current runs and the remaining time, on stderr."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class LiveTable:
         self.waiting = list(tasks)
         self.running: list[Task] = []
         self.rounds: dict[tuple[int, int], Event] = {}
-        """The last round heard of, by task and seed."""
+        """The last finished round, by task and seed."""
         self.wanted, self.done = sum(len(task.seeds) for task in tasks), 0
         self.known = (-1, -1)
         self.expected: float | None = None
-        """How long all that waits will take, and when that was found out."""
+        """Estimated seconds of all tasks that have not started."""
         self.written = time.monotonic()
         console = Console(stderr=True)
         self.lines = not quiet and not console.is_terminal
@@ -63,21 +63,21 @@ class LiveTable:
             self.live.stop()
 
     def report(self, event: Event) -> None:
-        """Take in what happens."""
-        task = event.task or self.running[0]  # in this process there is one at a time
+        """Update the table with an event."""
+        task = event.task or self.running[0]  # without workers there is one at a time
         if event.kind == "began":
             self.running.append(task)
         elif event.kind == "round":
             self.rounds[id(task), event.seed] = event
         elif event.is_last:
             self.running.remove(task)
-            self.done += sum(map(self.store.has, task.keys))  # not what was stopped
+            self.done += sum(map(self.store.has, task.keys))  # without interrupted runs
             self._say(f"{task.cell.title}: {self._result(task.cell)}; {self._footer()}")
         if time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
             self._say(f"{'; '.join(map(self._state, self.running))}; {self._footer()}")
         if task in self.waiting and event.kind == "began":
             self.waiting.remove(task)
-        if self.live and event.kind != "round":  # what is over before the next refresh is to be seen as well
+        if self.live and event.kind != "round":  # also show what ends before the next refresh
             self.live.refresh()
 
     def _say(self, line: str) -> None:
@@ -86,7 +86,7 @@ class LiveTable:
             print_safe(line, file=sys.stderr, flush=True)
 
     def render(self) -> RenderableType:
-        """Return the table that is being worked on, with what is played now and the time left below it."""
+        """Return the table of the current experiment, with current runs and the remaining time below it."""
         running = [Text(self._state(task), "cyan") for task in self.running[:SHOWN_RUNNING]]
         return Group(*self._table(), *running, Text(self._footer(), "dim"))
 
@@ -148,7 +148,7 @@ class LiveTable:
     def _left(self) -> str:
         if not self.waiting and not self.running:
             return ""
-        if self.known != (len(self.waiting), self.done):  # many runs are looked through for it
+        if self.known != (len(self.waiting), self.done):  # costly: it reads many runs
             self.known, self.expected = (len(self.waiting), self.done), self.forecaster.of(self.waiting).seconds
         expected = self.expected
         begun = [self._seconds_left(task) for task in self.running]
@@ -159,5 +159,5 @@ class LiveTable:
 
     def _seconds_left(self, task: Task) -> float | None:
         expected = self.forecaster.seconds(task)
-        played = sum(event.round for event in self._begun(task))
-        return None if expected is None else expected * (1 - played / task.rounds)
+        done = sum(event.round for event in self._begun(task))
+        return None if expected is None else expected * (1 - done / task.rounds)

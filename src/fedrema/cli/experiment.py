@@ -1,4 +1,4 @@
-"""What `fedrema grid` and `fedrema reproduce` have in common: play what is missing, show it filling up, report."""
+"""Shared by `fedrema grid` and `fedrema reproduce`: their options, the selection of cells, and their execution."""
 
 import contextlib
 import dataclasses
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from fedrema.cli.live import LiveTable
+from fedrema.cli.live_table import LiveTable
 from fedrema.data import build_federation, save_prepared
 from fedrema.errors import BadInput, at_least
 from fedrema.experiments.forecast import Forecaster
@@ -21,32 +21,32 @@ from fedrema.runs.worker_pool import gpu_names
 
 
 @dataclasses.dataclass(frozen=True)
-class Playing:
-    """How much is played, where, and what becomes of it."""
+class ExperimentOptions:
+    """What is run, where, and where the results are written."""
 
     out: Path | None = None
-    """Folder of the results; default: results/NAME, after the file (the paper: results/paper)."""
+    """Folder of the results. Default: results/NAME, after the file (the paper: results/paper)."""
     seeds: int | None = None
-    """Training seeds 0, 1, …; default: as many as the file says."""
+    """Number of training seeds 0, 1, …. Default: the number in the file."""
     rounds: int | None = None
-    """Communication rounds in every cell, instead of what the file says; published numbers are then left out."""
+    """Number of rounds of every run, instead of those in the file; published numbers are then left out."""
     only: str | None = None
-    """Run only cells whose row or column has one of these names (a comma between them)."""
+    """Run only the rows and columns with these names, separated by commas."""
     minutes: float | None = None
-    """Start only what should be finished after this many minutes; the same command goes on another time."""
+    """Start only runs that should finish within this many minutes; the same command continues later."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto takes all GPUs that there are."""
+    """Device to train on; auto uses all GPUs, if there are any."""
     workers: int = 1
-    """Cells to play at the same time on each device; small ones leave a GPU idle in between."""
+    """Number of cells to run at the same time on each device; small networks do not use a GPU fully."""
     launcher: Literal["local", "ray"] = "local"
-    """local: this machine; ray: the Ray cluster that RAY_ADDRESS names, or a local one (pip install 'fedrema[ray]')."""
+    """local: this machine; ray: the Ray cluster at RAY_ADDRESS, or a local one (pip install 'fedrema[ray]')."""
     prepare: Path | None = None
-    """Only deal the data, into this folder: as --data-dir or FEDREMA_DATA it then serves machines without datasets."""
+    """Only partition the data, into this folder, for machines without the datasets: use it there as --data-dir."""
     quiet: bool = False
-    """No progress, no table."""
+    """Show no progress and no table."""
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning."""
+        """Validate the options."""
         for name, least in (("seeds", 1), ("rounds", 1), ("minutes", 0), ("workers", 1)):
             if getattr(self, name) is not None:
                 at_least(least, self, name)
@@ -58,7 +58,7 @@ class Playing:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """An experiment, and which of its cells are to be played now."""
+    """An experiment, and the cells of it to run now."""
 
     experiment: Experiment
     cells: tuple[Cell, ...]
@@ -66,21 +66,21 @@ class Part:
 
 
 def check_folder(out: Path) -> Path:
-    """Refuse results in what is no folder, before any work."""
+    """Check, before anything is run, that results can be written to a folder."""
     for path in (out, *out.parents):
         if path.exists() and not path.is_dir():
             raise BadInput(f"--out {out}: {path} is a file; name a folder for the results.")
     return out
 
 
-def read(file: Path, asked: Playing, changes: Values | None = None) -> Experiment:
-    """Read an experiment as it is to be run; `changes` are settings for every cell."""
+def read(file: Path, asked: ExperimentOptions, changes: Values | None = None) -> Experiment:
+    """Read an experiment, with changes to the settings of every cell."""
     experiment = read_experiment(file, {**(changes or {}), **asked.changes()})
     return experiment.retitled(f"{experiment.title} ({asked.rounds} rounds)") if asked.rounds else experiment
 
 
-def chosen(experiments: Iterable[Experiment], names: str | None, seeds: int | None) -> list[Part]:
-    """Return all cells, or those of some rows and columns only; experiments without any of those are left out."""
+def select(experiments: Iterable[Experiment], names: str | None, seeds: int | None) -> list[Part]:
+    """Return the cells of the named rows and columns, or all; experiments without any are left out."""
     experiments = list(experiments)
     wanted = None if names is None else {name.strip() for name in names.split(",")}
     known = {line.name for each in experiments for line in (*each.rows, *each.columns) if line.name}
@@ -101,13 +101,15 @@ def _cells(experiment: Experiment, wanted: set[str] | None) -> tuple[Cell, ...]:
     )
 
 
-def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: Store, work: Path) -> list[str]:
-    """Play what is missing, in the order given; returns what went wrong.
+def execute(
+    parts: Sequence[Part], order: Sequence[Part], asked: ExperimentOptions, store: Store, work: Path
+) -> list[str]:
+    """Run what is missing, in the order given, and return the errors.
 
     Raises
     ------
     Interrupted
-        When someone asked to stop; finished cells are kept, and the same call goes on.
+        On Ctrl-C or SIGTERM; finished runs are kept, and the same call continues.
     """
     known: set[str] = set()
     tasks = [task for part in order for task in missing(part.cells, part.seeds, store, known)]
@@ -125,7 +127,7 @@ def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: St
         if asked.minutes is None:
             return True
         left = 60 * asked.minutes - (time.monotonic() - begun)
-        # Others play at the same time, so that each takes longer than its share.
+        # Others run at the same time, so that each takes longer than its share.
         return left > 0 and (forecaster.seconds(task) or 0.0) <= left
 
     failed: list[str] = []
@@ -137,12 +139,12 @@ def play(parts: Sequence[Part], order: Sequence[Part], asked: Playing, store: St
                 failed += event.failed
     finally:
         store.fold()
-    with contextlib.suppress(OSError):  # it holds unfinished runs, or was never made
+    with contextlib.suppress(OSError):  # not empty, because runs will be resumed; or never created
         work.rmdir()
     return failed
 
 
-def _launcher(asked: Playing, store: Store, work: Path) -> Launcher:
+def _launcher(asked: ExperimentOptions, store: Store, work: Path) -> Launcher:
     if asked.launcher == "ray":
         from fedrema.experiments.ray_launcher import OnRay
 
@@ -154,7 +156,7 @@ def _launcher(asked: Playing, store: Store, work: Path) -> Launcher:
 
 
 def prepare(parts: Sequence[Part], folder: Path) -> None:
-    """Deal the data of all cells, for machines that have no datasets."""
+    """Partition the data of all cells, for machines that have no datasets."""
     made = set()
     for part in parts:
         for cell in part.cells:
