@@ -16,7 +16,8 @@ from fedrema.experiments.spec import FigureSpec
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.tasks import Runner, finished, missing
-from fedrema.reporting.plots import METHOD_LOOKS
+from fedrema.methods import find_method
+from fedrema.reporting.plots import Look
 from tests.experiments.made_runs import made_run, made_summary
 
 FILE = """
@@ -151,10 +152,15 @@ def test_curves_are_means_over_seeds_in_a_panel_per_column(results, experiment, 
     assert "Not run" not in caption(figure)
 
 
+def look_of(method):
+    declared = find_method(method).reports
+    return Look(declared.colour, declared.stroke, declared.emphasis)
+
+
 def test_rows_look_like_their_methods(results, file, tmp_path):
     looks = results("curves").looks
-    assert looks["fedavg"] == METHOD_LOOKS["fedavg"]
-    assert looks["fedrema"] == METHOD_LOOKS["fedrema"]
+    assert looks["fedavg"] == look_of("fedavg")
+    assert looks["fedrema"] == look_of("fedrema")
     assert looks["eager"].colour not in {looks[row].colour for row in ("local", "fedavg", "fedrema")}
     assert results("curves", rows=("eager",)).looks == looks  # whatever else is drawn
     path = tmp_path / "parts.toml"
@@ -163,7 +169,7 @@ def test_rows_look_like_their_methods(results, file, tmp_path):
     )
     parts = read_experiment(path)
     looks = Results(picture_of(parts, "curves"), parts, 1, Store(tmp_path / "none")).looks
-    assert (looks["none"], looks["both"]) == (METHOD_LOOKS["fedavg"], METHOD_LOOKS["fedrema"])
+    assert (looks["none"], looks["both"]) == (look_of("fedavg"), look_of("fedrema"))
     assert len({look.colour for look in looks.values()}) == 3
 
 

@@ -17,7 +17,7 @@ from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
 from fedrema.runs.execute import Interrupted, Prepared, begin_on
-from fedrema.runs.joint import Outcome, Watching, play_seeds, seeds_apart
+from fedrema.runs.joint import Outcome, Preparing, Watching, play_seeds, seeds_apart
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
 from fedrema.runs.series import check_folders, end_series, reached_round, seeds_of, write_series
@@ -94,15 +94,21 @@ def _run(wanted: list[Settings], out: Path) -> int:
         return _spread(groups, devices, wanted[0].output.quiet, out)
 
     def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
-        def prepare(settings: Settings, federation: Federation) -> Prepared:
-            prepared = begin_on(settings, federation)
-            progress.say(_chosen(settings.local, prepared.simulator))
-            return prepared
-
         for group in groups:
-            yield from play_seeds(group, watching, prepare)
+            yield from play_seeds(group, watching, preparing(progress))
 
     return follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
+
+
+def preparing(progress: RunProgress) -> Preparing:
+    """Return what begins a run and shows the settings that were chosen from its data."""
+
+    def prepare(settings: Settings, federation: Federation) -> Prepared:
+        prepared = begin_on(settings, federation)
+        progress.say(_chosen(settings.local, prepared.simulator))
+        return prepared
+
+    return prepare
 
 
 def follow(

@@ -72,17 +72,18 @@ def decoded(order: str) -> Group:
 
 def run_group(order: str, report: Callable[[str], None]) -> str:
     """Run a group in a worker process; return a JSON list of sentences about the runs that failed."""
-    from fedrema.cli.progress import RunProgress
-    from fedrema.cli.run import label_of
+    from fedrema.cli.progress import RunProgress, Watch
+    from fedrema.cli.run import label_of, preparing
 
     group = decoded(order)
     failed = []
     with RunProgress(group[0].output.quiet) as progress:
+
+        def watching(settings: Settings) -> Watch:
+            return progress.watch(label_of(settings), settings.simulation.rounds, settings.method.reports.period)
+
         try:
-            for settings, outcome in play_seeds(
-                group,
-                lambda each: progress.watch(label_of(each), each.simulation.rounds, each.method.reports.period),
-            ):
+            for settings, outcome in play_seeds(group, watching, preparing(progress)):
                 if isinstance(outcome, Diverged):
                     failed.append(f"{label_of(settings)}: {outcome}")
         except FedremaError as error:
