@@ -303,7 +303,7 @@ def test_asked_to_stop_all_save_and_the_same_command_goes_on(undisturbed, tmp_pa
     process.send_signal(signal.SIGTERM)
     play.let_on_until(lambda: process.poll() is not None)
     assert process.returncode == 130
-    assert play.told().endswith("fedrema: stopped; the same command goes on from here.\n")
+    assert play.told().endswith("fedrema: stopped; the same command continues from here.\n")
     assert "Traceback" not in play.told()
     saved = play.saved()
     assert set(saved) == {0, 1}  # the third was not begun
