@@ -183,7 +183,7 @@ def partly(experiment, store, tmp_path):
         if cell.row.name == "local" or (cell.row.name, cell.column.name) == ("fedavg", "n20"):
             continue
         if (cell.row.name, cell.column.name, seed) == ("eager", "n40", 1):
-            some.put_failed(settings, "diverged")
+            some.put_diverged(settings, "diverged")
         else:
             shutil.copy(store.folder / f"{key_of(settings)}.json", some.folder)
     return some
