@@ -68,7 +68,7 @@ def test_the_same_again_plays_nothing(smoke, tmp_path, capsys):
     before = sorted(path.name for path in (out / "runs").glob("commands-*"))
     assert main(["reproduce", "table5", "--smoke", "--device", "cpu", "--out", str(out)]) == 0
     printed = capsys.readouterr()
-    assert "Everything is there already." in printed.err
+    assert "All runs have finished already." in printed.err
     assert "Smoke test on digits: Table 5" in printed.out
     assert "Table 4" not in printed.out
     assert sorted(path.name for path in (out / "runs").glob("commands-*")) == before
