@@ -9,6 +9,7 @@ import pytest
 from fedrema.cli import main
 from fedrema.data import DataSettings, build_federation, save_prepared
 from fedrema.errors import BadInput
+from fedrema.experiments.store import Store
 from tests.data.conftest import write
 
 FILE = """
@@ -77,9 +78,9 @@ def test_what_was_prepared_serves_instead_of_the_dataset(table, tmp_path, small_
         assert (here.fingerprint, here.info, here.names) == (there.fingerprint, there.info, there.names)
         assert here.x.dtype == there.x.dtype == np.uint8
     assert main(["grid", str(table), "--out", str(tmp_path / "without"), "--quiet"]) == 0
-    names = [sorted(path.name for path in (tmp_path / out / "cells").iterdir()) for out in ("with", "without")]
-    assert len(names[0]) == 6
-    assert names[0] == names[1]
+    keys = [Store(tmp_path / out / "runs").keys() for out in ("with", "without")]
+    assert len(keys[0]) == 6
+    assert keys[0] == keys[1]
 
 
 def test_seeds_that_vary_the_partition_are_all_prepared(table, tmp_path, small_mnist, monkeypatch, capsys):

@@ -2,7 +2,7 @@
 
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedrema.base.terminal import Console, print_safe
@@ -85,7 +85,7 @@ def _usage() -> str:
 
 
 def _run(wanted: list[Settings], out: Path) -> int:
-    from fedrema.reporting.trackers import check_trackers, open_trackers
+    from fedrema.reporting.trackers import check_trackers
 
     check_folders(wanted)
     check_trackers(wanted[0].output.trackers)
@@ -96,12 +96,21 @@ def _run(wanted: list[Settings], out: Path) -> int:
         return _spread(groups, devices, wanted[0].output.quiet, out)
 
     def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
-        def prepared(settings: Settings, simulator: Simulator) -> None:
-            progress.say(_chosen(settings.local, simulator))
-
-        return execute_all(wanted, watching, observers=[open_trackers], prepared=prepared)
+        return execute_group(wanted, watching, progress)
 
     return follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
+
+
+def execute_group(
+    group: Sequence[Settings], watching: Watching, progress: RunProgress
+) -> Iterator[tuple[Settings, Outcome]]:
+    """Execute runs; show the settings that were chosen from their data."""
+    from fedrema.reporting.trackers import open_trackers
+
+    def prepared(settings: Settings, simulator: Simulator) -> None:
+        progress.say(_chosen(settings.local, simulator))
+
+    return execute_all(group, watching, observers=[open_trackers], prepared=prepared)
 
 
 def follow(
@@ -121,11 +130,11 @@ def follow(
             def watching(settings: Settings) -> Watch:
                 reached = reached_round(settings.output.folder) if resumed else 0
                 period = settings.method.reports.period
-                return progress.watch(_label(settings), settings.simulation.rounds, period, reached)
+                return progress.watch(label_of(settings), settings.simulation.rounds, period, reached)
 
             for settings, outcome in outcomes(watching, progress):
                 if isinstance(outcome, Diverged):  # the other runs continue
-                    failed.append(f"fedrema: {_label(settings)}: {outcome}")
+                    failed.append(f"fedrema: {label_of(settings)}: {outcome}")
                 else:
                     done.append(outcome)
     except Interrupted as stop:
@@ -161,7 +170,8 @@ def _chosen(asked: LocalTraining, simulator: Simulator) -> str:
     return f"Chosen from the data ({data}, {federation.classes} classes): {' '.join(chosen)}"
 
 
-def _label(settings: Settings) -> str:
+def label_of(settings: Settings) -> str:
+    """Return how a run is called in messages."""
     seed = f" seed {settings.simulation.seed}" if settings.output.seeds > 1 else ""
     return f"{settings.method.called()}{seed}"
 
