@@ -25,10 +25,10 @@ def play(settings, federation, folder=None):
     central = Central(settings, federation.sample_shape, federation.classes, len(federation))
     records = []
     for number in range(1, settings.simulation.rounds + 1):
-        for node, joins in zip(nodes, simulator.joins, strict=True):
+        for node, joins in zip(nodes, simulator.participation.joins, strict=True):
             if joins == number:
                 central.registry.row(node.name)
-        answering, _ = simulator.choose(number)
+        answering, _ = simulator.participation.choose(number)
         replies = {nodes[row].name: nodes[row].answer(central.letter(nodes[row].name)) for row in answering}
         records.append(central.close(replies))
     return central, nodes, records
@@ -47,7 +47,7 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method, late)
     state = simulator.start()
     rows = [central.registry.names.index(node.name) for node in nodes]  # clients have rows in the order of joining
     assert (rows != sorted(rows)) == late
-    for played, record in zip(simulator.play(state), records, strict=True):
+    for played, record in zip(simulator.run(state), records, strict=True):
         assert sorted(rows[row] for row in played.record["participants"]) == record["participants"]
         assert record["rejected"] == {}
         assert "clipped" not in record

@@ -12,7 +12,7 @@ from fedrema.cli.arguments import as_arguments
 from fedrema.cli.live_table import LiveTable
 from fedrema.cli.spread import devices_named
 from fedrema.config.presets import Values
-from fedrema.data import build_federation, keep_prepared
+from fedrema.data import build_federation, save_prepared
 from fedrema.errors import BadInput, at_least
 from fedrema.experiments.forecast import Forecaster
 from fedrema.experiments.launchers import Here, Launcher, Workers
@@ -163,4 +163,4 @@ def prepare(parts: Sequence[Part], folder: Path) -> None:
                 own = data.federation is not None or data.partition_file is not None or data.dataset == "digits"
                 if data not in made and not own:
                     made.add(data)
-                    print(keep_prepared(build_federation(data), folder))
+                    print(save_prepared(build_federation(data), folder))

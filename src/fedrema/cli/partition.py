@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from fedrema.cli.arguments import parse_data
-from fedrema.data import DataSettings, build_federation, describe, draw_federation
+from fedrema.data import DataSettings, build_federation, draw_federation, federation_table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ def partition(arguments: list[str]) -> int:
 
     federation = build_federation(asked.data)
     console = Console()
-    console.print(describe(federation))
+    console.print(federation_table(federation))
     if asked.save:
         federation.save(asked.save)
         size = decimal(asked.save.stat().st_size)

@@ -1,4 +1,4 @@
-"""Options of local training and of the simulated federation, declared once as documented dataclass fields."""
+"""Settings of local training and of the simulation, declared once as documented dataclass fields."""
 
 import math
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ class LocalTraining:
     """Drop the last batch of an epoch if it is incomplete. Default for own data: off."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot train."""
+        """Validate the settings."""
         at_least(0, self, "batch", "epochs", "lr", "clip", "weight_decay")
         if not 0 <= self.momentum < 1:
             raise BadInput(f"--momentum must lie in [0, 1), got {self.momentum}.")
@@ -94,7 +94,7 @@ class Simulation:
     """Record relations every N rounds, and in the first and last round."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be played."""
+        """Validate the settings."""
         at_least(1, self, "rounds", "evaluate_every", "record_every", "late_round")
         at_least(0, self, "chunk", "threads")
         if self.memory is not None:
@@ -107,8 +107,8 @@ class Simulation:
             if not 0 <= getattr(self, name) < 1:
                 raise BadInput(f"--{name} must lie in [0, 1), got {getattr(self, name)}.")
 
-    def anywhere(self) -> "Simulation":
-        """Return the same for whatever machine this is, with everybody there: for looking at what was trained."""
+    def for_inspection(self) -> "Simulation":
+        """Return the settings for inspecting a trained run on this machine: automatic device, full participation."""
         precision: Precision = "float64" if self.precision == "float64" else "auto"
         return replace(
             self,

@@ -14,8 +14,8 @@ from fedrema.data import Federation
 from fedrema.deploy.bounds import NormHistory, Part, bounded, impossible, parts_of
 from fedrema.deploy.letters import Letter, Reply, Score
 from fedrema.deploy.node import Node
-from fedrema.engine import Stacked
-from fedrema.engine.threads import torch_threads
+from fedrema.engine import ClientTensors
+from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Tensors
 from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord, metric_record, ratio
@@ -89,7 +89,9 @@ class Central:
             if name in self.roles
         }
         server = on_device(self.method.server(self.net, capacity), self.simulator.device)
-        self.state = SimulationState(capacity, 0, Stacked(own, dict(begun.params.common)), {}, Stacked(), {}, server)
+        self.state = SimulationState(
+            capacity, 0, ClientTensors(own, dict(begun.params.common)), {}, ClientTensors(), {}, server
+        )
         self.registry = Registry()
         self.expected = nobody.answer(self._letter(0, 0, 1))
         """A reply with the names, types and shapes that every reply to a training round has."""
@@ -142,7 +144,7 @@ class Central:
         rejected |= ruinous
         if len(names) < max(1, least):
             return RoundRecord(number, nodes=NodeReports(rejected))
-        self.state.hand_out(collected, self.roles, answer)
+        self.state.apply(collected, self.roles, answer)
         clipped = {name: why for name, why in result.clipped.items() if name in names}
         chosen = [result.good[name] for name in names]
         record = self._describe(number, names, chosen, answer, NodeReports(rejected, clipped))
@@ -207,8 +209,8 @@ class Central:
         return collected
 
     def _aggregate(self, collected: RoundUploads, number: int) -> Answer:
-        uploads = replace(collected.uploads(), everyone=len(self.registry.names))  # there may be room for more
-        answer = self.simulator.answer_to(uploads, self.state, self.roles, {}, self.simulator.moment(number))
+        uploads = replace(collected.for_server(), everyone=len(self.registry.names))  # there may be room for more
+        answer = self.simulator.aggregate(uploads, self.state, self.roles, {}, self.simulator.moment(number))
         for name, value in answer.state.items():
             before = self.state.server.get(name, 0.0)
             # Infinity can be the honest beginning of a minimum.

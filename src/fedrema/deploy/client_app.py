@@ -14,8 +14,8 @@ from flwr.clientapp import ClientApp
 
 from fedrema.base.terminal import safe
 from fedrema.config.settings import Settings
-from fedrema.data import DataSettings, Federation, build_federation, load_own
-from fedrema.data.federation import read_npz
+from fedrema.data import DataSettings, Federation, build_federation, load_user_data
+from fedrema.data.npz import read_npz
 from fedrema.deploy.carried import FACTS, read_letter, reply_record
 from fedrema.deploy.letters import Reply
 from fedrema.deploy.model import keep_model
@@ -142,4 +142,4 @@ def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[
             return Federation.from_arrays(
                 arrays["x"], arrays["y"], whose, arrays.get("split"), None, None, seed, share, class_names=class_names
             )
-    return load_own(data, seed, share, class_names)
+    return load_user_data(data, seed, share, class_names)

@@ -120,5 +120,6 @@ class Ledger:
                 "info": {"network": "Flower"},
             },
             "ran_on": self.ran_on,
+            "title": self.settings.method.called(),
             "reports": reports_of(self.settings.method),
         }

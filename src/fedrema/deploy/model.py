@@ -7,7 +7,7 @@ from fedrema.core import overrides
 from fedrema.deploy.letters import Reply
 from fedrema.deploy.node import Node
 from fedrema.deploy.places import NodePlace
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
@@ -44,7 +44,7 @@ def keep_model(folder: Path, settings: Settings, node: Node, number: int, reply:
             "ran_on": {"dtype": str(simulator.dtype).removeprefix("torch.")},
         },
     }
-    state = SimulationState(1, number, Stacked(_row(added), model), {}, Stacked(), {}, {})
+    state = SimulationState(1, number, ClientTensors(_row(added), model), {}, ClientTensors(), {}, {})
     save_state(state, folder / MODEL, node.identity, facts)
 
 

@@ -15,7 +15,7 @@ from fedrema.config.settings import Settings
 from fedrema.core import Client, Role
 from fedrema.data import Federation
 from fedrema.deploy.letters import Letter, Reply, Score
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.models.networks import Network, build_net
@@ -71,7 +71,7 @@ class Node:
         if not letter.train:
             return Reply(letter.round, count, received=received)
         collected = RoundUploads(ME, simulator.counts, simulator.storage, keep_heads=False)
-        simulator.train_part(state, ME, simulator.moment(letter.round), collected, Clock(simulator.device))
+        simulator.train_group(state, ME, simulator.moment(letter.round), collected, Clock(simulator.device))
         self._keep(letter, state, collected)
         return Reply(
             letter.round,
@@ -111,11 +111,11 @@ class Node:
         def here(tensors: Tensors, *, row: bool = False) -> Tensors:
             return {name: (value[None] if row else value).to(device) for name, value in tensors.items()}
 
-        params = Stacked({**state.params.own, **here(letter.own, row=True)}, here(letter.common))
-        inbox = Stacked(here(letter.own_mail, row=True), here(letter.mail))
+        params = ClientTensors({**state.params.own, **here(letter.own, row=True)}, here(letter.common))
+        inbox = ClientTensors(here(letter.own_mail, row=True), here(letter.mail))
         state = replace(state, round=letter.round - 1, params=params, inbox=inbox)
         if letter.late:  # what it keeps begins with what has come
-            begun = self.simulator.newly_begun(self.simulator.cohort(state, ME))
+            begun = self.simulator.start_new_clients(self.simulator.cohort(state, ME))
             state = replace(state, params=begun.params, memory=begun.memory.own)
         return state
 
@@ -130,7 +130,7 @@ class Node:
         }
         memory = {**state.memory, **collected.memory.tensors}
         velocity = {**state.velocity, **collected.velocity.tensors}
-        kept = SimulationState(1, letter.round, Stacked(private), memory, Stacked(), velocity, {})
+        kept = SimulationState(1, letter.round, ClientTensors(private), memory, ClientTensors(), velocity, {})
         self.states = {letter.accepted: self.states[letter.accepted], letter.round: kept}
         if self.folder is not None:
             save_state(kept, self._file(letter.round), self.identity, self.made_by)

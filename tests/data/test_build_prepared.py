@@ -1,4 +1,4 @@
-"""Federations that were dealt beforehand, for machines without the dataset."""
+"""Federations prepared in advance, for machines without the dataset."""
 
 import dataclasses
 import shutil
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedrema.cli import main
-from fedrema.data import DataSettings, build_federation, keep_prepared
+from fedrema.data import DataSettings, build_federation, save_prepared
 from fedrema.errors import BadInput
 from tests.data.conftest import write
 
@@ -38,11 +38,11 @@ def table(tmp_path):
 
 
 @pytest.fixture
-def dealt(tmp_path, small_mnist, monkeypatch):
-    """What the settings give where the dataset is; from then on it is nowhere, and cannot be fetched."""
+def prepared(tmp_path, small_mnist, monkeypatch):
+    """Prepare the federation, then remove the dataset and make downloads impossible."""
     monkeypatch.setenv("FEDREMA_DATA", str(write(tmp_path / "datasets" / "mnist", small_mnist).parent))
     federation = build_federation(SETTINGS)
-    keep_prepared(federation, tmp_path / "prepared")
+    save_prepared(federation, tmp_path / "prepared")
     shutil.rmtree(tmp_path / "datasets")
     monkeypatch.delenv("FEDREMA_DATA")
     monkeypatch.setenv("FEDREMA_MIRROR", "http://127.0.0.1:9")
@@ -50,7 +50,7 @@ def dealt(tmp_path, small_mnist, monkeypatch):
 
 
 @pytest.fixture
-def prepared_file(dealt, tmp_path):
+def prepared_file(prepared, tmp_path):
     (file,) = (tmp_path / "prepared" / "federations").iterdir()
     return file
 
@@ -64,7 +64,7 @@ def test_what_was_prepared_serves_instead_of_the_dataset(table, tmp_path, small_
     there = build_federation(SETTINGS)
     folder = tmp_path / "prepared"
     assert main(["grid", str(table), "--prepare", str(folder), "--out", str(tmp_path / "out")]) == 0
-    (file,) = (folder / "federations").iterdir()  # once for both rows and seeds; digits are everywhere
+    (file,) = (folder / "federations").iterdir()  # one file for both rows and seeds; digits needs none
     assert capsys.readouterr().out == f"{file}\n"
     assert not (tmp_path / "out").exists()
     assert main(["grid", str(table), "--out", str(tmp_path / "with"), "--quiet"]) == 0
@@ -101,40 +101,45 @@ def test_the_papers_data_can_be_prepared(tmp_path, monkeypatch, small_mnist, cap
     monkeypatch.setenv("FEDREMA_DATA", str(write(tmp_path / "datasets" / "mnist", small_mnist).parent))
     folder = tmp_path / "prepared"
     assert main(["reproduce", "heatmaps", "--smoke", "--prepare", str(folder)]) == 0
-    assert not folder.exists()  # a smoke test is played on digits
+    assert not folder.exists()  # a smoke test runs on digits
     assert main(["reproduce", "table1", "--only", "mnist", "--prepare", str(folder)]) == 2
-    assert "the dataset has 8" in capsys.readouterr().err  # the paper deals more than the few that there are here
+    assert "the dataset has 8" in capsys.readouterr().err  # the paper needs more samples than this small dataset has
 
 
 @pytest.mark.parametrize("changes", [{"data_seed": 1}, {"test_share": 0.25}, {"clients": 1}, {"partition": "shards"}])
-def test_other_settings_are_not_served(changes, dealt, tmp_path):
-    assert build_federation(placed(tmp_path / "prepared")).fingerprint == dealt.fingerprint
+def test_other_settings_are_not_served(changes, prepared, tmp_path):
+    assert build_federation(placed(tmp_path / "prepared")).fingerprint == prepared.fingerprint
     with pytest.raises(BadInput, match=r"^cannot download train-images-idx3-ubyte.gz from http://127.0.0.1:9/mnist/"):
         build_federation(placed(tmp_path / "prepared", **changes))
     with pytest.raises(BadInput, match=r"^dataset mnist: not found in "):
         build_federation(placed(tmp_path / "prepared", **changes), download=False)
 
 
-def test_without_a_dataset_a_grid_says_so_in_one_sentence(dealt, table, tmp_path, capsys):
+def test_without_a_dataset_a_grid_says_so_in_one_sentence(prepared, table, tmp_path, capsys):
     assert main(["grid", str(table), "--out", str(tmp_path / "out"), "--only", "fedavg", "--quiet"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("fedrema: fedavg: cannot download train-images-idx3-ubyte.gz from")
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("fedrema: fedavg: cannot download train-images-idx3-ubyte.gz from")
+    assert message.count("\n") == 1
 
 
-def test_a_renamed_file_is_refused(dealt, prepared_file, tmp_path):
-    other = keep_prepared(dataclasses.replace(dealt, info={**dealt.info, "data_seed": 1}), tmp_path / "else")
+def test_a_renamed_file_is_refused(prepared, prepared_file, tmp_path):
+    other = save_prepared(dataclasses.replace(prepared, info={**prepared.info, "data_seed": 1}), tmp_path / "else")
     prepared_file.rename(prepared_file.with_name(other.name))
-    with pytest.raises(BadInput, match=rf"^{prepared_file.parent / other.name} was not dealt by the settings in its"):
+    with pytest.raises(
+        BadInput, match=rf"^{prepared_file.parent / other.name} was prepared with settings other than its name says"
+    ):
         build_federation(placed(tmp_path / "prepared", data_seed=1))
 
 
 @pytest.mark.parametrize(
     ("alter", "sentence"),
     [
-        (lambda arrays: {**arrays, "y": arrays["y"][::-1]}, "was altered after it was saved"),
-        (lambda arrays: {**arrays, "x": 255 - arrays["x"]}, "was altered after it was saved"),
-        (lambda arrays: {name: arrays[name] for name in arrays if name != "meta"}, "was not dealt by the settings"),
+        (lambda arrays: {**arrays, "y": arrays["y"][::-1]}, "was changed after it was saved"),
+        (lambda arrays: {**arrays, "x": 255 - arrays["x"]}, "was changed after it was saved"),
+        (
+            lambda arrays: {name: arrays[name] for name in arrays if name != "meta"},
+            "was prepared with settings other than its name says",
+        ),
         (lambda arrays: {name: arrays[name] for name in arrays if name != "y"}, "lacks 'y'"),
     ],
 )
@@ -146,18 +151,18 @@ def test_an_altered_file_is_refused(alter, sentence, prepared_file, tmp_path, ta
         build_federation(placed(tmp_path / "prepared"))
     monkeypatch.setenv("FEDREMA_DATA", str(tmp_path / "prepared"))
     assert main(["grid", str(table), "--out", str(tmp_path / "out"), "--only", "fedavg", "--quiet"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"fedrema: fedavg: {prepared_file} {sentence}")
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"fedrema: fedavg: {prepared_file} {sentence}")
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive at all"])
-def test_a_damaged_file_is_refused_until_it_is_prepared_again(content, dealt, prepared_file, tmp_path):
+def test_a_damaged_file_is_refused_until_it_is_prepared_again(content, prepared, prepared_file, tmp_path):
     prepared_file.write_bytes(content)
-    with pytest.raises(BadInput, match=rf"^{prepared_file} is not a .npz file, or it is cut off"):
+    with pytest.raises(BadInput, match=rf"^{prepared_file} is not a .npz file or is truncated"):
         build_federation(placed(tmp_path / "prepared"))
-    assert keep_prepared(dealt, tmp_path / "prepared") == prepared_file
-    assert build_federation(placed(tmp_path / "prepared")).fingerprint == dealt.fingerprint
+    assert save_prepared(prepared, tmp_path / "prepared") == prepared_file
+    assert build_federation(placed(tmp_path / "prepared")).fingerprint == prepared.fingerprint
 
 
 def test_the_folder_that_settings_name_is_where_the_dataset_is_taken_from(table, tmp_path, small_mnist, monkeypatch):
@@ -168,7 +173,7 @@ def test_the_folder_that_settings_name_is_where_the_dataset_is_taken_from(table,
     assert len(list((tmp_path / "prepared" / "federations").iterdir())) == 1
 
 
-def test_where_the_dataset_lies_it_is_dealt_anew(prepared_file, tmp_path, small_mnist):
+def test_where_the_dataset_lies_it_is_partitioned_again(prepared_file, tmp_path, small_mnist):
     write(tmp_path / "prepared" / "mnist", small_mnist)
-    prepared_file.write_bytes(b"nobody looks at it")
+    prepared_file.write_bytes(b"not read")
     assert build_federation(placed(tmp_path / "prepared")).info["dataset"] == "mnist"
