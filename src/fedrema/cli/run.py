@@ -1,12 +1,12 @@
 """fedrema run."""
 
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedrema.base.terminal import Console, print_safe
 from fedrema.cli.arguments import asks_for_help, parse_settings, parse_several, peek
+from fedrema.cli.option_help import text_width, wrapped
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.report import REPORT, open_in_browser
 from fedrema.cli.run_folders import common_folder
@@ -64,25 +64,19 @@ def _separated(named: str) -> tuple[str, ...]:
 
 
 def _usage() -> str:
-    return "\n".join(
-        [
-            "usage: fedrema run [METHOD[,METHOD...]] [OPTIONS]",
-            "",
-            "Train clients with one or several methods.",
-            "",
-            *textwrap.wrap(f"METHOD is one of {', '.join(registry())}, or your own as module:Class.", 78),
-            "",
-            "fedrema run METHOD --help lists the essential options, fedrema run METHOD",
-            "--help-all lists all of them; with --dataset NAME they show the defaults for that",
-            "dataset.",
-            "",
-            "Several methods, or all, are trained one after the other; at the end a table and",
-            "a plot compare them. An option that only some of them have applies to those.",
-            "",
-            "Without METHOD: a demonstration that compares Local, FedAvg and FedReMa with",
-            "three seeds each, on handwritten digits or the data that the options name.",
-        ]
-    )
+    text = f"""Train clients with one or several methods.
+
+        METHOD is one of {", ".join(registry())}, or your own as module:Class.
+
+        fedrema run METHOD --help lists the essential options, fedrema run METHOD --help-all lists all of them; with
+        --dataset NAME they show the defaults for that dataset.
+
+        Several methods, or all, are trained one after the other; at the end a table and a plot compare them. An option
+        that only some of them have applies to those.
+
+        Without METHOD: a demonstration that compares Local, FedAvg and FedReMa with three seeds each, on handwritten
+        digits or the data that the options name."""
+    return f"usage: fedrema run [METHOD[,METHOD...]] [OPTIONS]\n\n{wrapped(text, text_width())}"
 
 
 def _run(wanted: list[Settings], out: Path) -> int:
