@@ -1,6 +1,6 @@
 """Write the tables of docs/beyond.md, and all of results/beyond, anew: `make results`.
 
-Nothing is trained: results/beyond/NAME/cells holds what was, by the commands that stand in docs/beyond.md.
+Nothing is trained: the tables in results/beyond/NAME/runs hold the finished runs; docs/beyond.md lists the commands.
 """
 
 import statistics
@@ -11,11 +11,12 @@ from pathlib import Path
 from make_figures import DOCS, fill
 
 from fedrema.cli import main
+from fedrema.experiments.comparisons import Comparison, compare, runs_of, scores
 from fedrema.experiments.spec import Experiment
 from fedrema.experiments.spec_file import read_experiment
-from fedrema.experiments.statistics import Comparison, Scores, compare, runs_of, scores
-from fedrema.experiments.store import Store
+from fedrema.experiments.store import FOLDER, Store
 from fedrema.experiments.table import MISSING
+from fedrema.reporting.statistics import Scores
 from fedrema.reporting.tables import markdown_lines
 
 RESULTS = DOCS.parent / "results" / "beyond"
@@ -106,7 +107,8 @@ def paired(found: Found) -> str:
         if all(each.pairs for each in differences):
             falls = (statistics.mean(best[row].values()) - statistics.mean(final[row].values()) for row in ROWS)
             cells = (
-                f"{each.mean:+.1f}" + f" ({each.low:+.1f} to {each.high:+.1f})" * each.tested for each in differences
+                f"{each.mean:+.1f}" + (f" ({each.test.low:+.1f} to {each.test.high:+.1f})" if each.tested else "")
+                for each in differences
             )
             rows.append((kind, str(differences[0].pairs), *cells, *(f"{fall:.1f}" for fall in falls)))
     titles = {row: found.experiment.title_of(row) for row in ROWS}
@@ -128,18 +130,18 @@ def rivals(found: Found) -> str:
 
 
 def _difference(found: Comparison) -> str:
-    return f"{found.mean:+.1f}" + f" ± {found.high - found.mean:.1f}" * (found.pairs > 2)
+    return f"{found.mean:+.1f}" + f" ± {found.test.high - found.mean:.1f}" * (found.pairs > 2)
 
 
 def make() -> None:
     """Write everything."""
     for file in sorted((DOCS.parent / "research").glob("*.toml")):
         name, out = file.stem, RESULTS / file.stem
-        if not (out / "cells").is_dir():
+        if not (out / FOLDER).is_dir():
             fill(DOCS / "beyond.md", name, "Not run yet.")
             continue
         main(["grid", str(file), "--minutes", "0", "--quiet", "--out", str(out)])
-        found = Found.of(file, Store(out / "cells"))
+        found = Found.of(file, Store(out / FOLDER))
         tables = [means(found), *([paired(found), rivals(found)] if name in PAIRED else []), found.outdated]
         fill(DOCS / "beyond.md", name, "\n\n".join(filter(None, tables)))
 

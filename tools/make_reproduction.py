@@ -1,7 +1,7 @@
 """Write the tables of docs/reproduction.md and docs/results.md, and all of results/paper, anew: `make results`.
 
-Nothing is trained: results/paper/cells and results/fedfa/cells hold what was; results/paper/README.md and
-docs/results.md say by which commands.
+Nothing is trained: the tables in results/paper/runs and results/fedfa/runs hold the finished runs;
+results/paper/README.md and docs/results.md list the commands.
 """
 
 import csv
@@ -27,7 +27,7 @@ def table(text: str) -> str:
 
 
 def section(file: Path, heading: str) -> str:
-    """Return what stands below a heading of a Markdown file, up to the next one."""
+    """Return the text below a heading of a Markdown file, up to the next heading."""
     found = re.search(rf"^{heading}\n(.*?)(?=^#|\Z)", file.read_text(), flags=re.S | re.M)
     return found[1] if found else ""
 

@@ -4,7 +4,7 @@
 docs/beyond.md says what came of them.
 """
 
-from .common import small_network
+from .base import small_network
 from .later import Forgetting, HeldOut, MixedAfter, ReEnter
 from .layers import ClassWise, LastLayer, LayerWise
 from .peers import PrototypeProbes, Prototypes, Significant, Soft, Updates

@@ -10,7 +10,7 @@ from fedrema.core import Answer, Batch, Client, Moment, State, Uploads, average
 from fedrema.methods.shared.second_models import copied, copy_of
 from fedrema.models.body_and_head import Net, Tensors
 
-from .common import Candidate, Matched, among_everyone
+from .base import Candidate, Matched, among_everyone
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedrema.core import Batch, Client, Moment, State, Uploads
-from fedrema.core.similarity import head_similarity
-from fedrema.methods.fedrema import maximum_difference_segmentation
+from fedrema.core.similarity import head_similarity, maximum_difference_segmentation
 from fedrema.methods.shared.prototypes import class_means
 from fedrema.models.body_and_head import Net, Tensors
 
-from .common import Candidate, Matched, alike_in_learning, by_spread
+from .base import Candidate, Matched, alike_in_learning, by_spread
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fedrema.methods.fedprior import FedPrior
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net
 
-from .common import OURS
+from .base import OURS
 
 
 @dataclass(frozen=True)

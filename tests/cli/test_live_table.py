@@ -1,7 +1,6 @@
 """The table that fills up, fed with events that were made up; once with real ones, in a pseudo-terminal."""
 
 import io
-import json
 import os
 import pty
 import re
@@ -15,8 +14,9 @@ from fedrema.cli.live_table import LiveTable
 from fedrema.experiments.forecast import Forecaster
 from fedrema.experiments.launchers import Event
 from fedrema.experiments.spec_file import read_experiment
-from fedrema.experiments.store import FORMAT, PARTS, Store, key_of
-from fedrema.experiments.work import missing
+from fedrema.experiments.store import Store, key_of
+from fedrema.experiments.tasks import missing
+from tests.experiments.made_runs import keep, made_run, made_summary
 
 FILE = """
 title = "Two by two"
@@ -45,9 +45,8 @@ class Played:
 
     def __init__(self, folder, quiet=False, text=FILE):
         (folder / "two.toml").write_text(text)
-        self.experiment = read_experiment(folder / "two.toml", ("--device", "cpu"))
-        self.store = Store(folder / "cells")
-        self.store.folder.mkdir()
+        self.experiment = read_experiment(folder / "two.toml", {"device": "cpu"})
+        self.store = Store(folder / "runs")
         self.tasks = missing(self.experiment.cells, 2, self.store)
         self.table = LiveTable(
             [(self.experiment, 2)], self.tasks, self.store, Forecaster(self.store, "cpu", workers=2), quiet
@@ -56,14 +55,11 @@ class Played:
     def keep(self, task, seed, accuracy=None, seconds=20.0):
         """Keep a run, or that it has diverged; every round takes two seconds."""
         settings = task.cell.settings(seed)
-        flat = {name: str(value) if name == "out" else value for name, value in settings.flat().items()}
-        parts = {part: {} for part in PARTS} | {"method": task.cell.method, "settings": flat}
+        parts = {"settings": settings.flat(), "failed": "Training diverged."}
         if accuracy is not None:
-            parts["ran_on"] = {"device": "cpu"}
-            parts["summary"] = {"rounds": 10, "best_accuracy": accuracy, "seconds": {"train": seconds}}
-        failed = "" if accuracy is not None else "Training diverged."
-        file = self.store.folder / f"{key_of(settings)}.json"
-        file.write_text(json.dumps({"format": FORMAT, **parts, "failed": failed}))
+            summary = made_summary(10, {"train": seconds}, best_accuracy=accuracy)
+            parts |= {"ran_on": {"device": "cpu"}, "summary": summary, "failed": ""}
+        keep(self.store, made_run(key_of(settings), task.cell.method, seed, **parts))
 
     def shown(self):
         """Return what a terminal shows now, line by line, without what is empty."""
@@ -201,4 +197,4 @@ def test_in_a_terminal_the_table_is_shown_while_it_fills_up(programs, tmp_path):
     assert re.search(r"\d of 8 runs finished, about .* left", while_it_fills_up)
     assert "runs finished" not in at_the_end
     assert "Written: out/two.md" in at_the_end
-    assert len(list((tmp_path / "out" / "cells").glob("*.json"))) == 8
+    assert len(Store(tmp_path / "out" / "runs").keys()) == 8

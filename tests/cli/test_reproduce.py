@@ -34,18 +34,18 @@ def test_everything_is_written(smoke):
     found = {path.name for path in smoke.iterdir()}
     assert {f"{name}.{ending}" for name in NAMES for ending in ("md", "csv", "tex")} <= found
     figures = {
-        *("table1-ranks", "table1-clients", "table2-ranks", "table3-gap", "curves-curves", "motivation-samples"),
-        *("heatmaps-similarity", "heatmaps-matching", "heatmaps-gap", "heatmaps-dependencies", "methods-curves"),
+        *("table1-ranks", "table1-clients", "table2-ranks", "table3-period", "curves-curves", "motivation-samples"),
+        *("heatmaps-similarity", "heatmaps-matching", "heatmaps-period", "heatmaps-peers", "methods-curves"),
     }
     assert {path.stem for path in smoke.glob("*.png")} == {path.stem for path in smoke.glob("*.pdf")} == figures
-    assert {"README.md", "cells", "sittings"} <= found
+    assert {"README.md", "runs"} <= found
     assert "unfinished" not in found
 
 
 def test_each_run_is_computed_once_however_many_tables_show_it(smoke):
     # With one kind of data: 11 methods, MOON with another µ, 4 more δ, +F, +A&F; 9 methods at each of 3 more s; with
     # two seeds each. And 9 methods with the second seed on another partition.
-    assert len(Store(smoke / "cells").keys()) == 2 * (11 + 1 + 4 + 2 + 3 * 9) + 9
+    assert len(Store(smoke / "runs").keys()) == 2 * (11 + 1 + 4 + 2 + 3 * 9) + 9
 
 
 def test_published_numbers_do_not_stand_beside_other_data(smoke):
@@ -65,13 +65,13 @@ def test_every_claim_gets_a_verdict(smoke):
 def test_the_same_again_plays_nothing(smoke, tmp_path, capsys):
     out = tmp_path / "again"
     shutil.copytree(smoke, out)
-    before = sorted(path.name for path in (out / "sittings").iterdir())
+    before = sorted(path.name for path in (out / "runs").glob("commands-*"))
     assert main(["reproduce", "table5", "--smoke", "--device", "cpu", "--out", str(out)]) == 0
     printed = capsys.readouterr()
     assert "Everything is there already." in printed.err
     assert "Smoke test on digits: Table 5" in printed.out
     assert "Table 4" not in printed.out
-    assert sorted(path.name for path in (out / "sittings").iterdir()) == before
+    assert sorted(path.name for path in (out / "runs").glob("commands-*")) == before
 
 
 def test_only_what_was_begun_is_written(tmp_path):

@@ -10,9 +10,9 @@ import pytest
 
 from fedrema.cli import main
 from fedrema.cli import run as run_command
-from fedrema.cli.spread import command, devices_for, shares, spread
+from fedrema.cli.spread import decoded, devices_for, encoded, spread
 from fedrema.config.settings import parse_settings
-from fedrema.runs.joint import seeds_apart
+from fedrema.runs.joint import shares
 from fedrema.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("others_start_at_once")
@@ -84,14 +84,10 @@ def test_asked_to_stop_the_runs_are_saved(tmp_path):
         assert run.state().round == len(run.rounds) > 0
 
 
-def test_the_command_names_everything(tmp_path):
+def test_an_order_describes_everything(tmp_path):
     settings = group(tmp_path, "fedrema", 3, "--delta", "0.25")
-    words = command(settings)
-    assert words[2:5] == ["fedrema", "run", "fedrema"]
-    again = parse_settings("fedrema", words[5:])
-    assert again.method == settings[0].method
-    assert again.output.seeds == 3
-    assert seeds_apart([again, settings[0]])[0][0].simulation == settings[0].simulation
+    assert decoded(encoded(settings)) == settings
+    assert "\n" not in encoded(settings)
 
 
 def test_a_cpu_is_one_device(monkeypatch, tmp_path):

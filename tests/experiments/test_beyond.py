@@ -41,7 +41,7 @@ def test_candidates_train_alike_in_both_backends(kind):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_finished_runs_belong_to_their_file(file, monkeypatch):
     monkeypatch.chdir(ROOT)
-    folder = FILES[file] / "cells"
+    folder = FILES[file] / "runs"
     if not folder.is_dir():
         pytest.skip("nothing of it has been run")
     experiment = read_experiment(file)

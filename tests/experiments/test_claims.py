@@ -1,18 +1,23 @@
 """Claims are judged by runs that were made up, so that every number can be checked by hand."""
 
 import functools
-import json
 from pathlib import Path
 
 import pytest
 
 import fedrema
-from fedrema.engine import REVISIONS
 from fedrema.experiments.claims import claims_markdown, judge
-from fedrema.experiments.comparisons import HEADINGS, comparison_lines, comparisons_markdown
+from fedrema.experiments.comparisons import (
+    HEADINGS,
+    compare_with_reference,
+    comparison_lines,
+    comparisons_markdown,
+    runs_of,
+    scores,
+)
 from fedrema.experiments.spec_file import read_experiment
-from fedrema.experiments.statistics import compare_with_reference, runs_of, scores
-from fedrema.experiments.store import FORMAT, PARTS, Store, key_of
+from fedrema.experiments.store import Store, key_of
+from tests.experiments.made_runs import keep, made_run, made_summary
 
 FILE = """
 seeds = 5
@@ -48,24 +53,16 @@ class Bench:
     def __init__(self, folder, claim, text=FILE):
         (folder / "made.toml").write_text(text + claim)
         self.experiment = read_experiment(folder / "made.toml")
-        self.folder = folder / "cells"
-        self.folder.mkdir()
+        self.store = Store(folder / "runs")
 
-    def keep(self, row, column, seed, failed="", relations=(), ran_on=(), **summary):
-        settings = self.experiment.cell(row, column).settings(seed)
-        parts = {part: {} for part in PARTS} | {"method": row, "settings": {"seed": seed}, "summary": summary}
-        content = {"format": FORMAT, **parts, "relations": dict(relations), "ran_on": dict(ran_on), "failed": failed}
-        content["revisions"] = {"method": 1, **REVISIONS}  # of this version
-        (self.folder / f"{key_of(settings)}.json").write_text(json.dumps(content))
+    def keep(self, row, column, seed, failed="", matching=None, ran_on=None, **summary):
+        key = key_of(self.experiment.cell(row, column).settings(seed))
+        parts = {"failed": failed, "matching": matching, "ran_on": ran_on, "summary": made_summary(**summary)}
+        keep(self.store, made_run(key, row, seed, **parts))
 
     def score(self, row, column, *best, honest=None):
         for seed, value in enumerate(best):
             self.keep(row, column, seed, best_accuracy=value, honest_accuracy=(honest or best)[seed])
-
-    @property
-    def store(self):
-        """What lies there now: a store reads each file once."""
-        return Store(self.folder)
 
     def judge(self):
         return judge(self.experiment.claims[0], self.experiment, 5, self.store)
@@ -302,7 +299,7 @@ def test_runs_that_had_a_device_to_themselves_are_preferred(bench):
 
 def matched(made, seed, *recall):
     curve = {"round": list(range(1, len(recall) + 1)), "precision": [1.0] * len(recall), "recall": list(recall)}
-    made.keep("fedavg", "few", seed, relations={"matching": curve})
+    made.keep("fedavg", "few", seed, matching=curve)
 
 
 def test_a_curve_falls_from_its_first_tenth_to_its_last_half(bench):
@@ -335,7 +332,7 @@ def test_a_curve_that_rises_or_scatters_does_not_fall(bench):
     assert made.judge().verdict == "not decided"
 
 
-def test_without_relations_nothing_is_said_of_curves(bench):
+def test_without_recorded_similarities_nothing_is_said_of_curves(bench):
     made = bench(FALLS)
     assert made.judge().evidence == "few samples: FedAvg: recall was not recorded in two rounds or more."
     matched(made, 0, 0.5)

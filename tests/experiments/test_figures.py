@@ -8,19 +8,16 @@ import numpy as np
 import pytest
 
 from fedrema.experiments.figures import FIGURES, draw, file_stem
-from fedrema.experiments.figures.clients import figure_of_clients, over_seeds
-from fedrema.experiments.figures.gap import figure_of_gap
-from fedrema.experiments.figures.learning import chance, figure_of_curves, figure_of_matching
-from fedrema.experiments.figures.matrices import figure_of_dependencies, figure_of_similarity, weights
-from fedrema.experiments.figures.ranks import figure_of_ranks
-from fedrema.experiments.figures.results import Results
-from fedrema.experiments.figures.samples import figure_of_samples
-from fedrema.experiments.runner import Runner
-from fedrema.experiments.spec import Picture
+from fedrema.experiments.figures.by_round import chance, figure_of_curves, figure_of_matching, figure_of_period
+from fedrema.experiments.figures.by_row import client_means, figure_of_clients, figure_of_ranks, figure_of_samples
+from fedrema.experiments.figures.matrices import figure_of_peers, figure_of_similarity, weights
+from fedrema.experiments.figures.panels import Results
+from fedrema.experiments.spec import FigureSpec
 from fedrema.experiments.spec_file import read_experiment
-from fedrema.experiments.store import Finished, Store, key_of
-from fedrema.experiments.work import finished, missing
+from fedrema.experiments.store import Store, key_of
+from fedrema.experiments.tasks import Runner, finished, missing
 from fedrema.reporting.plots import METHOD_LOOKS
+from tests.experiments.made_runs import made_run, made_summary
 
 FILE = """
 title = "Small and smaller"
@@ -64,9 +61,9 @@ def experiment(file):
 
 
 def play(experiment, seeds, folder):
-    store = Store(folder / "cells")
+    store = Store(folder / "runs")
     for task in missing(experiment.cells, seeds, store):
-        Runner(store, folder / "work", lambda settings: lambda played: None).play(task)
+        Runner(store, folder / "work", lambda settings: lambda played: None).run(task)
     return store
 
 
@@ -77,7 +74,7 @@ def store(experiment, tmp_path_factory):
 
 def picture_of(experiment, kind, rows=None, columns=None, title=""):
     names = [tuple(line.name for line in lines) for lines in (experiment.rows, experiment.columns)]
-    return Picture(kind, rows or names[0], columns or names[1], title)
+    return FigureSpec(kind, rows or names[0], columns or names[1], title)
 
 
 @pytest.fixture
@@ -123,7 +120,7 @@ def test_nothing_is_written_where_there_is_nothing_to_draw(kind, experiment, tmp
 
 @pytest.mark.parametrize("kind", FIGURES)
 def test_one_seed_of_one_round_can_be_drawn(kind, file, tmp_path_factory, tmp_path):
-    experiment = read_experiment(file, ("--rounds", "1"))
+    experiment = read_experiment(file, {"rounds": 1})
     store = play(experiment, 1, tmp_path_factory.getbasetemp() / "one_round")
     paths = draw(picture_of(experiment, kind), experiment, 1, store, tmp_path)
     assert len(paths) == 2
@@ -131,11 +128,11 @@ def test_one_seed_of_one_round_can_be_drawn(kind, file, tmp_path_factory, tmp_pa
 
 def test_the_second_of_a_kind_has_a_number(experiment):
     figures = tuple(
-        picture_of(experiment, kind, title=title) for kind, title in (("gap", "a"), ("ranks", ""), ("gap", "b"))
+        picture_of(experiment, kind, title=title) for kind, title in (("period", "a"), ("ranks", ""), ("period", "b"))
     )
     several = dataclasses.replace(experiment, figures=figures)
-    assert [file_stem(one, several) for one in figures] == ["small-gap", "small-ranks", "small-gap-2"]
-    assert file_stem(picture_of(experiment, "gap", title="c"), several) == "small-gap"
+    assert [file_stem(one, several) for one in figures] == ["small-period", "small-ranks", "small-period-2"]
+    assert file_stem(picture_of(experiment, "period", title="c"), several) == "small-period"
 
 
 def test_curves_are_means_over_seeds_in_a_panel_per_column(results, experiment, store):
@@ -219,12 +216,12 @@ def test_samples_are_in_their_order_with_deviations(results, experiment, store):
 def test_similarities_are_those_of_the_first_seed_with_frames_around_groups(results, experiment, store):
     figure = figure_of_similarity(results("similarity", rows=("fedavg", "fedrema"), columns=("n40",)))
     (first, _) = finished(experiment.cell("fedavg", "n40"), 2, store)
-    rounds = list(first.relations["S"])
+    rounds = list(first.matrices["S"])
     *panels, bar = figure.axes
     assert [axes.get_title(loc="left") for axes in panels] == 2 * [f"Round {number}" for number in rounds]
     assert panels[0].get_ylabel() == "FedAvg"
     assert panels[len(rounds)].get_ylabel() == "FedReMa"
-    assert np.asarray(panels[1].images[0].get_array()) == pytest.approx(np.array(first.relations["S"][rounds[1]]))
+    assert np.asarray(panels[1].images[0].get_array()) == pytest.approx(np.array(first.matrices["S"][rounds[1]]))
     assert {axes.images[0].get_clim() for axes in panels} == {(0, 1)}
     assert [frame.get_xy() for frame in panels[0].patches] == [(place - 0.5, place - 0.5) for place in (0, 2, 4, 6)]
     assert {frame.get_width() for frame in panels[0].patches} == {2}
@@ -235,9 +232,9 @@ def test_similarities_are_those_of_the_first_seed_with_frames_around_groups(resu
 def test_matching_is_held_against_chance(results, experiment, store):
     figure = figure_of_matching(results("matching", rows=("fedavg", "fedrema"), columns=("n40",)))
     precision, recall = figure.axes
-    kept = [run.relations["matching"] for run in finished(experiment.cell("fedavg", "n40"), 2, store)]
+    kept = [run.matching for run in finished(experiment.cell("fedavg", "n40"), 2, store)]
     for axes, part in ((precision, "precision"), (recall, "recall")):
-        assert axes.lines[0].get_ydata() == pytest.approx(100 * np.mean([one[part] for one in kept], axis=0))
+        assert axes.lines[0].get_ydata() == pytest.approx(100 * np.mean([getattr(one, part) for one in kept], axis=0))
         assert axes.get_ylim()[0] == 0
     dashed = [line for line in precision.lines if line.get_linestyle() == "--"]
     assert [line.get_ydata()[0] for line in dashed] == [pytest.approx(100 / 7)]  # one other of seven peers
@@ -261,40 +258,43 @@ class Made(Store):
         return self.runs.get(key_of(settings))
 
 
-def made(seed=0, summary=None, curves=None, clients=None, relations=None, **settings):
-    summary = {"rounds": 4, **(summary or {})}
-    return Finished("fedrema", {"seed": seed, **settings}, summary, curves or {}, clients or {}, relations or {}, {})
+def made(seed=0, summary=None, curves=None, clients=None, **settings):
+    parts = {"summary": made_summary(rounds=4, **(summary or {})), "curves": curves or {}}
+    return made_run("", "fedrema", seed, settings, clients=clients, **parts)
 
 
-def test_the_gap_is_shown_until_the_critical_period_ends(experiment, results):
+def test_a_measure_is_shown_until_the_period_ends(experiment, results):
     def run(seed, ratios, critical):
         curves = {"round": [1, 2, 3, 4], "gap_ratio": ratios}
         return made(seed, {"critical_rounds": critical}, curves, delta=0.5)
 
     ended, lasting = run(0, [1.0, 0.8, 0.4, None], 3), run(1, [1.0, 0.6, 0.8, 0.7], 4)
     store = Made(experiment, {("fedrema", "n40", 0): ended, ("fedrema", "n40", 1): lasting})
-    figure = figure_of_gap(results("gap", columns=("n40",), of=store))
+    figure = figure_of_period(results("period", columns=("n40",), of=store))
     (axes,) = figure.axes
-    assert axes.get_title(loc="left") == "FedReMa (δ = 0.5)"
+    assert axes.get_title(loc="left") == "FedReMa (delta = 0.5)"
     threshold, first, dot, second, mean = axes.lines
-    assert threshold.get_ydata()[0] == pytest.approx(50)
+    assert threshold.get_ydata()[0] == 0.5
     assert list(first.get_xdata()) == [1, 2, 3]
-    assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (3, pytest.approx(40))
-    assert second.get_ydata() == pytest.approx([100, 60, 80, 70])
-    assert mean.get_ydata() == pytest.approx([100, 70, 60])  # while both are critical
-    assert caption(figure).startswith("Thin: each of 2 training seeds; thick: their mean while all are critical.")
-    assert "Where there is no dot, the period lasts to the end." in caption(figure)
+    assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (3, pytest.approx(0.4))
+    assert second.get_ydata() == pytest.approx([1.0, 0.6, 0.8, 0.7])
+    assert mean.get_ydata() == pytest.approx([1.0, 0.7, 0.6])  # while both are in the period
+    assert axes.get_ylabel() == "Gap relative to its peak"
+    assert caption(figure).startswith(
+        "Thin: each of 2 training seeds; thick: their mean while all are in the critical period."
+    )
+    assert "Without a dot, the critical period lasts to the end." in caption(figure)
     assert "Not run: Local, FedAvg, FedReMa, eager." in caption(figure)
 
 
-def test_dependencies_are_shares_by_row(results, experiment, store):
-    figure = figure_of_dependencies(results("dependencies", columns=("n40",)))
+def test_weights_of_peers_are_shares_by_row(results, experiment, store):
+    figure = figure_of_peers(results("peers", columns=("n40",)))
     first, second, _ = figure.axes
     assert [axes.get_title(loc="left") for axes in (first, second)] == ["FedReMa", "FedReMa, eager"]
-    counts = np.array(finished(experiment.cell("fedrema", "n40"), 2, store)[0].relations["G"])
+    counts = finished(experiment.cell("fedrema", "n40"), 2, store)[0].matrix("G")
     assert np.asarray(first.images[0].get_array()) == pytest.approx(100 * counts / counts.sum(axis=1, keepdims=True))
     assert first.images[0].get_clim() == second.images[0].get_clim()
-    assert "not recorded" not in caption(figure)  # of FedAvg and Local nobody expects one
+    assert "Not recorded" not in caption(figure)  # FedAvg and Local declare no such matrix
     assert weights(np.array([[1.0, 3.0], [0.0, 0.0]])).tolist() == [[0.25, 0.75], [0.0, 0.0]]
 
 
@@ -309,7 +309,7 @@ def test_clients_are_dots_and_the_best_method_stands_first(experiment, results):
         ("fedavg", "n40", 1): run(1, 0.4, 0.4, None, 0.2),
         ("fedrema", "n40", 0): run(0, 0.9, 0.9, 0.8, 0.6),
     }
-    assert over_seeds([runs["fedavg", "n40", 0], runs["fedavg", "n40", 1]]) == pytest.approx(
+    assert client_means([runs["fedavg", "n40", 0], runs["fedavg", "n40", 1]]) == pytest.approx(
         [30, 40, np.nan, 40], nan_ok=True
     )
     figure = figure_of_clients(results("clients", columns=("n40",), of=Made(experiment, runs)))

@@ -1,17 +1,18 @@
 """What is foretold: by runs that were made up, so that every number can be checked by hand, or else by a guess."""
 
-import json
 import math
 
 import pytest
 import torch
 
 from fedrema.engine.costs import client_bytes
+from fedrema.experiments.finished_run import planned_epochs
 from fedrema.experiments.forecast import Forecast, Forecaster, duration, operations_per_sample
 from fedrema.experiments.spec_file import read_experiment
-from fedrema.experiments.store import FORMAT, PARTS, Store, key_of
-from fedrema.experiments.work import Task
+from fedrema.experiments.store import Store, key_of
+from fedrema.experiments.tasks import Task
 from fedrema.models.networks import Network, build_net
+from tests.experiments.made_runs import keep, made_run, made_summary
 
 FILE = """
 [settings]
@@ -50,8 +51,7 @@ class Known:
     """An experiment, and a store of runs that never took place."""
 
     def __init__(self, folder, text=FILE):
-        self.folder = folder / "cells"
-        self.folder.mkdir(exist_ok=True)
+        self.store = Store(folder / "runs")
         (folder / "some.toml").write_text(text)
         self.experiment = read_experiment(folder / "some.toml")
 
@@ -60,15 +60,14 @@ class Known:
 
     def keep(self, row, seed, seconds, rounds=10, device="cpu", failed="", curve=(), **changes):
         settings = self.experiment.cell(row, "").settings(seed)
-        flat = {name: str(value) if name == "out" else value for name, value in settings.flat().items()} | changes
-        parts = {part: {} for part in PARTS} | {"method": row, "settings": flat, "ran_on": {"device": device}}
-        parts |= {"summary": {"rounds": rounds, "seconds": seconds}, "curves": {"seconds": list(curve)}}
-        parts |= {"summary": {}, "ran_on": {}, "curves": {}} if failed else {}
-        name = f"{key_of(settings)}-{len(list(self.folder.iterdir()))}"
-        (self.folder / f"{name}.json").write_text(json.dumps({"format": FORMAT, **parts, "failed": failed}))
+        parts = {"settings": settings.flat() | changes, "epochs": planned_epochs(settings), "failed": failed}
+        if not failed:
+            parts |= {"ran_on": {"device": device}, "curves": {"seconds": list(curve)}}
+            parts["summary"] = made_summary(rounds, seconds)
+        keep(self.store, made_run(f"{key_of(settings)}-{len(self.store.keys())}", row, seed, **parts))
 
     def forecaster(self, workers=1):
-        return Forecaster(Store(self.folder), "cpu", workers)
+        return Forecaster(self.store, "cpu", workers)
 
 
 @pytest.fixture
@@ -140,12 +139,13 @@ def test_where_the_method_is_not_known_others_tell(known):
     assert known.forecaster().known_seconds(known.task("fedrema")) == pytest.approx(20)
 
 
-def test_of_a_method_runs_that_alternate_alike_come_first(known):
-    alternate = known.task("fedrema").cell.parsed.flat()["alternate"]
+def test_of_a_method_runs_with_as_many_epochs_come_first(known, tmp_path):
+    alternating = Known(tmp_path, FILE.replace("[rows.fedrema]", "[rows.fedrema]\nalternate = true"))
     known.keep("fedrema", 0, {"train": 10.0})
-    known.keep("fedrema", 1, {"train": 50.0}, alternate=not alternate)
+    alternating.keep("fedrema", 1, {"train": 50.0})  # two phases of as many epochs
     assert known.forecaster().known_seconds(known.task("fedrema", 2)) == pytest.approx(10)
-    (known.folder / f"{key_of(known.task('fedrema', 0).runs[0])}-0.json").unlink()
+    assert alternating.forecaster().known_seconds(alternating.task("fedrema", 2)) == pytest.approx(50)
+    (known.store.folder / f"{key_of(known.task('fedrema', 0).runs[0])}-0.json").unlink()
     assert known.forecaster().known_seconds(known.task("fedrema", 2)) == pytest.approx(50)
 
 
@@ -162,7 +162,7 @@ def test_other_devices_and_other_work_tell_nothing(changes, known):
 
 def test_some_known_some_guessed_is_a_guess(known):
     known.keep("fedavg", 0, {"train": 10.0})
-    longer = Known(known.folder.parent, FILE.replace("samples = 40", "samples = 50"))
+    longer = Known(known.store.folder.parent, FILE.replace("samples = 40", "samples = 50"))
     found = known.forecaster().of([known.task("fedavg", 1), longer.task("fedavg")])
     assert found.guessed
     assert found.seconds > 10
@@ -189,14 +189,17 @@ def test_memory_on_a_gpu_is_that_of_all_seeds_together(known):
 @pytest.mark.parametrize(
     ("forecast", "sentence"),
     [
-        (Forecast(0, 0.0, False, None), "Everything is there already."),
-        (Forecast(8, 60.4, False, 1.25), "8 runs to play: about 60 seconds, up to 1.2 GB for one cell."),
-        (Forecast(8, 0.3, False, 1e-6), "8 runs to play: about a second, up to 0.1 GB for one cell."),
-        (Forecast(8, 7200.0, True, None), "8 runs to play: about 2.0 hours (a guess, until the first have ended)."),
-        (Forecast(3, None, True, None), "3 runs to play; how long that takes is known after the first."),
+        (Forecast(0, 0.0, False, None), "All runs have finished already."),
+        (Forecast(8, 60.4, False, 1.25), "8 runs to do: about 60 seconds, up to 1.2 GB for one cell."),
+        (Forecast(8, 0.3, False, 1e-6), "8 runs to do: about a second, up to 0.1 GB for one cell."),
+        (
+            Forecast(8, 7200.0, True, None),
+            "8 runs to do: about 2.0 hours (a rough estimate until the first have finished).",
+        ),
+        (Forecast(3, None, True, None), "3 runs to do; the time is known after the first."),
         (
             Forecast(3, None, True, 20.0),
-            "3 runs to play, up to 20.0 GB for one cell; how long that takes is known after the first.",
+            "3 runs to do, up to 20.0 GB for one cell; the time is known after the first.",
         ),
     ],
 )

@@ -13,15 +13,16 @@ from scipy import stats
 
 from fedrema.cli import main
 from fedrema.errors import BadInput
+from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.forecast import Forecaster
-from fedrema.experiments.runner import Runner
 from fedrema.experiments.spec import Published
 from fedrema.experiments.spec_file import read_experiment
-from fedrema.experiments.store import Finished, Store, key_of
-from fedrema.experiments.table import Figure, Sheet, figure, within_noise
-from fedrema.experiments.work import finished, missing
-from fedrema.reporting.differences import welch_interval
+from fedrema.experiments.store import Store, key_of
+from fedrema.experiments.table import Sheet, Statistic, statistic, within_noise
+from fedrema.experiments.tasks import Runner, finished, missing
+from fedrema.reporting.statistics import welch_interval
 from fedrema.runs.execute import Interrupted, execute
+from tests.experiments.made_runs import made_run, made_summary
 
 FILE = """
 title = "Two by two"
@@ -63,7 +64,7 @@ def nobody(settings):
 def play(cells, seeds, store, work, watching=nobody):
     """Play what is missing; returns what went wrong, task by task."""
     runner = Runner(store, work, watching)
-    return [runner.play(task) for task in missing(cells, seeds, store)]
+    return [runner.run(task) for task in missing(cells, seeds, store)]
 
 
 def test_cells_are_rows_times_columns(file):
@@ -82,8 +83,8 @@ def test_cells_are_rows_times_columns(file):
     assert mine.title == "FedReMa, patient, large steps"
 
 
-def test_arguments_override_the_file(file):
-    experiment = read_experiment(file, ("--rounds", "9"))
+def test_changes_override_the_file(file):
+    experiment = read_experiment(file, {"rounds": 9})
     assert {cell.settings(0).simulation.rounds for cell in experiment.cells} == {9}
 
 
@@ -109,18 +110,21 @@ def test_without_columns_there_is_a_cell_per_row(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("rows = 3", r"\[rows\] must hold settings, got 3"),
+        ("rows = 3", "rows must be a table of settings, got 3"),
         ("", "has no rows"),
-        ("[rows.fedavg]\n[more]\n", "unknown field 'more'; valid are about, also, claims"),
+        (
+            "[rows.fedavg]\n[more]\n",
+            "unknown field 'more'; valid are about, also, claims, columns, figures",
+        ),
         ("seeds = 0\n[rows.fedavg]", "seeds must be a whole number of at least 1, got 0"),
         ("seeds = true\n[rows.fedavg]", "seeds must be a whole number of at least 1, got True"),
         ("quantity = 'luck'\n[rows.fedavg]", "quantity 'luck' is unknown"),
         ("[rows.nothing]", "cell nothing × all: Method 'nothing' is unknown"),
-        ("[rows.fedavg]\ncolour = 3", "cell fedavg × all: .*--colour"),
+        ("[rows.fedavg]\ncolour = 3", "cell fedavg × all: 'colour' is not a setting of fedavg"),
         ("[rows.fedavg]\nlr = -1.0", "cell fedavg × all: --lr must be"),
-        ("[rows.fedavg]\nlr = [1, 2]", "cell fedavg × all: Setting 'lr' must be a number"),
-        ("[rows.fedavg]\n[published]\nfedper = 3", "'fedper' in .published. is no row; rows are fedavg"),
-        ("[rows.fedavg]\n[columns.a]\n[published.b]\nfedavg = 3", r"\[published.b\] is no column; columns are a"),
+        ("[rows.fedavg]\nlr = [1, 2]", "cell fedavg × all: lr must be `float`, got"),
+        ("[rows.fedavg]\n[published]\nfedper = 3", "'fedper' in .published. is not a row; rows are fedavg"),
+        ("[rows.fedavg]\n[columns.a]\n[published.b]\nfedavg = 3", r"\[published.b\] is not a column; columns are a"),
         ("[rows.fedavg]\n[published]\nfedavg = 'good'", "must be a number or .mean, deviation., got 'good'"),
         ("[rows.fedavg]\n[published]\nfedavg = [1, 2, 3]", "must be a number or .mean, deviation., got"),
         ("rows = [", "is not valid TOML"),
@@ -162,10 +166,11 @@ def test_a_grid_is_run_kept_and_shown(file, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["grid", str(file), "--out", str(out)]) == 0
     printed = capsys.readouterr()
-    guess = r"about (?:a second|\d+ seconds) \(a guess, until the first have ended\)"
-    assert re.match(rf"8 runs to play: {guess}, up to 0\.1 GB for one cell\.\n", printed.err)
+    guess = r"about (?:a second|\d+ seconds) \(a rough estimate until the first have finished\)"
+    assert re.match(rf"8 runs to do: {guess}, up to 0\.1 GB for one cell\.\n", printed.err)
     assert "Two by two" in printed.out
-    assert len(list((out / "cells").glob("*.json"))) == 8
+    assert [path.suffixes for path in (out / "runs").iterdir()] == [[".jsonl", ".xz"]]
+    assert len(Store(out / "runs").keys()) == 8
     assert not (out / "unfinished").exists()
     text = (out / "two.md").read_text()
     assert "| FedReMa, patient | large steps | 2 |" in text
@@ -175,22 +180,23 @@ def test_a_grid_is_run_kept_and_shown(file, tmp_path, capsys):
     assert csv[0] == f"method,data,seeds,best (peeks),{published},{ours}"
     assert len(csv) == 5
     # The same again: nothing is left to do, and nothing changes.
-    before = {path.name: path.read_text() for path in (out / "cells").iterdir()}
+    before = {path.name: path.read_bytes() for path in (out / "runs").iterdir()}
     assert main(["grid", str(file), "--out", str(out)]) == 0
-    assert "Everything is there already." in capsys.readouterr().err
-    assert before == {path.name: path.read_text() for path in (out / "cells").iterdir()}
+    assert "All runs have finished already." in capsys.readouterr().err
+    assert before == {path.name: path.read_bytes() for path in (out / "runs").iterdir()}
     # One more seed of one row: only those are run, and the time is known now.
     assert main(["grid", str(file), "--out", str(out), "--seeds", "3", "--only", "fedavg"]) == 0
     told = capsys.readouterr().err
-    assert re.match(r"2 runs to play: about (?:a second|\d+ seconds), up to 0\.1 GB for one cell\.\n", told)
-    assert len(list((out / "cells").glob("*.json"))) == 10
+    assert re.match(r"2 runs to do: about (?:a second|\d+ seconds), up to 0\.1 GB for one cell\.\n", told)
+    assert len(list((out / "runs").iterdir())) == 1
+    assert len(Store(out / "runs").keys()) == 10
     assert "| fedavg | large steps | 3 |" in (out / "two.md").read_text()
     assert "| FedReMa, patient | large steps | 2 |" in (out / "two.md").read_text()
 
 
 def test_a_cell_is_what_fedrema_run_gives(file, tmp_path):
     cell = read_experiment(file).cell("mine", "large")
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     assert play([cell], 2, store, tmp_path / "work") == [[]]
     kept = finished(cell, 2, store)
     assert [one.seed for one in kept] == [0, 1]
@@ -205,11 +211,11 @@ def test_a_cell_is_what_fedrema_run_gives(file, tmp_path):
 
 def test_what_stands_in_two_tables_is_run_once(file, tmp_path):
     cells = read_experiment(file).cells
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     assert len(missing([*cells, *cells], 2, store)) == 4
-    other = read_experiment(file, ("--device", "cpu", "--backend", "loop")).cells
+    other = read_experiment(file, {"device": "cpu", "backend": "loop"}).cells
     assert key_of(cells[0].settings(0)) == key_of(other[0].settings(0))  # how it is computed is no part of it
-    longer = read_experiment(file, ("--rounds", "4")).cells
+    longer = read_experiment(file, {"rounds": 4}).cells
     keys = {key_of(cells[0].settings(0)), key_of(cells[0].settings(1)), key_of(longer[0].settings(0))}
     assert len(keys) == 3
 
@@ -222,7 +228,7 @@ def test_a_stopped_grid_goes_on_from_its_checkpoint(file, tmp_path, capsys):
     def stopping(settings):
         return lambda played: os.kill(os.getpid(), signal.SIGINT) if played.record["round"] == 2 else None
 
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     with pytest.raises(Interrupted):
         play([cell], 1, store, tmp_path / "unfinished", stopping)
     assert finished(cell, 1, store) == []
@@ -239,7 +245,7 @@ def test_a_run_that_ended_before_it_was_kept_is_not_run_again(file, tmp_path):
     settings = cell.settings(0)
     folder = tmp_path / "unfinished" / key_of(settings)
     execute(dataclasses.replace(settings, output=dataclasses.replace(settings.output, out=folder)))
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     assert play([cell], 1, store, tmp_path / "unfinished", lambda _: pytest.fail("it has been run")) == [[]]
     assert len(finished(cell, 1, store)) == 1
     assert not folder.exists()
@@ -256,27 +262,26 @@ def test_what_diverges_is_remembered_and_the_rest_goes_on(tmp_path, capsys):
     assert "fedrema: wild, seed 0: Training diverged" in printed.err
     assert "| wild | 0, 1 diverged | – |" in (tmp_path / "out" / "wild.md").read_text()
     assert main(["grid", str(path), "--out", str(tmp_path / "out")]) == 0
-    assert "Everything is there already." in capsys.readouterr().err
+    assert "All runs have finished already." in capsys.readouterr().err
 
 
 def test_only_what_fits_into_the_time_is_started(file, tmp_path, capsys):
     command = ["grid", str(file), "--out", str(tmp_path / "out"), "--seeds", "1"]
     assert main([*command, "--minutes", "0"]) == 0
-    cells = tmp_path / "out" / "cells"
-    assert list(cells.glob("*")) == []
+    store = Store(tmp_path / "out" / "runs")
+    assert store.keys() == []
     assert main([*command, "--minutes", "10"]) == 0
-    assert len(list(cells.glob("*.json"))) == 4
-    store = Store(cells)
-    (later, *_) = missing(read_experiment(file, ("--rounds", "1000000")).cells, 1, store)
+    assert len(store.keys()) == 4
+    (later, *_) = missing(read_experiment(file, {"rounds": 1000000}).cells, 1, store)
     assert Forecaster(store, "cpu").seconds(later) > 600
     capsys.readouterr()
     page = tmp_path / "out" / "two.md"
     assert "published" in page.read_text()
     assert main([*command, "--minutes", "10", "--rounds", "1000000"]) == 0
-    assert "4 runs to play: about" in capsys.readouterr().err
+    assert "4 runs to do: about" in capsys.readouterr().err
     assert page.read_text().startswith("## Two by two (1000000 rounds)\n")
     assert "published" not in page.read_text()  # that is about other rounds
-    assert len(list(cells.glob("*.json"))) == 4
+    assert len(store.keys()) == 4
     assert not (tmp_path / "out" / "unfinished").exists()
 
 
@@ -292,10 +297,15 @@ def test_folders_of_two_machines_can_be_merged(file, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [('{"format": 99}', "has format 99, and this version of fedrema reads 2"), ("[]", "is not"), ("{", "is not a fin")],
+    [
+        ('{"format": 99}', "has format 99, and this version of fedrema reads 3"),
+        ("[]", "is not"),
+        ("{", "is not a fin"),
+        ('{"format": 3}', "is not a finished run of fedrema: Object missing"),
+    ],
 )
 def test_results_of_another_version_are_refused(content, sentence, file, tmp_path, capsys):
-    folder = tmp_path / "out" / "cells"
+    folder = tmp_path / "out" / "runs"
     folder.mkdir(parents=True)
     (folder / "old.json").write_text(content)
     assert main(["grid", str(file), "--out", str(tmp_path / "out")]) == 2
@@ -303,34 +313,31 @@ def test_results_of_another_version_are_refused(content, sentence, file, tmp_pat
     assert [path.name for path in folder.iterdir()] == ["old.json"]
 
 
-def made(*accuracies) -> list[Finished]:
-    return [
-        Finished("fedavg", {"seed": seed}, {"best_accuracy": value}, {}, {}, {}, {})
-        for seed, value in enumerate(accuracies)
-    ]
+def made(*accuracies) -> list[FinishedRun]:
+    return [made_run(seed=seed, summary=made_summary(best_accuracy=value)) for seed, value in enumerate(accuracies)]
 
 
 def test_means_and_deviations_by_hand():
-    found = figure(made(0.5, 0.6, 0.7), "best_accuracy")
+    found = statistic(made(0.5, 0.6, 0.7), "best_accuracy")
     assert (found.mean, found.deviation, found.count) == (pytest.approx(60), pytest.approx(10), 3)
     assert str(found) == "60.0 ± 10.0"
-    assert str(figure(made(0.5), "best_accuracy")) == "50.0"
-    assert figure(made(None), "best_accuracy") is None
+    assert str(statistic(made(0.5), "best_accuracy")) == "50.0"
+    assert statistic(made(None), "best_accuracy") is None
 
 
 def test_noise_is_what_welchs_interval_does_not_tell_from_0():
     # Variances of the means 3²/9 = 1 and 4²/4 = 4: standard error √5, 25 / (1/8 + 16/3) = 4.58 degrees of freedom,
     # t₀.₉₇₅ = 2.643: differences up to 5.91 are noise. (Twice the standard error would be 4.47.)
-    ours = Figure(60.0, 3.0, 9)
+    ours = Statistic(60.0, 3.0, 9)
     assert within_noise(ours, Published(65.9, 4.0), 4) is True
     assert within_noise(ours, Published(54.1, 4.0), 4) is True
     assert within_noise(ours, Published(66.0, 4.0), 4) is False
     assert within_noise(ours, Published(54.0, 4.0), 4) is False
     assert within_noise(ours, Published(60.0), 5) is None
     assert within_noise(ours, Published(60.0, 1.0), 1) is None  # one seed has no deviation
-    assert within_noise(Figure(60.0, 0.0, 1), Published(60.0, 1.0), 5) is None
-    assert within_noise(Figure(60.0, 0.0, 3), Published(60.0, 0.0), 3) is True
-    assert within_noise(Figure(60.0, 0.0, 3), Published(60.1, 0.0), 3) is False
+    assert within_noise(Statistic(60.0, 0.0, 1), Published(60.0, 1.0), 5) is None
+    assert within_noise(Statistic(60.0, 0.0, 3), Published(60.0, 0.0), 3) is True
+    assert within_noise(Statistic(60.0, 0.0, 3), Published(60.1, 0.0), 3) is False
 
 
 def test_welchs_interval_is_scipys():
@@ -355,7 +362,7 @@ def test_published_numbers_are_compared_with_the_quantity_that_the_file_names(tm
     for quantity in ("best", "final"):
         path.write_text(f"quantity = '{quantity}_accuracy'\n{text}")
         assert main(["grid", str(path), "--out", str(tmp_path / "out"), "--quiet"]) == 0
-        experiment, store = read_experiment(path), Store(tmp_path / "out" / "cells")
+        experiment, store = read_experiment(path), Store(tmp_path / "out" / "runs")
         sheet = Sheet(experiment, 1, store)
         assert f"compared with {quantity} accuracy" in sheet.explanation
         differences[quantity] = float(sheet.lines[0][4])

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fedrema.experiments.launchers import Event, Here, Workers
+from fedrema.experiments.launchers import Event, InProcess, Workers
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
-from fedrema.experiments.work import Task, divided, missing
+from fedrema.experiments.tasks import Task, divided, missing
 from fedrema.runs.execute import Interrupted
 
 pytestmark = [pytest.mark.usefixtures("others_start_at_once"), pytest.mark.xdist_group("launch")]
@@ -68,7 +68,7 @@ PATIENCE = 120.0
 
 def tasks_of(folder, text, store, seeds=1):
     (folder / "some.toml").write_text(text)
-    return missing(read_experiment(folder / "some.toml", ("--device", "cpu")).cells, seeds, store)
+    return missing(read_experiment(folder / "some.toml", {"device": "cpu"}).cells, seeds, store)
 
 
 def everything(task):
@@ -76,7 +76,7 @@ def everything(task):
 
 
 def test_who_is_asked_to_stop_before_a_run_begins_stops_in_its_first_round(tmp_path):
-    store, work = Store(tmp_path / "cells"), tmp_path / "unfinished"
+    store, work = Store(tmp_path / "runs"), tmp_path / "unfinished"
     tasks = tasks_of(tmp_path, FILE, store)
     ended, before = [], signal.getsignal(signal.SIGTERM)
 
@@ -85,18 +85,18 @@ def test_who_is_asked_to_stop_before_a_run_begins_stops_in_its_first_round(tmp_p
             signal.raise_signal(signal.SIGTERM)  # while its data are still to be read
 
     with pytest.raises(Interrupted):
-        ended += Here(store, work).play(tasks, everything, stop_at_the_second)
+        ended += InProcess(store, work).run(tasks, everything, stop_at_the_second)
     assert len(store.keys()) == 1
     rounds = [file.read_text().count("\n") for file in work.rglob("rounds.jsonl")]
     assert rounds == [1]
     assert signal.getsignal(signal.SIGTERM) is before
-    for event in Here(store, work).play(missing_again(tmp_path, store), everything, lambda event: None):
+    for event in InProcess(store, work).run(missing_again(tmp_path, store), everything, lambda event: None):
         assert not event.failed
     assert len(store.keys()) == 3
 
 
 def missing_again(folder, store):
-    return missing(read_experiment(folder / "some.toml", ("--device", "cpu")).cells, 1, store)
+    return missing(read_experiment(folder / "some.toml", {"device": "cpu"}).cells, 1, store)
 
 
 def kept(folder):
@@ -105,7 +105,7 @@ def kept(folder):
     for key, run in zip(Store(folder).keys(), Store(folder), strict=True):
         assert sum(run.summary["seconds"].values()) > 0
         timeless = [{name: each[name] for name in each if name != "seconds"} for each in (run.summary, run.curves)]
-        found[key] = (*timeless, run.clients, run.relations)
+        found[key] = (*timeless, run.clients, run.matrices, run.matching)
     return found
 
 
@@ -117,12 +117,12 @@ def test_processes_of_their_own_give_the_same_cells(tmp_path):
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     tasks = tasks_of(tmp_path, FILE, here, 2)
     heard = []
-    one = list(Here(here, tmp_path / "work").play(tasks, everything, heard.append))
+    one = list(InProcess(here, tmp_path / "work").run(tasks, everything, heard.append))
     assert [(event.kind, event.task, event.failed) for event in one] == [("ended", task, ()) for task in tasks]
     assert [event.task for event in heard if event.kind == "began"] == tasks
     assert {event.kind for event in heard} == {"began", "round"}
     heard.clear()
-    other = list(two_processes(there, tmp_path).play(tasks, everything, heard.append))
+    other = list(two_processes(there, tmp_path).run(tasks, everything, heard.append))
     assert sorted(tasks.index(event.task) for event in other) == [0, 1, 2]
     assert {(event.kind, event.failed) for event in other} == {("ended", ())}
     assert sorted(tasks.index(event.task) for event in heard if event.kind == "began") == [0, 1, 2]
@@ -132,17 +132,17 @@ def test_processes_of_their_own_give_the_same_cells(tmp_path):
         assert all(0 <= event.accuracy <= 1 for event in told)
     assert len(kept(there.folder)) == 6
     assert kept(there.folder) == kept(here.folder)
-    assert all(one.relations["S"] for one in there)
-    assert {one.ran_on["beside"] for one in there} == {1}
-    assert {one.ran_on["beside"] for one in here} == {0}
+    assert all(one.matrices["S"] for one in there)
+    assert {one.ran_on.beside for one in there} == {1}
+    assert {one.ran_on.beside for one in here} == {0}
     assert not list((tmp_path / "work").iterdir())
 
 
 def test_what_diverges_is_told_and_remembered_and_the_rest_goes_on(tmp_path):
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     wild = FILE.replace("[rows.mine]", "[rows.wild]\nmethod = 'fedavg'\nlr = 1e30\nclip = 0\n[rows.mine]")
     tasks = tasks_of(tmp_path, wild, store)
-    ended = list(two_processes(store, tmp_path).play(tasks, everything, lambda event: None))
+    ended = list(two_processes(store, tmp_path).run(tasks, everything, lambda event: None))
     failed = {event.task.cell.title: event.failed for event in ended}
     assert {event.kind for event in ended} == {"ended"}
     assert set(failed) == {"fedavg", "wild", "FedReMa, patient", "fedper"}
@@ -163,11 +163,11 @@ def test_what_is_refused_is_told_in_one_sentence_and_the_rest_goes_on(launcher, 
         "NO_PROXY": "127.0.0.1",
     }.items():
         monkeypatch.setenv(name, str(value))
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     text = FILE.replace("[rows.mine]", "[rows.absent]\nmethod = 'fedavg'\ndataset = 'mnist'\n[rows.mine]")
     tasks = tasks_of(tmp_path, text, store)
-    made = Here(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
-    ended = list(made.play(tasks, everything, lambda event: None))
+    made = InProcess(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
+    ended = list(made.run(tasks, everything, lambda event: None))
     assert sorted(event.kind for event in ended) == ["ended", "ended", "ended", "refused"]
     (sentence,) = [sentence for event in ended for sentence in event.failed]
     assert sentence.startswith("absent: cannot download train-images-idx3-ubyte.gz from http://127.0.0.1:9/mnist/")
@@ -177,7 +177,7 @@ def test_what_is_refused_is_told_in_one_sentence_and_the_rest_goes_on(launcher, 
 
 @pytest.mark.parametrize("launcher", ["here", "workers"])
 def test_what_does_not_fit_is_not_started(launcher, tmp_path):
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, FILE, store)
     asked, heard = [], []
 
@@ -185,8 +185,8 @@ def test_what_does_not_fit_is_not_started(launcher, tmp_path):
         asked.append(task)
         return task.cell.method == "fedper"
 
-    made = Here(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
-    assert [event.task for event in made.play(tasks, fits, heard.append)] == [tasks[2]]
+    made = InProcess(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
+    assert [event.task for event in made.run(tasks, fits, heard.append)] == [tasks[2]]
     assert asked == tasks
     assert [event.task for event in heard if event.kind == "began"] == [tasks[2]]
     assert store.keys() == [key_of(tasks[2].runs[0])]
@@ -231,7 +231,7 @@ class Play:
         """Play what is left without waiting, and return the cells."""
         self.allow(ROUNDS)
         assert self.start("--workers", "2").wait(PATIENCE) == 0, self.told()
-        return kept(self.folder / "out" / "cells")
+        return kept(self.folder / "out" / "runs")
 
     def played(self):
         """Return (process, row, round) of each round that was begun."""
@@ -293,7 +293,7 @@ def undisturbed(tmp_path_factory, programs):
     assert sorted((mark, number) for _, mark, number in play.played()) == [
         (mark, number) for mark in range(3) for number in range(1, ROUNDS + 1)
     ]
-    return kept(play.folder / "out" / "cells")
+    return kept(play.folder / "out" / "runs")
 
 
 def test_asked_to_stop_all_save_and_the_same_command_goes_on(undisturbed, tmp_path):
@@ -308,7 +308,7 @@ def test_asked_to_stop_all_save_and_the_same_command_goes_on(undisturbed, tmp_pa
     saved = play.saved()
     assert set(saved) == {0, 1}  # the third was not begun
     assert all(GATE <= number < ROUNDS for number in saved.values())
-    assert not (play.folder / "out" / "cells").exists()
+    assert not (play.folder / "out" / "runs").exists()
     assert (play.folder / "out" / "table.md").is_file()
     (play.folder / "played").unlink()
     assert play.whole() == undisturbed
@@ -326,12 +326,12 @@ def test_a_process_that_is_ended_by_others_is_told_of_and_replaced(number, code,
     play.let_on_until(lambda: is_gone(victim))
     play.allow(ROUNDS)
     assert process.wait(PATIENCE) == 2
-    sentence = f"fedrema: r0: its process ended with code {code}; what it had saved is kept."
+    sentence = f"fedrema: r0: its process ended with code {code}; its last checkpoint is kept."
     assert play.told().splitlines()[-1] == sentence
     assert "Traceback" not in play.told()
     (third,) = {process for process, mark, _ in play.played() if mark == 2}
     assert third != victim
-    assert len(kept(play.folder / "out" / "cells")) == 2
+    assert len(kept(play.folder / "out" / "runs")) == 2
     (last,) = play.saved().values()
     (play.folder / "played").unlink()
     assert play.whole() == undisturbed
@@ -364,7 +364,7 @@ def test_what_a_method_prints_does_not_disturb_its_process(undisturbed, tmp_path
 
 
 def test_the_largest_tasks_are_halved_until_all_have_something_to_do(tmp_path):
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     one, *_ = tasks_of(tmp_path, FILE, store, 5)
     other = Task(one.cell, (0, 1))
     assert divided([one, other], 2) == [one, other]
@@ -376,11 +376,11 @@ def test_the_largest_tasks_are_halved_until_all_have_something_to_do(tmp_path):
 
 @pytest.mark.parametrize("vary", ["training", "both"])
 def test_an_order_says_all_that_is_needed(vary, tmp_path):
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, f"vary = '{vary}'\n{FILE}", store, 3)
     assert [task.seeds for task in tasks] == ([(0, 1, 2)] * 3 if vary == "training" else [(0,), (1,), (2,)] * 3)
     for task in tasks:
-        again = Task.ordered(json.loads(json.dumps(task.order())))
+        again = Task.decoded(task.encoded())
         assert again.runs == task.runs
         assert [key_of(settings) for settings in again.runs] == [key_of(settings) for settings in task.runs]
         assert (again.cell.title, again.seeds, again.rounds) == (task.cell.title, task.seeds, 3 * len(task.seeds))
@@ -400,10 +400,10 @@ def test_an_order_says_all_that_is_needed(vary, tmp_path):
     ],
 )
 def test_what_is_told_is_understood(event, tmp_path):
-    task, *_ = tasks_of(tmp_path, FILE, Store(tmp_path / "cells"))
-    heard = Event.told(event.line(), task)
+    task, *_ = tasks_of(tmp_path, FILE, Store(tmp_path / "runs"))
+    heard = Event.decoded(event.encoded(), task)
     assert heard.task is task
     assert (heard.kind, heard.seed, heard.round, heard.accuracy, heard.failed) == (
         event.kind, event.seed, event.round, event.accuracy, event.failed,
     )  # fmt: skip
-    assert "\n" not in event.line()
+    assert "\n" not in event.encoded()

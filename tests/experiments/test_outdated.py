@@ -1,5 +1,6 @@
 """A cell is what its files and its revisions were: changed files are run anew, older revisions are not finished."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,13 +13,13 @@ from fedrema.cli import main
 from fedrema.errors import BadInput
 from fedrema.experiments.claims import claims_markdown, judge
 from fedrema.experiments.report import write_report
-from fedrema.experiments.runner import Runner
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.table import Sheet
-from fedrema.experiments.work import finished, missing, outdated
+from fedrema.experiments.tasks import Runner, finished, missing, outdated
 from fedrema.methods.fedavg import FedAvg
 from fedrema.runs.manifest import inputs_of
+from tests.experiments.made_runs import keep
 
 OWN = """
 title = "Own files"
@@ -90,20 +91,19 @@ def told(programs, *command):
 
 def test_a_cell_is_run_anew_after_any_file_it_depends_on_has_changed(own, programs):
     grid = ("grid", "own.toml", "--out", "out")
-    assert told(programs, *grid)[1].startswith("1 run to play")
-    assert told(programs, *grid) == (0, "Everything is there already.\n")
+    assert told(programs, *grid)[1].startswith("1 run to do")
+    assert told(programs, *grid) == (0, "All runs have finished already.\n")
     for number, (what, change) in enumerate(CHANGES.items(), 2):
         change(own)
-        assert told(programs, *grid)[1].startswith("1 run to play"), what
-        assert len(list((own / "out" / "cells").iterdir())) == number, what
+        assert told(programs, *grid)[1].startswith("1 run to do"), what
+        assert len(Store(own / "out" / "runs").keys()) == number, what
     (own / "elsewhere.py").write_text("")  # what it does not depend on
-    assert told(programs, *grid) == (0, "Everything is there already.\n")
-    curves = [json.loads(file.read_text())["curves"]["accuracy"] for file in (own / "out" / "cells").iterdir()]
-    assert len({tuple(curve) for curve in curves}) > 1
+    assert told(programs, *grid) == (0, "All runs have finished already.\n")
+    assert len({tuple(run.curves["accuracy"]) for run in Store(own / "out" / "runs")}) > 1
     write_data(own / "data.npz")  # as it was
     for name, content in (("my_method.py", METHOD), ("my_losses.py", LOSSES), ("my_networks.py", NETWORKS)):
         (own / name).write_text(content)
-    assert told(programs, *grid)[1] == "Everything is there already.\n"
+    assert told(programs, *grid)[1] == "All runs have finished already.\n"
 
 
 def test_a_run_cannot_go_on_after_a_file_has_changed_and_is_told_which(own, programs):
@@ -156,11 +156,11 @@ def test_a_partition_file_is_part_of_a_cell(tmp_path):
 
 def test_a_file_that_changes_while_a_grid_waits_is_not_trained_on_unnoticed(own):
     cell = read_experiment(own / "own.toml").cells[0]
-    store = Store(own / "cells")
+    store = Store(own / "runs")
     (task,) = missing([cell], 1, store)
     CHANGES["the labels"](own)
-    with pytest.raises(BadInput, match=r"^data.npz has changed since the command was given"):
-        Runner(store, own / "work", lambda _: lambda played: None).play(task)
+    with pytest.raises(BadInput, match=r"^data.npz has changed since the command started"):
+        Runner(store, own / "work", lambda _: lambda played: None).run(task)
     assert store.keys() == []
 
 
@@ -208,7 +208,7 @@ def test_cells_of_built_in_methods_and_data_are_named_by_their_settings_alone(pl
 def test_cells_of_an_older_revision_are_shown_as_outdated_and_run_again(plain, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     monkeypatch.setattr(FedAvg, "revision", 2, raising=False)
-    experiment, store = read_experiment(plain), Store(out / "cells")
+    experiment, store = read_experiment(plain), Store(out / "runs")
     sheet = Sheet(experiment, 2, store)
     fedavg, local = sheet.lines
     assert fedavg[1] == "0, 2 outdated"
@@ -222,37 +222,37 @@ def test_cells_of_an_older_revision_are_shown_as_outdated_and_run_again(plain, t
     assert main(["grid", str(plain), "--out", str(out), "--minutes", "0"]) == 0
     said = capsys.readouterr()
     assert "2 finished runs are outdated: computed by an older revision of fedrema, run again." in said.err
-    assert "Everything is there already" not in said.err
+    assert "All runs have finished already" not in said.err
     assert "†" in said.out
     assert "†" in (out / "plain.md").read_text()
 
     assert main(["grid", str(plain), "--out", str(out)]) == 0
-    assert capsys.readouterr().err.startswith("2 runs to play")
+    assert capsys.readouterr().err.startswith("2 runs to do")
     assert len(store.keys()) == 4
     assert not outdated(experiment.cells, 2, store)
     assert all(store.has(key_of(cell.settings(seed))) for cell in experiment.cells for seed in range(2))
     assert "†" not in (out / "plain.md").read_text()
     assert main(["grid", str(plain), "--out", str(out)]) == 0
-    assert capsys.readouterr().err == "Everything is there already.\n"
+    assert capsys.readouterr().err == "All runs have finished already.\n"
 
 
 def test_a_cell_that_has_been_run_again_in_part_shows_only_what_is_current(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(FedAvg, "revision", 2, raising=False)
-    experiment, store = read_experiment(plain), Store(tmp_path / "out" / "cells")
+    experiment, store = read_experiment(plain), Store(tmp_path / "out" / "runs")
     cell = experiment.cell("fedavg", "")
     (task,) = missing([cell], 1, store)
-    assert Runner(store, tmp_path / "work", lambda _: lambda played: None).play(task) == []
+    assert Runner(store, tmp_path / "work", lambda _: lambda played: None).run(task) == []
     assert [run.seed for run in finished(cell, 2, store)] == [0]
     assert Sheet(experiment, 2, store).lines[0][1] == "1"
 
 
-@pytest.mark.parametrize("older", [{}, {"revisions": {"method": 1, "cpu": 1}}], ids=["none recorded", "recorded"])
-def test_the_engine_has_a_revision_for_each_kind_of_device(plain, tmp_path, monkeypatch, older):
-    experiment, store = read_experiment(plain), Store(tmp_path / "out" / "cells")
-    for key in store.keys():  # noqa: SIM118 - not a dict
-        file = store.folder / f"{key}.json"
-        content = {name: value for name, value in json.loads(file.read_text()).items() if name != "revisions"}
-        file.write_text(json.dumps(content | older))
+def test_the_engine_has_a_revision_for_each_kind_of_device(plain, tmp_path, monkeypatch):
+    experiment, store = read_experiment(plain), Store(tmp_path / "out" / "runs")
+    runs = list(store)
+    for file in store.folder.iterdir():
+        file.unlink()
+    for run in runs:
+        keep(store, dataclasses.replace(run, revisions={"method": 1, "cpu": 1}))
     monkeypatch.setitem(engine.REVISIONS, "cuda", 9)
     assert not missing(experiment.cells, 2, store)
     monkeypatch.setitem(engine.REVISIONS, "cpu", 2)
@@ -262,7 +262,7 @@ def test_the_engine_has_a_revision_for_each_kind_of_device(plain, tmp_path, monk
 
 
 def test_an_unfinished_run_of_an_older_revision_begins_anew(plain, tmp_path, monkeypatch):
-    cell = read_experiment(plain, ("--rounds", "3")).cells[0]
+    cell = read_experiment(plain, {"rounds": 3}).cells[0]
     store, work = Store(tmp_path / "new"), tmp_path / "work"
     (task,) = missing([cell], 1, store)
 
@@ -273,10 +273,10 @@ def test_an_unfinished_run_of_an_older_revision_begins_anew(plain, tmp_path, mon
         return stop
 
     with pytest.raises(KeyboardInterrupt):
-        Runner(store, work, interrupted).play(task)
+        Runner(store, work, interrupted).run(task)
     monkeypatch.setattr(FedAvg, "revision", 2, raising=False)
     seen = []
-    Runner(store, work, lambda _: lambda played: seen.append(played.record["round"])).play(task)
+    Runner(store, work, lambda _: lambda played: seen.append(played.record["round"])).run(task)
     assert seen == [1, 2, 3]
 
 

@@ -16,11 +16,11 @@ from fedrema import __version__
 from fedrema.cli import main
 from fedrema.errors import BadInput
 from fedrema.experiments import ray_launcher
-from fedrema.experiments.launchers import Event, Here
-from fedrema.experiments.ray_launcher import OnRay, Place, play_there
+from fedrema.experiments.launchers import Event, InProcess
+from fedrema.experiments.ray_launcher import OnRay, Slot, run_there
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
-from fedrema.experiments.work import missing
+from fedrema.experiments.tasks import missing
 from fedrema.runs.execute import Interrupted
 
 # Rays older than 2.60 leave /dev/null open and their processes to themselves when they end.
@@ -92,19 +92,19 @@ def test_the_command_starts_a_ray_of_its_own_and_ends_it(tmp_path, capsys):
     assert main(["grid", str(file), *arguments]) == 0
     assert not ray.is_initialized()
     assert "2 of 2 runs finished" in capsys.readouterr().err
-    assert len(list((out / "cells").iterdir())) == 2
+    assert len(list((out / "runs").iterdir())) == 2
     assert (out / "some.md").read_text().count("| 1 |") == 2
 
 
 @pytest.mark.usefixtures("two_processes")
 def test_cells_are_those_of_one_process_and_two_processes_made_them(tmp_path):
-    alone, store = Store(tmp_path / "alone"), Store(tmp_path / "cells")
+    alone, store = Store(tmp_path / "alone"), Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, FILE, store, seeds=2)
-    list(Here(alone, tmp_path / "work").play(tasks, always, nobody))
+    list(InProcess(alone, tmp_path / "work").run(tasks, always, nobody))
     began = time.time()
     launcher, heard = OnRay(store, 2, "auto"), []
     assert launcher.at_once == 2
-    last = list(launcher.play(tasks, always, heard.append))
+    last = list(launcher.run(tasks, always, heard.append))
     assert ray.is_initialized()  # it was there before, and stays
     assert sorted(map(id, tasks)) == sorted(id(event.task) for event in last)
     assert {(event.kind, event.failed) for event in last} == {("ended", ())}
@@ -122,7 +122,7 @@ def test_cells_are_those_of_one_process_and_two_processes_made_them(tmp_path):
     # Ray says, some time later, which of its processes did what.
     processes, patience = set(), time.monotonic() + 15
     while len(processes) < 2 and time.monotonic() < patience:
-        played = [event for event in ray.timeline() if event["cat"] == "task::play_there" and event["ts"] > 1e6 * began]
+        played = [event for event in ray.timeline() if event["cat"] == "task::run_there" and event["ts"] > 1e6 * began]
         processes = {event["tid"] for event in played}
         time.sleep(0.2)
     assert len(processes) == 2
@@ -131,7 +131,7 @@ def test_cells_are_those_of_one_process_and_two_processes_made_them(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_processes")
 def test_a_task_is_begun_when_there_is_room_and_only_if_it_fits(tmp_path):
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, FILE, store)
     happened = []
 
@@ -142,7 +142,7 @@ def test_a_task_is_begun_when_there_is_room_and_only_if_it_fits(tmp_path):
     def report(event):
         happened.append((event.kind, tasks.index(event.task)))
 
-    for event in OnRay(store, 1, "auto").play(tasks, fits, lambda event: event.kind == "began" and report(event)):
+    for event in OnRay(store, 1, "auto").run(tasks, fits, lambda event: event.kind == "began" and report(event)):
         report(event)
     assert happened == [
         ("asked", 0), ("asked", 1), ("began", 1), ("ended", 1), ("asked", 2), ("asked", 3), ("began", 3), ("ended", 3)
@@ -156,9 +156,9 @@ def test_what_diverges_or_lacks_its_data_is_told_and_the_rest_goes_on(tmp_path):
         "[rows.wild]\nmethod = 'fedavg'\nlr = 1e30\nclip = 0\n"
         "[rows.absent]\nmethod = 'fedavg'\nfederation = '/nowhere/mine.npz'\n[rows.fedavg]\n"
     )
-    store = Store(tmp_path / "cells")
+    store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, text, store)
-    found = {event.task.cell.title: event for event in OnRay(store, 2, "auto").play(tasks, always, nobody)}
+    found = {event.task.cell.title: event for event in OnRay(store, 2, "auto").run(tasks, always, nobody)}
     assert {title: event.kind for title, event in found.items()} == {
         "wild": "ended", "absent": "refused", "fedavg": "ended"
     }  # fmt: skip
@@ -180,14 +180,14 @@ def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
             os._exit(1)
         if number == 2:
             raise RuntimeError("out of luck\nand more of it")
-        return play_there(order, number, *more)
+        return run_there(order, number, *more)
 
-    monkeypatch.setattr(ray_launcher, "play_there", unlucky)
-    store, heard = Store(tmp_path / "cells"), []
+    monkeypatch.setattr(ray_launcher, "run_there", unlucky)
+    store, heard = Store(tmp_path / "runs"), []
     tasks = tasks_of(tmp_path, FILE, store)
-    found = {tasks.index(event.task): event for event in OnRay(store, 2, "cpu").play(tasks, always, heard.append)}
+    found = {tasks.index(event.task): event for event in OnRay(store, 2, "cpu").run(tasks, always, heard.append)}
     assert [found[number].kind for number in range(4)] == ["ended", "refused", "refused", "ended"]
-    lost = "fedavg, large: its process was lost twice (WorkerCrashedError); what it had saved is kept."
+    lost = "fedavg, large: its process was lost twice (WorkerCrashedError); its last checkpoint is kept."
     assert found[1].failed == (lost,)
     assert found[2].failed == ("fedrema, small: RuntimeError: out of luck",)
     assert [event.task for event in heard if event.kind == "began"] == tasks
@@ -198,7 +198,7 @@ def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("two_processes")
 def test_a_stopped_grid_keeps_what_is_finished_and_goes_on(tmp_path):
     text = FILE.replace("rounds = 3", "rounds = 300")
-    store, heard = Store(tmp_path / "cells"), []
+    store, heard = Store(tmp_path / "runs"), []
     tasks = tasks_of(tmp_path, text, store, seeds=2)[:1]
     launcher = OnRay(store, 2, "auto")
 
@@ -208,35 +208,35 @@ def test_a_stopped_grid_keeps_what_is_finished_and_goes_on(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        list(launcher.play(tasks, always, stop))
+        list(launcher.run(tasks, always, stop))
     assert heard[-1] == "stopped"
     assert store.keys() == [key_of(tasks[0].runs[0])]  # the first seed
     assert [folder.name for folder in where_runs_lie(launcher).iterdir()] == [key_of(tasks[0].runs[1])]
     rounds = []
     tasks = tasks_of(tmp_path, text, store, seeds=2)[:1]
     assert tasks[0].seeds == (1,)
-    assert [event.kind for event in launcher.play(tasks, always, rounds.append)] == ["ended"]
+    assert [event.kind for event in launcher.run(tasks, always, rounds.append)] == ["ended"]
     assert next(event for event in rounds if event.kind == "round").round > 1
     assert len(store.keys()) == 2
     assert store.at(key_of(tasks[0].runs[0])).curves["round"] == list(range(1, 301))
 
 
 def test_a_machine_with_another_version_refuses(tmp_path):
-    (task,) = tasks_of(tmp_path, f"{SMALL}[rows.fedavg]", Store(tmp_path / "cells"))
-    line, cells = play_there(task.order(), 0, "0.0", str(tmp_path), 1, 0, queue.SimpleQueue())
-    event = Event.told(line, task)
+    (task,) = tasks_of(tmp_path, f"{SMALL}[rows.fedavg]", Store(tmp_path / "runs"))
+    line, cells = run_there(task.encoded(), 0, "0.0", str(tmp_path), 1, 0, queue.SimpleQueue())
+    event = Event.decoded(line, task)
     assert event.kind == "refused"
-    assert f"has fedrema {__version__}, and 0.0 asks" in event.failed[0]
+    assert f"has fedrema {__version__}, not 0.0" in event.failed[0]
     assert cells == {}
 
 
 def test_a_machine_sends_back_files_and_keeps_nothing(tmp_path):
-    store, rounds = Store(tmp_path / "cells"), queue.SimpleQueue()
+    store, rounds = Store(tmp_path / "runs"), queue.SimpleQueue()
     (task,) = tasks_of(tmp_path, f"{SMALL}[rows.fedavg]", store)
-    line, cells = play_there(task.order(), 7, __version__, str(tmp_path / "work"), 1, 3, rounds)
-    assert Event.told(line, task) == Event("ended", task)
+    line, cells = run_there(task.encoded(), 7, __version__, str(tmp_path / "work"), 1, 3, rounds)
+    assert Event.decoded(line, task) == Event("ended", task)
     assert list(cells) == [key_of(task.runs[0])]
-    assert '"beside": 3' in cells[key_of(task.runs[0])]
+    assert '"beside":3' in cells[key_of(task.runs[0])]
     assert rounds.get()[0] == 7
     assert list((tmp_path / "work").iterdir()) == []
 
@@ -252,17 +252,17 @@ NODES = [
 @pytest.mark.parametrize(
     ("workers", "device", "places"),
     [
-        (1, "auto", {Place("large", 0, 1, 8): 2}),
-        (3, "cuda", {Place("large", 0, 0.3333, 2): 6}),
-        (1, "cpu", {Place("large", 16, 0, 16): 1, Place("small", 2, 0, 2): 1}),
-        (3, "cpu", {Place("large", 5.3333, 0, 5): 3, Place("small", 0.6666, 0, 1): 3}),
+        (1, "auto", {Slot("large", 0, 1, 8): 2}),
+        (3, "cuda", {Slot("large", 0, 0.3333, 2): 6}),
+        (1, "cpu", {Slot("large", 16, 0, 16): 1, Slot("small", 2, 0, 2): 1}),
+        (3, "cpu", {Slot("large", 5.3333, 0, 5): 3, Slot("small", 0.6666, 0, 1): 3}),
     ],
 )
 def test_machines_are_shared_out(workers, device, places, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "nodes", lambda: NODES)
     launcher = OnRay(Store(Path("none")), workers, device)
-    assert launcher.places() == places
+    assert launcher.slots() == places
     assert launcher.at_once == sum(places.values())
     monkeypatch.setattr(ray, "nodes", lambda: NODES[:2])
     with pytest.raises(BadInput, match="neither CPUs nor GPUs"):
@@ -274,7 +274,7 @@ def test_without_ray_one_sentence_says_what_to_install(tmp_path, capsys, monkeyp
     monkeypatch.delitem(sys.modules, "fedrema.experiments.ray_launcher")
     assert main(["grid", str(written(tmp_path, FILE)), "--launcher", "ray", "--out", str(tmp_path / "out")]) == 2
     assert capsys.readouterr().err.endswith("fedrema: --launcher ray needs Ray: pip install 'fedrema[ray]'.\n")
-    assert not (tmp_path / "out" / "cells").exists()
+    assert not (tmp_path / "out" / "runs").exists()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nothing"])

@@ -1,13 +1,14 @@
 """What is written of an experiment: tables in three formats, verdicts, the first page of a folder."""
 
-import json
+import shutil
 from datetime import UTC, datetime
 
 import pytest
 
-from fedrema.experiments.command_log import read_sittings, write_sitting
-from fedrema.experiments.overview import write_overview
-from fedrema.experiments.report import write_report
+from fedrema.errors import BadInput
+from fedrema.experiments.command_log import log_command, read_log
+from fedrema.experiments.report import write_overview, write_report
+from fedrema.experiments.store import Store
 from fedrema.experiments.table import Sheet, values_of
 from tests.experiments.test_claims import Bench
 
@@ -106,13 +107,29 @@ def test_a_report_is_a_table_with_verdicts_and_tests(made, tmp_path):
 def test_a_folder_begins_with_what_was_run_and_what_is_missing(made, tmp_path):
     out = tmp_path / "out"
     command = ["fedrema", "reproduce", "--only", "a b"]
-    write_sitting(out, command, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), 754.3, made.store, set(made.store.keys()))
+    log_command(made.store, command, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), 754.3, set(made.store.keys()))
     judged = {"made": write_report(made.experiment, 2, made.store, out)}
     write_overview([made.experiment], judged, None, made.store, out)
     page = (out / "README.md").read_text()
     assert "| [Table 9: made up](made.md) ([csv](made.csv), [tex](made.tex)) | 4 of 6 | Local (2 of 2) |" in page
     assert "| `fedrema reproduce --only 'a b'` | cpu | 4 | 13 minutes |" in page
     assert "| FedReMa is first. | holds |" in page
-    (sitting,) = read_sittings(out)
-    assert sitting["versions"] == [json.dumps({"torch": "2"})]
-    assert (sitting["started"], sitting["seconds"]) == ("2026-01-02T03:04:05+00:00", 754.3)
+    (logged,) = read_log(made.store)
+    assert logged.versions == [{"torch": "2"}]
+    assert (logged.started, logged.seconds) == ("2026-01-02T03:04:05+00:00", 754.3)
+
+
+def test_logs_of_two_machines_are_merged(made, tmp_path):
+    other = Store(tmp_path / "other")
+    times = [datetime(2026, 1, 2, hour, tzinfo=UTC) for hour in (3, 4, 5)]
+    for store, command, time in ((made.store, "a", times[1]), (other, "b", times[0])):
+        log_command(store, [command], time, 1.0, set())
+    for file in other.folder.iterdir():
+        shutil.copy(file, made.store.folder)
+    assert [logged.command for logged in read_log(made.store)] == ["b", "a"]
+    log_command(made.store, ["c"], times[2], 1.0, set())
+    assert [logged.command for logged in read_log(made.store)] == ["b", "a", "c"]
+    (file,) = made.store.folder.glob("commands-*.jsonl")
+    file.write_text("{")
+    with pytest.raises(BadInput, match=f"{file.name} is not a log of commands"):
+        read_log(made.store)

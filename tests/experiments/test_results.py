@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedrema.cli.reproduce import NAMES
-from fedrema.experiments.command_log import read_sittings
+from fedrema.experiments.command_log import read_log
 from fedrema.experiments.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -19,13 +19,13 @@ def rows(text):
 
 
 def test_every_run_can_be_read_and_comes_from_a_command():
-    store = Store(RESULTS / "cells")
+    store = Store(RESULTS / "runs")
     store.check()
     runs = list(store)
     # `again`: how many of them took the place of runs that an earlier command had played.
-    assert len(runs) == sum(sitting["runs"] - sitting.get("again", 0) for sitting in read_sittings(RESULTS))
+    assert len(runs) == sum(command.runs - command.again for command in read_log(store))
     assert {run.settings["rounds"] for run in runs if run.settings["net"] == "auto"} == {500}
-    assert {run.ran_on["device"] for run in runs} == {"NVIDIA H200"}
+    assert {run.device for run in runs} == {"NVIDIA H200"}
     assert not any(run.failed for run in runs)
 
 
@@ -55,5 +55,5 @@ def test_every_figure_that_is_shown_is_there():
 
 
 def test_nothing_of_the_machine_that_ran_it_is_left():
-    for file in [*RESULTS.glob("*.md"), *(RESULTS / "sittings").iterdir()]:
+    for file in [*RESULTS.glob("*.md"), *(RESULTS / "runs").glob("*.jsonl")]:
         assert not re.search(r"/(tmp|home|root|work)/", file.read_text()), file

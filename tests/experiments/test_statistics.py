@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from fedrema.experiments.ranking import cliques, critical_difference, rank
-from fedrema.experiments.statistics import compare, compare_rows, compare_with_reference, corrected, holm, scores
-from fedrema.experiments.store import Finished
+from fedrema.experiments.comparisons import compare, compare_rows, compare_with_reference, corrected, scores
+from fedrema.reporting.statistics import cliques, critical_difference, holm, rank
+from tests.experiments.made_runs import made_run, made_summary
 
 # Ranks of four variants of C4.5 on 14 datasets that give the averages of Demšar's example, JMLR 7 (2006), section 3.2.
 C45 = [
@@ -31,13 +31,13 @@ def test_a_paired_difference_by_hand():
     # Differences 1 … 5: mean 3, standard error √(2.5 / 5), t = 4.243; with 4 degrees of freedom t₀.₉₇₅ = 2.776445.
     found = compare("a", "b", "c", by_seed(11, 22, 33, 44, 55), by_seed(10, 20, 30, 40, 50))
     margin = 2.776445 * math.sqrt(0.5)
-    assert (found.row, found.other, found.column, found.pairs, found.reason) == ("a", "b", "c", 5, "")
-    assert (found.mean, found.low, found.high) == (3, pytest.approx(3 - margin), pytest.approx(3 + margin))
-    assert found.p == pytest.approx(0.0132356, abs=1e-7)
+    assert (found.row, found.other, found.column, found.pairs, found.test.reason) == ("a", "b", "c", 5, "")
+    assert (found.mean, found.test.low, found.test.high) == (3, pytest.approx(3 - margin), pytest.approx(3 + margin))
+    assert found.test.p == pytest.approx(0.0132356, abs=1e-7)
     assert math.isnan(found.corrected)
     back = compare("b", "a", "c", by_seed(10, 20, 30, 40, 50), by_seed(11, 22, 33, 44, 55))
-    assert (back.mean, back.low, back.high) == pytest.approx((-3, -3 - margin, -3 + margin))
-    assert back.p == pytest.approx(found.p)
+    assert (back.mean, back.test.low, back.test.high) == pytest.approx((-3, -3 - margin, -3 + margin))
+    assert back.test.p == pytest.approx(found.test.p)
 
 
 def test_two_quizzes_of_penn_state():
@@ -45,7 +45,7 @@ def test_two_quizzes_of_penn_state():
     first, second = (98, 100, 95, 90, 90, 92, 80, 78, 88), (94, 98, 98, 88, 89, 91, 84, 80, 88)
     found = compare("first", "second", "", by_seed(*first), by_seed(*second))
     assert found.mean == pytest.approx(1 / 9)
-    assert found.p == pytest.approx(0.902, abs=0.001)
+    assert found.test.p == pytest.approx(0.902, abs=0.001)
 
 
 def test_only_seeds_that_both_have_count():
@@ -59,19 +59,19 @@ def test_only_seeds_that_both_have_count():
 )
 def test_too_few_seeds_are_not_tested(mine, theirs, pairs, reason):
     found = compare("a", "b", "c", mine, theirs)
-    assert (found.pairs, found.reason, found.tested) == (pairs, reason, False)
-    assert math.isnan(found.low)
+    assert (found.pairs, found.test.reason, found.tested) == (pairs, reason, False)
+    assert math.isnan(found.test.low)
     assert math.isnan(found.mean) if pairs == 0 else found.mean == 1
 
 
 def test_the_same_difference_for_every_seed_is_not_infinitely_sure():
     # 0.1 three times, but for rounding, which is what scipy would divide by. Sign test: 2 · 0.5³.
     found = compare("a", "b", "c", by_seed(0.6, 0.7, 0.8), by_seed(0.5, 0.6, 0.7))
-    assert (found.mean, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert found.p == pytest.approx(0.25)
-    assert "sign test" in found.reason
+    assert (found.mean, found.test.low, found.test.high) == pytest.approx((0.1, 0.1, 0.1))
+    assert found.test.p == pytest.approx(0.25)
+    assert "sign test" in found.test.reason
     level = compare("a", "b", "c", by_seed(0.6, 0.7), by_seed(0.6, 0.7))
-    assert (level.mean, level.p, level.reason) == (0, 1, "no difference for any seed")
+    assert (level.mean, level.test.p, level.test.reason) == (0, 1, "no difference for any seed")
 
 
 def test_holms_method_by_hand():
@@ -87,7 +87,7 @@ def test_what_cannot_be_tested_is_no_part_of_the_family():
     tested = compare("a", "b", "c", by_seed(11, 22, 33, 44, 55), by_seed(10, 20, 30, 40, 50))
     one = compare("a", "d", "c", by_seed(1.0), by_seed(2.0))
     first, second, third = corrected([tested, one, tested])
-    assert (first.corrected, third.corrected) == pytest.approx((2 * tested.p, 2 * tested.p))
+    assert (first.corrected, third.corrected) == pytest.approx((2 * tested.test.p, 2 * tested.test.p))
     assert second is one
 
 
@@ -114,7 +114,7 @@ def test_all_rows_are_compared_with_the_best_of_each_column_or_with_a_named_one(
         ("a", "b", "c"), ("gone", "b", "c"), ("b", "a", "d"), ("gone", "a", "d"),
     ]  # fmt: skip
     assert [each.mean for each in found if each.tested] == [-2.5, -6.5]
-    assert found[0].corrected == pytest.approx(min(1, max(found[0].p, 2 * min(found[0].p, found[2].p))))
+    assert found[0].corrected == pytest.approx(min(1, max(found[0].test.p, 2 * min(found[0].test.p, found[2].test.p))))
     assert [each.other for each in compare_with_reference(table, ("c", "d"), "a")] == ["a"] * 4
 
 
@@ -198,7 +198,7 @@ def test_what_cannot_be_ranked():
 
 def test_scores_are_percentages_of_runs_that_have_them():
     def run(seed, **summary):
-        return Finished("fedavg", {"seed": seed}, summary, {}, {}, {}, {}, "" if summary else "diverged")
+        return made_run(seed=seed, summary=made_summary(**summary), failed="" if summary else "diverged")
 
     runs = {
         ("a", "c"): [run(0, best_accuracy=0.5), run(3, best_accuracy=None), run(4)],

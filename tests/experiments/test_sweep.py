@@ -147,7 +147,7 @@ def test_from_a_sweep_to_a_run(tmp_path):
     assert "### Chosen" in page
     chosen = tomllib.loads((out / "how-tuned.toml").read_text())["digits"]
     assert set(chosen) == {"fedprox", "local"}
-    found = choices(read_experiment(tmp_path / "how.toml"), 2, Store(out / "cells"))
+    found = choices(read_experiment(tmp_path / "how.toml"), 2, Store(out / "runs"))
     assert chosen["local"] == dict(found[-1].settings)
     tuned = ["--tuned", str(out / "how-tuned.toml"), "--rounds", "1", "--out", str(tmp_path / "run"), "--quiet"]
     assert main(["run", "local", *tuned]) == 0

@@ -4,19 +4,15 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-MATRIX = {"cpu": 2048, "cuda": 8192}
-"""Rows and columns of the matrices."""
+from fedrema.engine.product_rate import MATRIX, product_rate, seconds_of
+
 COPIED = {"cpu": 2**28, "cuda": 2**30}
 """Bytes of the block that is copied."""
-REPEATS = 3
-"""Repetitions of each measurement; there is one measurement after every row."""
-
 CEILING_OF = {"float32": "sgemm", "float64": "dgemm", "tf32": "tf32", "bf16": "bf16"}
 """The peak rate with which training in each precision is compared."""
 MEANING = {
@@ -66,12 +62,6 @@ class Ceilings:
         return {name: statistics.median(samples) if samples else None for name, samples in self._samples.items()}
 
 
-def product_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
-    """Return the operations per second of a square matrix product."""
-    left, right = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
-    return 2 * size**3 / seconds_of(lambda: left @ right, device)
-
-
 def affordable_size(device: torch.device, dtype: torch.dtype, largest: int, seconds: float = 0.5) -> int:
     """Return a matrix size, at most the largest, whose product takes less than the given seconds.
 
@@ -95,26 +85,6 @@ def bf16_rate_on_a_cpu() -> float | None:
     code = _BF16_ON_A_CPU.format(threads=torch.get_num_threads(), size=MATRIX["cpu"])
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return float(ended.stdout) if ended.returncode == 0 else None
-
-
-def seconds_of(action: Callable[[], object], device: torch.device) -> float:
-    """Return the median seconds of an action, after a warm-up call."""
-    calls = 4 if device.type == "cuda" else 1  # several calls share the time of one synchronisation
-    seconds = []
-    for _ in range(REPEATS + 1):
-        synchronise(device)
-        begun = time.perf_counter()
-        for _ in range(calls):
-            action()
-        synchronise(device)
-        seconds.append((time.perf_counter() - begun) / calls)
-    return statistics.median(seconds[1:])
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait until a GPU has finished all its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedrema.bench.ceilings import synchronise, torch_flags
+from fedrema.bench.ceilings import torch_flags
 from fedrema.config.settings import Settings
 from fedrema.data import Federation
 from fedrema.data.federation import to_float
+from fedrema.engine.product_rate import synchronise
 from fedrema.models.networks import NETWORKS, Network, Shape, own_module
 
 MOMENTUM = 0.9

@@ -8,18 +8,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from fedrema.cli.arguments import as_arguments
 from fedrema.cli.live_table import LiveTable
-from fedrema.cli.spread import devices_named
-from fedrema.config.presets import Values
 from fedrema.data import build_federation, save_prepared
 from fedrema.errors import BadInput, at_least
 from fedrema.experiments.forecast import Forecaster
-from fedrema.experiments.launchers import Here, Launcher, Workers
-from fedrema.experiments.spec import Cell, Experiment
+from fedrema.experiments.launchers import InProcess, Launcher, Workers
+from fedrema.experiments.spec import Cell, Experiment, Values
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store
-from fedrema.experiments.work import Task, divided, missing, outdated
+from fedrema.experiments.tasks import Task, divided, missing, outdated
+from fedrema.runs.worker_pool import gpu_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +51,8 @@ class ExperimentOptions:
             if getattr(self, name) is not None:
                 at_least(least, self, name)
 
-    def changes(self) -> dict[str, str | int]:
-        """Return the options that override the settings of every cell."""
+    def changes(self) -> Values:
+        """Return the settings that override those of every cell."""
         return {"device": self.device, **({"rounds": self.rounds} if self.rounds else {})}
 
 
@@ -77,8 +75,8 @@ def check_folder(out: Path) -> Path:
 
 def read(file: Path, asked: ExperimentOptions, changes: Values | None = None) -> Experiment:
     """Read an experiment, with changes to the settings of every cell."""
-    experiment = read_experiment(file, tuple(as_arguments({**(changes or {}), **asked.changes()})))
-    return experiment.titled_anew(f"{experiment.title} ({asked.rounds} rounds)") if asked.rounds else experiment
+    experiment = read_experiment(file, {**(changes or {}), **asked.changes()})
+    return experiment.retitled(f"{experiment.title} ({asked.rounds} rounds)") if asked.rounds else experiment
 
 
 def select(experiments: Iterable[Experiment], names: str | None, seeds: int | None) -> list[Part]:
@@ -115,7 +113,7 @@ def execute(
     """
     known: set[str] = set()
     tasks = [task for part in order for task in missing(part.cells, part.seeds, store, known)]
-    launcher = _launcher(asked, store, work) if tasks else Here(store, work)
+    launcher = _launcher(asked, store, work) if tasks else InProcess(store, work)
     forecaster = Forecaster(store, asked.device, launcher.at_once)
     if not asked.quiet:
         print(forecaster.of(tasks), file=sys.stderr)
@@ -133,10 +131,14 @@ def execute(
         return left > 0 and (forecaster.seconds(task) or 0.0) <= left
 
     failed: list[str] = []
-    with LiveTable([(part.experiment, part.seeds) for part in parts], tasks, store, forecaster, asked.quiet) as table:
-        for event in launcher.play(tasks, fits, table.report):
-            table.report(event)
-            failed += event.failed
+    try:
+        experiments = [(part.experiment, part.seeds) for part in parts]
+        with LiveTable(experiments, tasks, store, forecaster, asked.quiet) as table:
+            for event in launcher.run(tasks, fits, table.report):
+                table.report(event)
+                failed += event.failed
+    finally:
+        store.fold()
     with contextlib.suppress(OSError):  # not empty, because runs will be resumed; or never created
         work.rmdir()
     return failed
@@ -147,10 +149,10 @@ def _launcher(asked: ExperimentOptions, store: Store, work: Path) -> Launcher:
         from fedrema.experiments.ray_launcher import OnRay
 
         return OnRay(store, asked.workers, asked.device)
-    devices = devices_named(asked.device) or [""]
+    devices = gpu_names(asked.device) or [""]
     if asked.workers * len(devices) > 1:
         return Workers(store, work, devices, asked.workers)
-    return Here(store, work)
+    return InProcess(store, work)
 
 
 def prepare(parts: Sequence[Part], folder: Path) -> None:

@@ -8,7 +8,7 @@ from fedrema.base.terminal import Console, print_safe, safe
 from fedrema.cli.arguments import parse_arguments, positional
 from fedrema.cli.experiment import ExperimentOptions, Part, check_folder, execute, prepare, read, select
 from fedrema.experiments.report import write_report
-from fedrema.experiments.store import Store
+from fedrema.experiments.store import FOLDER, Store
 from fedrema.experiments.table import Sheet
 from fedrema.reporting.tables import plain_table
 from fedrema.runs.execute import Interrupted
@@ -39,7 +39,7 @@ def grid(arguments: list[str]) -> int:
         prepare(parts, options.prepare)
         return 0
     out = options.out or check_folder(Path("results") / experiment.name)
-    store = Store(out / "cells")
+    store = Store(out / FOLDER)
     store.check()
     try:
         failed = execute(parts, parts, options, store, out / "unfinished")
@@ -58,7 +58,7 @@ def show(part: Part, store: Store, out: Path) -> None:
     sheet = Sheet(part.experiment, part.seeds, store)
     console = Console()
     console.print(safe(sheet.experiment.title), highlight=False)
-    count = sheet.headings.index("final") + 1  # 80 columns have no room for those after it
+    count = len(sheet.headings) - len(sheet.details)  # 80 columns have no room for these
     shown = plain_table(
         [NARROW.get(heading, heading) for heading in sheet.headings[:count]], texts=2 if sheet.columned else 1
     )

@@ -14,8 +14,8 @@ from fedrema.experiments.forecast import Forecaster, duration
 from fedrema.experiments.launchers import Event
 from fedrema.experiments.spec import Cell, Experiment
 from fedrema.experiments.store import Store, key_of
-from fedrema.experiments.table import OUTDATED, figure
-from fedrema.experiments.work import Task, finished
+from fedrema.experiments.table import OUTDATED, statistic
+from fedrema.experiments.tasks import Task, finished
 from fedrema.reporting.tables import plain_table
 
 SECONDS_BETWEEN_LINES = 30.0
@@ -106,7 +106,7 @@ class LiveTable:
 
     def _cell(self, cell: Cell, seeds: int, quantity: str, running: set[str]) -> Text:
         runs = finished(cell, seeds, self.store)
-        found = figure(runs, quantity)
+        found = statistic(runs, quantity)
         if found is not None:
             mark = OUTDATED if any(run.outdated for run in runs) else ""
             return Text(f"{found}{mark}" + (f" ({found.count})" if found.count < seeds else ""))
@@ -136,7 +136,7 @@ class LiveTable:
             self.experiments[0],
         )
         runs = [run for run in finished(cell, seeds, self.store) if not run.outdated]
-        found = figure(runs, experiment.quantity)
+        found = statistic(runs, experiment.quantity)
         return "no result" if found is None else f"{found} ({experiment.quantity.replace('_', ' ')})"
 
     def _footer(self) -> str:

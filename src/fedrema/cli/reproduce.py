@@ -11,14 +11,12 @@ from fedrema.base.terminal import Console
 from fedrema.cli.arguments import parse_arguments, positional
 from fedrema.cli.experiment import ExperimentOptions, Part, check_folder, execute, prepare, read, select
 from fedrema.cli.grid import STOPPED, print_errors, show
-from fedrema.config.presets import Values
 from fedrema.errors import BadInput
-from fedrema.experiments.command_log import write_sitting
-from fedrema.experiments.overview import write_overview
-from fedrema.experiments.report import write_report
-from fedrema.experiments.spec import Experiment
-from fedrema.experiments.store import Store
-from fedrema.experiments.work import finished
+from fedrema.experiments.command_log import log_command
+from fedrema.experiments.report import write_overview, write_report
+from fedrema.experiments.spec import Experiment, Values
+from fedrema.experiments.store import FOLDER, Store
+from fedrema.experiments.tasks import finished
 from fedrema.runs.execute import Interrupted
 
 ORDER = (
@@ -72,7 +70,7 @@ def reproduce(arguments: list[str]) -> int:
     if options.prepare is not None:
         prepare(parts, options.prepare)
         return 0
-    store = Store(out / "cells")
+    store = Store(out / FOLDER)
     store.check()
     begun, started = time.monotonic(), datetime.now(UTC)
     there = set(store.keys())
@@ -86,7 +84,7 @@ def reproduce(arguments: list[str]) -> int:
     new = _finished(store) - before
     if new:
         command = ["fedrema", "reproduce", *arguments]
-        write_sitting(out, command, started, time.monotonic() - begun, store, new, len(new & there))
+        log_command(store, command, started, time.monotonic() - begun, new, len(new & there))
     # Other tables may share runs with those just finished: their reports are rewritten.
     asked_for = {part.experiment.name for part in parts}
     every = [_experiment(name, asked.smoke, options) for name in NAMES]
@@ -113,7 +111,7 @@ def _experiment(name: str, smoke: bool, options: ExperimentOptions) -> Experimen
     if not smoke:
         return experiment
     title, about = f"Smoke test on digits: {experiment.title}", "Six rounds, to see that everything works."
-    return experiment.titled_anew(title, about)
+    return experiment.retitled(title, about)
 
 
 def _finished(store: Store) -> set[str]:

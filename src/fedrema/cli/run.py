@@ -116,11 +116,11 @@ def follow(
             def watching(settings: Settings) -> Watch:
                 reached = reached_round(settings.output.folder) if resumed else 0
                 period = settings.method.reports.period
-                return progress.watch(_label(settings), settings.simulation.rounds, period, reached)
+                return progress.watch(label_of(settings), settings.simulation.rounds, period, reached)
 
             for settings, outcome in outcomes(watching, progress):
                 if isinstance(outcome, Diverged):  # the other runs continue
-                    failed.append(f"fedrema: {_label(settings)}: {outcome}")
+                    failed.append(f"fedrema: {label_of(settings)}: {outcome}")
                 else:
                     done.append(outcome)
     except Interrupted as stop:
@@ -156,7 +156,8 @@ def _chosen(asked: LocalTraining, simulator: Simulator) -> str:
     return f"Chosen from the data ({data}, {federation.classes} classes): {' '.join(chosen)}"
 
 
-def _label(settings: Settings) -> str:
+def label_of(settings: Settings) -> str:
+    """Return how a run is called in messages."""
     seed = f" seed {settings.simulation.seed}" if settings.output.seeds > 1 else ""
     return f"{settings.method.called()}{seed}"
 

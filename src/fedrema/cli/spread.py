@@ -1,91 +1,90 @@
-"""Several GPUs of one machine: each plays one run after the other, in a process of its own."""
+"""`fedrema run` on several GPUs: each GPU has a worker process that runs one group of seeds after the other."""
 
-import contextlib
-import dataclasses
-import os
-import queue
-import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-import torch
+import msgspec
 
-from fedrema.config.settings import Settings, as_arguments
-from fedrema.runs.joint import shares
+from fedrema.base.terminal import print_safe
+from fedrema.config.settings import Settings, make_settings
+from fedrema.errors import Diverged, FedremaError
+from fedrema.experiments.spec import Value
+from fedrema.runs.execute import Interrupted
+from fedrema.runs.joint import play_seeds, shares
 from fedrema.runs.manifest import method_name
 from fedrema.runs.run import Run, is_finished
-from fedrema.runs.signals import stopping_gently
+from fedrema.runs.worker_pool import WorkerPool, gpu_names
 
 Group = list[Settings]
-"""Runs that differ only in their seed, which follow each other."""
+"""Runs that differ only in their seed."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """A group as it is sent to a worker."""
+
+    method: str
+    values: dict[str, Value | None]
+    seeds: list[int]
+    folders: list[str]
 
 
 def devices_for(settings: Settings) -> list[str]:
-    """Return the names of the GPUs that runs can be spread over; none where they are to stay on a CPU."""
-    return devices_named(settings.simulation.device)
-
-
-def devices_named(device: str) -> list[str]:
-    """Return the names of the GPUs that there are, as CUDA_VISIBLE_DEVICES takes them; none for a CPU."""
-    if device == "cpu" or not torch.cuda.is_available():
-        return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+    """Return the names of the GPUs over which runs can be distributed; empty on a CPU."""
+    return gpu_names(settings.simulation.device)
 
 
 def spread(groups: Sequence[Group], devices: Sequence[str]) -> tuple[list[Run], list[str], bool]:
-    """Play groups on devices; returns finished runs, what went wrong, and whether someone asked to stop."""
-    waiting: queue.SimpleQueue[Group] = queue.SimpleQueue()
-    for group in shares(groups, len(devices)):
-        waiting.put(group)
-    running: list[subprocess.Popen[str]] = []
-    complaints: list[str] = []
-
-    with stopping_gently() as request:
-
-        def serve(device: str) -> None:
-            with contextlib.suppress(queue.Empty):
-                while not request.asked:
-                    group = waiting.get_nowait()
-                    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": device}
-                    with subprocess.Popen(
-                        command(group), env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-                    ) as process:
-                        running.append(process)
-                        assert process.stderr is not None
-                        for line in process.stderr:
-                            print(line, end="", file=sys.stderr, flush=True)
-                            if line.startswith("fedrema:"):
-                                complaints.append(line.rstrip())
-
-        threads = [threading.Thread(target=serve, args=(device,), daemon=True) for device in devices]
-        for thread in threads:
-            thread.start()
-        told = False
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)
-                if request.asked and not told:  # Ctrl-C reaches all processes by itself, SIGTERM only this one
-                    told = True
-                    for process in running:
-                        if process.poll() is None:
-                            process.send_signal(signal.SIGTERM)
-        stopped = request.asked
+    """Run groups on devices; return the finished runs, what went wrong, and whether a stop was requested."""
+    waiting = iter(shares(groups, len(devices)))
+    pool: WorkerPool[Group] = WorkerPool("fedrema.cli.spread:run_group", (), devices)
+    failed: list[str] = []
+    stopped = False
+    try:
+        for reply in pool.run(lambda: next(waiting, None), encoded):
+            if reply.kind == "finished":
+                failed += msgspec.json.decode(reply.text, type=list[str])
+            elif reply.kind == "lost":
+                folder = reply.job[0].output.folder
+                failed.append(f"{folder}: its process ended with code {reply.code}; its last checkpoint is kept.")
+    except Interrupted:
+        failed, stopped = [], True
+    for sentence in failed:
+        print_safe(f"fedrema: {sentence}", file=sys.stderr, flush=True)
     folders = [settings.output.folder for group in groups for settings in group]
-    done = [Run(folder) for folder in folders if is_finished(folder)]
-    return done, [] if stopped else complaints, stopped
+    return [Run(folder) for folder in folders if is_finished(folder)], failed, stopped
 
 
-def command(group: Group) -> list[str]:
-    """Return the command that plays a group."""
-    first = group[0]
-    folder = first.output.folder
-    several = first.output.seeds > 1
-    output = dataclasses.replace(
-        first.output, seeds=len(group) if several else 1, config=None, paper=None, tuned=None, quiet=False, open=False
-    )
-    settings = dataclasses.replace(first, output=output).flat()
-    settings["out"] = str(folder.parent if several and len(group) > 1 else folder)
-    return [sys.executable, "-m", "fedrema", "run", method_name(first.method), *as_arguments(settings)]
+def encoded(group: Group) -> str:
+    """Return a group as JSON."""
+    values = {name: value for name, value in group[0].flat().items() if name not in ("config", "paper", "tuned")}
+    seeds, folders = zip(*((each.simulation.seed, str(each.output.folder)) for each in group), strict=True)
+    return msgspec.json.encode(Order(method_name(group[0].method), values, list(seeds), list(folders))).decode()
+
+
+def decoded(order: str) -> Group:
+    """Return the group that `encoded` described."""
+    found = msgspec.json.decode(order, type=Order)
+    settings = make_settings(found.method, found.values, plain=True)
+    pairs = zip(found.seeds, found.folders, strict=True)
+    return [settings.seeded(seed).placed(Path(folder)) for seed, folder in pairs]
+
+
+def run_group(order: str, report: Callable[[str], None]) -> str:
+    """Run a group in a worker process; return a JSON list of sentences about the runs that failed."""
+    from fedrema.cli.progress import RunProgress
+    from fedrema.cli.run import label_of
+
+    group = decoded(order)
+    failed = []
+    with RunProgress(group[0].output.quiet) as progress:
+        try:
+            for settings, outcome in play_seeds(
+                group,
+                lambda each: progress.watch(label_of(each), each.simulation.rounds, each.method.reports.period),
+            ):
+                if isinstance(outcome, Diverged):
+                    failed.append(f"{label_of(settings)}: {outcome}")
+        except FedremaError as error:
+            failed.append(f"{label_of(group[0])}: {error}")
+    return msgspec.json.encode(failed).decode()

@@ -1,1 +1,1 @@
-"""Experiments as data: a file says what is compared, the runner plays what is missing."""
+"""Experiments from grid files: rows × columns of settings and seeds, their runs, tables, claims and figures."""

@@ -1,11 +1,17 @@
-"""Tables of paired tests."""
+"""Paired comparisons between the rows of an experiment, corrected for their number, and tables of them."""
 
-from collections.abc import Container, Sequence
-from math import isnan
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan, nan
 
-from fedrema.experiments.spec import Experiment
-from fedrema.experiments.statistics import Comparison
+import numpy as np
+
+from fedrema.experiments.finished_run import FinishedRun
+from fedrema.experiments.spec import Cell, Experiment
+from fedrema.experiments.store import Store
 from fedrema.experiments.table import ABOUT_OUTDATED, MISSING, OUTDATED
+from fedrema.experiments.tasks import finished
+from fedrema.reporting.statistics import PairedTest, Scores, holm, paired_test
 from fedrema.reporting.tables import markdown_lines
 
 HEADINGS = ["row", "data", "compared with", "difference", "95 %", "p", "corrected p", "seeds"]
@@ -14,11 +20,105 @@ EXPLANATION = (
     " corrected for their number by Holm's method, over all of this table."
 )
 
+Runs = Mapping[tuple[str, str], list[FinishedRun]]
+"""By names of row and column."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row minus another in one column, over the training seeds that both have."""
+
+    row: str
+    other: str
+    column: str
+    test: PairedTest
+    corrected: float = nan
+    """p by Holm's method, over all comparisons made together with this one."""
+
+    @property
+    def mean(self) -> float:
+        """The mean difference; NaN without a seed in common."""
+        return self.test.mean
+
+    @property
+    def pairs(self) -> int:
+        """The number of seeds in common."""
+        return self.test.pairs
+
+    @property
+    def tested(self) -> bool:
+        """Whether there were enough seeds."""
+        return self.test.tested
+
+
+def runs_of(cells: Iterable[Cell], seeds: int, store: Store) -> Runs:
+    """Return the finished runs of cells, including those that diverged."""
+    return {(cell.row.name, cell.column.name): finished(cell, seeds, store) for cell in cells}
+
+
+def scores(runs: Runs, quantity: str) -> Scores:
+    """Return a quantity of all runs that have it, in percent."""
+    found: dict[str, dict[tuple[str, int], float]] = {row: {} for row, _ in runs}
+    for (row, column), several in runs.items():
+        for run in several:
+            if run.summary.get(quantity) is not None:
+                found[row][column, run.seed] = 100 * run.summary[quantity]
+    return found
+
+
+def compare(row: str, other: str, column: str, mine: Mapping[int, float], theirs: Mapping[int, float]) -> Comparison:
+    """Compare the values of two rows by seed."""
+    return Comparison(row, other, column, paired_test(mine, theirs))
+
+
+def compare_rows(table: Scores, column: str, rows: Iterable[str], over: Sequence[str]) -> list[Comparison]:
+    """Compare each of some rows with each of others in a column, corrected over all of these."""
+    pairs = [(row, other) for row in rows for other in over if row != other]
+    return corrected([_compared(table, row, other, column) for row, other in pairs])
+
+
+def compare_with_reference(table: Scores, columns: Iterable[str], reference: str | None = None) -> list[Comparison]:
+    """Compare all rows with one, in every column, corrected over all of these.
+
+    Parameters
+    ----------
+    table
+        All rows.
+    columns
+        In which columns.
+    reference
+        A row; default: in each column the one with the highest mean. Because it is chosen by the same runs, the
+        differences from it are slightly larger than new runs would show.
+    """
+    found = []
+    for column in columns:
+        means = {
+            row: float(np.mean(list(values.values()))) for row in table if (values := _by_seed(table, row, column))
+        }
+        if means:
+            against = reference or max(means, key=lambda row: means[row])
+            found += [_compared(table, row, against, column) for row in table if row != against]
+    return corrected(found)
+
+
+def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return comparisons with p corrected for their number; those without a test do not count."""
+    adjusted = iter(holm([each.test.p for each in comparisons if each.tested]))
+    return [replace(each, corrected=next(adjusted)) if each.tested else each for each in comparisons]
+
+
+def _by_seed(table: Scores, row: str, column: str) -> dict[int, float]:
+    return {seed: value for (name, seed), value in table[row].items() if name == column}
+
+
+def _compared(table: Scores, row: str, other: str, column: str) -> Comparison:
+    return compare(row, other, column, _by_seed(table, row, column), _by_seed(table, other, column))
+
 
 def comparisons_markdown(
     comparisons: Sequence[Comparison], experiment: Experiment, outdated: Container[tuple[str, str]] = ()
 ) -> str:
-    """Return a table of paired tests, with what its columns mean; cells that are outdated are marked."""
+    """Return a table of paired tests with an explanation of its columns; outdated cells are marked."""
     marked = [{(each.row, each.column), (each.other, each.column)} for each in comparisons]
     marks = [OUTDATED if any(cell in outdated for cell in cells) else "" for cells in marked]
     rows = comparison_lines(comparisons, experiment)
@@ -28,16 +128,16 @@ def comparisons_markdown(
 
 
 def comparison_lines(comparisons: Sequence[Comparison], experiment: Experiment) -> list[list[str]]:
-    """Return the cells of that table as text, below `HEADINGS`."""
+    """Return the cells of that table as text, in the order of `HEADINGS`."""
     return [
         [
             experiment.title_of(each.row),
             experiment.title_of(each.column) or MISSING,
             experiment.title_of(each.other),
             MISSING if isnan(each.mean) else f"{each.mean:+.2f}",
-            f"{each.low:+.2f} to {each.high:+.2f}" if each.tested else MISSING,
-            *(f"{p:.2g}" if each.tested else MISSING for p in (each.p, each.corrected)),
-            f"{each.pairs} ({each.reason})" if each.reason else str(each.pairs),
+            f"{each.test.low:+.2f} to {each.test.high:+.2f}" if each.tested else MISSING,
+            *(f"{p:.2g}" if each.tested else MISSING for p in (each.test.p, each.corrected)),
+            f"{each.pairs} ({each.test.reason})" if each.test.reason else str(each.pairs),
         ]
         for each in comparisons
     ]

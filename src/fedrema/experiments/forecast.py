@@ -1,4 +1,4 @@
-"""How long tasks take, and how much memory: by what is known of runs like them, else by a guess from arithmetic."""
+"""Estimates time and memory of tasks: from similar runs, or else from the arithmetic of the network."""
 
 import functools
 from collections.abc import Sequence
@@ -7,61 +7,62 @@ from dataclasses import dataclass
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedrema.bench.ceilings import MATRIX, product_rate
 from fedrema.data.datasets import dataset_shape
 from fedrema.engine.costs import GIGABYTE, client_bytes
-from fedrema.experiments.store import Finished, Store
-from fedrema.experiments.work import Task
+from fedrema.engine.product_rate import MATRIX, product_rate
+from fedrema.experiments.finished_run import FinishedRun, planned_epochs
+from fedrema.experiments.store import Store
+from fedrema.experiments.tasks import Task
 from fedrema.models.networks import Network, build_net
 
 ALIKE = ("dataset", "federation", "clients", "samples", "net", "hidden", "epochs", "batch", "participation")
-"""Runs that agree in these take about as long, of one method."""
+"""Runs of one method that agree in these settings take about the same time."""
 SHARE_OF_PRODUCTS = {"cpu": 0.7, "cuda": 0.3}
-"""How much of a matrix product's speed training reaches (docs/speed.md)."""
+"""The share of a matrix product's speed that training reaches (docs/speed.md)."""
 SECONDS_OF_A_STEP = {"cpu": 2e-4, "cuda": 2e-5}
-"""What a client's step takes however little there is to compute."""
+"""The shortest time of a client's step."""
 CLASSES = 10
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is to be expected of tasks."""
+    """The expected time and memory of tasks."""
 
     runs: int
     seconds: float | None
-    """None where the data is the user's own and nothing like it has been run."""
+    """None for own data without similar runs."""
     guessed: bool
-    """Whether some of it is a guess, not known from runs like these."""
+    """Whether some of it is not based on similar runs."""
     gigabytes: float | None
-    """What the largest cell takes at most, its seeds together."""
+    """The most memory that a cell needs, all its seeds together."""
 
     def __str__(self) -> str:
         if not self.runs:
-            return "Everything is there already."
+            return "All runs have finished already."
         runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
         memory = "" if self.gigabytes is None else f", up to {max(self.gigabytes, 0.1):.1f} GB for one cell"
         if self.seconds is None:
-            return f"{runs} to play{memory}; how long that takes is known after the first."
-        doubt = " (a guess, until the first have ended)" if self.guessed else ""
-        return f"{runs} to play: about {duration(self.seconds)}{doubt}{memory}."
+            return f"{runs} to do{memory}; the time is known after the first."
+        doubt = " (a rough estimate until the first have finished)" if self.guessed else ""
+        return f"{runs} to do: about {duration(self.seconds)}{doubt}{memory}."
 
 
 def duration(seconds: float) -> str:
-    """Return a time as people say it."""
+    """Return a time in words: 40 seconds, 7 minutes, 2.5 hours."""
     if seconds < 90:
         return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
 class Forecaster:
-    """Foretells by the runs of a store, on a kind of device; several workers share the time."""
+    """Estimates from the runs of a store, for a kind of device; several workers divide the time."""
 
     def __init__(self, store: Store, device: str, workers: int = 1) -> None:
         self.store, self.workers = store, workers
         self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
 
     def of(self, tasks: Sequence[Task]) -> Forecast:
-        """Foretell what tasks take together."""
+        """Estimate tasks together."""
         known = [self.known_seconds(task) for task in tasks]
         pairs = zip(tasks, known, strict=True)
         times = [self._guess(task) if seconds is None else seconds for task, seconds in pairs]
@@ -71,14 +72,14 @@ class Forecaster:
         return Forecast(sum(len(task.seeds) for task in tasks), total, None in known, largest)
 
     def seconds(self, task: Task) -> float | None:
-        """Return how long a task takes."""
+        """Return the seconds that a task takes."""
         known = self.known_seconds(task)
         return self._guess(task) if known is None else known
 
     def known_seconds(self, task: Task) -> float | None:
-        """Return how long a task takes, by the runs that are most like it; None where there are none."""
+        """Return the seconds that a task takes by the most similar runs; None where there are none."""
         wanted = task.cell.parsed.described()
-        # Own data has no --dataset and --clients, and what is chosen from it (0) is the same for all runs on it.
+        # Own data has no dataset and clients; --batch 0 is chosen from the data, so it is the same for all its runs.
         alike = [name for name in ALIKE if name in wanted and (name != "batch" or wanted["batch"])]
         known = [
             one
@@ -86,15 +87,16 @@ class Forecaster:
             if self._counts(one) and all(one.settings.get(name) == wanted[name] for name in alike)
         ]
         by_method = [one for one in known if one.method == task.cell.method]
-        same = [one for one in by_method if one.settings.get("alternate") == wanted.get("alternate")]
+        epochs = planned_epochs(task.cell.parsed)
+        same = [one for one in by_method if one.epochs == epochs]
         chosen = same or by_method or known
         if not chosen:
             return None
-        rounds = [one.seconds / max(one.summary["rounds"], 1) for one in chosen]
+        rounds = [one.seconds / max(one.summary.rounds, 1) for one in chosen]
         return float(sum(rounds) / len(rounds) * task.rounds)
 
-    def _counts(self, one: Finished) -> bool:
-        return not one.failed and (one.ran_on["device"] == "cpu") == (self.device == "cpu")
+    def _counts(self, one: FinishedRun) -> bool:
+        return not one.failed and (one.device == "cpu") == (self.device == "cpu")
 
     def _guess(self, task: Task) -> float | None:
         settings = task.cell.parsed
@@ -117,12 +119,12 @@ class Forecaster:
             min(settings.local.batch or settings.data.samples, settings.data.samples),
             dataset_shape(settings.data.dataset),
         )
-        each = _bytes_of_a_client(settings.network, shape, samples, self.device)
+        each = _client_bytes(settings.network, shape, samples, self.device)
         return together * settings.data.clients * each / GIGABYTE
 
 
 @functools.cache
-def _bytes_of_a_client(network: Network, shape: tuple[int, ...], samples: int, device: str) -> int:
+def _client_bytes(network: Network, shape: tuple[int, ...], samples: int, device: str) -> int:
     net = build_net(network, shape, CLASSES, seed=0)
     recorded = device == "cuda"
     return client_bytes(net, torch.zeros(samples, *shape), stacked=recorded, recorded=recorded)
@@ -130,7 +132,7 @@ def _bytes_of_a_client(network: Network, shape: tuple[int, ...], samples: int, d
 
 @functools.cache
 def operations_per_sample(network: Network, shape: tuple[int, ...]) -> float:
-    """Count the operations, forward and backward, that training on a sample takes."""
+    """Count the floating-point operations of training on one sample, forward and backward."""
     net, samples = build_net(network, shape, CLASSES, seed=0), 4
     params = {name: value.clone().requires_grad_(name in net.trainable) for name, value in net.initial.items()}
     with FlopCounterMode(display=False) as counter:
@@ -140,6 +142,6 @@ def operations_per_sample(network: Network, shape: tuple[int, ...]) -> float:
 
 @functools.cache
 def products_per_second(device: str) -> float:
-    """Measure the speed of a matrix product as training uses it."""
+    """Measure the speed of a matrix product in the precision of training."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     return product_rate(torch.device(device), dtype, MATRIX[device])

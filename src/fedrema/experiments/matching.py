@@ -1,29 +1,29 @@
-"""How well similarities find the clients that truly belong together: precision and recall of the sets A_k."""
+"""How well similarities find the clients of the same group: precision and recall of the most similar peers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedrema.core.similarity import maximum_difference_segmentation
 from fedrema.data.partitions import group_of
-from fedrema.methods.fedrema import maximum_difference_segmentation
 
 
-def true_groups(settings: dict[str, Any], clients: int) -> list[int] | None:
-    """Return which group each client was dealt to; None where the data was not dealt in groups."""
-    dealt = settings.get("partition") == "grouped" and not settings.get("federation")
-    if not dealt or settings.get("partition-file"):
+def true_groups(settings: Mapping[str, Any], clients: int) -> list[int] | None:
+    """Return the group of each client; None where the data was not partitioned in groups."""
+    grouped = settings.get("partition") == "grouped" and not settings.get("federation")
+    if not grouped or settings.get("partition-file"):
         return None
     return [group_of(client, clients, int(settings["groups"])) for client in range(clients)]
 
 
 def precision_and_recall(similarity: np.ndarray, groups: Sequence[int]) -> tuple[float | None, float | None]:
-    """Compare the sets that MDS cuts out of S with the true groups; oneself does not count.
+    """Compare the peers above the largest gap in each row of S with the true groups, without the client itself.
 
-    Precision is the share of chosen peers that are of one's own group, recall the share of one's group that is
-    chosen; both are averaged over clients, precision over those that chose anybody. None where there is nothing to
-    average, or where someone was absent.
+    Precision is the share of chosen peers that are in the client's own group, recall the share of that group that is
+    chosen; both are averaged over clients, precision over those that chose anyone. None if there is nothing to average,
+    or if a client was absent.
     """
     if np.isnan(similarity).any():
         return None, None

@@ -1,4 +1,4 @@
-"""Plays tasks on a Ray cluster, whose machines need fedrema and the datasets, but no disk in common."""
+"""Runs tasks on a Ray cluster, whose machines need fedrema and the datasets, but no common disk."""
 
 import contextlib
 import hashlib
@@ -21,12 +21,10 @@ from urllib.parse import urlsplit
 import torch
 
 from fedrema import __version__
-from fedrema.base.files import write_text
 from fedrema.errors import BadInput
-from fedrema.experiments.launchers import Event, Fits, Report, outcome, telling
-from fedrema.experiments.runner import Runner
+from fedrema.experiments.launchers import Event, Fits, Report, outcome, reporting
 from fedrema.experiments.store import Store
-from fedrema.experiments.work import Task
+from fedrema.experiments.tasks import Runner, Task
 from fedrema.runs.execute import Interrupted
 from fedrema.runs.signals import stopping_gently
 
@@ -37,17 +35,17 @@ try:
 except ImportError as missing:
     raise BadInput("--launcher ray needs Ray: pip install 'fedrema[ray]'.") from missing
 
-SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_BETWEEN_CHECKS = 0.2
 SECONDS_TO_ANSWER = 10.0
 BYTES_FOR_OBJECTS = 100 * 2**20
-"""What a Ray of our own keeps in shared memory; finished runs are small."""
+"""Shared memory of a Ray that is started here; finished runs are small."""
 STEPS = 10_000
 """Ray counts resources in steps of 1/10 000."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Room for one task on a machine."""
+class Slot:
+    """The resources for one task on a machine."""
 
     node: str
     cpus: float
@@ -57,9 +55,9 @@ class Place:
 
 
 class OnRay:
-    """Plays tasks on the Ray that the caller has joined, else the one that RAY_ADDRESS names, else one of its own.
+    """Runs tasks on the Ray that the caller has joined, else the one that RAY_ADDRESS names, else one started here.
 
-    It joins at once, so that what is wrong with a cluster is known before any work, and leaves when it has played.
+    It joins at once, so that problems of a cluster are known before any work, and leaves when all tasks have ended.
     """
 
     def __init__(self, store: Store, workers: int, device: str) -> None:
@@ -67,54 +65,54 @@ class OnRay:
         self.joined = not ray.is_initialized()
         if self.joined:
             _join(os.environ.get("RAY_ADDRESS"))
-        self.at_once = self.places().total()
-        """How many tasks can be played at the same time, by the machines that are there now."""
+        self.at_once = self.slots().total()
+        """How many tasks can run at the same time, on the present machines."""
         if not self.at_once:
-            raise BadInput("The Ray cluster has neither CPUs nor GPUs to play on: start some of its machines.")
+            raise BadInput("The Ray cluster has neither CPUs nor GPUs: start some of its machines.")
         # Another store's tasks, perhaps with the same runs, must not share a folder with these.
         owner = f"{platform.node()}:{store.folder.resolve()}"
         self.folder = f"fedrema-{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
-        """Where machines keep unfinished runs, below their folders for temporary files."""
+        """Where machines keep unfinished runs, in their folders for temporary files."""
 
-    def play(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
-        """Play them; the next goes to the machine with the most room."""
+    def run(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
+        """Run them; the next goes to the machine with the most free slots."""
         waiting = deque(range(len(tasks)))
         lost: dict[int, str] = {}
-        """On which machine a task's process was lost, if it was."""
-        running: dict[ray.ObjectRef[Any], tuple[int, Place]] = {}
-        # If its machine is lost it begins anew elsewhere; rounds that were not heard of do no harm.
+        """The machine on which a task's process was lost."""
+        running: dict[ray.ObjectRef[Any], tuple[int, Slot]] = {}
+        # If its machine is lost it is restarted elsewhere; rounds that were not reported do no harm.
         rounds = Queue(actor_options={"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1})
         try:
             with stopping_gently() as request:
-                told = False
+                cancelled = False
                 while running or (waiting and not request.asked):
-                    free = self.places() - Counter(place for _, place in running.values())
+                    free = self.slots() - Counter(slot for _, slot in running.values())
                     while waiting and free and not request.asked:
                         number = waiting.popleft()
                         if number not in lost:
                             if not fits(tasks[number]):
                                 continue
                             report(Event("began", tasks[number]))
-                        place = max(free, key=lambda one: (one.node != lost.get(number), free[one]))
-                        free -= Counter([place])
-                        running[self._begin(tasks[number], number, place, rounds)] = number, place
-                    if request.asked and not told:
-                        told = True
+                        slot = max(free, key=lambda one: (one.node != lost.get(number), free[one]))
+                        free -= Counter([slot])
+                        running[self._begin(tasks[number], number, slot, rounds)] = number, slot
+                    if request.asked and not cancelled:
+                        cancelled = True
                         for reference in running:
                             ray.cancel(reference)  # as Ctrl-C there: the round is finished and saved
-                    if not running:  # nothing fitted, or no machine is left: others may come
-                        time.sleep(SECONDS_BETWEEN_LOOKS)
+                    if not running:  # no task fits, or no machine is left: others may join
+                        time.sleep(SECONDS_BETWEEN_CHECKS)
                         continue
-                    ready, _ = ray.wait(list(running), timeout=SECONDS_BETWEEN_LOOKS)
-                    with contextlib.suppress(queue.Empty):  # it has just begun anew
+                    ready, _ = ray.wait(list(running), timeout=SECONDS_BETWEEN_CHECKS)
+                    with contextlib.suppress(queue.Empty):  # it has just been restarted
                         for number, line in rounds.get_nowait_batch(rounds.qsize()):
-                            report(Event.told(line, tasks[number]))
+                            report(Event.decoded(line, tasks[number]))
                     for reference in ready:
-                        number, place = running.pop(reference)
+                        number, slot = running.pop(reference)
                         event = self._received(reference, tasks[number])
                         if event.kind == "lost" and number not in lost:
                             # Not left to Ray: it would ask for the same CPUs again, and never give up on memory.
-                            lost[number] = place.node
+                            lost[number] = slot.node
                             waiting.appendleft(number)
                         elif event.kind == "stopped":
                             report(event)
@@ -129,29 +127,29 @@ class OnRay:
             if self.joined:
                 ray.shutdown()
 
-    def places(self) -> Counter[Place]:
-        """Count the room: on GPUs if there are any and they are wanted, else on CPUs."""
-        found = ray.nodes()  # type: ignore[no-untyped-call]  # Ray does not say its types
+    def slots(self) -> Counter[Slot]:
+        """Count the slots: on GPUs if there are any and the device allows it, else on CPUs."""
+        found = ray.nodes()  # type: ignore[no-untyped-call]  # Ray has no types
         nodes = [(node["NodeID"], node["Resources"]) for node in found if node["Alive"]]
         on_gpus = self.device != "cpu" and any(resources.get("GPU") for _, resources in nodes)
-        places: Counter[Place] = Counter()
+        slots: Counter[Slot] = Counter()
         for node, resources in nodes:
             cpus, gpus = resources.get("CPU", 0), int(resources.get("GPU", 0))
             number = self.workers * (gpus if on_gpus else min(int(cpus), 1))
             if number:
                 needs = (0.0, _share(1, self.workers)) if on_gpus else (_share(cpus, number), 0.0)
-                places[Place(node, *needs, threads=max(1, int(cpus) // number))] = number
-        return places
+                slots[Slot(node, *needs, threads=max(1, int(cpus) // number))] = number
+        return slots
 
-    def _begin(self, task: Task, number: int, place: Place, rounds: Queue) -> "ray.ObjectRef[Any]":
-        # A process that has used one GPU cannot change to another: there, each serves once.
-        play = ray.remote(max_retries=0, max_calls=1 if place.gpus else 0)(play_there)
-        where = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        placed = play.options(num_cpus=place.cpus, num_gpus=place.gpus, scheduling_strategy=where)
-        return placed.remote(task.order(), number, __version__, self.folder, place.threads, self.workers - 1, rounds)
+    def _begin(self, task: Task, number: int, slot: Slot, rounds: Queue) -> "ray.ObjectRef[Any]":
+        # A process that has used one GPU cannot change to another: there, each runs one task.
+        remote = ray.remote(max_retries=0, max_calls=1 if slot.gpus else 0)(run_there)
+        where = NodeAffinitySchedulingStrategy(slot.node, soft=False)
+        placed = remote.options(num_cpus=slot.cpus, num_gpus=slot.gpus, scheduling_strategy=where)
+        return placed.remote(task.encoded(), number, __version__, self.folder, slot.threads, self.workers - 1, rounds)
 
     def _received(self, reference: "ray.ObjectRef[Any]", task: Task) -> Event:
-        """Keep what a task has finished, and return its last event; "lost" where its process or machine was."""
+        """Keep the finished runs of a task, and return its last event; "lost" if its process or machine was lost."""
         try:
             line, cells = ray.get(reference)
         except ray.exceptions.TaskCancelledError:
@@ -160,40 +158,42 @@ class OnRay:
             why = f"{task.cell.title}: {type(error.cause).__name__}: {_first_line(error.cause)}"
             return Event("refused", task, failed=(why,))
         except ray.exceptions.RayError as error:
-            why = f"{task.cell.title}: its process was lost twice ({type(error).__name__}); what it had saved is kept."
+            why = (
+                f"{task.cell.title}: its process was lost twice ({type(error).__name__}); its last checkpoint is kept."
+            )
             return Event("lost", task, failed=(why,))
         for key, text in cells.items():
-            write_text(self.store.folder / f"{key}.json", text)
-        return Event.told(line, task)
+            self.store.put_text(key, text)
+        return Event.decoded(line, task)
 
 
-def play_there(
-    order: dict[str, Any], number: int, version: str, work: str, threads: int, beside: int, rounds: Queue
+def run_there(
+    order: str, number: int, version: str, work: str, threads: int, beside: int, rounds: Queue
 ) -> tuple[str, dict[str, str]]:
-    """Play a task on a machine of the cluster; returns its last event and, by their keys, the files of its runs."""
-    task = Task.ordered(order)
+    """Run a task on a machine of the cluster; return its last event and, by key, the files of its runs."""
+    task = Task.decoded(order)
     if version != __version__:
-        why = f"{task.cell.title}: {platform.node()} has fedrema {__version__}, and {version} asks; install the same."
-        return Event("refused", failed=(why,)).line(), {}
+        why = f"{task.cell.title}: {platform.node()} has fedrema {__version__}, not {version}: install the same."
+        return Event("refused", failed=(why,)).encoded(), {}
     torch.set_num_threads(threads)
-    # Always the same folder: a task that comes back to this machine goes on from its checkpoints.
+    # Always the same folder: a task that returns to this machine continues from its checkpoints.
     folder = Path(tempfile.gettempdir()) / work
     with tempfile.TemporaryDirectory() as cells:
         runner = Runner(
-            Store(Path(cells)), folder, telling(lambda event: rounds.put_nowait((number, event.line()))), beside
+            Store(Path(cells)), folder, reporting(lambda event: rounds.put_nowait((number, event.encoded()))), beside
         )
         try:
             event = outcome(runner, task)
-        except (Interrupted, KeyboardInterrupt):  # the latter while no round is being played
+        except (Interrupted, KeyboardInterrupt):  # the latter between rounds
             event = Event("stopped")
         kept = {file.stem: file.read_text(encoding="utf-8") for file in Path(cells).glob("*.json")}
     for key in kept:
         shutil.rmtree(folder / key, ignore_errors=True)
-    return event.line(), kept
+    return event.encoded(), kept
 
 
 def _join(address: str | None) -> None:
-    """Join a cluster, or start a Ray on this machine; neither shows its logs here."""
+    """Join a cluster, or start a Ray on this machine; its logs are not shown here."""
     own = {"include_dashboard": False, "object_store_memory": BYTES_FOR_OBJECTS}
     try:
         if address:
@@ -202,7 +202,7 @@ def _join(address: str | None) -> None:
                 socket.create_connection((named.hostname, named.port), SECONDS_TO_ANSWER).close()
         else:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of its own future
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of a future change
         # "local": else it would join any cluster that it finds on this machine, named or not.
         where: dict[str, Any] = {"address": address} if address else {"address": "local", **own}
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
@@ -212,7 +212,7 @@ def _join(address: str | None) -> None:
 
 
 def _share(whole: float, number: int) -> float:
-    """Return a part that Ray can give `number` times: rounded down."""
+    """Return a share that Ray can reserve `number` times: rounded down."""
     return math.floor(STEPS * whole / number) / STEPS
 
 

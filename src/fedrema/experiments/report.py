@@ -1,20 +1,24 @@
-"""Writes what an experiment has come to: its table in three formats, its figures, and verdicts on its claims."""
+"""Writes the results of experiments: tables, verdicts and figures, and the overview of a folder of results."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedrema.base.files import write_text
 from fedrema.experiments import figures
 from fedrema.experiments.claims import Judgement, claims_markdown, judge
-from fedrema.experiments.comparisons import comparisons_markdown
+from fedrema.experiments.command_log import read_log
+from fedrema.experiments.comparisons import compare_with_reference, comparisons_markdown, runs_of, scores
+from fedrema.experiments.forecast import duration
 from fedrema.experiments.spec import Experiment
-from fedrema.experiments.statistics import compare_with_reference, runs_of, scores
-from fedrema.experiments.store import Store
+from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.sweep import choices, choices_markdown, tuned_file
 from fedrema.experiments.table import Sheet
+from fedrema.experiments.tasks import outdated
+from fedrema.reporting.tables import markdown_lines
 
 
 def write_report(experiment: Experiment, seeds: int, store: Store, out: Path) -> list[Judgement]:
-    """Write NAME.md, NAME.csv, NAME.tex and the figures of an experiment, of a sweep also NAME-tuned.toml.
+    """Write NAME.md, NAME.csv, NAME.tex and the figures of an experiment; for a sweep also NAME-tuned.toml.
 
     Returns
     -------
@@ -23,7 +27,7 @@ def write_report(experiment: Experiment, seeds: int, store: Store, out: Path) ->
     """
     sheet = Sheet(experiment, seeds, store)
     judgements = [judge(claim, experiment, seeds, store) for claim in experiment.claims]
-    pictures = [file for file in _drawn(experiment, seeds, store, out) if file.suffix == ".png"]
+    drawn = [file for spec in experiment.figures for file in figures.draw(spec, experiment, seeds, store, out)]
     parts = [sheet.markdown()]
     if chosen := choices(experiment, seeds, store):
         parts += ["### Chosen", "", choices_markdown(chosen)]
@@ -31,18 +35,62 @@ def write_report(experiment: Experiment, seeds: int, store: Store, out: Path) ->
     if judgements:
         parts += ["### Claims", "", claims_markdown(judgements)]
     runs = runs_of(experiment.cells, seeds, store)
-    older = {place for place, several in runs.items() if any(run.outdated for run in several)}
+    older = {cell for cell, several in runs.items() if any(run.outdated for run in several)}
     table = scores(runs, experiment.quantity)
     tested = [each for each in compare_with_reference(table, [line.name for line in experiment.columns]) if each.tested]
     if tested:
         quantity = experiment.quantity.replace("_", " ")
         parts += [f"### Differences to the best in {quantity}", "", comparisons_markdown(tested, experiment, older)]
-    parts += [f"![{file.stem.replace('-', ' ')}]({file.name})\n" for file in pictures]
+    parts += [f"![{file.stem.replace('-', ' ')}]({file.name})\n" for file in drawn if file.suffix == ".png"]
     write_text(out / f"{experiment.name}.md", "\n".join(parts))
     write_text(out / f"{experiment.name}.csv", sheet.comma_separated())
     write_text(out / f"{experiment.name}.tex", sheet.latex())
     return judgements
 
 
-def _drawn(experiment: Experiment, seeds: int, store: Store, out: Path) -> list[Path]:
-    return [file for picture in experiment.figures for file in figures.draw(picture, experiment, seeds, store, out)]
+def write_overview(
+    experiments: Sequence[Experiment],
+    judged: Mapping[str, Sequence[Judgement]],
+    seeds: int | None,
+    store: Store,
+    out: Path,
+) -> None:
+    """Write README.md: finished and missing runs, commands, verdicts and figures of several experiments."""
+    lines = ["# Results", "", *_progress(experiments, seeds, store), "", *_commands(store)]
+    lines += ["## The claims", ""]
+    for experiment in experiments:
+        if judged[experiment.name]:
+            lines += [f"**[{experiment.title}]({experiment.name}.md)**", ""]
+            lines += [claims_markdown(judged[experiment.name]), ""]
+    lines += ["## Figures", ""]
+    for file in sorted(out.glob("*.png")):
+        lines += [f"![{file.stem}]({file.name})", ""]
+    write_text(out / "README.md", "\n".join(lines))
+
+
+def _progress(experiments: Sequence[Experiment], seeds: int | None, store: Store) -> list[str]:
+    lines = ["| experiment | runs finished | not finished |", "|---|---:|---|"]
+    for experiment in experiments:
+        wanted = seeds or experiment.seeds
+        counts = {
+            cell.title: sum(store.has(key_of(cell.settings(seed))) for seed in range(wanted))
+            for cell in experiment.cells
+        }
+        older = len(outdated(experiment.cells, wanted, store))
+        lacking = [f"{title} ({wanted - count} of {wanted})" for title, count in counts.items() if count < wanted]
+        files = ", ".join(f"[{kind}]({experiment.name}.{kind})" for kind in ("csv", "tex"))
+        title = f"[{experiment.title}]({experiment.name}.md) ({files})"
+        total = f"{sum(counts.values())} of {wanted * len(counts)}" + (f", {older} outdated" if older else "")
+        lines.append(f"| {title} | {total} | {'all' if len(lacking) == len(counts) else '; '.join(lacking) or '–'} |")
+    return lines
+
+
+def _commands(store: Store) -> list[str]:
+    commands = read_log(store)
+    if not commands:
+        return []
+    rows = [[f"`{each.command}`", ", ".join(each.devices), str(each.runs), duration(each.seconds)] for each in commands]
+    table = markdown_lines(["command", "device", "runs", "time"], rows, texts=2)
+    total = duration(sum(each.seconds for each in commands))
+    runs = sum(each.runs for each in commands)
+    return ["## Commands", "", *table, "", f"{runs} runs in {total} altogether, starting and saving included.", ""]

@@ -1,33 +1,40 @@
-"""What an experiment is: rows × columns of settings, seeds, what others published, claimed and drew."""
+"""What an experiment is: rows × columns of settings, seeds, published numbers, claims and figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from typing import Any, Literal
+from functools import cached_property
+from typing import Literal
 
-from fedrema.config.settings import Settings, parse_settings
+from fedrema.config.settings import Settings, make_settings
 
 Vary = Literal["training", "both"]
+Quantity = Literal["best_accuracy", "honest_accuracy", "final_accuracy", "worst_tenth"]
 ClaimKind = Literal["first", "above", "collapse", "faster", "falls"]
-PictureKind = Literal["curves", "samples", "similarity", "matching", "gap", "dependencies", "clients", "ranks"]
+MatchingCurve = Literal["precision", "recall"]
+FigureKind = Literal["curves", "samples", "similarity", "matching", "period", "peers", "clients", "ranks"]
+
+Value = bool | int | float | str
+"""A setting's value in a grid file."""
+Values = Mapping[str, Value]
+"""Settings by their names on the command line."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row or a column: how it is called, and what it sets."""
+    """A row or a column: its title, and what it sets."""
 
     name: str
     title: str
-    settings: Mapping[str, Any]
+    settings: Values
     base: str = ""
-    """The row that it is a variant of, in a sweep."""
-    swept: Mapping[str, Any] = field(default_factory=dict)
-    """What it sets otherwise than other variants."""
+    """In a sweep: the row that this is a variant of."""
+    swept: Values = field(default_factory=dict)
+    """In a sweep: the settings that distinguish it from other variants of that row."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """What somebody else reports, in percent."""
+    """What others report, in percent."""
 
     mean: float
     deviation: float | None = None
@@ -35,27 +42,27 @@ class Published:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that is said of the results, and can be judged by them."""
+    """A statement about the results that the results can confirm or refute."""
 
     says: str
     kind: ClaimKind
     rows: tuple[str, ...]
-    """Of which rows it is said."""
+    """The rows that it is about."""
     over: tuple[str, ...]
-    """Which rows they are compared with (first, above, faster)."""
+    """The rows that they are compared with (first, above, faster)."""
     columns: tuple[str, ...]
-    """In which columns; the name is "" where the table has none."""
+    """The columns in which it is to hold; the name is "" in an experiment without columns."""
     share: float
-    """collapse: which share of its best accuracy is lost by the end; faster: at most this share of the seconds."""
-    curve: str
+    """collapse: the share of the best accuracy that is lost by the end; faster: the highest ratio of the seconds."""
+    curve: MatchingCurve
     """falls: precision or recall."""
 
 
 @dataclass(frozen=True)
-class Picture:
+class FigureSpec:
     """A figure that is drawn from the results."""
 
-    kind: PictureKind
+    kind: FigureKind
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     title: str
@@ -68,21 +75,20 @@ class Cell:
     row: Line
     column: Line
     method: str
-    arguments: tuple[str, ...]
+    values: Values
+    """All settings that the file gives it; a row's override its column's, and these the common ones."""
     published: Published | None = None
     vary: Vary = "training"
 
     @property
     def title(self) -> str:
-        """How it is called where it stands alone."""
+        """Its title outside the table."""
         return f"{self.row.title}, {self.column.title}" if self.column.title else self.row.title
 
     @cached_property
     def parsed(self) -> Settings:
-        """The settings of all its runs but for their seed."""
-        # A file that the arguments name may have changed since they were last read.
-        parse = _parsed.__wrapped__ if {"--config", "--tuned"} & set(self.arguments) else _parsed
-        return parse(self.method, self.arguments)
+        """The settings of all its runs except for their seed."""
+        return make_settings(self.method, self.values)
 
     def settings(self, seed: int) -> Settings:
         """Return the settings of one run."""
@@ -92,39 +98,33 @@ class Cell:
         return settings
 
 
-@cache
-def _parsed(method: str, arguments: tuple[str, ...]) -> Settings:
-    """Parse settings once, in however many tables they stand."""
-    return parse_settings(method, arguments, "fedrema grid")
-
-
 @dataclass(frozen=True)
 class Experiment:
-    """A table: its cells are rows × columns."""
+    """A table whose cells are rows × columns."""
 
     name: str
     title: str
     about: str
     seeds: int
-    quantity: str
-    """What published numbers are compared with; best_accuracy counts as papers do."""
+    quantity: Quantity
+    """What published numbers are compared with; best_accuracy is what papers report."""
     rows: tuple[Line, ...]
     columns: tuple[Line, ...]
     cells: tuple[Cell, ...] = field(repr=False)
     claims: tuple[Claim, ...] = ()
-    figures: tuple[Picture, ...] = ()
+    figures: tuple[FigureSpec, ...] = ()
     also: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """What else was published, by quantity and row, where there are no columns: final_accuracy, seconds, …"""
+    """Other published numbers by quantity and row, in an experiment without columns: final_accuracy, seconds, …"""
 
     def cell(self, row: str, column: str) -> Cell:
         """Return a cell by the names of its row and column."""
         return next(cell for cell in self.cells if (cell.row.name, cell.column.name) == (row, column))
 
-    def titled_anew(self, title: str, about: str = "") -> "Experiment":
-        """Return the same, run in another way: what was published is not about that, and is left out."""
+    def retitled(self, title: str, about: str = "") -> "Experiment":
+        """Return the experiment run with other settings, without the published numbers, which do not apply then."""
         cells = tuple(replace(cell, published=None) for cell in self.cells)
         return replace(self, title=title, about=about or self.about, cells=cells, also={})
 
     def title_of(self, name: str) -> str:
-        """Return how a row or a column is called."""
+        """Return the title of a row or a column."""
         return next(line.title for line in (*self.rows, *self.columns) if line.name == name)

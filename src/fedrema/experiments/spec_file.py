@@ -1,191 +1,255 @@
-"""Experiments are read from TOML, and refused before any work where something in them cannot be."""
+"""Reads an experiment from a grid file (TOML) and validates all of it before any run starts."""
 
+import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from fedrema.config.settings import as_arguments, read_toml
+import msgspec
+
+from fedrema.config.settings import read_toml
 from fedrema.errors import BadInput
-from fedrema.experiments.spec import Cell, Claim, ClaimKind, Experiment, Line, Picture, PictureKind, Published, Vary
+from fedrema.experiments.spec import (
+    Cell,
+    Claim,
+    ClaimKind,
+    Experiment,
+    FigureKind,
+    FigureSpec,
+    Line,
+    MatchingCurve,
+    Published,
+    Quantity,
+    Values,
+    Vary,
+)
 from fedrema.experiments.sweep import expanded
 
-FIELDS = {
-    *("title", "about", "seeds", "quantity", "vary", "settings", "rows", "columns"),
-    *("published", "also", "claims", "figures", "sweep"),
-}
-ALSO = ("final_accuracy", "critical_rounds", "seconds")
-QUANTITIES = ("best_accuracy", "honest_accuracy", "final_accuracy", "worst_tenth")
-CLAIM_FIELDS = {"says", "kind", "rows", "over", "columns", "share", "curve"}
-FIGURE_FIELDS = {"kind", "rows", "columns", "title"}
-SHARES = {"collapse": 0.2, "faster": 1.0}
-"""What a claim's `share` is where the file does not say."""
-CURVES = ("precision", "recall")
+T = TypeVar("T")
+SHARES: dict[ClaimKind, float] = {"collapse": 0.2, "faster": 1.0}
+"""Default of a claim's `share`."""
+Tables = dict[str, Any]
+"""Tables that are validated entry by entry, so that a message can name the entry."""
+NUMBERS = {"seeds": "a whole number of at least 1", "share": "a number from 0 to 1"}
+"""What is valid for a number, in messages."""
 
 
-def read_experiment(file: Path, changes: tuple[str, ...] = ()) -> Experiment:
-    """Read a file and check every cell of it, so that nothing is refused after hours.
+class ClaimTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of `[[claims]]`."""
+
+    kind: ClaimKind
+    says: str = ""
+    rows: list[str] | None = None
+    over: list[str] | None = None
+    columns: list[str] | None = None
+    share: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    curve: MatchingCurve = "precision"
+
+
+class FigureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of `[[figures]]`."""
+
+    kind: FigureKind
+    rows: list[str] | None = None
+    columns: list[str] | None = None
+    title: str = ""
+
+
+class GridFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a grid file; docs/grids.md explains it."""
+
+    format: Literal[1] = 1
+    title: str = ""
+    about: str = ""
+    seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
+    quantity: Quantity = "best_accuracy"
+    vary: Vary = "training"
+    settings: Tables = {}
+    rows: Tables = {}
+    columns: Tables = {}
+    published: Tables = {}
+    also: Tables = {}
+    claims: list[Tables] = []
+    figures: list[Tables] = []
+    sweep: Tables = {}
+
+
+def read_experiment(file: Path, changes: Values | None = None) -> Experiment:
+    """Read a grid file and validate every cell of it, so that no mistake is found after hours of training.
 
     Parameters
     ----------
     file
-        TOML; docs/grids.md says what may stand in it.
+        TOML; docs/grids.md describes its content.
     changes
-        Arguments that override what the file says, in every cell.
+        Settings that override those of the file in every cell.
     """
-    content = read_toml(file, "The grid file")
     where = f"The grid file {file}"
-    if unknown := sorted(content.keys() - FIELDS):
-        raise BadInput(f"{where} has the unknown field {unknown[0]!r}; valid are {', '.join(sorted(FIELDS))}.")
-    rows, columns = (_lines(content, part, where) for part in ("rows", "columns"))
+    content = _converted(read_toml(file, "The grid file"), GridFile, where)
+    rows = tuple(_line(name, "rows", value, where) for name, value in content.rows.items())
+    columns = tuple(_line(name, "columns", value, where) for name, value in content.columns.items())
     if not rows:
-        raise BadInput(f"{where} has no rows: at least one [rows.NAME] must stand in it.")
-    rows = expanded(rows, _table(content.get("sweep", {}), "sweep", where), where)
-    seeds, quantity = content.get("seeds", 1), content.get("quantity", "best_accuracy")
-    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
-        raise BadInput(f"{where}: seeds must be a whole number of at least 1, got {seeds!r}.")
-    if quantity not in QUANTITIES:
-        raise BadInput(f"{where}: quantity {quantity!r} is unknown; valid are {', '.join(QUANTITIES)}.")
-    vary = content.get("vary", "training")
-    if vary not in get_args(Vary):
-        raise BadInput(f"{where}: vary {vary!r} is unknown; valid are {', '.join(get_args(Vary))}.")
-    published = _published(content.get("published", {}), rows, columns, where)
-    common = _table(content.get("settings", {}), "settings", where)
+        raise BadInput(f"{where} has no rows: add at least one [rows.NAME].")
+    rows = expanded(rows, content.sweep, where)
+    published = _published(content.published, rows, columns, where)
     columns = columns or (Line("", "", {}),)
     cells = tuple(
-        _cell(row, column, common, published.get((row.name, column.name)), changes, where, vary)
+        _cell(
+            row, column, {**content.settings, **column.settings, **row.settings, **(changes or {})}, content.vary, where
+        )
         for row, column in itertools.product(rows, columns)
     )
-    title, about = str(content.get("title", file.stem)), str(content.get("about", ""))
-    claims = tuple(_claim(each, rows, columns, where) for each in _several(content, "claims", where))
-    figures = tuple(_figure(each, rows, columns, where) for each in _several(content, "figures", where))
-    also = _also(content.get("also", {}), rows, columns, where)
-    return Experiment(file.stem, title, about, seeds, quantity, rows, columns, cells, claims, figures, also)
-
-
-def _table(value: Any, name: str, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadInput(f"{where}: [{name}] must hold settings, got {value!r}.")
-    return value
-
-
-def _lines(content: Mapping[str, Any], part: str, where: str) -> tuple[Line, ...]:
-    return tuple(_line(name, part, value, where) for name, value in _table(content.get(part, {}), part, where).items())
+    cells = tuple(
+        dataclasses.replace(cell, published=published.get((cell.row.name, cell.column.name))) for cell in cells
+    )
+    claims = [_converted(claim, ClaimTable, f"{where}: [[claims]]") for claim in content.claims]
+    figures = [_converted(figure, FigureTable, f"{where}: [[figures]]") for figure in content.figures]
+    return Experiment(
+        file.stem,
+        content.title or file.stem,
+        content.about,
+        content.seeds,
+        content.quantity,
+        rows,
+        columns,
+        cells,
+        tuple(_claim(claim, rows, columns, where) for claim in claims),
+        tuple(_figure(figure, rows, columns, where) for figure in figures),
+        _also(content.also, cells, rows, columns, where),
+    )
 
 
 def _line(name: str, part: str, value: Any, where: str) -> Line:
-    settings = dict(_table(value, f"{part}.{name}", where))
-    return Line(name, str(settings.pop("title", name)), settings)
+    if not isinstance(value, dict):
+        raise BadInput(f"{where}: [{part}.{name}] must be a table of settings, got {value!r}.")
+    title = value.get("title", name)
+    if not isinstance(title, str):
+        raise BadInput(f"{where}: title in [{part}.{name}] must be a text, got {title!r}.")
+    return Line(name, title, {setting: given for setting, given in value.items() if setting != "title"})
 
 
-def _published(
-    value: Any, rows: tuple[Line, ...], columns: tuple[Line, ...], where: str
-) -> dict[tuple[str, str], Published]:
-    """Read `[published.COLUMN]` with `ROW = [mean, deviation]` or `ROW = mean`; `[published]` where there are none."""
-    table = _table(value, "published", where)
-    by_column = {"": table}
-    if columns:
-        by_column = {name: _table(cells, f"published.{name}", where) for name, cells in table.items()}
-    found: dict[tuple[str, str], Published] = {}
-    for column, row, cell in _entries(by_column):
-        if column not in {line.name for line in columns} | ({""} if not columns else set()):
-            raise BadInput(f"{where}: [published.{column}] is no column; columns are {_names(columns)}.")
-        if row not in {line.name for line in rows}:
-            raise BadInput(f"{where}: {row!r} in [published] is no row; rows are {_names(rows)}.")
-        numbers = cell if isinstance(cell, list) else [cell]
-        if not 1 <= len(numbers) <= 2 or not all(isinstance(number, int | float) for number in numbers):
-            raise BadInput(f"{where}: published {row!r} must be a number or [mean, deviation], got {cell!r}.")
-        found[row, column] = Published(*(float(number) for number in numbers))
-    return found
-
-
-def _also(value: Any, rows: tuple[Line, ...], columns: tuple[Line, ...], where: str) -> dict[str, dict[str, float]]:
-    """Read `[also.QUANTITY]` with `ROW = number`: more that was published, where there are no columns."""
-    tables = {name: _table(found, f"also.{name}", where) for name, found in _table(value, "also", where).items()}
-    if tables and columns[0].name:
-        raise BadInput(f"{where}: [also] is for tables without columns.")
-    for quantity, row, number in _entries(tables):
-        if quantity not in ALSO:
-            raise BadInput(f"{where}: [also.{quantity}] is unknown; valid are {', '.join(ALSO)}.")
-        if row not in {line.name for line in rows}:
-            raise BadInput(f"{where}: {row!r} in [also.{quantity}] is no row; rows are {_names(rows)}.")
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise BadInput(f"{where}: {row!r} in [also.{quantity}] must be a number, got {number!r}.")
-    return tables
-
-
-def _entries(by_column: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, Any]]:
-    for column, cells in by_column.items():
-        for row, cell in cells.items():
-            yield column, row, cell
-
-
-def _names(lines: tuple[Line, ...]) -> str:
-    return ", ".join(line.name for line in lines) or "none"
-
-
-def _cell(
-    row: Line,
-    column: Line,
-    common: Mapping[str, Any],
-    published: Published | None,
-    changes: tuple[str, ...],
-    where: str,
-    vary: Vary,
-) -> Cell:
-    merged = {**common, **column.settings, **row.settings}
-    method = str(merged.pop("method", row.name))
+def _cell(row: Line, column: Line, values: Values, vary: Vary, where: str) -> Cell:
+    method = str(values.get("method", row.name))
+    cell = Cell(row, column, method, {name: value for name, value in values.items() if name != "method"}, vary=vary)
     try:
-        cell = Cell(row, column, method, (*as_arguments(merged), *changes), published, vary)
-        _ = cell.parsed  # refused now, not after hours
+        _ = cell.parsed
     except BadInput as error:
-        raise BadInput(f"{where}, cell {row.name} × {column.name or 'all'}: {error}") from error
+        reason = str(error).removeprefix("settings: ")
+        raise BadInput(f"{where}, cell {row.name} × {column.name or 'all'}: {reason}") from error
     return cell
 
 
-def _several(content: Mapping[str, Any], part: str, where: str) -> list[dict[str, Any]]:
-    found = content.get(part, [])
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise BadInput(f"{where}: {part} must be written as [[{part}]], got {found!r}.")
+def _published(
+    tables: Tables, rows: Sequence[Line], columns: Sequence[Line], where: str
+) -> dict[tuple[str, str], Published]:
+    """Read `[published.COLUMN]`, or `[published]` without columns, with `ROW = [mean, deviation]` or `ROW = mean`."""
+    found: dict[tuple[str, str], Published] = {}
+    for column, entries in (tables if columns else {"": tables}).items():
+        if columns and column not in _names(columns):
+            raise BadInput(f"{where}: [published.{column}] is not a column; columns are {', '.join(_names(columns))}.")
+        if not isinstance(entries, dict):
+            raise BadInput(f"{where}: [published.{column}] must be a table of numbers by row, got {entries!r}.")
+        for row, entry in entries.items():
+            _check_row(row, rows, "published", where)
+            try:
+                numbers = msgspec.convert(entry if isinstance(entry, list) else [entry], list[float])
+            except msgspec.ValidationError:
+                numbers = []
+            if len(numbers) not in (1, 2):
+                raise BadInput(f"{where}: published {row!r} must be a number or [mean, deviation], got {entry!r}.")
+            found[row, column] = Published(*numbers)
     return found
 
 
-def _claim(given: dict[str, Any], rows: Sequence[Line], columns: Sequence[Line], where: str) -> Claim:
-    kind = _kind(given, CLAIM_FIELDS, get_args(ClaimKind), "claims", where)
-    chosen = _chosen(given, "rows", rows, where)
-    if not given.get("says") or not given.get("rows"):
-        raise BadInput(f"{where}: each of [[claims]] needs says = '…' and rows = […], got {given!r}.")
-    others = tuple(line.name for line in rows if line.name not in chosen)
-    over = _chosen(given, "over", rows, where) if "over" in given else others
-    share, curve = given.get("share", SHARES.get(kind, 0.0)), given.get("curve", CURVES[0])
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise BadInput(f"{where}: share of a claim must lie in [0, 1], got {share!r}.")
-    if curve not in CURVES:
-        raise BadInput(f"{where}: curve {curve!r} of a claim is unknown; valid are {', '.join(CURVES)}.")
-    return Claim(str(given["says"]), kind, chosen, over, _chosen(given, "columns", columns, where), float(share), curve)
+def _also(
+    tables: Tables, cells: Sequence[Cell], rows: Sequence[Line], columns: Sequence[Line], where: str
+) -> dict[str, dict[str, float]]:
+    """Read `[also.QUANTITY]` with `ROW = number`: other published numbers, in an experiment without columns."""
+    if tables and columns[0].name:
+        raise BadInput(f"{where}: [also] is only valid in an experiment without columns.")
+    periods = {period.name for cell in cells if (period := cell.parsed.method.reports.period)}
+    valid = ["final_accuracy", *(f"{name}_rounds" for name in sorted(periods)), "seconds"]
+    for quantity, entries in tables.items():
+        if quantity not in valid:
+            raise BadInput(f"{where}: [also.{quantity}] is unknown; valid are {', '.join(valid)}.")
+        if not isinstance(entries, dict):
+            raise BadInput(f"{where}: [also.{quantity}] must be a table of numbers by row, got {entries!r}.")
+        for row, number in entries.items():
+            _check_row(row, rows, f"also.{quantity}", where)
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise BadInput(f"{where}: {row!r} in [also.{quantity}] must be a number, got {number!r}.")
+    return tables
 
 
-def _figure(given: dict[str, Any], rows: Sequence[Line], columns: Sequence[Line], where: str) -> Picture:
-    kind = _kind(given, FIGURE_FIELDS, get_args(PictureKind), "figures", where)
-    title = str(given.get("title", ""))
-    return Picture(kind, _chosen(given, "rows", rows, where), _chosen(given, "columns", columns, where), title)
-
-
-def _kind(given: Mapping[str, Any], fields: set[str], kinds: Sequence[str], part: str, where: str) -> Any:
-    if unknown := sorted(given.keys() - fields):
+def _claim(given: ClaimTable, rows: Sequence[Line], columns: Sequence[Line], where: str) -> Claim:
+    if not given.says or not given.rows:
         raise BadInput(
-            f"{where}: [[{part}]] has the unknown field {unknown[0]!r}; valid are {', '.join(sorted(fields))}."
+            f"{where}: each of [[claims]] needs says = '…' and rows = […], got {msgspec.to_builtins(given)}."
         )
-    if given.get("kind") not in kinds:
-        raise BadInput(f"{where}: kind {given.get('kind')!r} in [[{part}]] is unknown; valid are {', '.join(kinds)}.")
-    return given["kind"]
+    chosen = _chosen(given.rows, "rows", rows, where)
+    others = tuple(name for name in _names(rows) if name not in chosen)
+    return Claim(
+        given.says,
+        given.kind,
+        chosen,
+        others if given.over is None else _chosen(given.over, "over", rows, where),
+        _chosen(given.columns, "columns", columns, where),
+        SHARES.get(given.kind, 0.0) if given.share is None else given.share,
+        given.curve,
+    )
 
 
-def _chosen(given: Mapping[str, Any], part: str, lines: Sequence[Line], where: str) -> tuple[str, ...]:
-    """Return names of rows or columns; all of them where nothing is said."""
-    names = [line.name for line in lines]
-    wanted = given.get(part, names)
-    for name in wanted if isinstance(wanted, list) else [wanted]:
-        if not isinstance(wanted, list) or name not in names:
-            raise BadInput(f"{where}: {part} = {wanted!r} names {name!r}; a list of {_names(tuple(lines))} is valid.")
-    return tuple(wanted)
+def _figure(given: FigureTable, rows: Sequence[Line], columns: Sequence[Line], where: str) -> FigureSpec:
+    shown = _chosen(given.rows, "rows", rows, where), _chosen(given.columns, "columns", columns, where)
+    return FigureSpec(given.kind, *shown, given.title)
+
+
+def _chosen(wanted: Sequence[str] | None, part: str, lines: Sequence[Line], where: str) -> tuple[str, ...]:
+    """Return names of rows or columns; all of them by default."""
+    valid = _names(lines)
+    for name in wanted or ():
+        if name not in valid:
+            raise BadInput(f"{where}: {part} = {wanted} names {name!r}; valid are {', '.join(valid)}.")
+    return tuple(valid if wanted is None else wanted)
+
+
+def _names(lines: Sequence[Line]) -> list[str]:
+    return [line.name for line in lines]
+
+
+def _check_row(name: str, rows: Sequence[Line], table: str, where: str) -> None:
+    if name not in _names(rows):
+        raise BadInput(f"{where}: {name!r} in [{table}] is not a row; rows are {', '.join(_names(rows))}.")
+
+
+def _converted(content: Tables, kind: type[T], where: str) -> T:
+    """Return a table as a struct; a field that is unknown, missing or invalid becomes one sentence."""
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"{where}{_problem(error, content, kind)}") from None
+
+
+def _problem(error: msgspec.ValidationError, content: Tables, kind: type[Any]) -> str:
+    fields = get_type_hints(kind)
+    if unknown := sorted(content.keys() - fields.keys()):
+        return f" has the unknown field {unknown[0]!r}; valid are {', '.join(sorted(fields))}."
+    message, _, path = str(error).partition(" - at `$.")
+    name = path.strip("`").partition("[")[0].partition(".")[0]
+    if not name:  # a field is missing
+        required = next(each for each in fields if f"`{each}`" in message)
+        return f" needs {required}; valid are {', '.join(map(str, get_args(fields[required])))}."
+    value = content[name]
+    if choices := get_args(fields[name]) if get_origin(fields[name]) is Literal else ():
+        return f": {name} {value!r} is unknown; valid are {', '.join(map(str, choices))}."
+    return f": {name} must be {_expected(name, fields[name])}, got {value!r}."
+
+
+def _expected(name: str, hint: Any) -> str:
+    """Say what is valid for a field that is not a choice."""
+    if name in NUMBERS:
+        return NUMBERS[name]
+    if hint == list[Tables]:
+        return f"written as [[{name}]]"
+    return "a text" if hint is str else "a table of settings" if hint == Tables else "a list of names"

@@ -1,234 +1,212 @@
-"""Finished runs as small files: a summary, a curve, what it ran on. Folders of several machines can be merged."""
+"""A folder of finished runs: one compressed table, and a small file for each run that finished since it was written.
+
+Several processes write at the same time, so that each finished run is first written as KEY.json. At the end of a
+command `Store.fold` collects these files in a table, HASH.jsonl.xz, named by its content. A folder may hold several
+tables, copied from several machines, which are then merged; a run that occurs more than once counts once.
+"""
 
 import hashlib
 import json
-import statistics
+import lzma
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+import msgspec
 
-from fedrema.base.files import write_text
+from fedrema.base.files import atomic_file, write_text
+from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
-from fedrema.engine import choose_device
 from fedrema.errors import BadInput
-from fedrema.experiments.matching import precision_and_recall, true_groups
-from fedrema.runs.directory import read_object
-from fedrema.runs.manifest import (
-    CIRCUMSTANCES,
-    Inputs,
-    inputs_of,
-    is_outdated,
-    method_name,
-    recorded_revisions,
-    revisions_of,
-)
+from fedrema.experiments.finished_run import FORMAT, FinishedRun, diverged_run, finished_run
+from fedrema.runs.manifest import Inputs, inputs_of, method_name
 from fedrema.runs.run import Run
 
-FORMAT = 2
+FOLDER = "runs"
+"""Name of the store in a folder of results."""
+TABLE = ".jsonl.xz"
 NOT_OURS = "is not a finished run of fedrema"
-CURVES = ("accuracy", "mean_gap", "gap_ratio", "set_sizes", "seconds")
-"""What is kept of every round."""
-SHOWN = (0.0, 0.1, 0.2, 0.3, 1.0)
-"""How far a run has come when its similarities are kept: of 500 rounds the 1st, 50th, 100th, 150th and last."""
-STARTING = 3
-"""Rounds at the start of a run that may take longer than others."""
-PARTS = ("method", "settings", "summary", "curves", "clients", "relations", "ran_on")
+NOT_A_TABLE = "is not a table of finished runs of fedrema"
+DEFINING = (Purpose.RESULT, Purpose.SEED, Purpose.RECORD, Purpose.ROUNDS, Purpose.SOURCE)
+"""Purposes of the settings that a key is made of."""
+
+Stamp = tuple[int, int, int]
+"""Inode, size and modification time: a file with the same stamp is not read again."""
 
 
 def key_of(settings: Settings, inputs: Inputs | None = None) -> str:
-    """Return a name for everything that decides a run's result: its settings and seed, and the user's files.
+    """Return a digest of everything that defines a run's result: its settings and seed, and the user's files.
 
-    `inputs` are digests of those files; default: as they are now. Revisions of fedrema stand in the file of a cell, not
-    in its name: a run of a later one takes its place.
+    `inputs` are digests of those files; default: their present content. Revisions of fedrema are no part of it: a run
+    of a later revision replaces one of an earlier.
     """
-    flat = settings.flat()
-    what = {name: value for name, value in flat.items() if name not in CIRCUMSTANCES - {"rounds", "federation"}}
     inputs = inputs_of(settings) if inputs is None else inputs
-    content = [method_name(settings.method), sorted(what.items()), *([inputs] if inputs else [])]
+    defining = sorted(settings.values_for(*DEFINING).items())
+    content = [method_name(settings.method), defining, *([inputs] if inputs else [])]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What is kept of a run."""
+class _Line:
+    """A finished run as it is stored, read only when it is asked for."""
 
-    method: str
-    settings: dict[str, Any]
-    summary: dict[str, Any]
-    curves: dict[str, list[Any]]
-    """By name, one value per round; `round` itself is among them."""
-    clients: dict[str, list[Any]]
-    """`names`, `accuracy` (mean of the last five scored rounds; None: never scored), `groups` where dealt in groups."""
-    relations: dict[str, Any]
-    """Where they were recorded: `S` {round: [K][K]} of some rounds, `G` [K][K] as it ended, and `matching` {round,
-    precision, recall}, lists over all recorded rounds."""
-    ran_on: dict[str, Any]
-    failed: str = ""
-    """Why it did not come to its end, where it did not; the rest is empty then."""
-    revisions: dict[str, int] = field(default_factory=dict)
-    """Of the method, and of the engine on the kind of device it ran on."""
-
-    @property
-    def outdated(self) -> bool:
-        """Whether an older revision of fedrema computed it: it is shown, but does not count as finished."""
-        return is_outdated(self.method, self.revisions)
-
-    @property
-    def seed(self) -> int:
-        """The training seed."""
-        return int(self.settings["seed"])
-
-    @property
-    def seconds(self) -> float:
-        """How long it took, as if every round had been like the later ones: the first compile and record programs."""
-        rounds = self.curves.get("seconds", [])
-        settled = rounds[STARTING:]
-        if not settled:
-            return float(sum(self.summary.get("seconds", {}).values()))
-        return float(sum(settled) + (len(rounds) - len(settled)) * statistics.median(settled))
+    text: bytes
+    run: FinishedRun
 
 
 class Store:
-    """A folder of finished runs, one file each, named by what decides the result."""
+    """A folder of finished runs, by key."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[Path, tuple[int, Finished]] = {}
-        """What has been read, and when it was written: after every cell all of it is asked for again."""
+        self._read: dict[Path, tuple[Stamp, dict[str, _Line]]] = {}
+        """What each file held, and its stamp then: all runs are asked for again after every cell."""
 
     def check(self) -> None:
-        """Refuse a folder that another version has written, before any work."""
-        for file in sorted(self.folder.glob("*.json")):
-            found = read_object(file, NOT_OURS).get("format")
-            if found != FORMAT:
-                raise BadInput(
-                    f"{file} has format {found!r}, and this version of fedrema reads {FORMAT}: choose another folder."
-                )
+        """Refuse a folder that another version has written, or that is damaged, before any work."""
+        self._lines()
 
-    def find(self, settings: Settings) -> Finished | None:
-        """Return a run that has ended, outdated or not, if it is here."""
-        key = key_of(settings)
-        return self.at(key) if self._file(key).is_file() else None
+    def find(self, settings: Settings) -> FinishedRun | None:
+        """Return a run, outdated or not; None where it has not finished."""
+        line = self._lines().get(key_of(settings))
+        return None if line is None else line.run
 
     def has(self, key: str) -> bool:
-        """Tell whether the run of this key is here and not outdated."""
-        return self._file(key).is_file() and not self.at(key).outdated
+        """Whether the run of this key has finished and is not outdated."""
+        line = self._lines().get(key)
+        return line is not None and not line.run.outdated
 
-    def put(self, settings: Settings, run: Run, beside: int = 0, inputs: Inputs | None = None) -> Finished:
-        """Keep a finished run, and how many others were played on its device at the same time.
-
-        `inputs` are the digests that its name is made of; default: what the run itself recorded.
-        """
-        recorded: Inputs = run.config.get("inputs", {})
-        curves = {"round": [record.round for record in run.rounds]}
-        for name in CURVES:
-            values = [record.quantity(name) for record in run.rounds]
-            if any(value is not None for value in values):
-                curves[name] = [_brief(value) for value in values]
-        content = {
-            "format": FORMAT,
-            "method": run.method,
-            "settings": {name: value for name, value in run.settings.items() if name not in ("out", "data-dir")},
-            "summary": run.summary.as_json(),
-            "curves": curves,
-            "clients": _clients(run),
-            "relations": _relations(run),
-            "ran_on": {**run.config["ran_on"], "beside": beside},
-            "revisions": recorded_revisions(run.config),
-            "inputs": recorded,
-        }
-        return self._write(settings, content, recorded if inputs is None else inputs)
-
-    def put_failed(self, settings: Settings, reason: str, inputs: Inputs | None = None) -> Finished:
-        """Remember that a run cannot be finished, so that it is not tried again; remove its file to try."""
-        kept = {name: value for name, value in settings.described().items() if name not in ("out", "data-dir")}
-        empty: dict[str, Any] = {part: {} for part in PARTS}
-        inputs = inputs_of(settings) if inputs is None else inputs
-        known = {
-            "method": method_name(settings.method),
-            "settings": kept,
-            "failed": reason,
-            "revisions": revisions_of(settings.method, choose_device(settings.simulation.device).type),
-            "inputs": inputs,
-        }
-        return self._write(settings, {"format": FORMAT, **empty, **known}, inputs)
-
-    def _write(self, settings: Settings, content: dict[str, Any], inputs: Inputs) -> Finished:
-        key = key_of(settings, inputs)
-        write_text(self._file(key), json.dumps(content) + "\n")
-        return self.at(key)
-
-    def _file(self, key: str) -> Path:
-        return self.folder / f"{key}.json"
+    def at(self, key: str) -> FinishedRun:
+        """Return the run of a key."""
+        return self._lines()[key].run
 
     def keys(self) -> list[str]:
-        """Return the keys of all runs that are here."""
-        return sorted(file.stem for file in self.folder.glob("*.json"))
+        """Return the keys of all runs."""
+        return sorted(self._lines())
 
-    def __iter__(self) -> Iterator[Finished]:
-        return map(self.at, self.keys())
+    def __iter__(self) -> Iterator[FinishedRun]:
+        return (line.run for _, line in sorted(self._lines().items()))
 
-    def at(self, key: str) -> Finished:
-        """Return the run of a key."""
-        file = self._file(key)
-        try:
-            written = file.stat().st_mtime_ns  # another process may have put a newer run in its place
-        except OSError as error:
-            raise BadInput(f"{file} cannot be read: {error.strerror}.") from error
-        known = self._known.get(file)
-        if known is None or known[0] != written:
-            known = self._known[file] = written, _finished(read_object(file, NOT_OURS))
-        return known[1]
+    def put(self, settings: Settings, run: Run, beside: int = 0, inputs: Inputs | None = None) -> None:
+        """Keep a finished run, and how many other tasks used its device at the same time.
+
+        `inputs` are the digests that its key is made of; default: those that the run recorded.
+        """
+        recorded: Inputs = run.config.get("inputs", {})
+        key = key_of(settings, recorded if inputs is None else inputs)
+        self._write(finished_run(key, settings, run, beside))
+
+    def put_diverged(self, settings: Settings, reason: str, inputs: Inputs | None = None) -> None:
+        """Record that a run diverged, so that it is not tried again until its file is removed."""
+        self._write(diverged_run(key_of(settings, inputs), settings, reason, inputs))
+
+    def put_text(self, key: str, text: str) -> None:
+        """Keep a run that another machine has finished, as the text of its file."""
+        write_text(self.folder / f"{key}.json", text)
+
+    def _write(self, run: FinishedRun) -> None:
+        self.put_text(run.key, msgspec.json.encode(run).decode() + "\n")
+
+    def fold(self) -> None:
+        """Collect all finished runs in one table, and remove the files that it replaces.
+
+        The files of runs that diverged are kept. The table is complete before anything is removed, so that nothing is
+        lost at any moment; processes that do this at the same time leave several tables, which the next call merges.
+        """
+        files = self._files()
+        if all(file.name.endswith(TABLE) for file in files) and len(files) < 2:
+            return
+        stamps = {file: self._read[file][0] for file in files}
+        lines = self._lines()
+        content = b"".join(line.text + b"\n" for _, line in sorted(lines.items()) if not line.run.failed)
+        if not content:
+            return
+        table = self.folder / f"{hashlib.sha256(content).hexdigest()[:16]}{TABLE}"
+        if table not in files:
+            with atomic_file(table) as temporary:
+                temporary.write_bytes(lzma.compress(content, preset=6))
+        for file, stamp in stamps.items():
+            kept = file == table or (file.stem in lines and lines[file.stem].run.failed)
+            if not kept and _stamp(file) == stamp:  # else another process has just written a later run
+                file.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        """Return tables and files of single runs, each read; another process may replace them meanwhile."""
+        while True:
+            names = (*self.folder.glob("*.json"), *self.folder.glob(f"*{TABLE}"))
+            found = sorted(file for file in names if not file.name.startswith("."))
+            try:
+                for file in found:
+                    self._load(file)
+            except FileNotFoundError:
+                continue
+            return found
+
+    def _load(self, file: Path) -> None:
+        stamp = _stamp(file)
+        if stamp is None:
+            raise FileNotFoundError
+        if file not in self._read or self._read[file][0] != stamp:
+            self._read[file] = stamp, _read_table(file) if file.name.endswith(TABLE) else _read_single(file)
+
+    def _lines(self) -> dict[str, _Line]:
+        found: dict[str, _Line] = {}
+        for file in self._files():
+            for key, line in self._read[file][1].items():
+                if key not in found or _rank(line.run) > _rank(found[key].run):
+                    found[key] = line
+        return found
 
 
-def _brief(value: Any, digits: int = 5) -> Any:
-    """Return a number with few digits; of a list its mean, of parts their sum: curves are for looking at."""
-    if isinstance(value, dict):
-        value = sum(value.values())
-    if isinstance(value, list):
-        value = sum(value) / len(value) if value else None
-    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+def _rank(run: FinishedRun) -> tuple[bool, bool, str]:
+    """Return what decides which of several runs of one key counts: finished, not outdated, then the latest."""
+    return not run.failed, not run.outdated, run.ran_on.started if run.ran_on else ""
 
 
-def _clients(run: Run) -> dict[str, list[Any]]:
-    last = [clients for record in run.rounds if (clients := record.client_accuracy)][-5:]
-    columns = [[value for value in column if value is not None] for column in zip(*last, strict=True)]
-    groups = true_groups(run.settings, len(run.names))
-    return {
-        "names": run.names,
-        "accuracy": [_brief(column) for column in columns],
-        **({"groups": groups} if groups else {}),
-    }
+def _stamp(file: Path) -> Stamp | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadInput(f"{file} cannot be read: {error.strerror}.") from error
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _relations(run: Run) -> dict[str, Any]:
-    found = run.relations()
-    if not found:
-        return {}
-    last = max(found)
-    wanted = {min(found, key=lambda number: abs(number - share * last)) for share in SHOWN}
-    kept: dict[str, Any] = {"S": {str(number): _matrix(found[number]["S"]) for number in sorted(wanted)}}
-    if "G" in found[last]:
-        kept["G"] = _matrix(found[last]["G"])
-    groups = true_groups(run.settings, len(run.names))
-    if groups:
-        pairs = [precision_and_recall(found[number]["S"], groups) for number in sorted(found)]
-        columns = zip(("precision", "recall"), zip(*pairs, strict=True), strict=True)
-        kept["matching"] = {
-            "round": sorted(found),
-            **{name: [_brief(value) for value in values] for name, values in columns},
-        }
-    return kept
+def _read_single(file: Path) -> dict[str, _Line]:
+    line = _line(_bytes(file).strip(), file, NOT_OURS)
+    return {line.run.key: line}
 
 
-def _matrix(values: np.ndarray) -> list[list[float | None]]:
-    """Return rows with three digits; None where a client was absent."""
-    return [[None if np.isnan(value) else _brief(float(value), 3) for value in row] for row in values]
+def _read_table(file: Path) -> dict[str, _Line]:
+    try:
+        content = lzma.decompress(_bytes(file))
+    except (lzma.LZMAError, EOFError) as error:
+        raise BadInput(f"{file} {NOT_A_TABLE}: {error}; restore it or remove it.") from error
+    lines = [_line(text, file, NOT_A_TABLE) for text in content.splitlines()]
+    return {line.run.key: line for line in lines}
 
 
-def _finished(content: dict[str, Any]) -> Finished:
-    parts = {part: content[part] for part in PARTS}
-    return Finished(**parts, failed=content.get("failed", ""), revisions=recorded_revisions(content))
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise BadInput(f"{file} cannot be read: {error.strerror}.") from error
+
+
+class _Version(msgspec.Struct):
+    format: int | None = None
+
+
+def _line(text: bytes, file: Path, complaint: str) -> _Line:
+    try:
+        found = msgspec.json.decode(text, type=_Version).format
+        if found != FORMAT:
+            raise BadInput(
+                f"{file} has format {found!r}, and this version of fedrema reads {FORMAT}: choose another folder."
+            )
+        return _Line(text, msgspec.json.decode(text, type=FinishedRun))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"{file} {complaint}: {error}.") from error

@@ -1,4 +1,4 @@
-"""Sweeps: rows are tried with every combination of some settings; the honest accuracy chooses."""
+"""Sweeps: run rows with every combination of some settings, and choose the best by honest accuracy."""
 
 import itertools
 import json
@@ -8,15 +8,15 @@ from statistics import mean
 from typing import Any
 
 from fedrema.errors import BadInput
-from fedrema.experiments.spec import Experiment, Line
+from fedrema.experiments.spec import Experiment, Line, Value, Values
 from fedrema.experiments.store import Store
 from fedrema.experiments.table import ABOUT_OUTDATED, OUTDATED, values_of
-from fedrema.experiments.work import finished
+from fedrema.experiments.tasks import finished
 from fedrema.reporting.tables import markdown_lines
 
 
 def expanded(rows: Sequence[Line], sweep: Mapping[str, Any], where: str) -> tuple[Line, ...]:
-    """Return a row for every combination of what is swept.
+    """Return a row for every combination of the swept settings.
 
     `sweep` holds lists of values by setting, for all rows, and such tables by the names of single rows.
     """
@@ -24,7 +24,7 @@ def expanded(rows: Sequence[Line], sweep: Mapping[str, Any], where: str) -> tupl
     for name in tables:
         if name not in {row.name for row in rows}:
             valid = ", ".join(row.name for row in rows)
-            raise BadInput(f"{where}: [sweep.{name}] is no row; rows are {valid}.")
+            raise BadInput(f"{where}: [sweep.{name}] is not a row; rows are {valid}.")
     common = {name: value for name, value in sweep.items() if name not in tables}
     for setting, values in itertools.chain(common.items(), *(table.items() for table in tables.values())):
         if not isinstance(values, list) or not values:
@@ -32,7 +32,7 @@ def expanded(rows: Sequence[Line], sweep: Mapping[str, Any], where: str) -> tupl
     return tuple(variant for row in rows for variant in _variants(row, {**common, **tables.get(row.name, {})}))
 
 
-def _variants(row: Line, swept: Mapping[str, list[Any]]) -> list[Line]:
+def _variants(row: Line, swept: Mapping[str, list[Value]]) -> list[Line]:
     if not swept:
         return [row]
     found = []
@@ -47,12 +47,12 @@ def _variants(row: Line, swept: Mapping[str, list[Any]]) -> list[Line]:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a sweep has found for a method on a dataset."""
+    """The settings that a sweep chose for a method on a dataset."""
 
     dataset: str
     method: str
     title: str
-    settings: Mapping[str, Any]
+    settings: Values
     honest: float
     """Mean honest accuracy over seeds (and columns of this dataset), in percent."""
     tried: int
@@ -64,7 +64,7 @@ class Choice:
 def choices(experiment: Experiment, seeds: int, store: Store) -> list[Choice]:
     """Choose for every swept row and dataset the settings with the highest mean honest accuracy.
 
-    Only combinations that have been run as often as any other are compared.
+    Only combinations with the highest number of finished runs are compared.
     """
     by_row: dict[tuple[str, str], dict[str, list[float]]] = {}
     older: set[tuple[str, str]] = set()
@@ -90,19 +90,19 @@ def choices(experiment: Experiment, seeds: int, store: Store) -> list[Choice]:
 
 
 def choices_markdown(found: Sequence[Choice]) -> str:
-    """Return what was chosen as a table."""
+    """Return the choices as a Markdown table."""
     rows = [
         [each.dataset, each.title, f"{each.honest:.1f}{OUTDATED if each.outdated else ''}", str(each.tried)]
         for each in found
     ]
     lines = markdown_lines(["data", "chosen", "honest", "of"], rows, texts=2)
-    note = "Chosen by the mean honest accuracy over seeds, among combinations that all have been run."
+    note = "Chosen by the mean honest accuracy over seeds, among combinations with all their runs finished."
     note += ABOUT_OUTDATED if any(each.outdated for each in found) else ""
     return "\n".join([*lines, "", note, ""])
 
 
 def tuned_file(found: Sequence[Choice], title: str) -> str:
-    """Return what was chosen as TOML that --tuned reads: [dataset.method] with settings, of several rows the best."""
+    """Return the choices as TOML for --tuned: [dataset.method] with settings; of several rows the best."""
     best: dict[tuple[str, str], Choice] = {}
     for each in sorted(found, key=lambda each: each.honest):
         best[each.dataset, each.method] = each

@@ -1,15 +1,16 @@
-"""An experiment as a table: ours beside what was published, the difference, and whether it is more than noise."""
+"""An experiment as a table: our results next to published ones, the difference, and whether it exceeds noise."""
 
 import csv
 import io
 import statistics
 from dataclasses import dataclass
 
+from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell, Experiment, Published
-from fedrema.experiments.store import Finished, Store
-from fedrema.experiments.work import finished
-from fedrema.reporting.differences import welch_interval
+from fedrema.experiments.store import Store
+from fedrema.experiments.tasks import finished
 from fedrema.reporting.latex import escaped, tabular
+from fedrema.reporting.statistics import welch_interval
 from fedrema.reporting.tables import markdown_lines
 
 EXPLANATION = (
@@ -29,7 +30,7 @@ OUTDATED = "†"
 
 
 @dataclass(frozen=True)
-class Figure:
+class Statistic:
     """Mean and standard deviation over seeds; accuracies in percent."""
 
     mean: float
@@ -40,25 +41,25 @@ class Figure:
         return f"{self.mean:.1f} ± {self.deviation:.1f}" if self.count > 1 else f"{self.mean:.1f}"
 
 
-def values_of(runs: list[Finished], quantity: str) -> dict[int, float]:
-    """Return a quantity by seed, as far as runs have it: accuracies in percent."""
+def values_of(runs: list[FinishedRun], quantity: str) -> dict[int, float]:
+    """Return a quantity by seed, for runs that have it; accuracies in percent."""
     if quantity == "seconds":
         return {run.seed: run.seconds for run in runs if not run.failed}
-    scale = 1 if quantity == "critical_rounds" else 100
+    scale = 1 if quantity.endswith("_rounds") else 100
     found = {run.seed: run.summary.get(quantity) for run in runs}
     return {seed: scale * float(value) for seed, value in found.items() if value is not None}
 
 
-def figure(runs: list[Finished], quantity: str) -> Figure | None:
-    """Return a quantity over a cell's runs; None where no run has it."""
+def statistic(runs: list[FinishedRun], quantity: str) -> Statistic | None:
+    """Return mean and deviation of a quantity over a cell's runs; None where no run has it."""
     values = list(values_of(runs, quantity).values())
     if not values:
         return None
-    return Figure(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
+    return Statistic(statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
 
 
-def within_noise(ours: Figure, published: Published, published_seeds: int) -> bool | None:
-    """Tell whether Welch's 95 % interval of a difference contains 0; None where there is no such interval."""
+def within_noise(ours: Statistic, published: Published, published_seeds: int) -> bool | None:
+    """Whether Welch's 95 % interval of the difference contains 0; None where there is no such interval."""
     if published.deviation is None or min(ours.count, published_seeds) < 2:
         return None
     low, high = welch_interval(
@@ -68,7 +69,7 @@ def within_noise(ours: Figure, published: Published, published_seeds: int) -> bo
 
 
 class Sheet:
-    """The table of an experiment, as far as it has been run."""
+    """The table of an experiment, with the runs that have finished."""
 
     def __init__(self, experiment: Experiment, seeds: int, store: Store) -> None:
         self.experiment = experiment
@@ -76,17 +77,23 @@ class Sheet:
         self.columned = any(cell.column.title for cell in experiment.cells)
         self.runs = {(cell.row.name, cell.column.name): finished(cell, seeds, store) for cell in experiment.cells}
         every = [run for runs in self.runs.values() for run in runs]
-        self.critical = any("critical_rounds" in run.summary for run in every)
-        self.shared = any(run.ran_on.get("beside") for run in every)
+        self.periods = list(dict.fromkeys(f"{name}_rounds" for run in every for name in run.summary.period_rounds))
+        """Names of the quantities that count the rounds of a method's period."""
+        self.shared = any(run.shared_device for run in every)
         self.outdated = any(run.outdated for run in every)
         self.lines = [self._line(cell) for cell in experiment.cells]
 
     @property
     def headings(self) -> list[str]:
-        """What the columns are called."""
+        """The headings of the columns."""
         published = ["published", "difference", "within noise"] if self.compares else []
         first = ["method", *(["data"] if self.columned else []), "seeds", "best (peeks)", *published, "honest", "final"]
-        return [*first, *(["critical rounds"] if self.critical else []), "seconds"]
+        return [*first, *self.details]
+
+    @property
+    def details(self) -> list[str]:
+        """The headings of the last columns, which a narrow terminal leaves out."""
+        return [*(name.replace("_", " ") for name in self.periods), "seconds"]
 
     @property
     def explanation(self) -> str:
@@ -110,21 +117,21 @@ class Sheet:
             *([cell.column.title] if self.columned else []),
             count,
             self._text(cell, runs, "best_accuracy"),
-            *(self._beside(runs, cell.published) if self.compares else []),
+            *(self._compared(runs, cell.published) if self.compares else []),
             self._text(cell, runs, "honest_accuracy"),
             self._text(cell, runs, "final_accuracy"),
-            *([self._text(cell, runs, "critical_rounds")] if self.critical else []),
-            self._text(cell, runs, "seconds") + ("*" if any(run.ran_on.get("beside") for run in runs) else ""),
+            *(self._text(cell, runs, name) for name in self.periods),
+            self._text(cell, runs, "seconds") + ("*" if any(run.shared_device for run in runs) else ""),
         ]
 
-    def _text(self, cell: Cell, runs: list[Finished], quantity: str) -> str:
-        found, published = figure(runs, quantity), self.experiment.also.get(quantity, {}).get(cell.row.name)
+    def _text(self, cell: Cell, runs: list[FinishedRun], quantity: str) -> str:
+        found, published = statistic(runs, quantity), self.experiment.also.get(quantity, {}).get(cell.row.name)
         shown = MISSING if found is None else f"{found.mean:.3g}" if quantity == "seconds" else str(found)
         shown += OUTDATED if found is not None and any(run.outdated for run in runs) else ""
         return shown if published is None else f"{shown} ({published:g})"
 
-    def _beside(self, runs: list[Finished], published: Published | None) -> list[str]:
-        ours, mark = figure(runs, self.experiment.quantity), OUTDATED if any(run.outdated for run in runs) else ""
+    def _compared(self, runs: list[FinishedRun], published: Published | None) -> list[str]:
+        ours, mark = statistic(runs, self.experiment.quantity), OUTDATED if any(run.outdated for run in runs) else ""
         if published is None:
             return [MISSING] * 3
         deviation = "" if published.deviation is None else f" ± {published.deviation:.1f}"
@@ -136,7 +143,7 @@ class Sheet:
         return [shown, f"{ours.mean - published.mean:+.1f}{mark}", f"{noise}{mark}"]
 
     def markdown(self) -> str:
-        """Return the table as Markdown, with its title and what the columns mean."""
+        """Return the table as Markdown, with its title and an explanation of its columns."""
         experiment = self.experiment
         lines = [f"## {experiment.title}", "", *([experiment.about, ""] if experiment.about else [])]
         lines += markdown_lines(self.headings, self.lines, texts=2 if self.columned else 1)
@@ -168,13 +175,13 @@ class Sheet:
         return "\n".join([about, *tabular(headings, rows, "l" + "c" * len(titles)), ""])
 
     def _highest(self, column: str) -> float | None:
-        found = [figure(runs, self.experiment.quantity) for (_, name), runs in self.runs.items() if name == column]
+        found = [statistic(runs, self.experiment.quantity) for (_, name), runs in self.runs.items() if name == column]
         means = [one.mean for one in found if one]
         return max(means) if len(means) > 1 else None
 
     def _latex_cell(self, cell: Cell, highest: float | None) -> str:
         runs = self.runs[cell.row.name, cell.column.name]
-        found = figure(runs, self.experiment.quantity)
+        found = statistic(runs, self.experiment.quantity)
         ours = "--" if found is None else f"{found}".replace(" ± ", r"{\,\pm\,}")
         if found is not None:
             ours += r"^{\dagger}" if any(run.outdated for run in runs) else ""

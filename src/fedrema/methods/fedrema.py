@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from fedrema.core import (
     Uploads,
     mix,
 )
-from fedrema.core.similarity import draw_probes, similarity_rows
+from fedrema.core.similarity import draw_probes, maximum_difference_segmentation, similarity_rows
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.methods.shared.prototypes import (
     Weighting,
@@ -34,9 +33,6 @@ from fedrema.methods.shared.prototypes import (
     initial_prototypes,
 )
 from fedrema.models.body_and_head import Net, Tensors
-
-NO_GAP = 1e-6
-"""Smaller gaps are rounding errors: similarities do not distinguish the clients, so all of them are relevant."""
 
 
 @dataclass(frozen=True)
@@ -245,41 +241,3 @@ class FedReMa(Method):
 def _submatrix(matrix: Tensor, present: Tensor) -> Tensor:
     """Return the rows and columns of a matrix [K, K] for the clients that are present."""
     return matrix if len(present) == len(matrix) else matrix[present][:, present]
-
-
-def maximum_difference_segmentation(
-    similarity: Tensor, gap_to_self: bool = True, include_below_gap: bool = True, first: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Cut each row of S at its largest gap (MDS, Algorithm 1).
-
-    `similarity` [b, k] holds the rows of b consecutive clients, starting with client `first`.
-
-    Returns
-    -------
-    relevant
-        [b, k] whether client j is in A_i; a client is always in its own set. Of equal similarities, that of the client
-        with the larger index ranks higher; of equal gaps, the lowest counts.
-    gaps
-        [b] the largest difference Δs*; 0 if it is smaller than rounding errors, and then all clients are relevant.
-    """
-    clients = torch.arange(similarity.shape[1], device=similarity.device)
-    is_self = clients == (first + torch.arange(len(similarity), device=similarity.device))[:, None]
-    # Without the gap to the client itself only the peers are ranked: the client sorts first and is skipped.
-    skipped = 0 if gap_to_self else 1
-    ranked = similarity if gap_to_self else similarity.masked_fill(is_self, -torch.inf)
-    if len(clients) - skipped < 2:
-        return torch.ones_like(is_self), similarity.new_zeros(len(similarity))
-    ascending = _ascending(ranked)[:, skipped:]  # s_idx1 ≤ … ≤ s_idxK
-    gaps, place = ascending.diff(dim=1).max(dim=1)  # m = argmax Δs_idx, Δs* = Δs_idxm
-    below = ascending.gather(1, place[:, None])  # s_idxm
-    chosen = ranked > below  # idx_m+1, …, idx_K
-    if include_below_gap:
-        last = torch.where(ranked == below, clients, -1).max(dim=1, keepdim=True).values
-        chosen |= clients == last  # A = {idx_m, …, idx_K}
-    no_gap = gaps < NO_GAP
-    return chosen | is_self | no_gap[:, None], torch.where(no_gap, 0.0, gaps)
-
-
-def _ascending(rows: Tensor) -> Tensor:
-    # On a CPU, NumPy sorts rows several times faster than torch.
-    return torch.from_numpy(np.sort(rows.numpy(), axis=1)) if rows.device.type == "cpu" else rows.sort(dim=1).values

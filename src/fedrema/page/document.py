@@ -19,8 +19,7 @@ from fedrema.page.encode import plain
 from fedrema.page.reading import ThinnedRun, thinned_notes
 from fedrema.page.status import Status, status_of
 from fedrema.reporting.curves import WORDS, group_curve, looks_of
-from fedrema.reporting.differences import paired_differences
-from fedrema.reporting.groups import Group, data_title, group_runs
+from fedrema.reporting.groups import Group, data_title, group_runs, paired_differences
 from fedrema.reporting.plots import Look
 from fedrema.reporting.tables import DIFFERENCES, EXPLANATION, OTHER_DATA, period_columns
 

@@ -12,6 +12,7 @@ from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
+from fedrema.reporting.statistics import t_interval
 from fedrema.runs.run import Run
 
 # Own data is identified by its fingerprint, not by the setting that names its source.
@@ -181,3 +182,77 @@ def _read(run: Run, quantity: str) -> float | None:
 
 def _last_round(run: Run) -> int:
     return int(run.rounds[-1].round) if run.rounds else 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A group minus the reference, over the training seeds that both have."""
+
+    label: str
+    reference: str
+    pairs: int
+    """The number of seeds in common."""
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+    """Why there is no interval, if there is none."""
+
+
+def paired_differences(
+    runs: Sequence[Run], quantity: str = "honest_accuracy", reference: str | None = None
+) -> list[Difference]:
+    """Compare every group with the reference: mean paired difference and its 95 % t interval.
+
+    The same seed gives all methods the same initial network and the same batches, so that paired differences vary less
+    than two separate means. There is an interval only where two groups share at least two seeds and the data.
+
+    Parameters
+    ----------
+    runs
+        Runs of any number of methods, settings and seeds.
+    quantity
+        best_accuracy, honest_accuracy, final_accuracy or worst_tenth, as in summary.json.
+    reference
+        A method's name or a group's label; default: the group with the best mean.
+
+    Returns
+    -------
+    list[Difference]
+        One for every group but the reference; empty if there is no other, or if no run has been scored.
+    """
+    groups = group_runs(runs)
+    against = _reference(groups, quantity, reference)
+    if against is None:
+        return []
+    return [_difference(group, against, quantity) for group in groups if group is not against]
+
+
+def _reference(groups: Sequence[Group], quantity: str, wanted: str | None) -> Group | None:
+    if wanted is None:
+        means = [(statistic.mean, group) for group in groups if (statistic := group.statistic(quantity))]
+        return max(means, key=lambda pair: pair[0])[1] if means else None
+    name = wanted.casefold()
+    found = [group for group in groups if group.label.casefold() == name]
+    found = found or [group for group in groups if name in (group.method.casefold(), group.title.casefold())]
+    if len(found) != 1:
+        problem = "stands for several groups" if found else "is not among the groups"
+        labels = ", ".join(repr(group.label) for group in found or groups)
+        raise BadInput(f"--reference {wanted!r} {problem}; valid are {labels}.")
+    return found[0]
+
+
+def _difference(group: Group, against: Group, quantity: str) -> Difference:
+    if group.fingerprint != against.fingerprint:
+        return Difference(group.label, against.label, 0, reason="other data")
+    if not (group.counted[0].finished and against.counted[0].finished):
+        return Difference(group.label, against.label, 0, reason="still running")
+    mine, theirs = group.values(quantity), against.values(quantity)
+    common = sorted(mine.keys() & theirs.keys())
+    if not common:
+        return Difference(group.label, against.label, 0, reason="no seed in common")
+    differences = [mine[seed] - theirs[seed] for seed in common]
+    mean = float(np.mean(differences))
+    if len(common) == 1:
+        return Difference(group.label, against.label, 1, mean, reason="one seed in common: no interval")
+    return Difference(group.label, against.label, len(common), mean, *t_interval(differences))

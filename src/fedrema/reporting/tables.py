@@ -13,8 +13,7 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
-from fedrema.reporting.differences import Difference, paired_differences
-from fedrema.reporting.groups import Group, Statistic, group_runs
+from fedrema.reporting.groups import Difference, Group, Statistic, group_runs, paired_differences
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.runs.run import Run
 from fedrema.simulation.records import PRIMARY

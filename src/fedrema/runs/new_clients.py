@@ -12,13 +12,12 @@ from torch import nn
 
 from fedrema.base.user_code import load_object, raised_at, working_folder_importable
 from fedrema.core import Moment, Role, average
-from fedrema.core.similarity import draw_probes, head_similarity
+from fedrema.core.similarity import draw_probes, head_similarity, maximum_difference_segmentation
 from fedrema.data import Federation
 from fedrema.data.federation import parse_meta
 from fedrema.data.npz import read_npz
 from fedrema.engine import ClientTensors, Cohort
 from fedrema.errors import BadInput, FedremaError
-from fedrema.methods.fedrema import maximum_difference_segmentation
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.deployed import counted_clients

@@ -1,0 +1,285 @@
+"""Judges the claims of an experiment by its results, with the numbers that decide."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import Literal
+
+from fedrema.experiments.comparisons import Comparison, Runs, compare, compare_rows, corrected, runs_of, scores
+from fedrema.experiments.finished_run import FinishedRun
+from fedrema.experiments.spec import Claim, ClaimKind, Experiment, MatchingCurve
+from fedrema.experiments.store import Store
+from fedrema.experiments.table import ABOUT_OUTDATED, OUTDATED
+from fedrema.reporting.statistics import Scores
+from fedrema.reporting.tables import markdown_lines
+
+Verdict = Literal["holds", "does not hold", "not decided"]
+SIGNIFICANT = 0.05
+NO_OTHER_ROW = "there is no row to compare with"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim, whether it holds, and why."""
+
+    claim: Claim
+    verdict: Verdict
+    evidence: str
+    honest_verdict: Verdict | None = None
+    """The verdict by honest accuracy, for claims about accuracies that another quantity decides."""
+    outdated: bool = False
+    """Whether some of its runs were computed by an older revision."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one column, or one row in it, shows about a claim."""
+
+    verdict: Verdict
+    where: str
+    text: str
+
+
+def judge(claim: Claim, experiment: Experiment, seeds: int, store: Store) -> Judgement:
+    """Judge a claim by the finished runs, and by outdated ones in cells that have no others.
+
+    It holds if it does in every column; it does not hold if it fails in one. A difference that chance explains is not
+    decided, nor is a cell without runs. Within a column all comparisons are corrected for their number; over columns
+    nothing is corrected, because all of them must hold.
+    """
+    rows, columns = {*claim.rows, *claim.over}, set(claim.columns)
+    cells = [cell for cell in experiment.cells if cell.row.name in rows and cell.column.name in columns]
+    runs = runs_of(cells, seeds, store)
+    judgement = _judged(claim, experiment, runs)
+    return replace(judgement, outdated=any(run.outdated for several in runs.values() for run in several))
+
+
+def _judged(claim: Claim, experiment: Experiment, runs: Runs) -> Judgement:
+    if claim.kind in JUDGES:
+        findings = JUDGES[claim.kind](claim, experiment, runs)
+        return Judgement(claim, _overall(claim, findings), _evidence(findings))
+    findings = _ordered(claim, experiment, runs, experiment.quantity)
+    verdict, evidence = _overall(claim, findings), _evidence(findings)
+    if experiment.quantity == "honest_accuracy":
+        return Judgement(claim, verdict, evidence)
+    honest = _ordered(claim, experiment, runs, "honest_accuracy")
+    honest_verdict = _overall(claim, honest)
+    in_some = sum(finding.verdict == "holds" for finding in honest)
+    some = f" (holds in {in_some} of {len(honest)} columns)" if 0 < in_some < len(honest) else ""
+    return Judgement(claim, verdict, f"{evidence} By honest accuracy: {honest_verdict}{some}.", honest_verdict)
+
+
+def claims_markdown(judgements: Sequence[Judgement]) -> str:
+    """Return a table of claims and verdicts."""
+    lines = [
+        [each.claim.says, f"{each.verdict}{OUTDATED if each.outdated else ''}", each.evidence] for each in judgements
+    ]
+    notes = ["", ABOUT_OUTDATED.strip()] if any(each.outdated for each in judgements) else []
+    return "\n".join([*markdown_lines(["claim", "verdict", "evidence"], lines, texts=3), *notes, ""])
+
+
+def _overall(claim: Claim, findings: Sequence[Finding]) -> Verdict:
+    verdicts = [finding.verdict for finding in findings]
+    if claim.kind == "collapse" and "not decided" in verdicts:  # not based on a test: needs all its columns
+        return "not decided"
+    return _all_of(verdicts)
+
+
+def _all_of(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on a claim that must hold everywhere."""
+    if "does not hold" in verdicts:
+        return "does not hold"
+    return "holds" if set(verdicts) == {"holds"} else "not decided"
+
+
+def _evidence(findings: Sequence[Finding]) -> str:
+    agree = len({finding.verdict for finding in findings}) == 1
+    parts = []
+    for finding in findings:
+        before = [finding.where] if finding.where else []
+        before += [] if agree else [finding.verdict]
+        parts.append((f"{', '.join(before)}: " if before else "") + finding.text)
+    return "; ".join(parts) + "."
+
+
+def _ordered(claim: Claim, experiment: Experiment, runs: Runs, quantity: str) -> list[Finding]:
+    """Judge `first` (a row is above every other) and `above` (rows are above others)."""
+    table = scores(runs, quantity)
+    return [_ordered_in(column, claim, experiment, runs, table) for column in claim.columns]
+
+
+def _ordered_in(column: str, claim: Claim, experiment: Experiment, runs: Runs, table: Scores) -> Finding:
+    where = experiment.title_of(column)
+    rows = claim.rows[:1] if claim.kind == "first" else claim.rows
+    over = [row for row in claim.over if row not in rows]
+    counts = {row: sum(name == column for name, _ in table[row]) for row in (*rows, *over)}
+    lack = _lacking(counts, column, experiment, runs, needed=2) or ("" if over else NO_OTHER_ROW)
+    comparisons = compare_rows(table, column, rows, over)
+    nearest_first = sorted((each for each in comparisons if each.pairs), key=lambda each: each.mean)
+    verdicts = [_sign(each) for each in nearest_first]
+    verdict = _all_of(verdicts)
+    if verdict == "does not hold":  # whatever the missing runs may show
+        lack = ""
+    elif lack or len(nearest_first) < len(comparisons) or not all(each.tested for each in nearest_first):
+        lack, verdict = lack or "seeds in common are missing", "not decided"
+    parts = [lack] if lack else []
+    if nearest_first:
+        deciding = nearest_first[0 if lack else verdicts.index(verdict)]
+        parts.append(("so far " if lack else "") + _comparison_text(deciding, experiment))
+    return Finding(verdict, where, ", ".join(parts))
+
+
+def _collapse(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]:
+    best, final = (scores(runs, f"{name}_accuracy") for name in ("best", "final"))
+    findings = []
+    for column, row in itertools.product(claim.columns, claim.rows):
+        where = experiment.title_of(column)
+        keys = [key for key in best[row] if key[0] == column and key in final[row]]
+        if lack := _lacking({row: len(keys)}, column, experiment, runs, needed=1):
+            findings.append(Finding("not decided", where, lack))
+            continue
+        high, low = (mean(table[row][key] for key in keys) for table in (best, final))
+        verdict: Verdict = "holds" if low <= (1 - claim.share) * high else "does not hold"
+        text = f"{experiment.title_of(row)} best {high:.1f}, final {low:.1f} ({_seeds_text(len(keys))})"
+        findings.append(Finding(verdict, where, text))
+    return findings
+
+
+def _faster(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]:
+    return [_faster_in(column, claim, experiment, runs) for column in claim.columns]
+
+
+def _faster_in(column: str, claim: Claim, experiment: Experiment, runs: Runs) -> Finding:
+    where = experiment.title_of(column)
+    names = (*claim.rows[:1], *claim.over[:1])
+    timed = {name: [run for run in runs[name, column] if run.seconds] for name in names}
+    counts = {name: len(several) for name, several in timed.items()}
+    if lack := _lacking(counts, column, experiment, runs, needed=1) or ("" if len(timed) == 2 else NO_OTHER_ROW):
+        return Finding("not decided", where, lack)
+    mine, theirs = timed.values()
+    devices = {run.device for run in mine} & {run.device for run in theirs}
+    if not devices:
+        found = sorted({run.device for run in (*mine, *theirs)})
+        return Finding("not decided", where, f"they ran on different devices, {' and '.join(found)}")
+    device = max(sorted(devices), key=lambda name: min(len(_on(name, mine)), len(_on(name, theirs))))
+    mine, theirs = _on(device, mine), _on(device, theirs)
+    alone = [[run for run in several if not run.shared_device] for several in (mine, theirs)]
+    shared = sum(map(len, alone)) < len(mine) + len(theirs)
+    mine, theirs = alone if all(alone) else (mine, theirs)
+    seconds, of_other = (mean(run.seconds for run in several) for several in (mine, theirs))
+    row, other = map(experiment.title_of, names)
+    ratio = f"a ratio of {seconds / of_other:.2f} where at most {claim.share:g} is claimed"
+    among = "; runs that shared it left out" if all(alone) else "; other runs shared it, so that seconds say less"
+    ran = f"{device}, {len(mine)} and {len(theirs)} runs{among if shared else ''}"
+    verdict: Verdict = "holds" if seconds <= claim.share * of_other else "does not hold"
+    return Finding(verdict, where, f"{row} {seconds:.1f} s, {other} {of_other:.1f} s, {ratio} ({ran})")
+
+
+def _on(device: str, runs: Sequence[FinishedRun]) -> list[FinishedRun]:
+    return [run for run in runs if run.device == device]
+
+
+def _falls(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]:
+    """Compare the last half of the recorded rounds with the first tenth of them."""
+    findings = []
+    cells = list(itertools.product(claim.columns, claim.rows))
+    parts = {cell: _early_and_late(runs[cell[1], cell[0]], claim.curve) for cell in cells}
+    tests = [compare(row, row, column, parts[column, row].late, parts[column, row].early) for column, row in cells]
+    for test in corrected(tests):
+        where, title = experiment.title_of(test.column), experiment.title_of(test.row)
+        part = parts[test.column, test.row]
+        if not test.pairs:
+            text = f"{title}: {claim.curve} was not recorded in two rounds or more"
+            findings.append(Finding("not decided", where, text))
+            continue
+        certainty = _certainty(test, 2) if test.tested else "1 seed, no test"
+        text = (
+            f"{title}: {claim.curve} {mean(part.early.values()):.2f} in rounds {part.early_rounds},"
+            f" {mean(part.late.values()):.2f} in rounds {part.late_rounds}"
+            f" (difference {_number(test.mean, 2)}, {certainty})"
+        )
+        findings.append(Finding(_sign(test, claimed=-1), where, text))
+    return findings
+
+
+@dataclass
+class _Parts:
+    """Means of a curve by seed, and over which rounds."""
+
+    early: dict[int, float]
+    late: dict[int, float]
+    early_rounds: str = ""
+    late_rounds: str = ""
+
+
+def _early_and_late(runs: Sequence[FinishedRun], curve: MatchingCurve) -> _Parts:
+    parts = _Parts({}, {})
+    for run in runs:
+        if run.matching is None or len(rounds := run.matching.round) < 2:
+            continue
+        values = run.matching.precision if curve == "precision" else run.matching.recall
+        tenth, half = max(1, len(rounds) // 10), len(rounds) - len(rounds) // 2
+        early, late = ([value for value in some if value is not None] for some in (values[:tenth], values[half:]))
+        if early and late:  # None: a client was absent
+            parts.early[run.seed], parts.late[run.seed] = mean(early), mean(late)
+            parts.early_rounds, parts.late_rounds = _span(rounds[:tenth]), _span(rounds[half:])
+    return parts
+
+
+def _span(rounds: Sequence[int]) -> str:
+    return f"{rounds[0]}–{rounds[-1]}" if len(rounds) > 1 else str(rounds[0])
+
+
+def _sign(comparison: Comparison, claimed: Literal[1, -1] = 1) -> Verdict:
+    """Return whether the row is significantly above the other, or below if that is claimed."""
+    if comparison.mean == 0 or not comparison.corrected < SIGNIFICANT:
+        return "not decided"
+    return "holds" if claimed * comparison.mean > 0 else "does not hold"
+
+
+def _comparison_text(comparison: Comparison, experiment: Experiment) -> str:
+    row, other = experiment.title_of(comparison.row), experiment.title_of(comparison.other)
+    points = f"{abs(comparison.mean):.1f} points"
+    how = f"{points} above" if comparison.mean > 0 else f"{points} below" if comparison.mean < 0 else "level with"
+    return f"{row} {how} {other} ({_certainty(comparison, 1) if comparison.tested else '1 seed, no test'})"
+
+
+def _certainty(comparison: Comparison, digits: int) -> str:
+    """Return interval, corrected p and seeds as text."""
+    p = "< 0.001" if comparison.corrected < 0.001 else f"= {comparison.corrected:.3f}"
+    low, high = _number(comparison.test.low, digits), _number(comparison.test.high, digits)
+    return f"95 % {low} to {high}, corrected p {p}, {_seeds_text(comparison.pairs)}"
+
+
+def _number(value: float, digits: int) -> str:
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # + 0.0: -0.0 becomes 0
+
+
+def _seeds_text(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def _lacking(counts: Mapping[str, int], column: str, experiment: Experiment, runs: Runs, needed: int) -> str:
+    """Say which rows have fewer runs than are needed; empty where none has."""
+    if needed == 2 and set(counts.values()) == {1}:
+        return "one seed each"
+    kinds: dict[str, list[str]] = {}
+    for row in [row for row, count in counts.items() if count < needed]:
+        known = runs[row, column]
+        failed = known and all(run.failed for run in known)
+        what = "diverged" if failed else f"fewer than {needed} scored runs" if known else "not been run"
+        kinds.setdefault(what, []).append(row)
+    texts = []
+    for what, rows in kinds.items():
+        who = experiment.title_of(rows[0]) if len(rows) == 1 else f"{len(rows)} of {len(counts)} rows"
+        texts.append(f"{who} {'has' if len(rows) == 1 else 'have'} {what}")
+    return ", ".join(texts)
+
+
+JUDGES: dict[ClaimKind, Callable[[Claim, Experiment, Runs], list[Finding]]] = {
+    "collapse": _collapse,
+    "faster": _faster,
+    "falls": _falls,
+}
+"""Judges of claims that are not about the order of rows."""

@@ -1,0 +1,36 @@
+"""Finished runs with numbers chosen by hand, so that what follows from them can be checked."""
+
+import msgspec
+
+from fedrema.engine import REVISIONS
+from fedrema.experiments.finished_run import ClientScores, FinishedRun, Machine, Matching
+from fedrema.simulation.records import MetricSummary, Summary
+
+
+def made_summary(rounds=0, seconds=None, critical_rounds=None, **accuracies):
+    """Return a summary with some accuracies; others are the first of them, but the honest one is None."""
+    metrics, given = {}, [value for value in accuracies.values() if value is not None]
+    if given:
+        best, final = (accuracies.get(f"{name}_accuracy", given[0]) for name in ("best", "final"))
+        metrics["accuracy"] = MetricSummary(best, 1, final, accuracies.get("honest_accuracy"), best)
+    periods = {} if critical_rounds is None else {"critical": critical_rounds}
+    return Summary(rounds, metrics, {}, periods, seconds or {})
+
+
+def made_run(key="", method="fedavg", seed=0, settings=None, ran_on=None, clients=None, matching=None, **parts):
+    """Return a run of the present revisions."""
+    return FinishedRun(
+        key,
+        method,
+        {"seed": seed, **(settings or {})},
+        clients=ClientScores(**(clients or {})),
+        matching=Matching(**matching) if matching else None,
+        ran_on=Machine(**ran_on) if ran_on else None,
+        revisions={"method": 1, **REVISIONS},
+        **parts,
+    )
+
+
+def keep(store, run):
+    """Write a run as its process does."""
+    store.put_text(run.key, msgspec.json.encode(run).decode())
