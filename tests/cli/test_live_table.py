@@ -189,7 +189,7 @@ def test_in_a_terminal_the_table_is_shown_while_it_fills_up(programs, tmp_path):
     os.close(ours)
     assert process.wait() == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert "8 runs to play: about" in text
+    assert "8 runs to do: about" in text
     while_it_fills_up, _, at_the_end = text.rpartition("Two by two")
     assert "Two by two" in while_it_fills_up
     assert "…" in while_it_fills_up
