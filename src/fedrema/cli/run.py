@@ -11,6 +11,7 @@ from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.report import REPORT, open_in_browser
 from fedrema.cli.run_folders import common_folder
 from fedrema.cli.spread import devices_for, spread
+from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, read_config
 from fedrema.core import LocalTraining
 from fedrema.data import Federation
@@ -24,7 +25,7 @@ from fedrema.runs.series import check_folders, end_series, reached_round, seeds_
 from fedrema.simulation.simulator import Simulator
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
-DEMONSTRATION_SETTINGS = {"seeds": 3, "record": "relations", "threads": 1}
+DEMONSTRATION_SETTINGS: Values = {"seeds": 3, "record": "relations", "threads": 1}
 """With one thread per operation the results do not depend on the number of cores."""
 
 
