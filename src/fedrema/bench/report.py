@@ -95,11 +95,11 @@ class Report:
             # Of one method only, because a step of another may do less work.
             fastest = min((row for row in ours if row.method == ours[0].method), key=lambda row: row.ms_per_step or 0)
             ratio, part = fastest.ratio_to_textbook, fastest.share_of_ceiling
-            beside = "" if ratio is None else f", {ratio:.2f} × the speed of the textbook loop"
+            relative = "" if ratio is None else f", {ratio:.2f} × the speed of the textbook loop"
             share = "" if part is None else f", {_percent(part)} of {fastest.ceiling}"
             sentences.append(
                 f"{network}: {fastest.backend} ({fastest.method}) is fastest, "
-                f"{fastest.ms_per_step:,.4g} ms per step{beside}{share}."
+                f"{fastest.ms_per_step:,.4g} ms per step{relative}{share}."
             )
         return sentences
 

@@ -72,10 +72,10 @@ class Textbook:
                 if not self.seconds:
                     self._train(self.datasets[:1], epochs=1)  # warm-up: torch selects and loads its kernels
                 synchronise(self.device)
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 steps = self._train(self.datasets, self.local.epochs)
                 synchronise(self.device)
-            self.seconds.append((time.perf_counter() - begun) / steps)
+            self.seconds.append((time.perf_counter() - started) / steps)
             self.steps += steps
         except RuntimeError as error:  # such as too little memory: the other measurements continue
             self.error = error

@@ -105,31 +105,31 @@ class Measured:
     """The highest load of the machine, our own included; None where the system does not report it."""
 
 
-def measure(workloads: list[Workload], say: Callable[[str], None]) -> Measured:
+def measure(workloads: list[Workload], report: Callable[[str], None]) -> Measured:
     """Measure all networks and the peak rates; what fails becomes a row with the reason, and the others continue."""
     simulation = next(iter(workloads[0].methods.values())).simulation
     device = choose_device(simulation.device)
-    say("the machine's ceilings")
+    report("the machine's ceilings")
     ceilings = Ceilings(device, choose_precision(simulation.precision, device).products)
     ceilings.sample()
-    rows = [_rows(workload, device, ceilings, say) for workload in workloads]  # the last is the textbook loop
+    rows = [_rows(workload, device, ceilings, report) for workload in workloads]  # the last is the textbook loop
     values = ceilings.values()
     compared = [row.compared(values, network[-1]) for network in rows for row in network]
     return Measured(compared, values, ceilings.load)
 
 
-def _rows(workload: Workload, device: torch.device, ceilings: Ceilings, say: Callable[[str], None]) -> list[Row]:
+def _rows(workload: Workload, device: torch.device, ceilings: Ceilings, report: Callable[[str], None]) -> list[Row]:
     rows: list[Row] = []
     textbook = Textbook(next(iter(workload.methods.values())), workload.federation, device)
     for method, settings in workload.methods.items():
         wanted = settings.simulation.backend
         for backend in ORDER[device.type] if wanted == "auto" else (wanted,):
-            say(f"{workload.network}, {method}, {backend}")
+            report(f"{workload.network}, {method}, {backend}")
             rows.append(_row(workload, method, backend, device, textbook))
             gc.collect()  # free the device memory of this row before the next
             ceilings.sample()
     if not textbook.steps:  # none of our backends could be measured
-        say(f"{workload.network}, textbook loop")
+        report(f"{workload.network}, textbook loop")
         textbook.sample()
     return [*rows, _textbook_row(workload, textbook)]
 

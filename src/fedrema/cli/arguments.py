@@ -195,7 +195,7 @@ def peek(arguments: Sequence[str], *names: str) -> dict[str, str]:
 
 
 def as_arguments(settings: Values) -> list[str]:
-    """Write settings as they would stand on the command line; None is left out."""
+    """Return settings as command-line arguments; None is left out."""
     arguments: list[str] = []
     for name, value in settings.items():
         option = name.replace("_", "-")

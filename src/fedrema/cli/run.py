@@ -91,7 +91,7 @@ def _run(wanted: list[Settings], out: Path) -> int:
     def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
         def prepare(settings: Settings, federation: Federation) -> Prepared:
             prepared = begin_on(settings, federation)
-            progress.say(_chosen(settings.local, prepared.simulator))
+            progress.print_once(_chosen(settings.local, prepared.simulator))
             return prepared
 
         for group in groups:
@@ -137,13 +137,13 @@ def follow(
 
 
 def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool, out: Path) -> int:
-    done, complaints, stopped = spread(groups, devices)
+    done, failed, stopped = spread(groups, devices)
     end_series(out, [settings.output.folder for group in groups for settings in group])
     if done and not quiet:
         _show_results(done, groups[0][0].output.open)
     if stopped:
         print_safe(f"fedrema: Stopped; continue all runs with: fedrema resume {out}", file=sys.stderr)
-    return 130 if stopped else 2 if complaints else 0
+    return 130 if stopped else 2 if failed else 0
 
 
 def _chosen(asked: LocalTraining, simulator: Simulator) -> str:
@@ -169,7 +169,7 @@ def _interrupted(sentence: str) -> int:
 
 
 def _show_results(runs: list[Run], open_report: bool) -> None:
-    """Print the results of runs, draw their curves, write their report and say where everything is."""
+    """Print the results of runs, draw their curves, write their report and print where everything is."""
     from fedrema.page.render import write_page
     from fedrema.reporting.curves import draw_curves
     from fedrema.reporting.tables import comparison_table

@@ -86,7 +86,7 @@ def data_defaults(dataset: str) -> Values:
     """Return how a dataset is partitioned by default."""
     if dataset == "digits":
         # Few, imbalanced samples per client, half of them kept for testing: with 20 clients of 60 that leaves
-        # 600 test samples, enough to tell methods apart.
+        # 600 test samples, enough to distinguish methods.
         return {"samples": 60, "s": 0.05, "test-share": 0.5}
     return {"samples": 600, "s": 0.2}
 

@@ -321,7 +321,7 @@ def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema r
 
 
 def as_arguments(settings: Mapping[str, Any]) -> list[str]:
-    """Write settings as they would stand on the command line; None is left out."""
+    """Return settings as command-line arguments; None is left out."""
     from fedrema.cli import arguments as parsing
 
     return parsing.as_arguments(settings)

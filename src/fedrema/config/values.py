@@ -101,6 +101,6 @@ CONVERTERS: dict[type[Any], Callable[[Any], Any]] = {
 
 
 def listed(choices: Sequence[Any]) -> str:
-    """Return choices as they stand in a sentence: "auto, cpu or cuda"."""
+    """Return choices for a sentence: "auto, cpu or cuda"."""
     *first, last = map(str, choices)
     return f"{', '.join(first)} or {last}" if first else last
