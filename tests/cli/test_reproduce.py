@@ -62,13 +62,13 @@ def test_every_claim_gets_a_verdict(smoke):
     assert len(re.findall(r"\| (holds|does not hold|not decided) \|", page)) == claims
 
 
-def test_the_same_again_plays_nothing(smoke, tmp_path, capsys):
+def test_the_same_command_again_runs_nothing(smoke, tmp_path, capsys):
     out = tmp_path / "again"
     shutil.copytree(smoke, out)
     before = sorted(path.name for path in (out / "runs").glob("commands-*"))
     assert main(["reproduce", "table5", "--smoke", "--device", "cpu", "--out", str(out)]) == 0
     printed = capsys.readouterr()
-    assert "Everything is there already." in printed.err
+    assert "All runs have finished already." in printed.err
     assert "Smoke test on digits: Table 5" in printed.out
     assert "Table 4" not in printed.out
     assert sorted(path.name for path in (out / "runs").glob("commands-*")) == before
