@@ -41,7 +41,7 @@ class RunProgress:
     ) -> None:
         self.progress.stop()
 
-    def print_once(self, line: str) -> None:
+    def say(self, line: str) -> None:
         """Print a line above the bars; the same line of several runs only once."""
         if line and not self.quiet and line not in self.printed:
             self.printed.add(line)

@@ -91,7 +91,7 @@ def _run(wanted: list[Settings], out: Path) -> int:
     def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
         def prepare(settings: Settings, federation: Federation) -> Prepared:
             prepared = begin_on(settings, federation)
-            progress.print_once(_chosen(settings.local, prepared.simulator))
+            progress.say(_chosen(settings.local, prepared.simulator))
             return prepared
 
         for group in groups:
