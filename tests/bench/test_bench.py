@@ -301,7 +301,7 @@ def test_ceilings_are_medians_and_flags_are_put_back(monkeypatch):
 @pytest.mark.parametrize(("rate", "size"), [(1e6, 128), (2e8, 256), (1e15, 2048)])
 def test_a_processor_without_bf16_multiplies_small_matrices(monkeypatch, rate, size):
     monkeypatch.setattr(ceilings, "product_rate", lambda device, dtype, size: rate)
-    assert ceilings.bearable(CPU, torch.bfloat16, 2048) == size
+    assert ceilings.affordable_size(CPU, torch.bfloat16, 2048) == size
 
 
 def test_bf16_is_tried_in_a_process_that_may_die(monkeypatch):

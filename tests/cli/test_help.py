@@ -25,6 +25,14 @@ def test_help_names_every_command_and_needs_no_torch():
     assert all(command in shown for command in COMMANDS)
 
 
+@pytest.mark.parametrize("command", [(), *((command,) for command in COMMANDS), ("methods", "--paper")])
+def test_help_fits_80_columns(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        main([*command, "--help"] if "--paper" not in command else list(command))
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert fedrema.__version__ in capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_every_claim_gets_a_verdict(smoke):
     assert len(re.findall(r"\| (holds|does not hold|not decided) \|", page)) == claims
 
 
-def test_the_same_again_plays_nothing(smoke, tmp_path, capsys):
+def test_the_same_command_again_runs_nothing(smoke, tmp_path, capsys):
     out = tmp_path / "again"
     shutil.copytree(smoke, out)
     before = sorted(path.name for path in (out / "runs").glob("commands-*"))

@@ -17,7 +17,6 @@ LIBRARIES = (
         "matplotlib.figure",
         "matplotlib.backends.backend_agg",
         "pooch",
-        "tyro",
         "rich.progress",
         "rich.live",
     ),

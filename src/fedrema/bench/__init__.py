@@ -1,4 +1,4 @@
-"""How fast this machine trains: our backends beside a textbook loop and beside what the machine can do at most."""
+"""Training speed on this machine: our backends, compared with a textbook loop and the machine's peak rates."""
 
 from fedrema.bench.ceilings import Ceilings
 from fedrema.bench.report import Report

@@ -1,4 +1,4 @@
-"""What a machine can do at most: matrix products in each precision, and copying."""
+"""Peak rates of a machine: matrix products in each precision, and memory copies."""
 
 import os
 import statistics
@@ -14,7 +14,7 @@ from fedrema.engine.product_rate import MATRIX, product_rate, seconds_of
 COPIED = {"cpu": 2**28, "cuda": 2**30}
 """Bytes of the block that is copied."""
 CEILING_OF = {"float32": "sgemm", "float64": "dgemm", "tf32": "tf32", "bf16": "bf16"}
-"""Which ceiling training in a precision is compared with."""
+"""The peak rate with which training in each precision is compared."""
 MEANING = {
     "sgemm": "float32 matrix product",
     "dgemm": "float64 matrix product",
@@ -23,20 +23,20 @@ MEANING = {
     "copy": "copy, read + write",
 }
 
-# In a process of its own: on some CPUs a bf16 product ends the process with an illegal instruction.
+# In a separate process: on some CPUs a bf16 product crashes with an illegal instruction.
 _BF16_ON_A_CPU = (
-    "import torch; from fedrema.bench.ceilings import bearable, product_rate; torch.set_num_threads({threads});"
-    "cpu = torch.device('cpu'); print(product_rate(cpu, torch.bfloat16, bearable(cpu, torch.bfloat16, {size})))"
+    "import torch; from fedrema.bench.ceilings import affordable_size, product_rate; torch.set_num_threads({threads});"
+    "cpu = torch.device('cpu'); print(product_rate(cpu, torch.bfloat16, affordable_size(cpu, torch.bfloat16, {size})))"
 )
 
 
 class Ceilings:
-    """The ceilings of one device, as medians of what was measured in the course of a run."""
+    """The peak rates of one device: medians of the samples taken between measurements."""
 
     def __init__(self, device: torch.device, precision: str) -> None:
         self.device = device
         self.load: float | None = None
-        """The highest load of the machine, over a minute, at any of the measurements."""
+        """The highest one-minute load average of the machine at any of the measurements."""
         self._samples: dict[str, list[float]] = {"sgemm": [], "bf16": [], "copy": []}
         if device.type == "cuda":
             self._samples["tf32"] = []
@@ -45,7 +45,7 @@ class Ceilings:
             self._samples["bf16"].append(rate)
 
     def sample(self) -> None:
-        """Measure once more; a shared machine is not equally fast all the time."""
+        """Take another sample; the speed of a shared machine varies."""
         if hasattr(os, "getloadavg"):  # not on Windows
             self.load = max(self.load or 0.0, os.getloadavg()[0])
         size = MATRIX[self.device.type]
@@ -58,12 +58,12 @@ class Ceilings:
                     samples.append(product_rate(self.device, dtype, size))
 
     def values(self) -> dict[str, float | None]:
-        """Return operations (`copy`: bytes) per second; None is what this machine cannot do."""
+        """Return operations (`copy`: bytes) per second; None where the machine does not support it."""
         return {name: statistics.median(samples) if samples else None for name, samples in self._samples.items()}
 
 
-def bearable(device: torch.device, dtype: torch.dtype, largest: int, seconds: float = 0.5) -> int:
-    """Return a size of matrices, at most the largest, whose product takes less than some seconds.
+def affordable_size(device: torch.device, dtype: torch.dtype, largest: int, seconds: float = 0.5) -> int:
+    """Return a matrix size, at most the largest, whose product takes less than the given seconds.
 
     A processor without bf16 instructions needs a minute for a bf16 product of 2048 rows.
     """
@@ -81,7 +81,7 @@ def copy_rate(device: torch.device, size: int) -> float:
 
 
 def bf16_rate_on_a_cpu() -> float | None:
-    """Return the operations per second of a bf16 product, or None where the processor does not survive it."""
+    """Return the operations per second of a bf16 product, or None where the processor does not support it."""
     code = _BF16_ON_A_CPU.format(threads=torch.get_num_threads(), size=MATRIX["cpu"])
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     return float(ended.stdout) if ended.returncode == 0 else None
@@ -89,7 +89,7 @@ def bf16_rate_on_a_cpu() -> float | None:
 
 @contextmanager
 def torch_flags(products_in_tf32: bool = False) -> Iterator[None]:
-    """Set what torch starts with (float32 products in float32 or TF32) for a while; a run sets it as it needs."""
+    """Temporarily set torch's default precision flags, with float32 products in float32 or TF32; a run sets its own."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark
     products.allow_tf32, convolutions.allow_tf32, convolutions.benchmark = products_in_tf32, True, False

@@ -1,4 +1,4 @@
-"""What was measured: as a table, as sentences, as JSON."""
+"""The results of a benchmark as a table, sentences and JSON."""
 
 import dataclasses
 import json
@@ -24,24 +24,24 @@ MISSING = "–"
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All that a run of the bench has found."""
+    """All results of a benchmark."""
 
     rows: list[Row]
     ceilings: Mapping[str, float | None]
     machine: Mapping[str, Any]
     peak_memory: Mapping[str, int | None]
-    """Bytes: of the process, and of a GPU."""
+    """Peak bytes of the process and of the GPU."""
     command: str
 
     @classmethod
     def of(cls, found: Measured, command: str) -> "Report":
-        """Put together what was measured with where it was."""
+        """Combine measurements with the description of the machine."""
         device = found.rows[0].device
         machine = {**_machine(device), "highest_load": found.load}
         return cls(found.rows, found.ceilings, machine, _peak_memory(device), command)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as plain numbers and texts."""
+        """Return the content of the JSON file."""
         ceilings = {
             name: {
                 "meaning": MEANING[name],
@@ -59,11 +59,11 @@ class Report:
         }
 
     def write(self, file: Path) -> None:
-        """Write the JSON, whole or not at all."""
+        """Write the JSON file, atomically."""
         write_text(file, json.dumps(self.as_json(), indent=2) + "\n")
 
     def show(self) -> RenderableType:
-        """Return tables, notes and what to conclude."""
+        """Return tables, notes and conclusions for the terminal."""
         machine = self.machine
         where = (
             machine["device"] if self.rows[0].device == "cuda" else f"{machine['cpu']}, {machine['threads']} threads"
@@ -74,8 +74,8 @@ class Report:
         load, cores = machine["highest_load"], machine["cores"]
         if load is not None and load > cores + 1:
             below.append(
-                f"Warning: other programs were running (load {load:.1f} on {cores} cores). That slows down some rows"
-                " far more than others: measure again when it is quiet."
+                f"Warning: other programs were running (load {load:.1f} on {cores} cores). This slows down"
+                " some rows much more than others: measure again on an idle machine."
             )
         below += [*self.conclusions(), f"Peak memory: {', '.join(memory) or 'unknown'}"]
         return Group(
@@ -83,7 +83,7 @@ class Report:
         )
 
     def conclusions(self) -> list[str]:
-        """Return a sentence per network."""
+        """Return a sentence for each network."""
         sentences = []
         for network in dict.fromkeys(row.network for row in self.rows):
             ours = [
@@ -92,14 +92,14 @@ class Report:
             if not ours:
                 sentences.append(f"{network}: none of our backends could be measured.")
                 continue
-            # Of one method only: others may train less in a step.
+            # Of one method only, because a step of another may do less work.
             fastest = min((row for row in ours if row.method == ours[0].method), key=lambda row: row.ms_per_step or 0)
             ratio, part = fastest.ratio_to_textbook, fastest.share_of_ceiling
-            beside = "" if ratio is None else f", {ratio:.2f} × the speed of the textbook loop"
+            relative = "" if ratio is None else f", {ratio:.2f} × the speed of the textbook loop"
             share = "" if part is None else f", {_percent(part)} of {fastest.ceiling}"
             sentences.append(
                 f"{network}: {fastest.backend} ({fastest.method}) is fastest, "
-                f"{fastest.ms_per_step:,.4g} ms per step{beside}{share}."
+                f"{fastest.ms_per_step:,.4g} ms per step{relative}{share}."
             )
         return sentences
 
@@ -131,7 +131,7 @@ class Report:
 
 
 def _digits(value: float) -> str:
-    """Write a number without decimals unless nothing would be left of it."""
+    """Format a number without decimals, or with two digits if it is small."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 

@@ -1,4 +1,4 @@
-"""Federated training as textbooks and most libraries write it: a model, a loader and an optimiser per client."""
+"""Federated training as in textbooks and most libraries: a model, a data loader and an optimiser per client."""
 
 import copy
 import time
@@ -18,7 +18,7 @@ from fedrema.models.networks import NETWORKS, Network, Shape, own_module
 MOMENTUM = 0.9
 CLIP = 10.0
 MOST_SAMPLES = 3
-"""How often the loop is timed at most."""
+"""Largest number of times that the loop is timed."""
 
 
 def plain_module(network: Network, shape: Shape, classes: int) -> nn.Module:
@@ -42,7 +42,7 @@ def train_client(
             x, y = x.to(device), y.to(device)
             loss = functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch does not say its types
+            loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
             losses.append(loss.item())
@@ -50,38 +50,38 @@ def train_client(
 
 
 class Textbook:
-    """Trains all clients of a federation one after the other, in float32, and takes the time."""
+    """Trains all clients of a federation one after the other, in float32, and measures the time."""
 
     def __init__(self, settings: Settings, federation: Federation, device: torch.device) -> None:
         self.local, self.device = settings.local, device
         self.model = plain_module(settings.network, federation.sample_shape, federation.classes).to(device)
         self.datasets = [TensorDataset(x, y) for x, y in _samples(federation)]
         self.steps = 0
-        """How many steps of all clients were timed."""
+        """Number of steps, of all clients each, that were timed."""
         self.seconds: list[float] = []
-        """Of one step of all clients, once per sample."""
+        """Seconds of one step of all clients, for each time it was measured."""
         self.error: RuntimeError | None = None
-        """Why it cannot be timed."""
+        """The reason why it cannot be timed."""
 
     def sample(self) -> None:
-        """Time the epochs of a round once more, unless that has been done often enough."""
+        """Time the local training of one more round, up to `MOST_SAMPLES` times."""
         if self.error or len(self.seconds) >= MOST_SAMPLES:
             return
         try:
             with torch_flags():
                 if not self.seconds:
-                    self._train(self.datasets[:1], epochs=1)  # torch chooses and loads what it needs
+                    self._train(self.datasets[:1], epochs=1)  # warm-up: torch selects and loads its kernels
                 synchronise(self.device)
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 steps = self._train(self.datasets, self.local.epochs)
                 synchronise(self.device)
-            self.seconds.append((time.perf_counter() - begun) / steps)
+            self.seconds.append((time.perf_counter() - started) / steps)
             self.steps += steps
-        except RuntimeError as error:  # not enough memory, say: no reason to lose what is measured beside it
+        except RuntimeError as error:  # such as too little memory: the other measurements continue
             self.error = error
 
     def _train(self, datasets: list[TensorDataset], epochs: int) -> int:
-        """Return how many steps the client that took most took."""
+        """Return the largest number of steps that a client took."""
         batch, lr = self.local.batch, self.local.lr
         return max(len(train_client(self.model, dataset, epochs, batch, lr, self.device)[1]) for dataset in datasets)
 

@@ -1,4 +1,4 @@
-"""Times our backends and the textbook loop on the same clients, in turns."""
+"""Time our backends and the textbook loop on the same clients, alternately."""
 
 import dataclasses
 import gc
@@ -22,16 +22,16 @@ from fedrema.methods import find_method
 from fedrema.runs.execute import Interrupted, execute, prepare
 
 WARM_UP = {"cpu": 1, "cuda": 2}
-"""Rounds that are played before those that are measured."""
+"""Rounds before those that are measured."""
 MOST_LOOPED = 2
-"""Rounds that are measured of clients one after the other on a GPU, which wait for the host all the time."""
+"""Rounds that are measured with the loop backend on a GPU, where it is slow because it waits for the host."""
 ORDER: dict[str, tuple[Backend, ...]] = {"cpu": ("loop", "stacked"), "cuda": ("stacked", "loop")}
-"""The backend that `auto` would mostly take comes first: the textbook loop is timed in turns with it."""
+"""The backend that `auto` would usually choose comes first: the textbook loop is timed alternately with it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table. A step is one optimiser step of all clients; None is what was not measured."""
+    """One line of the table. A step is one optimiser step of all clients; None: not measured."""
 
     network: str
     method: str
@@ -41,24 +41,24 @@ class Row:
     clients: int
     batch: int
     steps: int = 0
-    """How many were timed."""
+    """Number of steps that were timed."""
     ms_per_step: float | None = None
     gflop_per_step: float | None = None
     gflops_per_second: float | None = None
     ceiling: str | None = None
-    """The ceiling of this precision."""
+    """The peak rate of this precision."""
     share_of_ceiling: float | None = None
     ratio_to_textbook: float | None = None
-    """How many times as fast as the textbook loop."""
+    """Speed relative to the textbook loop."""
     seconds_per_round: float | None = None
     share_around_training: float | None = None
     seconds_by_part: dict[str, float] | None = None
-    """Of a round; `logging` is what lies between rounds."""
+    """Seconds of a round by part; `logging` is the time between rounds."""
     note: str = ""
-    """Why something was not measured, or measured differently."""
+    """The reason why something was not measured, or measured differently."""
 
     def timed(self, seconds: float, work: Work, steps: int) -> "Row":
-        """Return the row with the seconds of one step."""
+        """Return the row with the time of one step."""
         flop = work.operations / work.steps
         return dataclasses.replace(
             self,
@@ -96,40 +96,40 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What a bench has found."""
+    """The measurements of a benchmark."""
 
     rows: list[Row]
     ceilings: Mapping[str, float | None]
-    """Operations (`copy`: bytes) per second; None is what the machine cannot do."""
+    """Operations (`copy`: bytes) per second; None where the machine does not support it."""
     load: float | None = None
-    """The highest load of the machine, our own included; None where the system does not tell."""
+    """The highest load of the machine, our own included; None where the system does not report it."""
 
 
-def measure(workloads: list[Workload], say: Callable[[str], None]) -> Measured:
-    """Measure all networks, and the ceilings; what fails is a row that says why, and the rest goes on."""
+def measure(workloads: list[Workload], report: Callable[[str], None]) -> Measured:
+    """Measure all networks and the peak rates; what fails becomes a row with the reason, and the others continue."""
     simulation = next(iter(workloads[0].methods.values())).simulation
     device = choose_device(simulation.device)
-    say("the machine's ceilings")
+    report("the machine's ceilings")
     ceilings = Ceilings(device, choose_precision(simulation.precision, device).products)
     ceilings.sample()
-    rows = [_rows(workload, device, ceilings, say) for workload in workloads]  # the last of each is the textbook's
+    rows = [_rows(workload, device, ceilings, report) for workload in workloads]  # the last is the textbook loop
     values = ceilings.values()
     compared = [row.compared(values, network[-1]) for network in rows for row in network]
     return Measured(compared, values, ceilings.load)
 
 
-def _rows(workload: Workload, device: torch.device, ceilings: Ceilings, say: Callable[[str], None]) -> list[Row]:
+def _rows(workload: Workload, device: torch.device, ceilings: Ceilings, report: Callable[[str], None]) -> list[Row]:
     rows: list[Row] = []
     textbook = Textbook(next(iter(workload.methods.values())), workload.federation, device)
     for method, settings in workload.methods.items():
         wanted = settings.simulation.backend
         for backend in ORDER[device.type] if wanted == "auto" else (wanted,):
-            say(f"{workload.network}, {method}, {backend}")
+            report(f"{workload.network}, {method}, {backend}")
             rows.append(_row(workload, method, backend, device, textbook))
-            gc.collect()  # what a row held on the device is not the next one's burden
+            gc.collect()  # free the device memory of this row before the next
             ceilings.sample()
-    if not textbook.steps:  # nothing of ours could be measured
-        say(f"{workload.network}, textbook loop")
+    if not textbook.steps:  # none of our backends could be measured
+        report(f"{workload.network}, textbook loop")
         textbook.sample()
     return [*rows, _textbook_row(workload, textbook)]
 
@@ -145,7 +145,7 @@ def _row(workload: Workload, method: str, backend: Backend, device: torch.device
         settings = dataclasses.replace(settings, local=dataclasses.replace(local, epochs=1))
     try:
         work = Work.of(settings, federation)
-        records, walls = _play(settings, federation, backend, device, textbook)
+        records, walls = _run_rounds(settings, federation, backend, device, textbook)
     except (FedremaError, RuntimeError) as error:
         return dataclasses.replace(row, note=reason(error))
     parts = {part: statistics.median(record[part] for record in records) for part in records[0]}
@@ -161,10 +161,10 @@ def _row(workload: Workload, method: str, backend: Backend, device: torch.device
     )
 
 
-def _play(
+def _run_rounds(
     settings: Settings, federation: Federation, backend: Backend, device: torch.device, textbook: Textbook
 ) -> tuple[list[dict[str, float]], list[float]]:
-    """Play rounds as `fedrema run` does; returns the seconds of each measured one by part, and as a whole."""
+    """Run rounds as `fedrema run` does; return the seconds of each measured one by part, and in total."""
     warm_up = WARM_UP[device.type]
     measured = settings.simulation.rounds
     if (device.type, backend) == ("cuda", "loop"):
@@ -201,7 +201,7 @@ def _textbook_row(workload: Workload, textbook: Textbook) -> Row:
 
 
 def reason(error: Exception) -> str:
-    """Return the first line of what went wrong."""
+    """Return the first line of an error message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

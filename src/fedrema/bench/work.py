@@ -1,4 +1,4 @@
-"""What there is to do: data of a network's shape, and the operations that training on it takes."""
+"""The workload: data of a network's input shape, and the number of operations to train on it."""
 
 import dataclasses
 
@@ -13,14 +13,14 @@ from fedrema.engine import draw_order
 from fedrema.runs.execute import prepare
 
 SHAPES: dict[str, tuple[int, ...]] = {"mlp": (1, 8, 8), "cnn": (1, 28, 28), "alexnet": (3, 32, 32)}
-"""What each network is used for: digits, MNIST, CIFAR-10."""
+"""Input shape of each network: those of digits, MNIST and CIFAR-10."""
 OWN_SHAPE = (3, 32, 32)
-"""What one's own network is given, unless there is data for it."""
+"""Input shape of user-defined networks, unless data is given."""
 CLASSES = 10
 
 
 def generated(network: str, data: DataSettings) -> Federation:
-    """Return clients with noise in the shape of a network's data: speed does not depend on what pictures show."""
+    """Return clients with random inputs of a network's shape: speed does not depend on their content."""
     generator = np.random.default_rng(0)
     shape = SHAPES.get(network, OWN_SHAPE)
     x = generator.integers(0, 256, (data.clients * data.samples, *shape), dtype=np.uint8)
@@ -31,7 +31,7 @@ def generated(network: str, data: DataSettings) -> Federation:
 
 
 def trimmed(federation: Federation, clients: int, samples: int) -> Federation:
-    """Return the first clients, each with at most so many samples to train on."""
+    """Return the first clients, each with at most the given number of training samples."""
     kept = federation.test.copy()
     for row in range(clients):
         kept[np.flatnonzero((federation.client == row) & ~federation.test)[:samples]] = True
@@ -42,16 +42,16 @@ def trimmed(federation: Federation, clients: int, samples: int) -> Federation:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one round of local training takes."""
+    """The amount of work in one round of local training."""
 
     steps: int
-    """Steps of the client that takes most."""
+    """Largest number of steps of a client."""
     operations: float
-    """Floating-point operations, forward and backward, of all clients."""
+    """Floating-point operations of all clients, forward and backward."""
 
     @classmethod
     def of(cls, settings: Settings, federation: Federation) -> "Work":
-        """Count the steps by drawing them, and the operations of a sample by training one client on one batch."""
+        """Count the steps from the drawn batches, and the operations per sample by training one client on one batch."""
         batch = settings.local.batch
         one = trimmed(federation, 1, batch)
         _, samples = _drawn(settings, one)
@@ -60,7 +60,7 @@ class Work:
 
 
 def _drawn(settings: Settings, federation: Federation) -> tuple[int, int]:
-    """Return the steps of a round's local training, and how many samples all clients together see in it."""
+    """Return the steps of a round of local training, and the number of samples that all clients process in it."""
     counts: list[int] = np.bincount(federation.client[~federation.test], minlength=len(federation)).tolist()
     steps, samples = 0, 0
     moment = Moment(1, settings.simulation.rounds, settings.simulation.seed)
@@ -72,7 +72,7 @@ def _drawn(settings: Settings, federation: Federation) -> tuple[int, int]:
 
 
 def _operations(settings: Settings, federation: Federation) -> float:
-    """Count what training the only client takes, in plain torch: the counter does not see into kernels of our own."""
+    """Count the operations of training the only client, in plain torch: the counter cannot see into our own kernels."""
     plain = dataclasses.replace(settings.simulation, device="cpu", precision="float32", backend="loop")
     simulator = prepare(dataclasses.replace(settings, simulation=plain), federation)
     moment = simulator.moment(1)

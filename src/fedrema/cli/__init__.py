@@ -11,19 +11,19 @@ from fedrema import __version__
 from fedrema.errors import BadInput, FedremaError
 
 COMMANDS = {
-    "run": "train clients with one or several methods; alone: a demonstration",
+    "run": "train clients with one or several methods, or a demonstration",
     "resume": "resume an interrupted run",
-    "compare": "compare runs: table, differences with confidence intervals, curves",
+    "compare": "compare runs: table, differences with intervals, curves",
     "report": "write an HTML report about runs",
     "watch": "show runs in the browser while they train",
-    "grid": "run an experiment from a file: methods × settings × seeds, resumable",
+    "grid": "run an experiment from a file: methods × settings × seeds",
     "reproduce": "reproduce the paper's tables and figures",
     "methods": "list the methods with their settings and papers",
     "data": "list the datasets, or download them",
     "partition": "partition a dataset among clients: print, save, draw",
     "export": "write each client's model as safetensors, for plain PyTorch",
     "personalize": "make a model for a client that did not take part in training",
-    "deploy": "run the same methods on a real network: server, nodes, status, demo",
+    "deploy": "run the same methods on a real network: server, nodes, demo",
     "bench": "measure training speed on this machine",
 }
 """What each command does; the command NAME is the function NAME in the module `fedrema.cli.NAME`."""

@@ -15,6 +15,7 @@ from fedrema.cli.option_help import (
     Section,
     distinct,
     help_parser,
+    is_settings_class,
     options_of,
     run_sections,
     sections_of,
@@ -144,9 +145,7 @@ def parse_data(kind: type[T], arguments: Sequence[str], prog: str) -> T:
     return parse_arguments(kind, arguments, prog, defaults=defaults)
 
 
-def parse_options(
-    options: Sequence[Option], arguments: Sequence[str], prog: str, lists: str = "--help"
-) -> dict[str, Any]:
+def parse_options(options: Sequence[Option], arguments: Sequence[str], prog: str, lists: str = "--help") -> Values:
     """Return the given values by field name; what is not valid becomes one sentence.
 
     `lists` is the argument that lists all options.
@@ -171,15 +170,14 @@ def parse_options(
 def fill(kind: type[T], values: Values, prog: str) -> T:
     """Return an instance of a dataclass, and of those inside it, from values by field name."""
     types = field_types(kind)
-    missing = [option for option in options_of(kind) if option.default is dataclasses.MISSING]
-    for option in missing:
-        if option.name.replace("-", "_") not in values:
+    for option in options_of(kind):
+        if option.default is dataclasses.MISSING and option.name.replace("-", "_") not in values:
             what = re.split(r"[.:;]( |$)", option.meaning)[0]
             what = f"{what[:1].lower()}{what[1:]}"
             raise BadInput(f"{prog} needs {what if option.positional else f'{option.shown}: {what}'}.")
     found: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # T is a dataclass
-        if dataclasses.is_dataclass(types[field.name]):
+        if is_settings_class(types[field.name]):
             found[field.name] = fill(types[field.name], values, prog)
         elif field.name in values:
             value = values[field.name]
@@ -197,7 +195,7 @@ def peek(arguments: Sequence[str], *names: str) -> dict[str, str]:
 
 
 def as_arguments(settings: Values) -> list[str]:
-    """Write settings as they would stand on the command line; None is left out."""
+    """Return settings as command-line arguments; None is left out."""
     arguments: list[str] = []
     for name, value in settings.items():
         option = name.replace("_", "-")
@@ -259,5 +257,5 @@ def _dashed(argument: str) -> str:
     return f"{name.replace('_', '-')}{equals}{value}"
 
 
-def _underscored(values: Values) -> dict[str, Any]:
+def _underscored(values: Values) -> Values:
     return {name.replace("-", "_"): value for name, value in values.items()}

@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedrema.cli.arguments import asks_for_help, fill, parse_options, peek, print_help, run_options
 from fedrema.cli.option_help import TITLES, Section, options_of
@@ -104,7 +104,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Bench, Values]:
     return fill(Bench, given, "fedrema bench"), values
 
 
-def _defaults(values: Values) -> dict[str, Any]:
+def _defaults(values: Values) -> Values:
     import torch
 
     on_gpu = torch.cuda.is_available() and values.get("device") != "cpu"
@@ -115,7 +115,7 @@ def _defaults(values: Values) -> dict[str, Any]:
 def _has_data(values: Values) -> bool:
     """Return whether data was asked for, rather than random inputs."""
     config = values.get("config")
-    in_file = {name.replace("_", "-") for name in read_config(config)} if config else set()
+    in_file = {name.replace("_", "-") for name in read_config(Path(str(config)))} if config else set()
     return any(name in values or name in in_file for name in DATA)
 
 

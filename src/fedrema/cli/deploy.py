@@ -15,7 +15,7 @@ from fedrema.cli.arguments import parse_arguments, positional
 from fedrema.errors import BadInput
 
 COMMANDS = {
-    "init": ("deploy_setup", "create a federation: app, certificates, keys, start scripts, systemd units"),
+    "init": ("deploy_setup", "create a federation: app, certificates, keys, start scripts"),
     "server": ("deploy", "run the server; after a stop, resume from the last checkpoint"),
     "client": ("deploy", "run a node"),
     "status": ("deploy", "show the round, the nodes, and why a node does not contribute"),

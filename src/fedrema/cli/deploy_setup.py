@@ -15,6 +15,7 @@ from fedrema.cli.arguments import (
 )
 from fedrema.cli.deploy import Place, say, show
 from fedrema.cli.option_help import options_of
+from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, make_settings
 from fedrema.errors import BadInput
 
@@ -163,7 +164,7 @@ Command = TypeVar("Command", bound=Init)
 
 
 def _parse(
-    kind: type[Command], arguments: list[str], prog: str, defaults: dict[str, Any] | None = None
+    kind: type[Command], arguments: list[str], prog: str, defaults: Values | None = None
 ) -> tuple[Command, Settings]:
     """Return the options of the federation and the settings of the run, from DIR [METHOD] [OPTIONS of both]."""
     if asks_for_help(arguments):

@@ -121,12 +121,12 @@ def execute(
             what = "1 finished run is outdated" if len(older) == 1 else f"{len(older)} finished runs are outdated"
             print(f"{what}: computed by an older revision of fedrema, run again.", file=sys.stderr)
     tasks = divided(tasks, launcher.at_once)
-    begun = time.monotonic()
+    started = time.monotonic()
 
     def fits(task: Task) -> bool:
         if asked.minutes is None:
             return True
-        left = 60 * asked.minutes - (time.monotonic() - begun)
+        left = 60 * asked.minutes - (time.monotonic() - started)
         # Others run at the same time, so that each takes longer than its share.
         return left > 0 and (forecaster.seconds(task) or 0.0) <= left
 

@@ -116,18 +116,18 @@ class LiveTable:
         return Text("…", "cyan") if now else Text("·", "dim")
 
     def _state(self, task: Task) -> str:
-        begun = self._begun(task)
-        if not begun:
+        started = self._started(task)
+        if not started:
             return f"{task.cell.title}: starting"
         rounds = task.cell.parsed.simulation.rounds
-        now = [event for event in begun if event.round < rounds] or begun[-1:]
+        now = [event for event in started if event.round < rounds] or started[-1:]
         scored = [event.accuracy for event in now if event.accuracy is not None]
         accuracy = f", accuracy {100 * sum(scored) / len(scored):.1f} %" if scored else ""
         seeds = len(task.seeds)
-        together = f" of {seeds} seeds" if len(now) == seeds else f", seed {len(begun)} of {seeds}"
+        together = f" of {seeds} seeds" if len(now) == seeds else f", seed {len(started)} of {seeds}"
         return f"{task.cell.title}: round {now[-1].round}/{rounds}{together if seeds > 1 else ''}{accuracy}"
 
-    def _begun(self, task: Task) -> list[Event]:
+    def _started(self, task: Task) -> list[Event]:
         return [event for seed in task.seeds if (event := self.rounds.get((id(task), seed)))]
 
     def _result(self, cell: Cell) -> str:
@@ -141,7 +141,7 @@ class LiveTable:
 
     def _footer(self) -> str:
         done = self.done + sum(
-            event.round == task.cell.parsed.simulation.rounds for task in self.running for event in self._begun(task)
+            event.round == task.cell.parsed.simulation.rounds for task in self.running for event in self._started(task)
         )
         return f"{done} of {self.wanted} runs finished{self._left()}"
 
@@ -151,13 +151,13 @@ class LiveTable:
         if self.known != (len(self.waiting), self.done):  # costly: it reads many runs
             self.known, self.expected = (len(self.waiting), self.done), self.forecaster.of(self.waiting).seconds
         expected = self.expected
-        begun = [self._seconds_left(task) for task in self.running]
-        if expected is None or None in begun:
+        started = [self._seconds_left(task) for task in self.running]
+        if expected is None or None in started:
             return ""
-        left = expected + sum(seconds for seconds in begun if seconds is not None) / self.forecaster.workers
+        left = expected + sum(seconds for seconds in started if seconds is not None) / self.forecaster.workers
         return f", about {duration(left)} left"
 
     def _seconds_left(self, task: Task) -> float | None:
         expected = self.forecaster.seconds(task)
-        done = sum(event.round for event in self._begun(task))
+        done = sum(event.round for event in self._started(task))
         return None if expected is None else expected * (1 - done / task.rounds)

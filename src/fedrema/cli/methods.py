@@ -2,9 +2,11 @@
 
 import dataclasses
 import inspect
+import textwrap
 from typing import TYPE_CHECKING
 
-from fedrema.cli.arguments import parse_arguments, positional
+from fedrema.cli.arguments import as_arguments, parse_arguments, positional
+from fedrema.cli.option_help import text_width
 
 if TYPE_CHECKING:
     from fedrema.base.terminal import Console
@@ -48,14 +50,17 @@ def _print_presets(console: "Console") -> None:
     from fedrema.config.presets import PRESETS
 
     for name, preset in PRESETS.items():
-        own = "".join(f"\n  {method}: {_as_options(values)}" for method, values in preset.own.items() if values)
-        console.print(Text.assemble((name, "bold"), f"  {_as_options(preset.common)}{own}"), highlight=False)
+        console.print(Text(name, "bold"))
+        for method, values in {"all methods": preset.common, **preset.own}.items():
+            if values:
+                console.print(Text(_listed(method, values)))
 
 
-def _as_options(values: "Values") -> str:
-    from fedrema.cli.arguments import as_arguments
-
-    return " ".join(as_arguments(values))
+def _listed(method: str, values: "Values") -> str:
+    """Return settings as options, wrapped between them."""
+    options = ["\xa0".join(as_arguments({name: value})) for name, value in values.items()]
+    lines = textwrap.wrap(f"{method}: {' '.join(options)}", text_width(), initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines).replace("\xa0", " ")
 
 
 def _print_method(console: "Console", kind: type["Method"], in_full: bool) -> None:

@@ -20,7 +20,7 @@ class RunProgress:
         console = Console(stderr=True)
         self.quiet = quiet
         self.lines = not quiet and not console.is_terminal
-        self.said: set[str] = set()
+        self.printed: set[str] = set()
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -43,8 +43,8 @@ class RunProgress:
 
     def say(self, line: str) -> None:
         """Print a line above the bars; the same line of several runs only once."""
-        if line and not self.quiet and line not in self.said:
-            self.said.add(line)
+        if line and not self.quiet and line not in self.printed:
+            self.printed.add(line)
             self.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def watch(self, label: str, rounds: int, period: Period | None, done: int = 0) -> "Watch":

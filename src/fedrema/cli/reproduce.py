@@ -72,7 +72,7 @@ def reproduce(arguments: list[str]) -> int:
         return 0
     store = Store(out / FOLDER)
     store.check()
-    begun, started = time.monotonic(), datetime.now(UTC)
+    start, started = time.monotonic(), datetime.now(UTC)
     there = set(store.keys())
     before = _finished(store)
     code = 0
@@ -84,11 +84,11 @@ def reproduce(arguments: list[str]) -> int:
     new = _finished(store) - before
     if new:
         command = ["fedrema", "reproduce", *arguments]
-        log_command(store, command, started, time.monotonic() - begun, new, len(new & there))
+        log_command(store, command, started, time.monotonic() - start, new, len(new & there))
     # Other tables may share runs with those just finished: their reports are rewritten.
     asked_for = {part.experiment.name for part in parts}
     every = [_experiment(name, asked.smoke, options) for name in NAMES]
-    reported = [each for each in every if each.name in asked_for or _begun(each, options.seeds or each.seeds, store)]
+    reported = [each for each in every if each.name in asked_for or _started(each, options.seeds or each.seeds, store)]
     judged = {each.name: write_report(each, options.seeds or each.seeds, store, out) for each in reported}
     write_overview(reported, judged, options.seeds, store, out)
     if not options.quiet and not code:
@@ -118,7 +118,7 @@ def _finished(store: Store) -> set[str]:
     return {key for key in store.keys() if store.has(key)}  # noqa: SIM118 - not a dict
 
 
-def _begun(experiment: Experiment, seeds: int, store: Store) -> bool:
+def _started(experiment: Experiment, seeds: int, store: Store) -> bool:
     return any(finished(cell, seeds, store) for cell in experiment.cells)
 
 

@@ -1,16 +1,17 @@
 """fedrema run."""
 
 import sys
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedrema.base.terminal import Console, print_safe
 from fedrema.cli.arguments import asks_for_help, parse_settings, parse_several, peek
+from fedrema.cli.option_help import text_width, wrapped
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.report import REPORT, open_in_browser
 from fedrema.cli.run_folders import common_folder
 from fedrema.cli.spread import devices_for, spread
+from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, read_config
 from fedrema.core import LocalTraining
 from fedrema.errors import BadInput, Diverged
@@ -23,7 +24,7 @@ from fedrema.runs.series import check_folders, end_series, reached_round, seeds_
 from fedrema.simulation.simulator import Simulator
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
-DEMONSTRATION_SETTINGS = {"seeds": 3, "record": "relations", "threads": 1}
+DEMONSTRATION_SETTINGS: Values = {"seeds": 3, "record": "relations", "threads": 1}
 """With one thread per operation the results do not depend on the number of cores."""
 
 
@@ -63,25 +64,19 @@ def _separated(named: str) -> tuple[str, ...]:
 
 
 def _usage() -> str:
-    return "\n".join(
-        [
-            "usage: fedrema run [METHOD[,METHOD...]] [OPTIONS]",
-            "",
-            "Train clients with one or several methods.",
-            "",
-            *textwrap.wrap(f"METHOD is one of {', '.join(registry())}, or your own as module:Class.", 78),
-            "",
-            "fedrema run METHOD --help lists the essential options, fedrema run METHOD",
-            "--help-all lists all of them; with --dataset NAME they show the defaults for that",
-            "dataset.",
-            "",
-            "Several methods, or all, are trained one after the other; at the end a table and",
-            "a plot compare them. An option that only some of them have applies to those.",
-            "",
-            "Without METHOD: a demonstration that compares Local, FedAvg and FedReMa with",
-            "three seeds each, on handwritten digits or the data that the options name.",
-        ]
-    )
+    text = f"""Train clients with one or several methods.
+
+        METHOD is one of {", ".join(registry())}, or your own as module:Class.
+
+        fedrema run METHOD --help lists the essential options, fedrema run METHOD --help-all lists all of them; with
+        --dataset NAME they show the defaults for that dataset.
+
+        Several methods, or all, are trained one after the other; at the end a table and a plot compare them. An option
+        that only some of them have applies to those.
+
+        Without METHOD: a demonstration that compares Local, FedAvg and FedReMa with three seeds each, on handwritten
+        digits or the data that the options name."""
+    return f"usage: fedrema run [METHOD[,METHOD...]] [OPTIONS]\n\n{wrapped(text, text_width())}"
 
 
 def _run(wanted: list[Settings], out: Path) -> int:
@@ -150,13 +145,13 @@ def follow(
 
 
 def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool, out: Path) -> int:
-    done, complaints, stopped = spread(groups, devices)
+    done, failed, stopped = spread(groups, devices)
     end_series(out, [settings.output.folder for group in groups for settings in group])
     if done and not quiet:
         _show_results(done, groups[0][0].output.open)
     if stopped:
         print_safe(f"fedrema: Stopped; continue all runs with: fedrema resume {out}", file=sys.stderr)
-    return 130 if stopped else 2 if complaints else 0
+    return 130 if stopped else 2 if failed else 0
 
 
 def _chosen(asked: LocalTraining, simulator: Simulator) -> str:
@@ -182,7 +177,7 @@ def _interrupted(sentence: str) -> int:
 
 
 def _show_results(runs: list[Run], open_report: bool) -> None:
-    """Print the results of runs, draw their curves, write their report and say where everything is."""
+    """Print the results of runs, draw their curves, write their report and print where everything is."""
     from fedrema.page.render import write_page
     from fedrema.reporting.curves import draw_curves
     from fedrema.reporting.tables import comparison_table

@@ -3,13 +3,13 @@
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from fedrema.base.terminal import print_safe
 from fedrema.config.settings import Settings, make_settings
 from fedrema.errors import Diverged, FedremaError
-from fedrema.experiments.spec import Value
 from fedrema.runs.execute import Interrupted
 from fedrema.runs.joint import split_groups
 from fedrema.runs.provenance import method_name
@@ -24,7 +24,8 @@ class Order(msgspec.Struct, frozen=True):
     """A group as it is sent to a worker."""
 
     method: str
-    values: dict[str, Value | None]
+    values: dict[str, Any]
+    """The settings by name, as JSON has them."""
     seeds: list[int]
     folders: list[str]
 

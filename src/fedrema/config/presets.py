@@ -1,10 +1,12 @@
 """Settings by name: the defaults of each dataset and of own data, and the paper's experiments."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
-Values = Mapping[str, Any]
+Value = bool | int | float | str | Path | Sequence[bool | int | float | str | Path] | None
+"""The value of a setting."""
+Values = Mapping[str, Value]
 """Settings by their names on the command line, without the dashes in front."""
 
 _PAPER: Values = {
@@ -38,7 +40,7 @@ class Preset:
     own: Mapping[str, Values] = field(default_factory=dict)
     """Settings for single methods, by their names."""
 
-    def values(self, method: str) -> dict[str, Any]:
+    def values(self, method: str) -> Values:
         """Return the settings for a method."""
         return {**self.common, **self.own.get(method, {})}
 
@@ -69,7 +71,7 @@ OWN_DATA: Values = {"batch": 0, "lr": 0.0, "drop-incomplete": False}
 """Defaults for own data: batch and learning rate follow from it, and no client loses samples to an incomplete batch."""
 
 
-def training_for(samples: int | None, input_scale: float = 1.0) -> dict[str, Any]:
+def training_for(samples: int | None, input_scale: float = 1.0) -> dict[str, float]:
     """Return batch and learning rate for data whose median client has so many training samples.
 
     The batch is a twentieth of them, from 10 to 100, which leaves most clients at least 20 steps per epoch. The
@@ -84,7 +86,7 @@ def data_defaults(dataset: str) -> Values:
     """Return how a dataset is partitioned by default."""
     if dataset == "digits":
         # Few, imbalanced samples per client, half of them kept for testing: with 20 clients of 60 that leaves
-        # 600 test samples, enough to tell methods apart.
+        # 600 test samples, enough to distinguish methods.
         return {"samples": 60, "s": 0.05, "test-share": 0.5}
     return {"samples": 600, "s": 0.2}
 

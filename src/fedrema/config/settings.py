@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrema.base.options import Purpose, option, purpose_of
-from fedrema.config.presets import OWN_DATA, PRESETS, Values, data_defaults, training_defaults, training_for
+from fedrema.config.presets import OWN_DATA, PRESETS, Value, Values, data_defaults, training_defaults, training_for
 from fedrema.config.values import WrongValue, convert, field_types, listed
 from fedrema.core import LocalTraining, Method, Simulation
 from fedrema.data import DataSettings, Federation
@@ -95,7 +95,7 @@ class Settings:
         """Return the same settings with another training seed."""
         return dataclasses.replace(self, simulation=dataclasses.replace(self.simulation, seed=seed))
 
-    def flat(self) -> dict[str, Any]:
+    def flat(self) -> dict[str, Value]:
         """Return all settings by name, as on the command line; paths as text."""
         return self.values_for(*Purpose)
 
@@ -105,7 +105,7 @@ class Settings:
         every = [field for group in COMMON.values() for field in dataclasses.fields(group)]
         return frozenset(_dashed(field.name) for field in every if purpose_of(field) in purposes)
 
-    def values_for(self, *purposes: Purpose) -> dict[str, Any]:
+    def values_for(self, *purposes: Purpose) -> dict[str, Value]:
         """Return the settings that have these purposes, by name; those of the method define results."""
         groups = [getattr(self, field.name) for field in dataclasses.fields(self)]
         return {
@@ -115,7 +115,7 @@ class Settings:
             if purpose_of(field) in purposes
         }
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Value]:
         """Return the settings that apply, by name: with own data, not those that partition a dataset."""
         if self.data.federation is None:
             return self.flat()
@@ -132,8 +132,9 @@ class Settings:
             return self
         samples = None if federation is None else federation.median_train_count
         scale = 1.0 if federation is None or integers else federation.input_scale
-        chosen = {name: value for name, value in training_for(samples, scale).items() if not getattr(self.local, name)}
-        return dataclasses.replace(self, local=dataclasses.replace(self.local, **chosen))
+        chosen = training_for(samples, scale)
+        batch, lr = self.local.batch or int(chosen.get("batch", 0)), self.local.lr or chosen["lr"]
+        return dataclasses.replace(self, local=dataclasses.replace(self.local, batch=batch, lr=lr))
 
 
 def make_settings(
@@ -192,9 +193,9 @@ def make_data_settings(values: Values, where: str = "") -> DataSettings:
     return made
 
 
-def default_values(method: str, values: Values) -> dict[str, Any]:
+def default_values(method: str, values: Values) -> dict[str, Value]:
     """Return the settings that apply where `values` say nothing and that differ from the dataclasses' defaults."""
-    found: dict[str, Any] = {}
+    found: dict[str, Value] = {}
     for _, layer in _layers_below(method, _named(values), plain=False):
         found |= layer
     return found
@@ -218,13 +219,13 @@ def _layers_below(method: str, given: Values, plain: bool) -> list[tuple[str, Va
         if paper not in PRESETS:
             raise BadInput(f"--paper {paper!r} is unknown; valid are {', '.join(PRESETS)}.")
         layers.append((f"--paper {paper}", PRESETS[paper].values(method)))
-    from_config: dict[str, Any] = {}
+    from_config: dict[str, Value] = {}
     if (config := given.get("config")) is not None:
-        from_config = {**_named(read_config(Path(config)))}
+        from_config = {**_named(read_config(Path(str(config))))}
         from_config.pop("method", None)
     if (tuned := given.get("tuned")) is not None:
         data = _data_of([*(layer for _, layer in layers), from_config, given])
-        layers.append((f"--tuned {tuned}", _named(read_tuned(Path(tuned), data[1], method))))
+        layers.append((f"--tuned {tuned}", _named(read_tuned(Path(str(tuned)), data[1], method))))
     layers.append((f"--config {config}", from_config))
     if plain:
         return layers
@@ -235,7 +236,7 @@ def _layers_below(method: str, given: Values, plain: bool) -> list[tuple[str, Va
 
 def _data_of(layers: Sequence[Values]) -> tuple[bool, str]:
     """Return whether settings name own data, and the name of the data."""
-    merged: dict[str, Any] = {}
+    merged: dict[str, Value] = {}
     for layer in layers:
         merged |= layer
     if (federation := merged.get("federation")) is not None:
@@ -267,12 +268,12 @@ def _filled(kind: type[Any], values: Mapping[str, tuple[Any, str]]) -> Any:
     return kind(**found)
 
 
-def read_config(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> Values:
     """Read a TOML file of settings; `method` may be among them."""
     return read_toml(file, "--config")
 
 
-def read_tuned(file: Path, dataset: str, method: str) -> dict[str, Any]:
+def read_tuned(file: Path, dataset: str, method: str) -> Values:
     """Read the settings of one method on one dataset from the table [DATASET.METHOD] of a TOML file."""
     content = read_toml(file, "--tuned")
     found = content.get(dataset, {}).get(method) if isinstance(content.get(dataset, {}), dict) else None
@@ -292,7 +293,7 @@ def read_toml(file: Path, what: str) -> dict[str, Any]:
         raise BadInput(f"{what} {file} is not valid TOML: {error}.") from error
 
 
-def _named(values: Values) -> dict[str, Any]:
+def _named(values: Values) -> dict[str, Value]:
     """Return values by their names on the command line; None means not given."""
     return {_dashed(name): value for name, value in values.items() if value is not None}
 
@@ -320,7 +321,7 @@ def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema r
 
 
 def as_arguments(settings: Mapping[str, Any]) -> list[str]:
-    """Write settings as they would stand on the command line; None is left out."""
+    """Return settings as command-line arguments; None is left out."""
     from fedrema.cli import arguments as parsing
 
     return parsing.as_arguments(settings)

@@ -2,7 +2,7 @@
 
 import numbers
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -11,7 +11,7 @@ class WrongValue(ValueError):
     """The value does not fit the type; the text says what does."""
 
 
-def field_types(kind: type[Any]) -> dict[str, Any]:
+def field_types(kind: type[Any]) -> Mapping[str, Any]:
     """Return the types of a settings class's fields, by name; of `X | None` the X."""
     return {name: _required(hint) for name, hint in get_type_hints(kind).items()}
 
@@ -39,9 +39,9 @@ def convert(value: Any, kind: Any) -> Any:
         return _several(value, get_args(kind)[0])
     if (converter := CONVERTERS.get(kind)) is not None:
         return converter(value)
-    if not isinstance(value, kind):
-        raise WrongValue(f"of type {kind.__name__}")
-    return value
+    if isinstance(kind, type) and isinstance(value, kind):
+        return value
+    raise WrongValue(f"of type {kind.__name__ if isinstance(kind, type) else kind}")
 
 
 def _choice(value: Any, choices: Sequence[Any]) -> Any:
@@ -101,6 +101,6 @@ CONVERTERS: dict[type[Any], Callable[[Any], Any]] = {
 
 
 def listed(choices: Sequence[Any]) -> str:
-    """Return choices as they stand in a sentence: "auto, cpu or cuda"."""
+    """Return choices for a sentence: "auto, cpu or cuda"."""
     *first, last = map(str, choices)
     return f"{', '.join(first)} or {last}" if first else last

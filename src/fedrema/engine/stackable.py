@@ -35,7 +35,7 @@ def why_not_stackable(net: Net, sample: Tensor) -> str | None:
     except failure as error:
         return f"{trace.inside()} does not run under vmap ({_reason(error)})"
     try:
-        torch.autograd.grad(total, [leaves[name] for name in net.trainable], allow_unused=True)
+        torch.autograd.grad(total, [leaf for leaf in leaves.values() if leaf.requires_grad], allow_unused=True)
     except failure as error:
         culprit = trace.without_gradient(failure)
         return f"{culprit} cannot be differentiated under vmap ({_reason(error)})"

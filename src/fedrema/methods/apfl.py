@@ -107,7 +107,11 @@ class APFL(Method):
 def mixed_parameters(net: Net, params: Tensors, shared: Tensors) -> Tensors:
     """Return v̄ = α v + (1 − α) w. Batch-norm statistics are those of v, which follow the mixture's activations."""
     own, share = copy_of(params, "local"), params["share"].clamp(0, 1)
-    return {**own, **{name: share * own[name] + (1 - share) * shared[name] for name in net.trainable}}
+    # In the order of the tensors: that of a set would change the rounding of α's gradient from process to process.
+    return {
+        name: share * value + (1 - share) * shared[name] if name in net.trainable else value
+        for name, value in own.items()
+    }
 
 
 def _is_share(name: str) -> bool:
