@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("flwr")
 
+from fedrema.base.processes import SupervisedProcess
 from fedrema.cli import main
 from fedrema.deploy import serving
-from fedrema.deploy.children import Child
 from fedrema.deploy.conductor import Conductor
 from fedrema.deploy.places import NodePlace, ServerPlace
 from fedrema.deploy.plan import read_run_config
@@ -76,7 +76,7 @@ def served(monkeypatch):
         monkeypatch.setattr(serving, "controlling", controlling)
         server = serving.Serving(place, lambda sentence: None)
         waiting = [sys.executable, "-c", "import time; time.sleep(99)"]
-        server.children = (Child("it", waiting, place.state / "it.log", {}),)
+        server.children = (SupervisedProcess("it", waiting, {}, place.state / "it.log"),)
         return server.serve(), control.starts
 
     return serve

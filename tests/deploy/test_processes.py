@@ -2,17 +2,16 @@
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from fedrema.base.processes import SupervisedProcess, free_port
 from fedrema.cli import main
-from fedrema.deploy.children import Child, Stopped, Told, environment, free_port, keeping
+from fedrema.deploy.flower_environment import environment
 from fedrema.deploy.places import ServerPlace
 from fedrema.deploy.presence import beside, present, reason, somebody_is_there
 from fedrema.deploy.serving import Serving
@@ -21,70 +20,7 @@ from fedrema.errors import BadInput
 
 
 def child(tmp_path, code):
-    return Child("it", [sys.executable, "-c", code], tmp_path / "it.log", dict(os.environ))
-
-
-def until(what, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return found
-
-
-def test_a_process_that_ends_is_started_again_after_a_pause(tmp_path):
-    one = child(tmp_path, "print('it hurts')")
-    with keeping(one):
-        assert one.keep() == ""
-        sentence = until(one.keep)
-        first = one.process.pid
-        assert sentence == "it has ended (it hurts); it is started again in 1 s"
-        assert one.keep() == ""
-        assert one.process.pid == first  # not at once
-        until(lambda: one.keep() or one.process.pid != first)
-        assert until(one.keep).endswith("in 2 s")
-
-
-def test_whatever_a_process_has_started_ends_with_it(tmp_path):
-    code = (
-        "import subprocess, sys, time\n"
-        "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
-        "print(other.pid, flush=True)\ntime.sleep(99)\n"
-    )
-    one = child(tmp_path, code)
-    with keeping(one):
-        one.keep()
-        grandchild = int(until(lambda: one.log.read_text().strip()))
-        os.kill(grandchild, 0)
-    until(lambda: not _alive(grandchild))
-    assert one.process.poll() is not None
-
-
-def test_being_stopped_ends_the_processes(tmp_path):
-    one = child(tmp_path, "import time; time.sleep(99)")
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped), keeping(one):  # noqa: PT012
-        one.keep()
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
-    assert one.process.poll() is not None
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_lines_are_told_once_and_whole(tmp_path):
-    file = tmp_path / "log"
-    file.write_text("long ago\n")
-    told = Told(file)
-    assert told.lines() == []
-    with file.open("a") as stream:
-        stream.write("one\ntwo\nthr")
-    assert told.lines() == ["one", "two"]
-    with file.open("a") as stream:
-        stream.write("ee\n")
-    assert told.lines() == ["three"]
-    file.write_text("anew\n")
-    assert told.lines() == ["anew"]
-    assert Told(tmp_path / "none").lines() == []
+    return SupervisedProcess("it", [sys.executable, "-c", code], log=tmp_path / "it.log")
 
 
 def test_warnings_are_no_errors_of_flowers(tmp_path, monkeypatch):
@@ -93,7 +29,7 @@ def test_warnings_are_no_errors_of_flowers(tmp_path, monkeypatch):
 
 
 def test_a_server_whose_flower_cannot_start_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedrema.deploy.children.LONGEST_PAUSE", 0.0)
+    monkeypatch.setattr("fedrema.base.processes.LONGEST_DELAY", 0.0)
     monkeypatch.setattr("fedrema.deploy.serving.SECONDS_BETWEEN_LOOKS", 0.01)
     said = []
     arguments = ["--deal", "--nodes", "north,south", "--host", "localhost", "--port", str(free_port())]
@@ -169,11 +105,3 @@ def test_the_gate(path, port, reached):
     asyncio.run(gated(app, 9093)({"type": "http", "path": path, "server": ("10.0.0.7", port)}, None, send))
     assert heard == ([path] if reached else [])
     assert (said[0]["status"] if said else None) == (None if reached else 404)
-
-
-def _alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
-            return file.read().split()[2] != "Z"
-    except FileNotFoundError:
-        return False

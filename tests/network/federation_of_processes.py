@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from fedrema.base.processes import free_port
 from fedrema.config.settings import parse_settings
-from fedrema.deploy.children import environment, free_port
+from fedrema.deploy.flower_environment import environment
 from fedrema.deploy.founding import Founding, found
 from fedrema.deploy.plan import Plan
 from fedrema.runs.directory import RunDirectory

@@ -9,7 +9,8 @@ import urllib.request
 
 import pytest
 
-from fedrema.deploy.children import Child, environment, free_port, keeping
+from fedrema.base.processes import SupervisedProcess, free_port, stopped_on_exit
+from fedrema.deploy.flower_environment import environment
 from fedrema.deploy.founding import new_key
 from fedrema.deploy.keys import make_authority
 from tests.network.federation_of_processes import Processes
@@ -23,7 +24,7 @@ def supernode(network, *arguments):
     command = [sys.executable, "-m", "fedrema.deploy.supernode", "--superlink", f"127.0.0.1:{network.port}"]
     command += ["--port", str(free_port()), *arguments]
     log = network.folder / f"stranger{len(arguments)}{arguments[-1].replace('/', '-')}.log"
-    return Child("a stranger", command, log, own)
+    return SupervisedProcess("a stranger", command, own, log)
 
 
 def test_strangers_never_take_part(tmp_path):
@@ -48,9 +49,9 @@ def test_strangers_never_take_part(tmp_path):
                 network, "--root-certificates", str(foreign / "ca.crt"), "--auth-supernode-private-key", node_1
             ),
         }
-        with keeping(*strangers.values()):
+        with stopped_on_exit(*strangers.values()):
             for stranger in strangers.values():
-                stranger.keep()
+                stranger.supervise()
             network.wait(lambda: network.rounds() >= 3)
             members = {member["name"] for member in network.status()["members"]}
         said = {why: stranger.log.read_text() for why, stranger in strangers.items()}

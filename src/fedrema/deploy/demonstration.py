@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, free_port, stopped_on_exit
 from fedrema.config.settings import Settings
-from fedrema.deploy.children import Child, Stopped, Told, environment, free_port, keeping
+from fedrema.deploy.flower_environment import environment
 from fedrema.deploy.founding import Founding, found
 from fedrema.deploy.plan import Plan
 from fedrema.errors import FedremaError
@@ -24,20 +25,21 @@ def demonstrate(
     say(f"made {folder}: a server and {len(names)} nodes, each with a key and samples of its own")
     own = environment(folder / "server" / "state", folder)
     command = [sys.executable, "-m", "fedrema", "deploy"]
+    logs = {name: folder / "nodes" / name / "command.log" for name in names}
     nodes = [
-        Child(name, [*command, "client", str(folder / "nodes" / name)], folder / "nodes" / name / "command.log", own)
-        for name in names
+        SupervisedProcess(name, [*command, "client", str(folder / "nodes" / name)], own, log)
+        for name, log in logs.items()
     ]
-    told = [Told(node.log) for node in nodes]
+    told = [LogTail(log) for log in logs.values()]
     try:
-        with keeping(*nodes):
+        with stopped_on_exit(*nodes):
             server = subprocess.Popen(
                 [*command, "server", str(folder / "server")], env=own, stdout=sys.stdout, stderr=sys.stderr
             )
             try:
                 while (ended := server.poll()) is None:
                     for node, heard in zip(nodes, told, strict=True):
-                        if sentence := node.keep():
+                        if sentence := node.supervise():
                             say(sentence)
                         for line in heard.lines():
                             say(f"{line[:STAMP]} {node.name}:{line[STAMP:]}")
@@ -45,7 +47,7 @@ def demonstrate(
             finally:
                 server.terminate()
                 server.wait()
-    except Stopped:
+    except StopRequested:
         return 130
     if ended:
         raise FedremaError(f"The server has ended with {ended}; {folder} tells more.")

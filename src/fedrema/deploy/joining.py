@@ -4,7 +4,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from fedrema.deploy.children import Child, Stopped, Told, environment, free_port, keeping
+from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, free_port, stopped_on_exit
+from fedrema.deploy.flower_environment import environment
 from fedrema.deploy.places import NodePlace
 from fedrema.errors import BadInput
 
@@ -18,7 +19,7 @@ def join(place: NodePlace, say: Callable[[str], None]) -> int:
         if not (place.path / name).is_file():
             raise BadInput(f"{place.path} has no {name}: copy the whole folder that fedrema deploy init made.")
     place.kept.mkdir(mode=0o700, exist_ok=True)
-    child = Child(
+    child = SupervisedProcess(
         "Flower's SuperNode",
         [
             *(sys.executable, "-m", "fedrema.deploy.supernode", "--superlink", place.server),
@@ -27,20 +28,20 @@ def join(place: NodePlace, say: Callable[[str], None]) -> int:
             *("--host", "127.0.0.1", "--port", str(free_port())),
             *("--node-config", " ".join(f"{name}={_written(value)}" for name, value in place.config().items())),
         ],
-        place.path / "state" / "supernode.log",
         environment(place.path / "state" / "flower", place.path),
+        place.path / "state" / "supernode.log",
     )
-    told = Told(place.path / LOG)
+    told = LogTail(place.path / LOG)
     say(f"node {place.name} takes part at {place.server}")
     try:
-        with keeping(child):
+        with stopped_on_exit(child):
             while True:
-                if sentence := child.keep():
+                if sentence := child.supervise():
                     say(sentence)
                 for line in told.lines():
                     say(line)
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-    except Stopped:
+    except StopRequested:
         say("stopped; the same command takes part again")
         return 130
 

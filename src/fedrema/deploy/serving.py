@@ -5,8 +5,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from fedrema.deploy.children import Child, Stopped, Told, environment, keeping
+from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, stopped_on_exit
 from fedrema.deploy.control import Control, NotThere, controlling
+from fedrema.deploy.flower_environment import environment
 from fedrema.deploy.places import ServerPlace
 from fedrema.deploy.presence import beside, reason, somebody_is_there
 from fedrema.errors import BadInput, FedremaError
@@ -29,7 +30,7 @@ class Serving:
         tls[1::2] = [str(place.path / name) for name in tls[1::2]]
         secret = ["--superexec-auth-secret-file", str(place.path / "superexec.secret")]
         self.children = (
-            Child(
+            SupervisedProcess(
                 "Flower's SuperLink",
                 [
                     *(sys.executable, "-m", "fedrema.deploy.superlink", place.listen, str(place.port), "--"),
@@ -37,10 +38,10 @@ class Serving:
                     *("--database", str(place.state / "superlink.db"), "--isolation", "process", *secret),
                     "--disable-runtime-dependency-installation",
                 ],
-                place.state / "superlink.log",
                 own,
+                place.state / "superlink.log",
             ),
-            Child(
+            SupervisedProcess(
                 "Flower's SuperExec",
                 # Apart from the SuperLink: a run outlives an outage of it.
                 [
@@ -48,11 +49,11 @@ class Serving:
                     *("--parent-pid", str(os.getpid())),
                     *("--root-certificates", str(place.path / "ca.crt")),
                 ],
-                place.state / "superexec.log",
                 {**own, "FEDREMA_TIED": "1"},
+                place.state / "superexec.log",
             ),
         )
-        self.told = Told(beside(place.run, "log"))
+        self.told = LogTail(beside(place.run, "log"))
         self.seen: dict[str, bytes] | None = None
         """The keys as they were when the server was last told of them."""
         self.asked = 0.0
@@ -69,16 +70,16 @@ class Serving:
         self.place.state.mkdir(exist_ok=True)
         beside(self.place.run, "stopped").unlink(missing_ok=True)
         try:
-            with keeping(*self.children):
+            with stopped_on_exit(*self.children):
                 return self._loop()
-        except Stopped:
+        except StopRequested:
             self.say("stopped; the same command goes on from the last closed round")
             return 130
 
     def _loop(self) -> int:
         while True:
             for child in self.children:
-                if sentence := child.keep():
+                if sentence := child.supervise():
                     self.say(sentence)
             for line in self.told.lines():
                 self.say(line)
@@ -93,9 +94,9 @@ class Serving:
                     self.answered = True
             except NotThere:  # it is just being started, or cannot be
                 superlink = self.children[0]
-                if superlink.vain >= MOST_VAIN_STARTS and not self.answered:
+                if superlink.early_exits >= MOST_VAIN_STARTS and not self.answered:
                     self.say(
-                        f"{superlink.name} was started {superlink.vain} times and never answered; "
+                        f"{superlink.name} was started {superlink.early_exits} times and never answered; "
                         f"{superlink.log} tells why"
                     )
                     return 1
