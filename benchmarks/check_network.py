@@ -43,9 +43,9 @@ def ours(method: str, file: Path, folder: Path, nodes: int, rounds: int) -> dict
     from flwr.simulation import run_simulation
 
     from fedrema.config.settings import parse_settings
-    from fedrema.deploy import client_app
-    from fedrema.deploy.conductor import Conductor
-    from fedrema.deploy.plan import Plan, read_run_config, run_config
+    from fedrema.deploy import flower_client_app
+    from fedrema.deploy.flower_conductor import Conductor
+    from fedrema.deploy.run_config import Plan, read_run_config, run_config
     from fedrema.runs.run import Run
 
     words = [*WORDS.split(), str(rounds), "--federation", str(file)]
@@ -60,9 +60,9 @@ def ours(method: str, file: Path, folder: Path, nodes: int, rounds: int) -> dict
     @client.train()
     def train(message: Message, context: Context) -> Message:
         told = Context(context.run_id, context.node_id, context.node_config, context.state, config)
-        return client_app.train(message, told)
+        return flower_client_app.train(message, told)
 
-    client.query()(client_app.who)
+    client.query()(flower_client_app.identify)
     run_simulation(server, client, nodes, backend_config={"client_resources": {"num_cpus": 1}})
     records = Run(folder).rounds
     seconds = [sum(record["seconds"].values()) for record in records[1:]]
@@ -87,10 +87,10 @@ def flowers(file: Path, nodes: int, rounds: int) -> dict[str, float]:
     @client.train()
     def train(message: Message, context: Context) -> Message:
         from fedrema.data import DataSettings
-        from fedrema.deploy.client_app import dealt
+        from fedrema.deploy.node import partitioned_dataset
 
         # Read once per process, as by our own client: it is not reading files that is compared.
-        one = dealt(DataSettings(federation=str(file))).only(int(context.node_config["partition-id"]))
+        one = partitioned_dataset(DataSettings(federation=str(file))).only(int(context.node_config["partition-id"]))
         net = network()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)

@@ -6,7 +6,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedrema.deploy import client_app
+from fedrema.deploy import flower_client_app
 
 
 class InProcessGrid(Grid):
@@ -55,7 +55,7 @@ class InProcessGrid(Grid):
             pushed.append(identity)
             self.sent.append(message)
             try:
-                reply = client_app.app(message, self.contexts[node])
+                reply = flower_client_app.app(message, self.contexts[node])
             except Exception as error:  # as Flower does it
                 reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
             reply = self.spoil(node, reply)

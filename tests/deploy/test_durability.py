@@ -1,14 +1,15 @@
 """A crash of server and nodes at every point: closed rounds and the account of releases survive it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 pytest.importorskip("flwr")
 
-from fedrema.deploy.ledger import Ledger
-from fedrema.deploy.letters import Reply
-from fedrema.deploy.privacy import Guard
-from fedrema.deploy.protection import Protection
+from fedrema.deploy.messages import Reply
+from fedrema.deploy.privacy import PrivacyGuard, PrivacySettings
+from fedrema.deploy.run_state import RunState
 from fedrema.runs.checkpoint import counted_on, read_checkpoint
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
@@ -21,16 +22,16 @@ QUICK = ["--samples", "20", "--hidden", "4", "--rounds", "3"]
 @pytest.mark.parametrize("noise", [0.0, 4.0])
 def test_no_release_is_forgotten(noise, tmp_path, monkeypatch):
     begun = {"weight": torch.zeros(3)}
-    protection = Protection(privacy_clip=1.0, privacy_noise=noise)
+    protection = PrivacySettings(privacy_clip=1.0, privacy_noise=noise)
     (tmp_path / "disk").mkdir()
     with Crashes(tmp_path / "disk", monkeypatch) as crashes:
         for release in range(1, 4):
-            guard = Guard(protection, tmp_path / "disk" / "privacy.json")
-            guard.cover(Reply(release, 5, {"weight": torch.ones(3)}), begun)
+            guard = PrivacyGuard(protection, tmp_path / "disk" / "privacy.json")
+            guard.protect(Reply(release, 5, {"weight": torch.ones(3)}), begun)
             crashes.promise(release)
     for tree, promise in crashes.states():
         rebuild(tree, tmp_path / "rebuilt")
-        known = len(Guard(protection, tmp_path / "rebuilt" / "privacy.json").releases)
+        known = len(PrivacyGuard(protection, tmp_path / "rebuilt" / "privacy.json").account.releases)
         assert known in ((promise or 0), (promise or 0) + 1)
 
 
@@ -40,14 +41,14 @@ class Recorded:
     def __init__(self, tmp_path, monkeypatch):
         (tmp_path / "disk").mkdir()
         self.crashes = Crashes(tmp_path / "disk", monkeypatch)
-        close = Ledger.closed
+        save = RunState.save_round
 
-        def closed(ledger, record):
-            close(ledger, record)
-            self.crashes.promise(record["round"])
+        def save_round(run, record):
+            save(run, record)
+            self.crashes.promise(record.round)
 
         with self.crashes:
-            monkeypatch.setattr(Ledger, "closed", closed)
+            monkeypatch.setattr(RunState, "save_round", save_round)
             # Heads are private: a node that forgets its own cannot go on.
             conductor = Federated(tmp_path / "disk", "fedper", QUICK).conductor()
             conductor.conduct()
@@ -56,10 +57,7 @@ class Recorded:
 
 
 def timeless(folder):
-    return [
-        {name: value for name, value in record.items() if name not in ("seconds", "bytes_down")}
-        for record in Run(folder).rounds
-    ]
+    return [replace(record, seconds={}, bytes_down=0) for record in Run(folder).rounds]
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord
 from fedrema.config.settings import parse_settings
 from fedrema.core import Role
 from fedrema.data import build_federation
-from fedrema.deploy.conductor import Conductor
-from fedrema.deploy.plan import Plan, read_run_config, run_config
+from fedrema.deploy.flower_conductor import Conductor
+from fedrema.deploy.run_config import Plan, read_run_config, run_config
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.execute import prepare
@@ -66,7 +66,7 @@ def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(me
     assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in records]
     assert [record["client_accuracy"] for record in run.rounds] == [record["client_accuracy"] for record in records]
     assert run.summary["best_accuracy"] == max(record["accuracy"] for record in records)
-    assert all(record["rejected"] == {} and "clipped" not in record for record in run.rounds)
+    assert all(record.nodes.rejected == {} and record.nodes.clipped == {} for record in run.rounds)
     assert_nothing_else_left(made, conductor, state.params)
 
 
@@ -174,10 +174,10 @@ def test_a_server_that_was_killed_goes_on_with_the_next_round(tmp_path):
     straight.conduct()
     made = Federated(tmp_path / "killed")
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     conductor._round()
-    conductor.ledger.lock.release()  # then it is killed, and its lock is gone
+    conductor.run.lock.release()  # then it is killed, and its lock is gone
     again = made.conductor()
     again.conduct()
     assert again.central.registry == straight.central.registry
@@ -194,7 +194,7 @@ def test_a_round_that_is_lost_leaves_no_trace_on_a_node(tmp_path):
     lost.conductor().conduct()
     never = Federated(tmp_path / "never", "local")
     conductor = never.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     never.grid.offline = {node(1)}
     conductor._round()
@@ -208,7 +208,7 @@ def test_a_round_that_is_lost_leaves_no_trace_on_a_node(tmp_path):
 def test_too_few_clients_are_waited_for_and_named(tmp_path):
     made = Federated(tmp_path, least_clients=3, wait_seconds=0.0)
     made.grid.offline = {node(1), node(2)}
-    with pytest.raises(BadInput, match=r"Only 2 of at least 3 clients were there after 0 s \(0, 3\)"):
+    with pytest.raises(BadInput, match=r"Only 2 of at least 3 clients were connected after 0 s \(0, 3\)"):
         made.conductor().conduct()
 
 
@@ -216,12 +216,12 @@ def test_a_client_that_joins_late_takes_part_from_then_on(tmp_path):
     made = Federated(tmp_path)
     made.grid.offline = {node(3)}
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     made.grid.offline = set()
     conductor._round()
     conductor._round()
-    conductor.ledger.finish({})
+    conductor.run.finish({})
     run = Run(tmp_path / "server")
     assert [record["participants"] for record in run.rounds] == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert json.loads((tmp_path / "server" / "config.json").read_text())["federation"]["names"] == ["0", "1", "2", "3"]
@@ -286,13 +286,13 @@ def test_when_nobody_ever_counts_it_gives_up_and_says_why(tmp_path):
     made = Federated(
         tmp_path, "fedavg", spoil=lambda node, reply: None if reply.metadata.group_id else reply, wait_seconds=0.0
     )
-    with pytest.raises(BadInput, match=r"Nobody has counted in round 1 for 0 s; 0: no reply within 300 s"):
+    with pytest.raises(BadInput, match=r"Round 1 needs 2 usable replies and had 0 for 0 s; 0: no reply within 300 s"):
         made.conductor().conduct()
 
 
 def test_a_server_that_was_killed_before_its_first_round_was_closed_begins_anew(tmp_path):
     made = Federated(tmp_path, "fedavg", ["--rounds", "1"])
-    made.conductor().ledger.take_up()  # and then it is gone
+    made.conductor().run.open()  # and then it is gone
     made.conductor().conduct()
     assert [record["round"] for record in Run(tmp_path / "server").rounds] == [1]
     (tmp_path / "server" / "checkpoint" / "state.safetensors").unlink()

@@ -15,11 +15,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fedrema.config.settings import parse_settings
 from fedrema.data import build_federation
-from fedrema.deploy.carried import NO_TRAINING, read_reply, reply_record
-from fedrema.deploy.central import Central
-from fedrema.deploy.ledger import Registry
-from fedrema.deploy.letters import Score
+from fedrema.deploy.flower_records import read_reply, reply_record
+from fedrema.deploy.messages import SCORES_ONLY, Score
 from fedrema.deploy.node import Node
+from fedrema.deploy.registry import Registry
+from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from tests.conftest import make_federation
@@ -43,7 +43,7 @@ class Federated:
         if "--dataset" in more:
             federation = build_federation(self.settings.data)
         self.nodes = [Node(self.settings, federation.only(row)) for row in range(len(counts))]
-        self.central = Central(self.settings, federation.sample_shape, federation.classes, len(counts), **limits)
+        self.central = CentralServer(self.settings, federation.sample_shape, federation.classes, len(counts), **limits)
         for node in self.nodes:
             self.central.registry.row(node.name)
         self.records = []
@@ -54,22 +54,22 @@ class Federated:
         for row, node in enumerate(self.nodes):
             if row in absent:
                 continue
-            content = reply_record(node.answer(self.central.letter(node.name)))
+            content = reply_record(node.reply_to(self.central.request(node.name)))
             if row == HOSTILE:
                 attack(content)
             try:
                 replies[node.name] = read_reply(content, self.central.expected)
             except BadInput as error:
                 unreadable[node.name] = str(error)
-        record = self.central.close(replies)
-        record["rejected"] |= unreadable
+        record = self.central.complete_round(replies)
+        record.nodes.rejected.update(unreadable)
         self.records.append(record)
         return record
 
     def accuracy(self, row=0):
         """Return how well a node is served."""
         node = self.nodes[row]
-        score = node.answer(self.central.letter(node.name, train=False)).received
+        score = node.reply_to(self.central.request(node.name, train=False)).received
         return sum(score.correct) / sum(score.asked)
 
 
@@ -218,7 +218,7 @@ def _by_column(array):
 def good():
     """A server, and what a node sends it."""
     made = Federated(2)
-    return made.central, made.nodes[0].answer(made.central.letter("n0"))
+    return made.central, made.nodes[0].reply_to(made.central.request("n0"))
 
 
 @pytest.mark.parametrize("attack", UNREADABLE)
@@ -239,7 +239,7 @@ def test_an_honest_reply_arrives_as_it_was_sent(good):
     assert found.params.keys() == reply.params.keys()
     assert all(torch.equal(found.params[name], value) for name, value in reply.params.items())
     with pytest.raises(BadInput, match="is not expected"):  # a reply that is to bring scores only brings no tensors
-        read_reply(reply_record(reply), NO_TRAINING)
+        read_reply(reply_record(reply), SCORES_ONLY)
 
 
 def reversed_update(central, factor):
@@ -352,17 +352,17 @@ def test_updates_multiplied_by_minus_20_do_not_ruin_the_others_models(nodes, met
     others = [row for row in range(nodes) if row != HOSTILE]
     found, expected = (np.mean([each.accuracy(row) for row in others]) for each in (made, absent))
     assert found >= expected - 0.1
-    hit = [record for record in made.records if "n1" in {**record["rejected"], **record.get("clipped", {})}]
+    hit = [record for record in made.records if "n1" in {**record["rejected"], **record["clipped"]}]
     assert [record["round"] for record in hit] == list(range(begins, 7))
 
 
 def test_the_final_scores_are_bounded_as_well():
     made = Federated(3)
     made.round()
-    scores = {node.name: node.answer(made.central.letter(node.name, train=False)).received for node in made.nodes}
-    honest = made.central.accuracies({name: score for name, score in scores.items() if name != "n1"})
+    scores = {node.name: node.reply_to(made.central.request(node.name, train=False)).received for node in made.nodes}
+    honest = made.central.metrics({name: score for name, score in scores.items() if name != "n1"})
     for asked in ((2**62, 2**62), (10**9, 10**9), (3, 3)):
-        assert made.central.accuracies({**scores, "n1": Score((0, 0), asked)}) == honest
+        assert made.central.metrics({**scores, "n1": Score((0, 0), asked)}) == honest
 
 
 def test_a_moderate_excess_is_clipped_at_first_and_rejected_when_it_is_repeated():
@@ -373,10 +373,10 @@ def test_a_moderate_excess_is_clipped_at_first_and_rejected_when_it_is_repeated(
         history = made.central.registry.norms
         usual = max(history.recent["the change of its shared parameters"])
         made.round(shifted_by(before, 7 * usual))
-    told = [(sorted(record.get("clipped", {})), sorted(record["rejected"])) for record in made.records[1:]]
+    told = [(sorted(record["clipped"]), sorted(record["rejected"])) for record in made.records[1:]]
     assert told == [(["n1"], []), (["n1"], []), ([], ["n1"]), ([], ["n1"])]
     assert "scaled down" in made.records[1]["clipped"]["n1"]
-    assert "it was clipped 2 times lately" in made.records[3]["rejected"]["n1"]
+    assert "it was clipped 2 times in the last 20 rounds" in made.records[3]["rejected"]["n1"]
 
 
 def shifted_by(before, length):
@@ -463,7 +463,7 @@ def test_no_check_triggers_in_an_honest_run(method, counts):
     late = len(counts) - 1
     for number in range(1, 7):
         made.round(absent=[late] if late > 1 and number < 4 else [])
-    assert [(record["rejected"], record.get("clipped", {})) for record in made.records] == [({}, {})] * 6
+    assert [(record["rejected"], record["clipped"]) for record in made.records] == [({}, {})] * 6
 
 
 @pytest.mark.parametrize("method", ["creff", "fedpac"])
@@ -472,7 +472,7 @@ def test_no_check_triggers_while_an_honest_node_is_alone(method):
     made = Federated(2, method, more=["--dataset", "digits", "--clients", "2", "--hidden", "16", "--epochs", "5"])
     for number in range(1, 6):
         made.round(absent=[HOSTILE] if number < 4 else [])
-    assert [(record["rejected"], record.get("clipped", {})) for record in made.records] == [({}, {})] * 5
+    assert [(record["rejected"], record["clipped"]) for record in made.records] == [({}, {})] * 5
 
 
 def test_a_hostile_node_that_is_alone_in_a_round_is_compared_with_the_rounds_before():

@@ -15,7 +15,7 @@ import fedrema
 from fedrema.cli import main
 from fedrema.core import overrides
 from fedrema.data import build_federation
-from fedrema.deploy.client_app import dealt
+from fedrema.deploy.node import partitioned_dataset
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.execute import prepare
@@ -135,7 +135,7 @@ def test_a_client_that_never_counted_is_listed_and_a_late_one_has_its_round(tmp_
 def test_a_node_that_was_away_at_the_end_keeps_the_model_that_it_was_sent_last(tmp_path, capsys):
     made = Federated(tmp_path, "ditto")
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     conductor._round()
     made.grid.offline = {node(1)}
@@ -153,7 +153,7 @@ def test_a_node_that_was_away_at_the_end_keeps_the_model_that_it_was_sent_last(t
 def test_a_node_without_a_model_is_refused_and_nothing_is_replaced_unasked(tmp_path, capsys):
     made = Federated(tmp_path, "fedavg")
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     folder = node_folder(tmp_path, 0)
     assert main(["deploy", "model", str(folder)]) == 2
@@ -178,7 +178,7 @@ def test_a_new_client_gets_a_model_from_a_deployed_run(method, tmp_path, capsys)
     made = Federated(tmp_path, method, ["--rounds", "2"])
     made.grid.offline = {node(3)}
     made.conductor().conduct()
-    part = dealt(made.settings.data).only(3)
+    part = partitioned_dataset(made.settings.data).only(3)
     part.save(tmp_path / "new.npz")
     arrays = dict(np.load(tmp_path / "new.npz"))
     np.savez(tmp_path / "new.npz", **{name: arrays[name] for name in ("x", "y", "split") if name in arrays})

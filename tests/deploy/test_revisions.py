@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from fedrema.config.settings import parse_settings
-from fedrema.deploy.central import Central
-from fedrema.deploy.ledger import Ledger
 from fedrema.deploy.node import Node
-from fedrema.deploy.plan import Plan
+from fedrema.deploy.run_config import Plan
+from fedrema.deploy.run_state import RunState
+from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.methods.ditto import Ditto
 from tests.conftest import make_federation
@@ -37,18 +37,18 @@ class Both:
     def __init__(self, method, folder):
         federation = make_federation(counts=(20,))
         self.settings = parse_settings(method, ARGUMENTS, plain=True)
-        self.central = Central(self.settings, federation.sample_shape, federation.classes, 1)
+        self.central = CentralServer(self.settings, federation.sample_shape, federation.classes, 1)
         plan = Plan(str(folder), "6", 4, least_clients=1)
-        self.ledger = Ledger(folder / "server", self.settings, plan, self.central)
+        self.run = RunState(folder / "server", self.settings, plan, self.central)
         self.start_node = lambda: Node(self.settings, federation, folder / "node")
 
     def play(self):
         """Play a round and save it."""
-        self.ledger.take_up()
+        self.run.open()
         node = self.start_node()
-        record = self.central.close({node.name: node.answer(self.central.letter(node.name))})
-        self.ledger.closed(record)
-        self.ledger.lock.release()
+        record = self.central.complete_round({node.name: node.reply_to(self.central.request(node.name))})
+        self.run.save_round(record)
+        self.run.lock.release()
 
 
 def test_another_revision_of_the_method_goes_on_with_neither(tmp_path, monkeypatch):
@@ -56,7 +56,7 @@ def test_another_revision_of_the_method_goes_on_with_neither(tmp_path, monkeypat
     Both("ditto", tmp_path).play()
     monkeypatch.setattr(Ditto, "revision", 7, raising=False)
     later = Both("ditto", tmp_path)
-    for start in (later.ledger.take_up, later.start_node):
+    for start in (later.run.open, later.start_node):
         with pytest.raises(BadInput, match=r"was begun with revision \d of Ditto; this .* has revision 7: start"):
             start()
 
@@ -68,6 +68,6 @@ def test_another_method_file_goes_on_with_neither(own, tmp_path):
     sys.modules.pop("my_deployed_method")
     own.write_text(f"{OWN}    # changed\n")
     later = Both("my_deployed_method:Mine", tmp_path)
-    for start in (later.ledger.take_up, later.start_node):
+    for start in (later.run.open, later.start_node):
         with pytest.raises(BadInput, match=r"cannot go on: my_deployed_method.py has changed since it began"):
             start()

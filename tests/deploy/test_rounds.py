@@ -11,8 +11,8 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedrema.deploy.carried import FACTS
-from fedrema.deploy.deadline import NoAnswer, exchange_within, nodes_within
+from fedrema.deploy.flower_grid import NoAnswer, exchange, list_nodes
+from fedrema.deploy.flower_records import FACTS
 from fedrema.errors import BadInput
 from fedrema.runs.run import Run
 from tests.deploy.flower_in_process import InProcessGrid
@@ -37,7 +37,7 @@ def rejected_in_round_two(times):
 def test_a_round_with_too_few_usable_replies_is_repeated_and_leaves_no_trace(tmp_path):
     made = Federated(tmp_path / "repeated", spoil=rejected_in_round_two(times=2))
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     before = {name: value.clone() for name, value in conductor.central.state.params.common.items()}
     conductor._round()  # one of two required replies can be used
@@ -64,7 +64,9 @@ def test_a_round_with_too_few_usable_replies_is_repeated_and_leaves_no_trace(tmp
 
 def test_too_few_usable_replies_for_too_long_end_the_run_with_the_reason(tmp_path):
     made = Federated(tmp_path, spoil=rejected_in_round_two(times=99), wait_seconds=0.0)
-    sentence = r"Only 1 of at least 2 clients have counted in round 2 for 0 s; 1: .* is not finite\. It can go on after"
+    sentence = (
+        r"Round 2 needs 2 usable replies and had 1 for 0 s; 1: .* is not finite\. The run can resume after round 1"
+    )
     with pytest.raises(BadInput, match=sentence):
         made.conductor().conduct()
 
@@ -117,7 +119,7 @@ def lost_federation(tmp_path, call, error=None, **plan):
     made = Federated(tmp_path, "fedavg", **{"round_seconds": 0.3, **plan})
     made.grid = Outage(made.config, [made.grid.nodes[node(row)] for row in range(CLIENTS)], error=error)
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._online()  # all have said who they are
     made.grid.call = call
     return made.grid, conductor
@@ -138,11 +140,11 @@ def test_a_round_ends_in_time_without_a_superlink(call, error, tmp_path):
 
 
 def test_replies_that_came_before_the_outage_are_returned(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedrema.deploy.deadline.SECONDS_BETWEEN_PULLS", 0.0)
+    monkeypatch.setattr("fedrema.deploy.flower_grid.SECONDS_BETWEEN_PULLS", 0.0)
     grid, _ = lost_federation(tmp_path, "second pull")
     question = RecordDict({FACTS: ConfigRecord({})})
     messages = [Message(question, node(row), MessageType.QUERY, ttl=9.0) for row in range(CLIENTS)]
-    (reply,) = exchange_within(grid, messages, 3.0)
+    (reply,) = exchange(grid, messages, 3.0)
     assert not grid.waited_in_vain
     assert not reply.has_error()
     grid.back.set()
@@ -150,12 +152,12 @@ def test_replies_that_came_before_the_outage_are_returned(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("error", [None, httpx.ConnectError("gone")])
 def test_without_a_superlink_nobody_is_there(error, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedrema.deploy.conductor.SECONDS_TO_LIST_NODES", 0.1)
+    monkeypatch.setattr("fedrema.deploy.flower_conductor.SECONDS_TO_LIST_NODES", 0.1)
     grid, conductor = lost_federation(tmp_path, "get_nodes", error, wait_seconds=0.2)
-    with pytest.raises(BadInput, match=r"Only 0 of at least 2 clients were there after 0\.2 s \(none\)"):
+    with pytest.raises(BadInput, match=r"Only 0 of at least 2 clients were connected after 0\.2 s \(none\)"):
         conductor.conduct()
     with pytest.raises(NoAnswer):
-        nodes_within(grid, 0.1)
+        list_nodes(grid, 0.1)
     assert not grid.waited_in_vain
     grid.back.set()
 
@@ -175,13 +177,11 @@ def test_a_reply_that_flower_cannot_decode_takes_no_other_with_it(tmp_path):
 
     made = Federated(tmp_path, "fedavg")
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._online()
     grid = Undecodable(made.config, [made.grid.nodes[node(row)] for row in range(CLIENTS)])
     grid.replies, conductor.grid = made.grid.replies, grid
     conductor._round()
     assert conductor.central.round == 1
-    assert (
-        "its reply cannot be decoded: ValueError: an object that is none" in conductor.ledger.pending["rejected"]["1"]
-    )
-    assert conductor.ledger.pending["participants"] == [0, 2, 3]
+    assert "its reply cannot be decoded: ValueError: an object that is none" in conductor.run.pending["rejected"]["1"]
+    assert conductor.run.pending["participants"] == [0, 2, 3]

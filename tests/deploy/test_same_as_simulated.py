@@ -5,8 +5,8 @@ import torch
 
 from fedrema.config.settings import parse_settings
 from fedrema.data import build_federation
-from fedrema.deploy.central import Central
 from fedrema.deploy.node import Node
+from fedrema.deploy.server import CentralServer
 from fedrema.methods import registry
 from fedrema.runs.execute import prepare
 from tests.quick import quick_arguments
@@ -22,15 +22,15 @@ def play(settings, federation, folder=None):
     """Play rounds with real nodes, in this process; the simulator says who takes part."""
     simulator = prepare(settings, federation)
     nodes = [Node(settings, federation.only(row), folder and folder / str(row)) for row in range(len(federation))]
-    central = Central(settings, federation.sample_shape, federation.classes, len(federation))
+    central = CentralServer(settings, federation.sample_shape, federation.classes, len(federation))
     records = []
     for number in range(1, settings.simulation.rounds + 1):
         for node, joins in zip(nodes, simulator.joins, strict=True):
             if joins == number:
                 central.registry.row(node.name)
         answering, _ = simulator.choose(number)
-        replies = {nodes[row].name: nodes[row].answer(central.letter(nodes[row].name)) for row in answering}
-        records.append(central.close(replies))
+        replies = {nodes[row].name: nodes[row].reply_to(central.request(nodes[row].name)) for row in answering}
+        records.append(central.complete_round(replies))
     return central, nodes, records
 
 
@@ -53,14 +53,14 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method, late)
         assert "clipped" not in record
         assert record["loss"] == pytest.approx(played.record["loss"], abs=1e-9)
     for row, node in enumerate(nodes):
-        letter = central.letter(node.name)
+        letter = central.request(node.name)
         mine = node._standing(letter).params.row(0)
         simulated = state.params.row(row)
         assert mine.keys() == simulated.keys()
         for name, value in simulated.items():
             torch.testing.assert_close(mine[name], value, rtol=0, atol=1e-6, msg=f"{name} of client {row}")
-    scores = {node.name: node.answer(central.letter(node.name, train=False)).received for node in nodes}
+    scores = {node.name: node.reply_to(central.request(node.name, train=False)).received for node in nodes}
     expected = simulator.score(state, simulator.moment(ROUNDS))
-    found = central.accuracies(scores)
+    found = central.metrics(scores)
     found["client_accuracy"] = [found["client_accuracy"][row] for row in rows]
     assert found == {name: value for name, value in expected.items() if name != "beside"}

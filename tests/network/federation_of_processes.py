@@ -11,9 +11,9 @@ from pathlib import Path
 
 from fedrema.base.processes import free_port
 from fedrema.config.settings import parse_settings
-from fedrema.deploy.flower_environment import environment
-from fedrema.deploy.founding import Founding, found
-from fedrema.deploy.plan import Plan
+from fedrema.deploy.run_config import Plan
+from fedrema.deploy.services import flower_environment
+from fedrema.deploy.setup import Founding, found
 from fedrema.runs.directory import RunDirectory
 
 ARGUMENTS = (
@@ -58,7 +58,7 @@ class Processes:
                 [*FEDREMA, "deploy", *side],
                 stdout=log,
                 stderr=log,
-                env=environment(self.folder / "unused", self.folder),
+                env=flower_environment(self.folder / "unused", self.folder),
             )
 
     def start_all(self):

@@ -10,9 +10,9 @@ import urllib.request
 import pytest
 
 from fedrema.base.processes import SupervisedProcess, free_port, stopped_on_exit
-from fedrema.deploy.flower_environment import environment
-from fedrema.deploy.founding import new_key
-from fedrema.deploy.keys import make_authority
+from fedrema.deploy.services import flower_environment
+from fedrema.deploy.setup import new_key
+from fedrema.deploy.tls import make_authority
 from tests.network.federation_of_processes import Processes
 
 pytestmark = pytest.mark.network
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.network
 
 def supernode(network, *arguments):
     """A SuperNode of Flower's own, as a stranger would start it."""
-    own = environment(network.folder / "stranger", network.folder)
-    command = [sys.executable, "-m", "fedrema.deploy.supernode", "--superlink", f"127.0.0.1:{network.port}"]
+    own = flower_environment(network.folder / "stranger", network.folder)
+    command = [sys.executable, "-m", "fedrema.deploy.flower_supernode", "--superlink", f"127.0.0.1:{network.port}"]
     command += ["--port", str(free_port()), *arguments]
     log = network.folder / f"stranger{len(arguments)}{arguments[-1].replace('/', '-')}.log"
     return SupervisedProcess("a stranger", command, own, log)

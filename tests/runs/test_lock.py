@@ -11,7 +11,7 @@ import pytest
 import fedrema
 from fedrema.cli import main
 from fedrema.config.settings import parse_settings
-from fedrema.deploy.presence import present, somebody_is_there
+from fedrema.deploy.run_state import locked_run
 from fedrema.errors import BadInput
 from fedrema.experiments.runner import Runner
 from fedrema.experiments.spec import Cell, Line
@@ -74,12 +74,12 @@ def test_a_cell_that_another_grid_trains_is_refused_by_name(tmp_path):
 
 def test_a_second_server_of_a_deployment_is_refused(tmp_path):
     folder = tmp_path / "run"
-    assert not somebody_is_there(folder)
-    with present(folder):
-        assert somebody_is_there(folder)
-        with pytest.raises(BadInput, match="is in use by process"), present(folder):
+    assert not RunLock(folder).is_held()
+    with locked_run(folder):
+        assert RunLock(folder).is_held()
+        with pytest.raises(BadInput, match="is in use by process"), locked_run(folder):
             raise AssertionError("two servers")
-    assert not somebody_is_there(folder)
+    assert not RunLock(folder).is_held()
 
 
 def start(programs, folder, *arguments, method="fedrema"):

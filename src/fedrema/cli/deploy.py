@@ -56,10 +56,10 @@ def server(arguments: list[str]) -> int:
     asked: Place = parse_arguments(
         Place, arguments, "fedrema deploy server", "Conduct a federation; goes on after a stop."
     )
-    from fedrema.deploy.places import ServerPlace
-    from fedrema.deploy.serving import Serving
+    from fedrema.deploy.folder import ServerFolder
+    from fedrema.deploy.services import ServerService
 
-    return Serving(ServerPlace.open(asked.dir), say).serve()
+    return ServerService(ServerFolder.open(asked.dir), say).serve()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Client(Place):
 def client(arguments: list[str]) -> int:
     """Take part as a node."""
     asked: Client = parse_arguments(Client, arguments, "fedrema deploy client")
-    from fedrema.deploy.joining import join
-    from fedrema.deploy.places import NodePlace
+    from fedrema.deploy.folder import NodeFolder
+    from fedrema.deploy.services import run_node
 
-    place = NodePlace.open(asked.dir)
-    return join(place if asked.server is None else dataclasses.replace(place, server=asked.server), say)
+    folder = NodeFolder.open(asked.dir)
+    return run_node(folder if asked.server is None else folder.with_server(asked.server), say)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +98,13 @@ class Model:
 def model(arguments: list[str]) -> int:
     """Write a node's model."""
     asked: Model = parse_arguments(Model, arguments, "fedrema deploy model")
-    from fedrema.deploy.model import write_model
-    from fedrema.deploy.places import NodePlace
+    from fedrema.deploy.folder import NodeFolder
+    from fedrema.deploy.node_model import export_model
 
-    place = NodePlace.open(asked.dir)
-    sys.path.insert(0, str(place.path))  # a network of one's own may lie there
-    file = write_model(place, asked.out, asked.overwrite)
-    print_safe(f"Model of {place.name}: {file} (README.md there tells how to load it)")
+    folder = NodeFolder.open(asked.dir)
+    sys.path.insert(0, str(folder.path))  # a network of one's own may lie there
+    file = export_model(folder, asked.out, asked.overwrite)
+    print_safe(f"Model of {folder.name}: {file} (README.md there tells how to load it)")
     return 0
 
 
@@ -122,10 +122,10 @@ def status(arguments: list[str]) -> int:
     """Tell how a federation stands."""
     asked: Status = parse_arguments(Status, arguments, "fedrema deploy status")
     if asked.json:
-        from fedrema.deploy.places import ServerPlace
-        from fedrema.deploy.standing import standing
+        from fedrema.deploy.folder import ServerFolder
+        from fedrema.deploy.status import read_status
 
-        print(json.dumps(standing(ServerPlace.open(asked.dir)).plain(), indent=2))
+        print(json.dumps(dataclasses.asdict(read_status(ServerFolder.open(asked.dir))), indent=2))
     else:
         show(asked.dir)
     return 0
@@ -146,10 +146,10 @@ def say(sentence: str) -> None:
 
 def show(folder: Path) -> None:
     """Print how a federation stands."""
-    from fedrema.deploy.places import ServerPlace
-    from fedrema.deploy.standing import standing
+    from fedrema.deploy.folder import ServerFolder
+    from fedrema.deploy.status import read_status
 
-    now = standing(ServerPlace.open(folder))
+    now = read_status(ServerFolder.open(folder))
     console = Console()
     accuracy = "" if now.accuracy is None else f", accuracy {now.accuracy:.1%}"
     console.print(f"{now.method}: {safe(now.state)}; round {now.round} of {now.rounds}{accuracy}", highlight=False)

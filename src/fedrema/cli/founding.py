@@ -51,12 +51,13 @@ class Init:
 def init(arguments: list[str]) -> int:
     """Make a federation's folder."""
     asked, settings = _founding(Init, arguments, "fedrema deploy init")
-    from fedrema.deploy.founding import Founding, found
+    from fedrema.deploy.setup import Members, create_federation
 
     hosts = tuple(host.strip() for host in asked.host.split(",") if host.strip())
     if not hosts:
         raise BadInput("--host must name the server, got nothing.")
-    found(asked.dir, Founding(_names(asked.nodes), hosts, asked.port, asked.deal), settings, _plan(asked, settings))
+    members = Members(_names(asked.nodes), hosts, asked.port)
+    create_federation(asked.dir, members, settings, _plan(asked, settings), partition=asked.deal)
     local = settings.local
     batch = f"--batch {local.batch}" if local.batch else "a batch that each node chooses from its number of samples"
     print(f"Training: --lr {local.lr:g}, {batch}, --epochs {local.epochs}, {settings.simulation.rounds} rounds.")
@@ -81,10 +82,10 @@ def demo(arguments: list[str]) -> int:
     """Make a federation of a few nodes on this machine, and play it."""
     asked, settings = _founding(Demo, arguments, "fedrema deploy demo", "--deal")
     settings = dataclasses.replace(settings, simulation=dataclasses.replace(settings.simulation, rounds=asked.rounds))
-    from fedrema.deploy.demonstration import demonstrate
+    from fedrema.deploy.demo import run_demo
 
     plan = dataclasses.replace(_plan(asked, settings), least_clients=len(_names(asked.nodes)))
-    code = demonstrate(asked.dir, _names(asked.nodes), settings, plan, say)
+    code = run_demo(asked.dir, _names(asked.nodes), settings, plan, say)
     if code == 0:
         show(asked.dir)
         print(f"The run is in {asked.dir / 'server' / 'run'}: fedrema compare and fedrema export read it.")
@@ -105,13 +106,13 @@ class Add:
 def add(arguments: list[str]) -> int:
     """Add a node to a federation."""
     asked: Add = parse_arguments(Add, arguments, "fedrema deploy add")
-    from fedrema.deploy.founding import add_node
-    from fedrema.deploy.places import NodePlace
+    from fedrema.deploy.folder import NodeFolder
+    from fedrema.deploy.setup import add_node
 
     others = sorted((asked.dir / "nodes").glob("*/node.toml"))
     if not others:
         raise BadInput(f"{asked.dir} holds no nodes: name a folder that fedrema deploy init made.")
-    node = add_node(asked.dir, asked.name, NodePlace.open(others[0].parent).server)
+    node = add_node(asked.dir, asked.name, NodeFolder.open(others[0].parent).config.server)
     print(
         f"Made {node}: take it to the node. {asked.name} may take part as soon as {asked.dir / 'server'} knows its key."
     )
@@ -123,12 +124,12 @@ def key(arguments: list[str]) -> int:
     asked: Place = parse_arguments(
         Place, arguments, "fedrema deploy key", "Make a node's key anew, on the node itself."
     )
-    from fedrema.deploy.founding import new_key
-    from fedrema.deploy.places import NodePlace
+    from fedrema.deploy.folder import NodeFolder
+    from fedrema.deploy.setup import new_key
 
-    place = NodePlace.open(asked.dir)
-    new_key(place.path)
-    print(f"Give {place.path / 'node.pub'} to the server as keys/{place.name}.pub, then start the node again.")
+    folder = NodeFolder.open(asked.dir)
+    new_key(folder.path)
+    print(f"Give {folder.path / 'node.pub'} to the server as keys/{folder.name}.pub, then start the node again.")
     return 0
 
 
@@ -145,9 +146,9 @@ class Renew:
 def renew(arguments: list[str]) -> int:
     """Renew the server's certificate."""
     asked: Renew = parse_arguments(Renew, arguments, "fedrema deploy renew")
-    from fedrema.deploy import founding
+    from fedrema.deploy.setup import renew as renew_certificate
 
-    founding.renew(asked.dir, tuple(asked.host.split(",")))
+    renew_certificate(asked.dir, tuple(asked.host.split(",")))
     print(f"Made {asked.dir / 'server' / 'server.crt'} anew: start the server again.")
     return 0
 
@@ -160,7 +161,7 @@ def _founding(kind: type[Init], arguments: list[str], prog: str, *more: str) -> 
     if asked.deal:
         rest = ["--clients", str(len(_names(asked.nodes))), *rest]
     else:
-        from fedrema.deploy.plan import HELD_BY_NODES
+        from fedrema.deploy.run_config import HELD_BY_NODES
 
         rest = [*rest, "--federation", HELD_BY_NODES]
     return asked, parse_settings(arguments[1] if places == 2 else "fedrema", rest, prog).fitted(None)
@@ -188,8 +189,8 @@ def _names(nodes: str) -> tuple[str, ...]:
 
 def _plan(asked: Init, settings: Settings) -> Any:
     from fedrema.data import build_federation
-    from fedrema.deploy.founding import UNKNOWN
-    from fedrema.deploy.plan import Plan
+    from fedrema.deploy.run_config import Plan
+    from fedrema.deploy.setup import NO_FOLDER
 
     shape, classes = asked.sample_shape, asked.classes
     names = tuple(name.strip() for name in asked.class_names.split(",")) if asked.class_names else ()
@@ -209,4 +210,4 @@ def _plan(asked: Init, settings: Settings) -> Any:
     named = json.dumps(names) if names else ""
     limited = ("least_clients", "most_clients", "most_samples", "most_noise", "wait_seconds", "round_seconds")
     limits = {name: getattr(asked, name) for name in limited}
-    return Plan(UNKNOWN, shape, len(names) or classes, named, **limits)
+    return Plan(NO_FOLDER, shape, len(names) or classes, named, **limits)

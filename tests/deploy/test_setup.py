@@ -1,4 +1,4 @@
-"""fedrema deploy init, add, key, renew: what is written, who can read it, and what is refused."""
+"""fedrema deploy init, add, key, renew: the files that they write, their permissions, and invalid input."""
 
 import ssl
 import stat
@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedrema.cli import main
 from fedrema.config.settings import parse_settings
 from fedrema.data import load_own
-from fedrema.deploy.client_app import own_samples
-from fedrema.deploy.keys import make_authority, make_server_certificate, public_half, read_public_key, valid_until
-from fedrema.deploy.places import NodePlace, ServerPlace
-from fedrema.deploy.plan import read_run_config
+from fedrema.deploy.folder import NodeFolder, ServerFolder
+from fedrema.deploy.node import own_samples
+from fedrema.deploy.run_config import read_run_config
+from fedrema.deploy.tls import make_authority, make_server_certificate, public_half, read_public_key, valid_until
 from fedrema.errors import BadInput
 
 
@@ -120,22 +120,22 @@ def test_each_node_gets_its_own_samples_and_no_others(made):
 
 
 def test_places_are_read_back(made):
-    server, node = ServerPlace.open(made), NodePlace.open(made / "nodes" / "south")
-    assert (server.port, server.control_port, server.control) == (9092, 9093, "127.0.0.1:9093")
-    assert ServerPlace.open(made / "server") == server
-    assert (node.name, node.server) == ("south", "fl.example.org:9092")
-    assert node.config()["data"] == str(made / "nodes" / "south" / "data.npz")
+    server, node = ServerFolder.open(made), NodeFolder.open(made / "nodes" / "south")
+    assert (server.config.port, server.config.control_port, server.control_address) == (9092, 9093, "127.0.0.1:9093")
+    assert ServerFolder.open(made / "server") == server
+    assert (node.name, node.config.server) == ("south", "fl.example.org:9092")
+    assert node.node_config()["data"] == str(made / "nodes" / "south" / "data.npz")
 
 
 def test_a_node_is_added_and_its_key_made_anew(made, capsys):
     assert main(["deploy", "add", str(made), "west"]) == 0
     first = (made / "server" / "keys" / "west.pub").read_bytes()
-    assert NodePlace.open(made / "nodes" / "west").server == "fl.example.org:9092"
+    assert NodeFolder.open(made / "nodes" / "west").config.server == "fl.example.org:9092"
     assert main(["deploy", "key", str(made / "nodes" / "west")]) == 0
     assert (made / "nodes" / "west" / "node.pub").read_bytes() != first
     assert "as keys/west.pub" in capsys.readouterr().out
     assert "already exists" in refused(capsys, "add", str(made), "west")
-    assert "'../x' is no name" in refused(capsys, "add", str(made), "../x")
+    assert "'../x' is not a valid name" in refused(capsys, "add", str(made), "../x")
 
 
 def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
@@ -153,7 +153,7 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
     [
         (["fedavg"], "--sample-shape and --classes must say what the nodes' own data is like"),
         (["fedavg", "--deal", "--nodes", "a,a"], "--nodes must name each node once"),
-        (["fedavg", "--deal", "--nodes", "a b"], "'a b' is no name"),
+        (["fedavg", "--deal", "--nodes", "a b"], "'a b' is not a valid name"),
         (["fedavg", "--deal", "--nodes", "0"], "--clients 0 is too small"),
         (["fedavg", "--deal", "--port", "70000"], "--port must be from 1 to 65534, got 70000"),
         (["fedavg", "--deal", "--host", ","], "--host must name the server"),
@@ -186,8 +186,12 @@ def test_a_folder_that_is_taken_stays_as_it_is(made, capsys):
         ('name = "n"\nserver = 3\ndata = "d.npz"\n', "server must be a text, got 3"),
         ('name = "n"\nserver = "a:1"\ndata = "d.npz"\nprivacy-clip = "much"\n', "privacy-clip must be a number"),
         ('name = "n"\nserver = "a:1"\ndata = "d.npz"\nprivacy-noise = 1\n', "privacy-noise needs privacy-clip"),
-        ('name = "n"\ndata = "d.npz"\n', "server is missing; name, server, data must be there"),
+        ('name = "n"\ndata = "d.npz"\n', "server is missing; name, server, data must be given"),
         ("name = ", "is not valid TOML"),
+        (
+            'format = 9\nname = "n"\nserver = "a:1"\ndata = "d.npz"\n',
+            "format must be 1, which this version of fedrema reads, got 9",
+        ),
     ],
 )
 def test_a_nodes_file_with_something_wrong(text, sentence, tmp_path, capsys):
@@ -210,7 +214,7 @@ def test_a_folder_that_is_none(tmp_path, capsys):
 
 def test_samples_that_are_not_there(made, capsys):
     (made / "nodes" / "north" / "data.npz").unlink()
-    assert "data = 'data.npz' is not there" in refused(capsys, "client", str(made / "nodes" / "north"))
+    assert "data = 'data.npz' does not exist" in refused(capsys, "client", str(made / "nodes" / "north"))
     (made / "nodes" / "south" / "node.key").unlink()
     assert "has no node.key" in refused(capsys, "client", str(made / "nodes" / "south"))
 

@@ -1,4 +1,4 @@
-"""Processes that are kept going, who is present, and the gate: the parts that need no Flower process to be tried."""
+"""The services without Flower's processes: supervision, the run's lock and log, and the SuperLink's restricted port."""
 
 import asyncio
 import os
@@ -11,12 +11,12 @@ pytest.importorskip("flwr")
 
 from fedrema.base.processes import SupervisedProcess, free_port
 from fedrema.cli import main
-from fedrema.deploy.flower_environment import environment
-from fedrema.deploy.places import ServerPlace
-from fedrema.deploy.presence import beside, present, reason, somebody_is_there
-from fedrema.deploy.serving import Serving
-from fedrema.deploy.superlink import gated
+from fedrema.deploy.flower_superlink import restricted
+from fedrema.deploy.folder import ServerFolder
+from fedrema.deploy.run_state import locked_run, log_file, stop_reason
+from fedrema.deploy.services import flower_environment
 from fedrema.errors import BadInput
+from fedrema.runs.lock import RunLock
 
 
 def child(tmp_path, code):
@@ -25,25 +25,25 @@ def child(tmp_path, code):
 
 def test_warnings_are_no_errors_of_flowers(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONWARNINGS", "error")
-    assert "PYTHONWARNINGS" not in environment(tmp_path / "home", tmp_path)
+    assert "PYTHONWARNINGS" not in flower_environment(tmp_path / "home", tmp_path)
 
 
 def test_a_server_whose_flower_cannot_start_ends(tmp_path, monkeypatch):
     monkeypatch.setattr("fedrema.base.processes.LONGEST_DELAY", 0.0)
-    monkeypatch.setattr("fedrema.deploy.serving.SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("fedrema.deploy.services.SECONDS_BETWEEN_CHECKS", 0.01)
     said = []
     arguments = ["--deal", "--nodes", "north,south", "--host", "localhost", "--port", str(free_port())]
     assert main(["deploy", "init", str(tmp_path / "federation"), "fedavg", *arguments]) == 0
-    serving = Serving(ServerPlace.open(tmp_path / "federation" / "server"), said.append)
+    service = ServerService(ServerFolder.open(tmp_path / "federation" / "server"), said.append)
     broken = [child(tmp_path, "print('no room')"), child(tmp_path, "import time; time.sleep(99)")]
-    serving.children = tuple(broken)
-    assert serving.serve() == 1
-    assert said[-1] == f"it was started 5 times and never answered; {tmp_path / 'it.log'} tells why"
+    service.superlink, service.superexec = broken
+    assert service.serve() == 1
+    assert said[-1] == f"it was started 5 times and never answered; see {tmp_path / 'it.log'}"
     assert all(one.process.poll() is not None for one in broken)
 
 
 def test_nothing_calls_home(tmp_path):
-    own = environment(tmp_path / "home", tmp_path)
+    own = flower_environment(tmp_path / "home", tmp_path)
     assert own["FLWR_TELEMETRY_ENABLED"] == "0"
     assert own["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert own["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
@@ -54,32 +54,32 @@ def test_nothing_calls_home(tmp_path):
 
 def test_one_server_at_a_time(tmp_path):
     folder = tmp_path / "server" / "run"
-    assert not somebody_is_there(tmp_path / "run")
+    assert not RunLock(tmp_path / "run").is_held()
     code = (
-        "import sys, pathlib\nfrom fedrema.deploy.presence import present\n"
-        "with present(pathlib.Path(sys.argv[1])):\n    print('in', flush=True)\n    sys.stdin.read()\n"
+        "import sys, pathlib\nfrom fedrema.deploy.run_state import locked_run\n"
+        "with locked_run(pathlib.Path(sys.argv[1])):\n    print('in', flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout.readline() == b"in\n"
-        assert somebody_is_there(folder)
-        with pytest.raises(BadInput, match=rf"is in use by process {other.pid} on "), present(folder):
+        assert RunLock(folder).is_held()
+        with pytest.raises(BadInput, match=rf"is in use by process {other.pid} on "), locked_run(folder):
             raise AssertionError
         other.kill()
-    assert not somebody_is_there(folder)  # a killed one leaves no trace
+    assert not RunLock(folder).is_held()  # a killed one leaves no trace
 
 
 def test_why_it_ended_is_left_beside_the_folder(tmp_path):
     folder = tmp_path / "run"
-    with pytest.raises(BadInput), present(folder):
+    with pytest.raises(BadInput), locked_run(folder):
         raise BadInput("too few")
-    assert reason(folder) == "too few"
-    assert "too few" in beside(folder, "log").read_text()
-    with pytest.raises(ZeroDivisionError), present(folder):
+    assert stop_reason(folder) == "too few"
+    assert "too few" in log_file(folder).read_text()
+    with pytest.raises(ZeroDivisionError), locked_run(folder):
         print(1 / 0)
-    assert reason(folder) == ""  # a bug is not a reason to give up; it is in the log
-    assert "ZeroDivisionError" in beside(folder, "log").read_text()
+    assert stop_reason(folder) == ""  # a bug is not a reason to give up; it is in the log
+    assert "ZeroDivisionError" in log_file(folder).read_text()
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_the_gate(path, port, reached):
     async def send(message):
         said.append(message)
 
-    asyncio.run(gated(app, 9093)({"type": "http", "path": path, "server": ("10.0.0.7", port)}, None, send))
+    asyncio.run(restricted(app, 9093)({"type": "http", "path": path, "server": ("10.0.0.7", port)}, None, send))
     assert heard == ([path] if reached else [])
     assert (said[0]["status"] if said else None) == (None if reached else 404)
