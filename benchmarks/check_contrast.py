@@ -46,7 +46,7 @@ def main(quick: bool) -> None:
         for played in simulator.play(state):
             length, supervised, contrasted = norms(simulator, state, state.round + 1)
             print(
-                f"µ = {mu:g} after round {state.round}: training loss {played.record['loss']:.2f}, ‖h‖ {length:.2f},"
+                f"µ = {mu:g} after round {state.round}: training loss {played.record.loss:.2f}, ‖h‖ {length:.2f},"
                 f" gradient of the cross-entropy {supervised:.2f}, of the contrast {contrasted:.2f}, times 5"
                 f" {5 * contrasted:.2f}"
             )

@@ -65,7 +65,7 @@ def ours(method: str, file: Path, folder: Path, nodes: int, rounds: int) -> dict
     client.query()(flower_client_app.identify)
     run_simulation(server, client, nodes, backend_config={"client_resources": {"num_cpus": 1}})
     records = Run(folder).rounds
-    seconds = [sum(record["seconds"].values()) for record in records[1:]]
+    seconds = [sum(record.seconds.values()) for record in records[1:]]
     up, down = (np.median([record[way] for record in records[1:]]) / nodes for way in ("bytes_up", "bytes_down"))
     return {"seconds": float(np.median(seconds)), "up": up, "down": down, "accuracy": records[-1]["accuracy"]}
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from fedrema.page.browser import chromium
 from fedrema.page.render import write_page
 from fedrema.runs.directory import RunDirectory
-from fedrema.simulation.scoring import summarise
+from fedrema.simulation.records import PRIMARY, MetricRecord, RoundRecord
 
 MOST_BYTES = 20e6
 MOST_SECONDS = 3.0
@@ -39,29 +40,27 @@ def write_run(path: Path, rounds: int, clients: int, finished: bool) -> None:
     for number in range(1, rounds + 1):
         accuracy = np.clip(1 - talent / (1 + number / 40) + generator.normal(0, 0.01, clients), 0, 1)
         critical = number < rounds // 20
-        record = {
-            "round": number,
-            "participants": list(range(clients)),
-            "dropped": [],
-            "loss": float(1 / number),
-            "client_loss": (talent / number).tolist(),
-            "bytes_up": 1000 * clients,
-            "bytes_down": 1000 * clients,
-            "trained_accuracy": float(accuracy.mean()),
-            "trained_client_accuracy": accuracy.tolist(),
-            "trace": {
+        mean, worst = float(accuracy.mean()), float(np.sort(accuracy)[: clients // 10].mean())
+        metrics = {PRIMARY: MetricRecord(mean, (mean, mean), worst, accuracy.tolist())}
+        record = RoundRecord(
+            number,
+            list(range(clients)),
+            loss=float(1 / number),
+            client_loss=(talent / number).tolist(),
+            metrics=metrics,
+            trained=metrics,
+            trace={
                 "critical": critical,
                 "set_sizes": generator.integers(2, 90, clients).tolist(),
                 **({"mean_gap": 1 / number, "gap_ratio": 1 / number} if critical else {}),
             },
-            "accuracy": float(accuracy.mean()),
-            "half_accuracy": [float(accuracy.mean())] * 2,
-            "worst_tenth": float(np.sort(accuracy)[: clients // 10].mean()),
-            "client_accuracy": accuracy.tolist(),
-            "seconds": {"train": 1.0, "aggregate": 0.2, "evaluate": 0.3, "other": 0.0},
-        }
+            bytes_up=1000 * clients,
+            bytes_down=1000 * clients,
+            seconds={"train": 1.0, "aggregate": 0.2, "evaluate": 0.3, "other": 0.0},
+        )
         directory.append(record)
-        records.append({name: value for name, value in record.items() if not isinstance(value, list) or len(value) < 3})
+        brief = {PRIMARY: MetricRecord(mean, (mean, mean), worst)}
+        records.append(replace(record, participants=[], client_loss=[], metrics=brief, trained=brief, trace={}))
     group = np.arange(clients) * 10 // clients
     alike = np.where(group[:, None] == group, 0.9, 0.2).astype(np.float32)
     kept = {
@@ -74,7 +73,7 @@ def write_run(path: Path, rounds: int, clients: int, finished: bool) -> None:
     }
     directory.write_relations(kept)
     if finished:
-        directory.write_json(directory.summary_file, summarise(records))
+        directory.write_summary(records, len(kept))
 
 
 def first_paint(address: str) -> dict[str, float]:

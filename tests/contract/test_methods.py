@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-import json
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -24,6 +24,7 @@ from fedrema.methods.fedselect import FedSelect
 from fedrema.methods.fedvf import FedVF
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.models.networks import Network, build_net
+from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.simulator import Simulator
 from tests.conftest import make_federation
 from tests.quick import quick
@@ -175,7 +176,7 @@ def test_an_absent_client_keeps_its_private_state_and_is_scored_with_the_shared_
         if not name.startswith("common/"):
             assert torch.equal(before[name][absent], after[name][absent]), name
     moment = played.moment(state.round)
-    assert record["client_accuracy"] == played.score(state, moment)["client_accuracy"]
+    assert record["client_accuracy"] == played.score(state, moment).metrics["accuracy"].clients
 
 
 def watch_aggregate(method, monkeypatch) -> list[bool]:
@@ -271,7 +272,8 @@ def test_other_conventions_of_scoring_change_nothing_else(method, federation):
     for name, other in method.beside().items():
         alone, alone_records = play(other, federation)
         assert all(differences(*pair) == 0 for pair in zip(models(state, 4), models(alone, 4), strict=True))
-        assert [record["beside"][name] for record in records] == [record["accuracy"] for record in alone_records]
+        beside = [record.alternatives[name]["accuracy"] for record in records]
+        assert beside == [record.accuracy for record in alone_records]
 
 
 def test_a_single_client_can_train(method):
@@ -290,7 +292,7 @@ def test_everything_is_documented(method):
 
 def test_records_can_be_written(method):
     _, records, _ = straight(method)
-    assert json.loads(json.dumps(records)) == records
+    assert msgspec.json.decode(msgspec.json.encode(records), type=list[RoundRecord]) == records
 
 
 def test_relations_are_kept_for_any_method(method, federation):

@@ -14,7 +14,7 @@ from fedrema.cli import main
 from fedrema.deploy.flower_superlink import restricted
 from fedrema.deploy.folder import ServerFolder
 from fedrema.deploy.run_state import locked_run, log_file, stop_reason
-from fedrema.deploy.services import flower_environment
+from fedrema.deploy.services import ServerService, flower_environment
 from fedrema.errors import BadInput
 from fedrema.runs.lock import RunLock
 

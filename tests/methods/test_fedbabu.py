@@ -168,8 +168,8 @@ def test_the_accuracy_without_fine_tuning_stands_beside(backend):
     state, bare = tuning.start(), plain.start()
     differ = False
     for tuned, untuned in zip(tuning.play(state), plain.play(bare), strict=True):
-        assert "beside" not in untuned.record
-        assert tuned.record["beside"] == {"unadapted": untuned.record["accuracy"]}
+        assert not untuned.record.alternatives
+        assert tuned.record.alternatives == {"unadapted": {"accuracy": untuned.record.accuracy}}
         differ |= tuned.record["accuracy"] != untuned.record["accuracy"]
         each, together = accuracies(plain, [model_of(bare.params.row(row)) for row in range(4)])
         assert untuned.record["client_accuracy"] == pytest.approx(each)

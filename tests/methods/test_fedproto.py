@@ -109,8 +109,8 @@ def test_the_accuracy_beside_is_the_classifiers():
     _, by_prototype = play(FedProto(), local=barely)
     _, by_classifier = play(FedProto(predict_by="classifier"), local=barely)
     for one, other in zip(by_prototype, by_classifier, strict=True):
-        assert one["beside"] == {"classifier": other["accuracy"]}
-        assert "beside" not in other
+        assert one.alternatives == {"classifier": {"accuracy": other.accuracy}}
+        assert not other.alternatives
     assert [one["accuracy"] for one in by_prototype] != [other["accuracy"] for other in by_classifier]
 
 
@@ -165,7 +165,7 @@ def test_without_alignment_it_is_local_training(backend):
     for name, value in alone.params.own.items():
         assert torch.equal(found.params.own[name], value), name
     assert [one["loss"] for one in records] == [one["loss"] for one in expected]
-    assert [one["beside"]["classifier"] for one in records] == [one["accuracy"] for one in expected]
+    assert [one.alternatives["classifier"]["accuracy"] for one in records] == [one["accuracy"] for one in expected]
 
 
 def test_alignment_begins_in_the_second_round():

@@ -339,7 +339,7 @@ def test_clients_are_scored_after_plain_steps_on_a_copy(backend, steps):
     close(state.velocity, velocity, 0.0)
     unadapted = accuracies(played, [common] * 4)[1]
     assert unadapted != pytest.approx(together)
-    assert record["beside"] == {"unadapted": pytest.approx(unadapted)}
+    assert record.alternatives == {"unadapted": {"accuracy": pytest.approx(unadapted)}}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -365,10 +365,10 @@ def test_without_steps_the_global_model_is_scored_and_nothing_stands_beside(back
     played = simulator(PerFedAvg(adapt_steps=0), backend)
     state = played.start()
     record = played.play_round(state).record
-    assert "beside" not in record
+    assert not record.alternatives
     assert record["accuracy"] == pytest.approx(accuracies(played, [state.params.common] * 4)[1])
     adapting = simulator(PerFedAvg(), backend)
-    assert adapting.play_round(adapting.start()).record["beside"] == {"unadapted": record["accuracy"]}
+    assert adapting.play_round(adapting.start()).record.alternatives == {"unadapted": {"accuracy": record.accuracy}}
 
 
 def test_the_outer_rate_follows_the_schedule_and_the_inner_one_does_not():

@@ -17,7 +17,7 @@ from fedrema.page.relations import Stacks, neighbours, relations_part
 from fedrema.page.render import as_text, page, write_page
 from fedrema.reporting.plots import STROKES
 from fedrema.runs.directory import RunDirectory
-from tests.reporting.folders import write_run, write_two_groups
+from tests.reporting.folders import round_record, write_run, write_two_groups
 
 
 def unpacked(found):
@@ -105,7 +105,7 @@ def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
     federation = {"fingerprint": "f", "names": names, "classes": 2, "info": {}}
     settings = {"seed": 0, "rounds": 2}
     directory.create({"method": "fedrema", "settings": settings, "identity": "0", "federation": federation})
-    directory.append({"round": 1})
+    directory.append(round_record(1))
     alike = np.where(group[:, None] == group, 0.9, 0.1).astype(np.float32)
     np.fill_diagonal(alike, 1)
     chosen = (alike > 0.5).astype(np.float32)

@@ -6,7 +6,7 @@ import pytest
 from fedrema.errors import BadInput
 from fedrema.page.reading import RecordsFile, ThinnedRun, thinned_notes
 from fedrema.runs.records import RecordChain
-from tests.reporting.folders import write_run
+from tests.reporting.folders import round_record, write_run
 
 
 def file_of(path, **options):
@@ -15,7 +15,7 @@ def file_of(path, **options):
 
 def lines(first, last):
     chain = RecordChain(None, "a run")
-    sealed = [chain.seal({"round": number, "client_accuracy": [0.5, None]}) for number in range(1, last)]
+    sealed = [chain.seal(round_record(number, 0.5, [0.5, None])) for number in range(1, last)]
     return b"".join(sealed[first - 1 :])
 
 
@@ -123,7 +123,7 @@ def test_a_run_notices_what_is_new(tmp_path):
     run = ThinnedRun(tmp_path / "going")
     run.refresh()
     assert not run.refresh()
-    run.directory.append({"round": 4, "accuracy": 0.9})
+    run.directory.append(round_record(4, 0.9))
     assert run.refresh()
     assert run.rounds[-1]["accuracy"] == 0.9
     run.directory.write_json(run.directory.summary_file, {"rounds": 4, "best_accuracy": 0.9})

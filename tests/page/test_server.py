@@ -20,7 +20,8 @@ from fedrema.page.reading import ThinnedRun
 from fedrema.page.server import LOOPBACK, _events, names_of, watching_app
 from fedrema.page.status import status_of
 from fedrema.runs.lock import WRITER_FILE, RunLock, Writer
-from tests.reporting.folders import write_run
+from fedrema.simulation.records import NodeReports
+from tests.reporting.folders import round_record, write_run
 
 
 def ask(folder, path, method="GET", **more):
@@ -105,7 +106,7 @@ def test_new_rounds_matrices_and_ends_are_noticed(tmp_path):
     before = dict(followed.versions)
     followed.look()
     assert followed.versions == before
-    run.directory.append({"round": 4, "accuracy": 0.85, "client_accuracy": [0.8, 0.9]})
+    run.directory.append(round_record(4, 0.85, [0.8, 0.9]))
     followed.look()
     assert followed.versions == {
         "main": before["main"] + 1,
@@ -128,7 +129,7 @@ def test_parts_that_take_long_are_made_less_often(tmp_path):
     followed = Followed(tmp_path)
     followed.look()
     followed.cost["people"] = 100.0
-    run.directory.append({"round": 4})
+    run.directory.append(round_record(4))
     followed.look()
     assert (followed.versions["main"], followed.versions["people"]) == (2, 1)
     followed.cost["people"] = 0.0
@@ -147,7 +148,7 @@ def test_events_say_what_has_changed(tmp_path):
             nonlocal looks
             looks += 1
             if looks == 3:
-                run.directory.append({"round": 4, "accuracy": 0.9})
+                run.directory.append(round_record(4, 0.9))
             return looks > 3
 
         return [line async for line in _events(followed, gone)]
@@ -208,7 +209,7 @@ def test_on_another_machine_news_tell_whether_it_goes_on(tmp_path):
 
 def test_time_left_and_who_is_missing(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=7)
-    run.directory.append({"round": 4, "participants": [], "dropped": [0], "rejected": {"south": "it is late"}})
+    run.directory.append(round_record(4, dropped=[0], nodes=NodeReports({"south": "it is late"})))
     me = psutil.Process()
     written = run.directory.rounds_file.stat().st_mtime
     note = {"host": socket.gethostname(), "process": me.pid, "process_began": me.create_time()}
@@ -237,7 +238,7 @@ def test_the_command_serves_live_rounds_and_ends_quietly(tmp_path):
         with httpx.stream("GET", f"{address}events", timeout=30) as events:
             lines = (line for line in events.iter_lines() if line.startswith("data:"))
             assert json.loads(next(lines)[5:])["status"][0]["done"] == 3
-            run.directory.append({"round": 4, "accuracy": 0.9})
+            run.directory.append(round_record(4, 0.9))
             assert json.loads(next(lines)[5:])["status"][0]["done"] == 4
         server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0

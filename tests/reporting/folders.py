@@ -2,6 +2,7 @@
 
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
+from fedrema.simulation.records import PRIMARY, MetricRecord, MetricSummary, RoundRecord, Summary
 
 
 def write_run(
@@ -33,31 +34,37 @@ def write_run(
     directory.create(config)
     directory.keep_rounds(0)
     records = [
-        {
-            "round": place + 1,
-            "accuracy": accuracy,
-            "half_accuracy": [accuracy, accuracy],
-            "worst_tenth": accuracy - 0.1,
-            "client_accuracy": [accuracy, accuracy],
-            "trace": {"critical": critical[place]} if critical else {},
-            "seconds": {"train": 1.0, "evaluate": 0.5},
-        }
+        round_record(
+            place + 1,
+            accuracy,
+            worst_tenth=accuracy - 0.1,
+            trace={"critical": critical[place]} if critical else {},
+            seconds={"train": 1.0, "evaluate": 0.5},
+        )
         for place, accuracy in enumerate(accuracies)
     ]
     for record in records:
         directory.append(record)
     if ended:
-        summary = {
-            "rounds": len(records),
-            "best_accuracy": max(accuracies),
-            "honest_accuracy": honest,
-            "final_accuracy": accuracies[-1],
-            "worst_tenth": accuracies[-1] - 0.1,
-            "seconds": {"train": 1.0 * len(records), "evaluate": 0.5 * len(records)},
-            **({"critical_rounds": sum(critical)} if critical else {}),
-        }
-        directory.write_json(directory.summary_file, summary)
+        best = max(accuracies)
+        metric = MetricSummary(best, accuracies.index(best) + 1, accuracies[-1], honest, accuracies[-1] - 0.1)
+        summary = Summary(
+            len(records),
+            {PRIMARY: metric},
+            period_rounds={"critical": sum(critical)} if critical else {},
+            seconds={"train": 1.0 * len(records), "evaluate": 0.5 * len(records)},
+        )
+        directory.write_json(directory.summary_file, summary.as_json())
     return Run(path)
+
+
+def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) -> RoundRecord:
+    """Return the record of a round in which both clients have this accuracy; None: not evaluated."""
+    metrics = {}
+    if accuracy is not None:
+        each = [accuracy, accuracy] if clients is None else clients
+        metrics[PRIMARY] = MetricRecord(accuracy, (accuracy, accuracy), worst_tenth, each)
+    return RoundRecord(number, metrics=metrics, **more)
 
 
 def replace_records(run, records) -> None:

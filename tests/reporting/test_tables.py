@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -226,7 +227,9 @@ def test_variants_have_the_papers_titles_and_are_told_apart_only_where_these_do_
 
 def test_other_conventions_of_scoring_are_told_below_the_table(tmp_path):
     run = write_run(tmp_path / "a", "fedbabu", ended=False)
-    records = [{**record, "beside": {"unadapted": record["accuracy"] - 0.2}} for record in run.rounds]
+    records = [
+        replace(record, alternatives={"unadapted": {"accuracy": record.accuracy - 0.2}}) for record in run.rounds
+    ]
     replace_records(run, records)
     text = comparison_markdown([Run(run.path), write_run(tmp_path / "b")])
     # Accuracies 30, 50, 60: best 60, mean of all three 46.7.

@@ -6,6 +6,7 @@ import json
 import shutil
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fedrema
@@ -25,7 +26,7 @@ def killed_in(number: int) -> Callable[[object], None]:
     """Return a watcher that breaks a run off after a round."""
 
     def watch(played: object) -> None:
-        if played.record["round"] == number:  # type: ignore[attr-defined]
+        if played.record.round == number:  # type: ignore[attr-defined]
             raise Killed
 
     return watch
@@ -77,7 +78,7 @@ def command(*arguments: object) -> tuple[int, str, str]:
 def timeless(folder: Path) -> object:
     """Return what a run came to, without what depends on the clock."""
     run = fedrema.load(folder)
-    records = [{name: value for name, value in record.items() if name != "seconds"} for record in run.rounds]
+    records = [replace(record, seconds={}) for record in run.rounds]
     summary = {name: value for name, value in run.summary.items() if name != "seconds"}
     params = {name: value.numpy().tobytes() for name, value in run.state().params.own.items()}
     matrices = {

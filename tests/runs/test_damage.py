@@ -1,5 +1,6 @@
 """Damaged runs: every file × every kind of damage × every command that reads runs."""
 
+import dataclasses
 import json
 import shutil
 
@@ -141,7 +142,7 @@ REMEDY = "restore it from a backup, or run again in another folder."
 def test_one_bad_character_in_a_record_is_refused_by_file_and_line(stopped, capsys, command_name):
     text = stopped.rounds_file.read_text()
     second = text.splitlines()[1]
-    stopped.rounds_file.write_text(text.replace(second, second.replace('"loss": 2', '"loss": 3')))
+    stopped.rounds_file.write_text(text.replace(second, second.replace('"loss":2', '"loss":3')))
     before = contents(stopped.path)
     sentence = f"{stopped.rounds_file} line 2 was altered or damaged since fedrema wrote it: {REMEDY}\n"
     assert refused(capsys, command_name, stopped.path) == f"fedrema: {sentence}"
@@ -274,4 +275,5 @@ def test_watch_shows_the_others_and_says_which_run_is_damaged(runs, tmp_path):
 def test_what_is_read_holds_no_checksums(runs):
     run = fedrema.load(runs / "finished")
     assert not any("checksum" in found for found in (run.config, run.summary, *run.rounds))
-    assert set(json.loads((run.path / "rounds.jsonl").read_text().splitlines()[0])) == {*run.rounds[0], "checksum"}
+    names = {field.name for field in dataclasses.fields(run.rounds[0])}
+    assert set(json.loads((run.path / "rounds.jsonl").read_text().splitlines()[0])) == {*names, "checksum"}

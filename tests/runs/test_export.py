@@ -3,7 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -258,9 +258,9 @@ def test_a_network_given_in_python(tmp_path):
 
 
 def test_before_the_first_score_and_with_a_damaged_config(run):
-    records = [{name: value for name, value in run.rounds[0].items() if name != "client_accuracy"}]
+    records = [replace(run.rounds[0], metrics={})]
     replace_records(run, records)
-    run.directory.write_json(run.directory.summary_file, run.summary | {"rounds": 1})
+    run.directory.write_summary(records)
     (file, *_) = export_models(Run(run.path))
     index = json.loads((file.parent / "index.json").read_text())
     assert (index["accuracy_round"], index["clients"][0]["accuracy"]) == (None, None)

@@ -1,16 +1,19 @@
 """Accuracies counted by hand."""
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 import torch
 
-from fedrema.simulation.scoring import accuracy_record, share, summarise, tally
+from fedrema.simulation.records import MetricRecord, RoundRecord, Summary, metric_record, ratio, summarise
+from fedrema.simulation.scoring import concatenate_counts, count_correct
 
 
 def test_every_second_sample_makes_a_half():
     predicted = torch.tensor([[1, 1, 0, 2, 2], [0, 3, 1, -1, -1], [-1, -1, -1, -1, -1]])
     truth = torch.tensor([[1, 0, 0, 2, 1], [0, 3, 0, 0, 0], [0, 0, 0, 0, 0]])
-    correct, asked = tally(predicted, truth)
+    correct, asked = count_correct(predicted, truth)
     # client 0: places 0, 2, 4 → right, right, wrong; places 1, 3 → wrong, right
     # client 1: places 0, 2 → right, wrong; place 1 → right; client 2 has no samples
     assert correct.tolist() == [[2, 1], [1, 1], [0, 0]]
@@ -18,24 +21,31 @@ def test_every_second_sample_makes_a_half():
 
 
 def test_padding_is_never_right():
-    correct, asked = tally(torch.tensor([[-1, 0]]), torch.tensor([[-1, 0]]))
+    correct, asked = count_correct(torch.tensor([[-1, 0]]), torch.tensor([[-1, 0]]))
     assert correct.tolist() == [[0, 1]]
     assert asked.tolist() == [[0, 1]]
 
 
 def test_nothing_asked_is_no_accuracy():
-    assert share(0, 0) is None
-    assert share(np.int64(1), np.int64(4)) == 0.25
+    assert ratio(0, 0) is None
+    assert ratio(np.int64(1), np.int64(4)) == 0.25
+
+
+def test_counts_of_groups_of_clients_become_one():
+    first, second = (np.array([[1, 0]]), np.array([[2, 2]])), (np.array([[0, 1]]), np.array([[1, 1]]))
+    correct, asked = concatenate_counts([first, second])
+    assert correct.tolist() == [[1, 0], [0, 1]]
+    assert asked.tolist() == [[2, 2], [1, 1]]
 
 
 def test_a_round_counts_samples_and_not_clients():
     correct, asked = np.array([[2, 1], [1, 1], [0, 0]]), np.array([[3, 2], [2, 1], [0, 0]])
-    record = accuracy_record(correct, asked, clients=[3, 1, 0], everyone=5)
-    assert record["accuracy"] == pytest.approx(5 / 8)
-    assert record["half_accuracy"] == pytest.approx([3 / 5, 2 / 3])
+    record = metric_record(correct, asked, rows=[3, 1, 0], clients=5)
+    assert record.value == pytest.approx(5 / 8)
+    assert record.halves == pytest.approx((3 / 5, 2 / 3))
     # Client 0 has no test samples, clients 2 and 4 are not there.
-    assert record["client_accuracy"] == [None, pytest.approx(2 / 3), None, pytest.approx(3 / 5), None]
-    assert record["worst_tenth"] == pytest.approx(3 / 5)
+    assert record.clients == [None, pytest.approx(2 / 3), None, pytest.approx(3 / 5), None]
+    assert record.worst_tenth == pytest.approx(3 / 5)
 
 
 @pytest.mark.parametrize(
@@ -45,25 +55,21 @@ def test_a_round_counts_samples_and_not_clients():
 def test_the_worst_tenth_is_rounded_up(clients, worst):
     # Client k answers k of 30 questions right, from the best to the worst.
     right = np.arange(clients)[::-1]
-    record = accuracy_record(
-        np.stack([right, 0 * right], 1), np.full((clients, 2), 15), list(range(clients)), everyone=clients
-    )
-    assert record["worst_tenth"] == pytest.approx(worst / 30)
+    record = metric_record(np.stack([right, 0 * right], 1), np.full((clients, 2), 15), range(clients), clients)
+    assert record.worst_tenth == pytest.approx(worst / 30)
 
 
 def test_without_any_test_sample_there_is_no_accuracy():
-    record = accuracy_record(np.zeros((2, 2), int), np.zeros((2, 2), int), [0, 1], 2)
-    assert record == {
-        "accuracy": None, "half_accuracy": [None, None], "worst_tenth": None, "client_accuracy": [None, None],
-    }  # fmt: skip
+    record = metric_record(np.zeros((2, 2), int), np.zeros((2, 2), int), [0, 1], 2)
+    assert record == MetricRecord(None, (None, None), None, [None, None])
 
 
-def a_round(number, accuracy=None, halves=None, worst=None, **more):
-    record = {"round": number, "seconds": {"train": 1.0, "evaluate": 0.25}, **more}
+def a_round(number, accuracy=None, halves=None, trained=None, **more):
+    metrics = {}
     if accuracy is not None:
-        record |= {"accuracy": accuracy, "half_accuracy": halves or [accuracy, accuracy]}
-        record["worst_tenth"] = accuracy / 2 if worst is None else worst
-    return record
+        metrics["accuracy"] = MetricRecord(accuracy, tuple(halves or (accuracy, accuracy)), accuracy / 2)
+    more["trained"] = {} if trained is None else {"accuracy": MetricRecord(trained)}
+    return RoundRecord(number, metrics=metrics, seconds={"train": 1.0, "evaluate": 0.25}, **more)
 
 
 def test_the_honest_figure_is_chosen_on_one_half_and_scored_on_the_other():
@@ -93,7 +99,7 @@ def test_rounds_with_an_empty_half_choose_nothing():
 
 def test_the_final_figure_is_the_mean_of_the_last_five_scored_rounds():
     # Rounds 2, 4, … are not scored: the last five scored are 5, 7, 9, 11, 13.
-    rounds = [a_round(n, n / 100 if n % 2 else None, trained_accuracy=n / 50 if n % 2 else None) for n in range(1, 15)]
+    rounds = [a_round(n, n / 100 if n % 2 else None, trained=n / 50 if n % 2 else None) for n in range(1, 15)]
     summary = summarise(rounds)
     assert summary["rounds"] == 14
     assert summary["final_accuracy"] == pytest.approx(0.09)
@@ -116,16 +122,49 @@ def test_seconds_bytes_and_critical_rounds_add_up_and_rounds_without_anyone_cost
         a_round(3, 0.2, bytes_up=5, bytes_down=7, trace={"critical": True}),
         a_round(4, 0.2, bytes_up=1, bytes_down=1, trace={"critical": False}),
     ]
-    summary = summarise(rounds)
+    summary = summarise(rounds, period="critical")
     assert summary["seconds"] == {"train": 4.0, "evaluate": 1.0}
     assert summary["bytes_up"] == 16
     assert summary["bytes_down"] == 38
     assert summary["critical_rounds"] == 2
+    assert "critical_rounds" not in summarise(rounds)  # of a method that declares no period
+
+
+def test_other_ways_of_scoring_are_summarised_beside_the_metric():
+    rounds = [a_round(n, n / 10, alternatives={"unadapted": {"accuracy": n / 20}}) for n in (1, 3, 2)]
+    summary = summarise(rounds)
+    assert summary["best_unadapted_accuracy"] == pytest.approx(0.15)
+    assert summary["final_unadapted_accuracy"] == pytest.approx(0.1)
+
+
+def test_a_summary_is_read_back_as_it_was_written():
+    trace = {"critical": True}
+    rounds = [
+        a_round(n, n / 10, trained=n / 20, alternatives={"unadapted": {"accuracy": n / 30}}, bytes_up=n, trace=trace)
+        for n in (1, 2)
+    ]
+    for records in (rounds, rounds[:1], [a_round(1)], []):
+        summary = summarise(records, period="critical")
+        content = summary.as_json()
+        assert content == summary
+        assert Summary.from_json(content).as_json() == content
+        assert asdict(Summary.from_json(content)) == asdict(summary)
+
+
+def test_quantities_of_a_round_are_found_by_name():
+    record = a_round(3, 0.5, trained=0.4, trace={"mean_gap": 0.1}, loss=1.5)
+    names = ("round", "accuracy", "worst_tenth", "trained_accuracy", "mean_gap", "loss", "nonsense")
+    assert [record.quantity(name) for name in names] == [3, 0.5, 0.25, 0.4, 0.1, 1.5, None]
+    assert record["accuracy"] == 0.5
+    assert record["client_accuracy"] == []
+    with pytest.raises(KeyError):
+        record["nonsense"]
+    assert "accuracy" not in a_round(4)
 
 
 def test_no_rounds_and_rounds_without_scores_have_no_accuracy():
     assert summarise([]) == {"rounds": 0, "seconds": {}, "bytes_up": 0, "bytes_down": 0}
-    unscored = {"accuracy": None, "half_accuracy": [None, None], "worst_tenth": None}
-    summary = summarise([a_round(1), {**a_round(2), **unscored}])
+    unscored = RoundRecord(2, metrics={"accuracy": MetricRecord(None)}, seconds={"train": 1.0, "evaluate": 0.25})
+    summary = summarise([a_round(1), unscored])
     assert summary["rounds"] == 2
     assert not any("accuracy" in name for name in summary)

@@ -182,7 +182,7 @@ def _play(
             run = execute(placed, federation, watch=watch)
         except Interrupted:
             raise KeyboardInterrupt from None
-        return [record["seconds"] for record in run.rounds[warm_up:]], walls[warm_up:]
+        return [record.seconds for record in run.rounds[warm_up:]], walls[warm_up:]
 
 
 def _textbook_row(workload: Workload, textbook: Textbook) -> Row:

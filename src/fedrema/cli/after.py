@@ -108,7 +108,7 @@ def _written(asked: Compare, runs: list[Run], form: Format) -> str:
 
 
 def _draw(asked: Compare, runs: list[Run]) -> str:
-    if asked.plot is None and not any(record.get("accuracy") is not None for run in runs for record in run.rounds):
+    if asked.plot is None and not any(record.accuracy is not None for run in runs for record in run.rounds):
         return "Curves: none yet, no round has been scored."
     path = asked.plot or common_folder(asked.dirs) / "curves.png"
     draw_curves(runs, path)

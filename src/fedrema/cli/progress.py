@@ -63,13 +63,13 @@ class Watch:
     def __call__(self, played: Round) -> None:
         """Show a round."""
         record = played.record
-        if record.get("accuracy") is not None:
-            self.accuracy = f"accuracy {record['accuracy']:6.1%}"
-        critical = record.get("trace", {}).get("critical")
+        if record.accuracy is not None:
+            self.accuracy = f"accuracy {record.accuracy:6.1%}"
+        critical = record.trace.get("critical")
         period = "" if critical is None else "  critical" if critical else "  by history"
-        self.progress.update(self.task, completed=record["round"], state=f"{self.accuracy}{period}")
+        self.progress.update(self.task, completed=record.round, state=f"{self.accuracy}{period}")
         if self.lines and time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
             self.written = time.monotonic()
             task = self.progress.tasks[self.task]
-            done = f"round {record['round']}/{int(task.total or 0)}"
+            done = f"round {record.round}/{int(task.total or 0)}"
             print_safe(f"{task.description} {done} {self.accuracy}{period}", file=sys.stderr, flush=True)

@@ -122,7 +122,7 @@ class CentralServer:
         registry.norms.learn(number, bounded.norms_of(names), clipped)
         registry.admit(number, used)
         self.state.round = number
-        return self._record(number, used, answer, NodeReports(rejected, clipped))
+        return self._record(number, used, answer, rejected, clipped)
 
     def _aggregate_valid(
         self, names: list[str], replies: Mapping[str, Reply], number: int, suspects: list[str]
@@ -180,21 +180,26 @@ class CentralServer:
                 raise Diverged(f"Training diverged in round {number}: {name!r} of the server is not finite.")
         return answer
 
-    def _record(self, number: int, replies: Mapping[str, Reply], answer: Answer, nodes: NodeReports) -> RoundRecord:
+    def _record(
+        self,
+        number: int,
+        replies: Mapping[str, Reply],
+        answer: Answer,
+        rejected: dict[str, str],
+        clipped: dict[str, str],
+    ) -> RoundRecord:
         """Return the record of a round, without the metrics, which follow with the replies to the next."""
         losses = [reply.loss for reply in replies.values() if reply.loss is not None]
         trained = [reply.trained for reply in replies.values() if reply.trained is not None]
         correct, asked = sum(sum(score.correct) for score in trained), sum(sum(score.asked) for score in trained)
-        spent: dict[str, float | None] = {
-            name: reply.epsilon for name, reply in replies.items() if reply.epsilon is not None
-        }
+        epsilon = {name: reply.epsilon for name, reply in replies.items() if reply.epsilon is not None}
         return RoundRecord(
             number,
             [self.registry.row(name) for name in replies],
             loss=float(np.mean(losses)) if losses else None,
             trained={PRIMARY: MetricRecord(ratio(correct, asked))} if trained else {},
             trace=plain_trace(answer),
-            nodes=NodeReports(nodes.rejected, nodes.clipped, {**epsilon}),
+            nodes=NodeReports(rejected, clipped, {**epsilon}),
         )
 
     def _parts(self, name: str, reply: Reply) -> list[Part]:

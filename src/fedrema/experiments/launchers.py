@@ -107,7 +107,7 @@ def telling(report: Report) -> Callable[[Settings], Watcher]:
             if time.monotonic() - told >= SECONDS_BETWEEN_ROUNDS:
                 told = time.monotonic()
                 record, seed = played.record, settings.simulation.seed
-                report(Event("round", seed=seed, round=record["round"], accuracy=record.get("accuracy")))
+                report(Event("round", seed=seed, round=record.round, accuracy=record.accuracy))
 
         return watch
 

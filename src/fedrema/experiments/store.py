@@ -123,16 +123,16 @@ class Store:
         `inputs` are the digests that its name is made of; default: what the run itself recorded.
         """
         recorded: Inputs = run.config.get("inputs", {})
-        curves = {"round": [record["round"] for record in run.rounds]}
+        curves = {"round": [record.round for record in run.rounds]}
         for name in CURVES:
-            values = [record.get(name, record.get("trace", {}).get(name)) for record in run.rounds]
+            values = [record.quantity(name) for record in run.rounds]
             if any(value is not None for value in values):
                 curves[name] = [_brief(value) for value in values]
         content = {
             "format": FORMAT,
             "method": run.method,
             "settings": {name: value for name, value in run.settings.items() if name not in ("out", "data-dir")},
-            "summary": run.summary,
+            "summary": run.summary.as_json(),
             "curves": curves,
             "clients": _clients(run),
             "relations": _relations(run),
@@ -194,7 +194,7 @@ def _brief(value: Any, digits: int = 5) -> Any:
 
 
 def _clients(run: Run) -> dict[str, list[Any]]:
-    last = [record["client_accuracy"] for record in run.rounds if record.get("client_accuracy")][-5:]
+    last = [clients for record in run.rounds if (clients := record.client_accuracy)][-5:]
     columns = [[value for value in column if value is not None] for column in zip(*last, strict=True)]
     groups = true_groups(run.settings, len(run.names))
     return {

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedrema.page.encode import packed
 from fedrema.page.reading import ThinnedRun
+from fedrema.simulation.records import RoundRecord
 
 CELLS = 750_000
 """Rounds × clients of all runs together: about eight bytes each."""
@@ -21,24 +22,24 @@ def people_part(runs: Sequence[ThinnedRun]) -> dict[str, Any]:
 def _people(run: ThinnedRun, most: int) -> dict[str, Any]:
     clients = len(run.names)
     records = evenly(run.rounds, most)
-    found: dict[str, Any] = {"rounds": [record["round"] for record in records], "labels": _labels(run, clients)}
+    found: dict[str, Any] = {"rounds": [record.round for record in records], "labels": _labels(run, clients)}
     if records and len(records) < len(run.rounds):
         found["note"] = f"Single clients are drawn in {len(records)} of these rounds."
     if not records:
         return found
     everyone = range(clients)
-    curves: dict[str, Callable[[dict[str, Any]], np.ndarray]] = {
-        "accuracy": lambda record: spread(record.get("client_accuracy"), everyone, clients),
-        "trained": lambda record: spread(record.get("trained_client_accuracy"), record.get("participants"), clients),
-        "loss": lambda record: spread(record.get("client_loss"), record.get("participants"), clients),
-        "chosen": lambda record: spread(record.get("trace", {}).get("set_sizes"), record.get("participants"), clients),
+    curves: dict[str, Callable[[RoundRecord], np.ndarray]] = {
+        "accuracy": lambda record: spread(record.quantity("client_accuracy"), everyone, clients),
+        "trained": lambda record: spread(record.quantity("trained_client_accuracy"), record.participants, clients),
+        "loss": lambda record: spread(record.client_loss, record.participants, clients),
+        "chosen": lambda record: spread(record.trace.get("set_sizes"), record.participants, clients),
         "there": lambda record: _there(record, run.names),
     }
     for name, row in curves.items():
         stack = np.stack([row(record) for record in records])
         if not np.isnan(stack).all():
             found[name] = packed(stack, 1.0 if name in ("accuracy", "trained") else None)
-    final = np.array([spread(record.get("client_accuracy"), everyone, clients) for record in run.rounds])
+    final = np.array([spread(record.quantity("client_accuracy"), everyone, clients) for record in run.rounds])
     scored = final[~np.isnan(final).all(axis=1)][-5:]
     if len(scored):
         known = (~np.isnan(scored)).sum(axis=0)
@@ -70,13 +71,13 @@ def spread(values: Any, rows: Any, clients: int) -> np.ndarray:
     return everyone
 
 
-def _there(record: dict[str, Any], names: Sequence[str]) -> np.ndarray:
+def _there(record: RoundRecord, names: Sequence[str]) -> np.ndarray:
     """Return who took part: 2; who failed on the way: 1; who was absent: 0."""
     present = np.zeros(len(names))
-    for name, value in (("dropped", 1), ("participants", 2)):
-        rows = np.asarray(record.get(name, []), int)
+    for found, value in ((record.dropped, 1), (record.participants, 2)):
+        rows = np.asarray(found, int)
         present[rows[rows < len(names)]] = value
-    for name in record.get("rejected", {}):
+    for name in record.rejected:
         if name in names:
             present[list(names).index(name)] = 1
     return present

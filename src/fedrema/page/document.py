@@ -1,6 +1,6 @@
 """The page's document: everything that it shows, as plain data, in three parts that grow at different speeds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def _curve(group: Group, look: Look, quantity: str) -> dict[str, Any] | None:
 
 
 def _run(run: ThinnedRun, group: int) -> dict[str, Any]:
-    traces = [(record["round"], record.get("trace", {})) for record in run.rounds]
+    traces = [(record.round, record.trace) for record in run.rounds]
     scalars = {name: _series(traces, name) for name in SCALARS}
     federation = run.config["federation"]
     return {
@@ -135,7 +135,7 @@ def _groups(run: ThinnedRun) -> list[int] | None:
     return true_groups(run.settings, len(run.names)) if dealt else None
 
 
-def _series(traces: Sequence[tuple[int, dict[str, Any]]], name: str) -> dict[str, Any]:
+def _series(traces: Sequence[tuple[int, Mapping[str, Any]]], name: str) -> dict[str, Any]:
     known = [(number, trace[name]) for number, trace in traces if isinstance(trace.get(name), (int, float, bool))]
     return {"rounds": [number for number, _ in known], "values": [value for _, value in known]}
 

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from fedrema.errors import BadInput
-from fedrema.runs.checksums import CHECKSUM, REMEDY
+from fedrema.runs.checksums import REMEDY
 from fedrema.runs.records import RecordChain
 from fedrema.runs.run import Run
-from fedrema.simulation.scoring import summarise
+from fedrema.simulation.records import MetricRecord, RoundRecord, Summary
 
 KEPT_ROUNDS = 400
 """Rounds that a picture can show; more would lie on the same pixels."""
 BUFFER = 2**20
-PER_CLIENT = ("client_accuracy", "trained_client_accuracy", "client_loss", "participants", "dropped")
 
 
 class RecordsFile:
@@ -36,7 +35,7 @@ class RecordsFile:
         """Where each line begins; the last one may not be whole yet."""
         self.chain = replace(self.beginning)
         self.node = 0
-        self.parsed: dict[int, dict[str, Any]] = {}
+        self.parsed: dict[int, RoundRecord] = {}
 
     @property
     def count(self) -> int:
@@ -87,7 +86,7 @@ class RecordsFile:
         except OSError as error:
             raise BadInput(f"{self.path} cannot be read: {error.strerror}; {REMEDY}.") from error
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[RoundRecord]:
         """Return the kept records."""
         stride, last = self.stride, self.count - 1
         wanted = [place for place in range(self.count) if (place + 1) % stride == 0 or place in (0, last)]
@@ -101,13 +100,26 @@ class RecordsFile:
         return [self.parsed[place] for place in wanted]
 
     def _parse(self, place: int, line: bytes) -> None:
-        record = replace(self.beginning, lines=place + 1).parse(line)
-        record.pop(CHECKSUM, None)
-        for name in PER_CLIENT:
-            if isinstance(record.get(name), list):  # a tenth of the room that Python's numbers take
-                kind = np.int64 if name in ("participants", "dropped") else np.float32
-                record[name] = np.array(record[name], kind)  # None becomes NaN
-        self.parsed[place] = record
+        self.parsed[place] = _compact(replace(self.beginning, lines=place + 1).parse(line))
+
+
+def _compact(record: RoundRecord) -> RoundRecord:
+    """Return a record with arrays for lists with one number per client: they take a tenth of the memory."""
+
+    def array(values: Any, kind: type[Any]) -> Any:
+        return np.array(values, kind)  # None becomes NaN
+
+    def metrics(found: dict[str, MetricRecord]) -> dict[str, MetricRecord]:
+        return {name: replace(metric, clients=array(metric.clients, np.float32)) for name, metric in found.items()}
+
+    return replace(
+        record,
+        participants=array(record.participants, np.int64),
+        dropped=array(record.dropped, np.int64),
+        client_loss=array(record.client_loss, np.float32),
+        metrics=metrics(record.metrics),
+        trained=metrics(record.trained),
+    )
 
 
 class ThinnedRun(Run):
@@ -120,18 +132,18 @@ class ThinnedRun(Run):
         self._grow()
 
     @cached_property
-    def rounds(self) -> list[dict[str, Any]]:
+    def rounds(self) -> list[RoundRecord]:
         """The kept records."""
         return self.file.records()
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """Headline numbers; of the kept rounds where the run has not ended."""
         found = self.directory.summary()
         if found is None:
-            found = summarise(self.rounds)
+            found = self.directory.summarise(self.rounds)
             if self.file.stride > 1:  # sums over some of the rounds would mislead
-                found = {name: value for name, value in found.items() if not name.startswith(("seconds", "bytes"))}
+                found = replace(found, seconds={}, bytes_up=0, bytes_down=0)
         return found
 
     def refresh(self) -> bool:

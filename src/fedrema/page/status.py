@@ -52,9 +52,9 @@ def _missing(run: ThinnedRun) -> dict[str, Any]:
     if not run.rounds:
         return {"absent": [], "failed": [], "absent_count": 0, "failed_count": 0}
     record, names = run.rounds[-1], run.names
-    there = {int(row) for row in record.get("participants", [])}
-    failed = {names[row]: "" for row in map(int, record.get("dropped", [])) if row < len(names)}
-    failed |= {str(name): str(why) for name, why in record.get("rejected", {}).items()}
+    there = {int(row) for row in record.participants}
+    failed = {names[row]: "" for row in map(int, record.dropped) if row < len(names)}
+    failed |= record.rejected
     absent = [name for row, name in enumerate(names) if row not in there and name not in failed]
     return {
         "absent": absent[:SHOWN_NAMES],

@@ -90,7 +90,7 @@ def group_curve(group: Group, look: Look, quantity: str) -> Curve | None:
 def _critical_end(group: Group) -> float | None:
     ends = []
     for run in group.counted:
-        critical = {record["round"]: record.get("trace", {}).get("critical") for record in run.rounds}
+        critical = {record.round: record.trace.get("critical") for record in run.rounds}
         known = {number: flag for number, flag in critical.items() if flag is not None}
         if not any(known.values()) or all(known.values()):
             return None

@@ -186,4 +186,4 @@ def _read(run: Run, quantity: str) -> float | None:
 
 
 def _last_round(run: Run) -> int:
-    return int(run.rounds[-1]["round"]) if run.rounds else 0
+    return run.rounds[-1].round if run.rounds else 0

@@ -201,7 +201,7 @@ def _beside(groups: Sequence[Group]) -> str:
     """Say how well methods do by their other conventions of scoring."""
     told = []
     for group in groups:
-        found = {name for run in group.counted for record in run.rounds[-1:] for name in record.get("beside", {})}
+        found = {name for run in group.counted for record in run.rounds[-1:] for name in record.alternatives}
         for name in sorted(found):
             best, final = (group.statistic(f"{kind}_{name}_accuracy") for kind in ("best", "final"))
             if best and final:

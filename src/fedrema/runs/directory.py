@@ -6,19 +6,22 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from fedrema.base.files import make_folder, sync, write_text, written_whole
+from fedrema.core.reports import Reports
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
-from fedrema.runs.checkpoint import RECORDED_RELATIONS, counted_on, read_checkpoint
+from fedrema.runs.checkpoint import counted_on, read_checkpoint
 from fedrema.runs.checksums import CHECKSUM, REMEDY, read_arrays, sealed, unsealed, write_arrays
 from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
 from fedrema.runs.records import RecordChain, read_lines
-from fedrema.simulation.scoring import summarise
+from fedrema.simulation.records import RoundRecord, Summary, summarise
 
 CONFIG_KEYS = {"method": str, "settings": dict, "identity": str, "federation": dict}
 """What every config.json has; a folder with another file of that name is not a run."""
@@ -178,21 +181,37 @@ class RunDirectory:
                 " which can be compared and shown but not resumed or exported; run it again with this version."
             )
 
-    def summary(self) -> dict[str, Any] | None:
-        """Return summary.json; None while the run has not ended."""
+    def summary(self) -> Summary | None:
+        """Return summary.json; None while the run has not finished."""
         if not self.finished():
             return None
-        return self.read_json(self.summary_file, f"fedrema resume {self.path} writes it again")
+        remedy = f"fedrema resume {self.path} writes it again"
+        try:
+            return Summary.from_json(self.read_json(self.summary_file, remedy))
+        except (msgspec.ValidationError, KeyError) as error:
+            raise BadInput(f"{self.summary_file} does not hold the summary of a run: {error}; {remedy}.") from error
+
+    def reports(self) -> Reports:
+        """Return what the run's method declares about its reports."""
+        try:
+            return msgspec.convert(self.config().get("reports", {}), Reports)
+        except msgspec.ValidationError as error:
+            raise BadInput(f"{self.config_file} does not describe a run: reports: {error}.") from error
+
+    def summarise(self, records: Sequence[RoundRecord]) -> Summary:
+        """Return the headline numbers of records of this run."""
+        period = self.reports().period
+        return summarise(records, period.name if period is not None else None)
 
     def finished(self) -> bool:
         """Whether the run has come to its end."""
         return self.summary_file.exists()
 
-    def write_summary(self, records: Sequence[dict[str, Any]], recorded_relations: int = 0) -> None:
+    def write_summary(self, records: Sequence[RoundRecord], recorded_relations: int = 0) -> None:
         """Write summary.json, which says that the run has ended: after everything else is on the disk."""
         self.sync_rounds()
-        recorded = {RECORDED_RELATIONS: recorded_relations} if recorded_relations else {}
-        self.write_json(self.summary_file, {**summarise(records), **recorded})
+        summary = replace(self.summarise(records), recorded_relations=recorded_relations)
+        self.write_json(self.summary_file, summary.as_json())
 
     def remove_summary(self) -> None:
         """Remove summary.json, whatever is in it, before the run goes on."""
@@ -212,7 +231,7 @@ class RunDirectory:
                 else:
                     left.unlink(missing_ok=True)
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, record: RoundRecord) -> None:
         """Add a round's record; if the disk is full, the file is as it was.
 
         It may be lost with the power, unlike what `sync_rounds` has waited for.
@@ -252,7 +271,7 @@ class RunDirectory:
         """Return the checksums of rounds.jsonl before its first line."""
         return RecordChain(self.rounds_file, *self._sealed_by())
 
-    def rounds(self) -> list[dict[str, Any]]:
+    def rounds(self) -> list[RoundRecord]:
         """Return all records; a last line that is still being written does not count."""
         with self.complete() as counts:
             records = [record for record, _ in read_lines(self.chain())] if self.has_rounds() else []
@@ -281,7 +300,7 @@ class RunDirectory:
     def _counts_now(self) -> dict[str, int]:
         summary = self.summary()
         if summary is not None:
-            return {"rounds": summary.get("rounds", 0), "relations": summary.get(RECORDED_RELATIONS, 0)}
+            return {"rounds": summary.rounds, "relations": summary.recorded_relations}
         try:
             return counted_on(read_checkpoint(self.checkpoint_file, wanted=())[0])._asdict()
         except BadInput:  # there is none yet, or it is damaged, which is told when it is needed
@@ -299,7 +318,7 @@ class RunDirectory:
             return False
         return True
 
-    def keep_rounds(self, last: int) -> list[dict[str, Any]]:
+    def keep_rounds(self, last: int) -> list[RoundRecord]:
         """Forget records after a round, which a checkpoint does not know of; returns the others."""
         kept, end = self._known_rounds(last)
         if not self.rounds_file.exists() or self.rounds_file.stat().st_size > end:
@@ -309,19 +328,19 @@ class RunDirectory:
                 temporary.write_bytes(whole)
         return kept
 
-    def _known_rounds(self, last: int) -> tuple[list[dict[str, Any]], int]:
+    def _known_rounds(self, last: int) -> tuple[list[RoundRecord], int]:
         """Return the records up to a round, and where they end."""
-        kept: list[dict[str, Any]] = []
+        kept: list[RoundRecord] = []
         end = 0
         if last and self.has_rounds():
             for record, place in read_lines(self.chain()):
-                if record["round"] > last:
+                if record.round > last:
                     break
                 kept.append(record)
                 end = place
                 if len(kept) == last:  # what follows may be damaged: it is cut off
                     break
-        if [record["round"] for record in kept] != list(range(1, last + 1)):
+        if [record.round for record in kept] != list(range(1, last + 1)):
             raise BadInput(
                 f"{self.rounds_file} ends after line {len(kept)}, but the checkpoint is of round {last}: {REMEDY}."
             )

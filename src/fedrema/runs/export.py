@@ -28,6 +28,7 @@ from fedrema.runs.execute import prepare
 from fedrema.runs.manifest import GIVEN, saved_settings
 from fedrema.runs.plain_model import PlainModel, plain_model
 from fedrema.runs.run import Run
+from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.state import SimulationState
 
 # Names that Windows keeps for devices, whatever follows them.
@@ -91,9 +92,9 @@ def _export(
     with _folder_written_whole(folder, overwrite) as temporary:
         for name, row, params in zip(names, rows, used, strict=True):
             client = trained_client(run, state, params, row)
-            accuracy = scored["client_accuracy"][row] if scored else None
+            accuracy = scored.quantity("client_accuracy")[row] if scored else None
             entries.append(_write_client(temporary, files[row], name, model, kind, client, accuracy))
-        index = _index(run.method, state.round, scored["round"] if scored else None, _class_names(run), entries)
+        index = _index(run.method, state.round, scored.round if scored else None, _class_names(run), entries)
         _write_index(temporary, index, _readme(run.method, model, entries, _left_out(kind, adapt), _class_names(run)))
     return [folder / entry["file"] for entry in entries]
 
@@ -120,7 +121,7 @@ def _export_server(
                 elsewhere.append(entry)
                 continue
             client = trained_client(run, state, state.params.row(row), row)
-            accuracy = scored["client_accuracy"][row] if scored else None
+            accuracy = scored.quantity("client_accuracy")[row] if scored else None
             entries.append(
                 _write_client(temporary, files[row], run.names[row], model, settings.method, client, accuracy)
             )
@@ -129,7 +130,7 @@ def _export_server(
             shared_file = f"{shared_name}.safetensors"
             _save(_renamed(state.params.common, model), temporary / shared_file)
         index = {
-            **_index(run.method, state.round, scored["round"] if scored else None, _class_names(run), entries),
+            **_index(run.method, state.round, scored.round if scored else None, _class_names(run), entries),
             "only_on_nodes": elsewhere,
             "never_counted": [run.names[row] for row in rows if row not in counted],
             "shared_file": shared_file,
@@ -281,8 +282,8 @@ def _shown(names: Sequence[str], most: int = 10) -> str:
     return ", ".join(pairs) + (" and so on" if len(names) > most else "")
 
 
-def _last_scored(run: Run, last: int) -> dict[str, Any] | None:
-    scored = [one for one in run.rounds if one.get("client_accuracy") is not None and one["round"] <= last]
+def _last_scored(run: Run, last: int) -> RoundRecord | None:
+    scored = [record for record in run.rounds if record.metrics and record.round <= last]
     return scored[-1] if scored else None
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -66,7 +67,13 @@ def describe(
             "saved": saves_federation,
         },
         "ran_on": ran_on(simulator),
+        "reports": reports_of(settings.method),
     }
+
+
+def reports_of(method: Method) -> dict[str, Any]:
+    """Return what a method declares about its reports, for config.json: showing a run needs no method class."""
+    return dict(msgspec.to_builtins(method.reports))
 
 
 def ran_on(simulator: Simulator) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from fedrema.runs.deployed import counted_clients
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
 from fedrema.runs.manifest import saved_settings
-from fedrema.simulation.scoring import share
+from fedrema.simulation.records import ratio
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
 
@@ -194,4 +194,4 @@ def _match(
 
 def _accuracy(simulator: Simulator, cohort: Cohort) -> float | None:
     correct, asked = simulator.tally_as_is(simulator.method, cohort)
-    return share(correct.sum(), asked.sum())
+    return ratio(correct.sum(), asked.sum())

@@ -1,21 +1,22 @@
 """rounds.jsonl: one JSON object per line and round, each with a checksum over its line and all before it.
 
-Every line ends in `, "checksum": "…"}`. The checksum is over the bytes before that ending and the checksum of the line
+Every line ends in `,"checksum":"…"}`. The checksum is over the bytes before that ending and the checksum of the line
 before (of the first line: the run's identity), so that lines can be verified without parsing them.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY, checksum_of
+from fedrema.simulation.records import RoundRecord
 
-ENDING = re.compile(rb', "checksum": "([0-9a-f]{32})"\}\n')
-ENDING_LENGTH = len(f', "{CHECKSUM}": "{"0" * 32}"}}\n')
+ENDING = re.compile(rb',"checksum":"([0-9a-f]{32})"\}\n')
+ENDING_LENGTH = len(f',"{CHECKSUM}":"{"0" * 32}"}}\n')
 
 
 @dataclass
@@ -33,12 +34,12 @@ class RecordChain:
     def __post_init__(self) -> None:
         self.last = self.last or checksum_of(self.identity)
 
-    def seal(self, record: dict[str, Any]) -> bytes:
+    def seal(self, record: RoundRecord) -> bytes:
         """Return a record's line, to follow the last one."""
-        body = json.dumps(record).encode()[:-1]
+        body = msgspec.json.encode(record)[:-1]
         self.last = checksum_of(self.last, body)
         self.lines += 1
-        return body + f', "{CHECKSUM}": "{self.last}"}}\n'.encode()
+        return body + f',"{CHECKSUM}":"{self.last}"}}\n'.encode()
 
     def verify(self, line: bytes) -> bytes:
         """Return the JSON of the next line, newline included; refuses one that is not as it was written."""
@@ -54,22 +55,19 @@ class RecordChain:
         self.last = now
         return body + b"}"
 
-    def parse(self, text: bytes) -> dict[str, Any]:
+    def parse(self, text: bytes) -> RoundRecord:
         """Return the record that a verified line holds."""
         try:
-            record = json.loads(text)
-        except (ValueError, RecursionError):
-            record = None
-        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
-            raise self.damage()
-        return record
+            return msgspec.json.decode(text, type=RoundRecord)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise self.damage() from error
 
     def damage(self) -> BadInput:
         """Return the complaint about the last line that was looked at."""
         return BadInput(f"{self.file} line {self.lines} {CHANGED}: {REMEDY}.")
 
 
-def read_lines(chain: RecordChain) -> Iterator[tuple[dict[str, Any], int]]:
+def read_lines(chain: RecordChain) -> Iterator[tuple[RoundRecord, int]]:
     """Yield verified records, each with where its line ends; a last line without its newline is still being written."""
     try:
         with chain.file.open("rb") as stream:

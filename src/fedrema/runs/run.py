@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
-from fedrema.simulation.scoring import summarise
+from fedrema.simulation.records import RoundRecord, Summary
 from fedrema.simulation.state import SimulationState
 
 
@@ -61,21 +62,24 @@ class Run:
         """Whether it has come to its end."""
         return self.directory.finished()
 
+    @property
+    def reports(self) -> Reports:
+        """What the method declares about its reports: quantities per round, matrices, its colour."""
+        return self.directory.reports()
+
     @cached_property
-    def rounds(self) -> list[dict[str, Any]]:
-        """A record per round, as far as it has come when first asked."""
+    def rounds(self) -> list[RoundRecord]:
+        """One record per round: those that there were at the first access."""
         return self.directory.rounds()
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
-        """Headline numbers; of the rounds so far where the run has not ended."""
-        return self.directory.summary() or summarise(self.rounds)
+    def summary(self) -> Summary:
+        """Headline numbers; of the rounds so far where the run has not finished."""
+        return self.directory.summary() or self.directory.summarise(self.rounds)
 
     def curve(self, quantity: str = "accuracy") -> tuple[np.ndarray, np.ndarray]:
         """Return rounds and values of a quantity of the records, or of the method's trace."""
-        pairs = [
-            (record["round"], record.get(quantity, record.get("trace", {}).get(quantity))) for record in self.rounds
-        ]
+        pairs = [(record.round, record.quantity(quantity)) for record in self.rounds]
         known = [(number, value) for number, value in pairs if value is not None]
         if not known:
             raise BadInput(f"{self.path} has no {quantity!r} in its rounds.")

@@ -29,7 +29,7 @@ from fedrema.engine import (
 from fedrema.engine.threads import with_its_threads
 from fedrema.errors import BadInput, at_least
 from fedrema.models.body_and_head import Net, Tensors
-from fedrema.simulation.scoring import tally
+from fedrema.simulation.scoring import count_correct
 
 _SAMPLES: weakref.WeakKeyDictionary[Federation, dict[object, tuple[Samples, Samples]]] = weakref.WeakKeyDictionary()
 
@@ -234,7 +234,7 @@ class Clients:
         rows = places(cohort.clients, len(self.test.y), self.device)
         with calling(method, "predict"):
             predicted = self.engine.scores(method, cohort, self.test)
-        return tally(predicted, self.test.y[rows])
+        return count_correct(predicted, self.test.y[rows])
 
 
 class _Unseen:

@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+import msgspec
 import numpy as np
 
 Scalar = float | int | bool | None
-TraceValue = Scalar | str | list[Any]
-"""What a method traces per round: a number, or a list with one number per client."""
+TraceValue = Scalar | str | list[Any] | dict[str, Any]
+"""What a method traces per round: usually a number, or a list with one number per participant."""
 
 PRIMARY = "accuracy"
 """The metric by which rounds are chosen."""
@@ -26,7 +27,17 @@ class MetricRecord:
     worst_tenth: float | None = None
     """Mean over the tenth of the clients with the lowest values."""
     clients: list[float | None] = field(default_factory=list)
-    """Per client; None for clients that have not joined or have no test samples."""
+    """Per client (in `RoundRecord.trained`: per participant); None without test samples or before joining."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Every client with the model that it would now use."""
+
+    metrics: dict[str, MetricRecord]
+    """By name of the metric."""
+    alternatives: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    """Other ways in which the method can be scored (`Method.beside`): name, then metric."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +46,10 @@ class NodeReports:
 
     rejected: dict[str, str] = field(default_factory=dict)
     """Why a node's reply was not used, by name."""
-    clipped: dict[str, float] = field(default_factory=dict)
-    """By what factor a node's update was scaled down."""
-    epsilon: dict[str, float] = field(default_factory=dict)
-    """The privacy budget that a node has spent so far."""
+    clipped: dict[str, str] = field(default_factory=dict)
+    """Why a node's update was scaled down."""
+    epsilon: dict[str, float | None] = field(default_factory=dict)
+    """The privacy budget that a node has spent so far; None where it is unlimited."""
     attempts: list[dict[str, str]] = field(default_factory=list)
     """For each earlier attempt at this round without enough replies: why, by node."""
 
@@ -71,28 +82,52 @@ class RoundRecord:
     nodes: NodeReports | None = None
     """Deployments only."""
 
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy over all test samples; None in rounds without evaluation."""
+        return self.metrics[PRIMARY].value if PRIMARY in self.metrics else None
+
+    @property
+    def client_accuracy(self) -> list[float | None] | None:
+        """Accuracy per client; None in rounds without evaluation."""
+        return self.metrics[PRIMARY].clients if PRIMARY in self.metrics else None
+
+    @property
+    def rejected(self) -> dict[str, str]:
+        """Why nodes of a deployment did not count in this round, by name."""
+        return self.nodes.rejected if self.nodes is not None else {}
+
     def quantity(self, name: str) -> Any:
         """Return a quantity by its name in tables and curves; None where this round does not have it.
 
-        METRIC, client_METRIC, trained_METRIC, trained_client_METRIC, worst_tenth, a name in the trace, or another
-        field.
+        Valid names: METRIC, client_METRIC, trained_METRIC, trained_client_METRIC, worst_tenth, a name in the trace, a
+        field of `RoundRecord`, or one of `NodeReports`.
         """
+        try:
+            return self[name]
+        except KeyError:
+            return None
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a quantity by its name, as in `record["client_accuracy"]`; KeyError where this round lacks it."""
         for prefix, metrics in (("trained_", self.trained), ("", self.metrics)):
             rest = name.removeprefix(prefix)
             if name.startswith(prefix) and rest in metrics:
                 return metrics[rest].value
             if name.startswith(prefix) and rest.removeprefix("client_") in metrics:
                 return metrics[rest.removeprefix("client_")].clients
-        if name == "worst_tenth":
-            return self.metrics[PRIMARY].worst_tenth if PRIMARY in self.metrics else None
-        return self.trace.get(name, getattr(self, name, None))
+        if name == "worst_tenth" and PRIMARY in self.metrics:
+            return self.metrics[PRIMARY].worst_tenth
+        if name in self.trace:
+            return self.trace[name]
+        for owner in (self, self.nodes):
+            if owner is not None and any(name == known.name for known in fields(owner)):
+                return getattr(owner, name)
+        raise KeyError(name)
 
-    def __getitem__(self, name: str) -> Any:
-        """Return a quantity by its name: `record["client_accuracy"]`."""
-        value = self.quantity(name)
-        if value is None:
-            raise KeyError(name)
-        return value
+    def __contains__(self, name: str) -> bool:
+        """Whether this round has a quantity."""
+        return self.quantity(name) is not None
 
 
 @dataclass(frozen=True)
@@ -112,9 +147,9 @@ class MetricSummary:
     """Mean over the last five evaluated rounds right after local training."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equal mappings are equal
 class Summary(Mapping[str, Any]):
-    """The headline numbers of a run; as a mapping, the keys of summary.json."""
+    """The headline numbers of a run; as a mapping, the content of summary.json."""
 
     rounds: int
     metrics: dict[str, MetricSummary] = field(default_factory=dict)
@@ -125,6 +160,8 @@ class Summary(Mapping[str, Any]):
     seconds: dict[str, float] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
+    recorded_relations: int = 0
+    """Number of rounds in relations.npz."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of summary.json."""
@@ -132,10 +169,10 @@ class Summary(Mapping[str, Any]):
         for name, metric in self.metrics.items():
             found |= {
                 f"best_{name}": metric.best,
-                "best_round": metric.best_round,
+                _of_metric("best_round", name): metric.best_round,
                 f"final_{name}": metric.final,
                 f"honest_{name}": metric.honest,
-                "worst_tenth": metric.worst_tenth,
+                _of_metric("worst_tenth", name): metric.worst_tenth,
             }
             if metric.final_trained is not None:
                 found[f"final_trained_{name}"] = metric.final_trained
@@ -143,7 +180,33 @@ class Summary(Mapping[str, Any]):
             for metric_name, (best, final) in values.items():
                 found |= {f"best_{name}_{metric_name}": best, f"final_{name}_{metric_name}": final}
         found |= {f"{name}_rounds": count for name, count in self.period_rounds.items()}
-        return {**found, "seconds": self.seconds, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
+        found |= {"seconds": self.seconds, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
+        return found | ({"recorded_relations": self.recorded_relations} if self.recorded_relations else {})
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Summary":
+        """Return what `as_json` described; msgspec.ValidationError or KeyError where it does not fit."""
+        metrics = {
+            name: {
+                "best": content[f"best_{name}"],
+                "best_round": content[_of_metric("best_round", name)],
+                "final": content[f"final_{name}"],
+                "honest": content[f"honest_{name}"],
+                "worst_tenth": content[_of_metric("worst_tenth", name)],
+                "final_trained": content.get(f"final_trained_{name}"),
+            }
+            for name in _between(content, "honest_", "")
+        }
+        alternatives: dict[str, dict[str, tuple[float, float]]] = {}
+        for metric in metrics:
+            for name in _between(content, "best_", f"_{metric}"):
+                if f"{name}_{metric}" not in metrics:
+                    values = content[f"best_{name}_{metric}"], content[f"final_{name}_{metric}"]
+                    alternatives.setdefault(name, {})[metric] = values
+        plain = ("rounds", "seconds", "bytes_up", "bytes_down", "recorded_relations")
+        found = {name: content[name] for name in plain if name in content}
+        found["period_rounds"] = {name: content[f"{name}_rounds"] for name in _between(content, "", "_rounds")}
+        return msgspec.convert({**found, "metrics": metrics, "alternatives": alternatives}, cls)
 
     def __getitem__(self, name: str) -> Any:
         return self.as_json()[name]
@@ -153,6 +216,17 @@ class Summary(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.as_json())
+
+
+def _of_metric(key: str, metric: str) -> str:
+    """Return the key in summary.json of what only the primary metric has under its plain name."""
+    return key if metric == PRIMARY else f"{key}_{metric}"
+
+
+def _between(content: Mapping[str, Any], prefix: str, suffix: str) -> list[str]:
+    """Return what stands between a prefix and a suffix in the keys that have both."""
+    keys = [key for key in content if key.startswith(prefix) and key.endswith(suffix)]
+    return [key[len(prefix) : len(key) - len(suffix)] for key in keys if len(key) > len(prefix) + len(suffix)]
 
 
 def metric_record(correct: np.ndarray, asked: np.ndarray, rows: Sequence[int], clients: int) -> MetricRecord:

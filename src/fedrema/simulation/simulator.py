@@ -31,8 +31,17 @@ from fedrema.engine.memory import GIGABYTE, client_bytes, clients_at_once, free_
 from fedrema.engine.threads import with_its_threads
 from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.clients import Clients
+from fedrema.simulation.records import (
+    PRIMARY,
+    Evaluation,
+    MetricRecord,
+    RoundRecord,
+    TraceValue,
+    metric_record,
+    ratio,
+)
 from fedrema.simulation.row_storage import Rows, RowStorage, assign
-from fedrema.simulation.scoring import accuracy_record, share, together
+from fedrema.simulation.scoring import concatenate_counts
 from fedrema.simulation.state import COMMON, Clock, Round, SimulationState, on_device
 from fedrema.simulation.uploads import RoundUploads, check_finite
 
@@ -189,17 +198,17 @@ class Simulator(Clients):
         clock = Clock(self.device, self.company)
         moment = self.moment(state.round + 1)
         answering, failing = self.choose(moment.round)
-        record: dict[str, Any] = {"round": moment.round, "participants": answering, "dropped": failing}
+        record = RoundRecord(moment.round, answering, failing)
         relations: dict[str, np.ndarray] = {}
         if answering:
-            relations = self._learn(state, torch.tensor(answering), moment, record, clock)
+            record, relations = self._learn(state, torch.tensor(answering), moment, record, clock)
         self._follow(state, moment)
         state.round = moment.round
         if self._due(moment, self.settings.evaluate_every):
-            record |= self.score(state, moment)
+            found = self.score(state, moment)
+            record = replace(record, metrics=found.metrics, alternatives=found.alternatives)
             clock.lap("evaluate")
-        record["seconds"] = clock.laps
-        return Round(record, relations)
+        return Round(replace(record, seconds=clock.laps), relations)
 
     def _follow(self, state: SimulationState, moment: Moment) -> None:
         """Let clients that joined late, but have not taken part yet, follow the shared model with their copies."""
@@ -213,8 +222,8 @@ class Simulator(Clients):
     def _due(self, moment: Moment, every: int) -> bool:
         return moment.round % every == 0 or moment.round == self.settings.rounds
 
-    def score(self, state: SimulationState, moment: Moment) -> dict[str, Any]:
-        """Score every client that has joined with what it would really use now."""
+    def score(self, state: SimulationState, moment: Moment) -> Evaluation:
+        """Evaluate every client that has joined with the model that it would now use."""
         there = [row for row, joins in enumerate(self.joins) if joins <= moment.round]
         methods = {"": self.method, **self.method.beside()}
         counted: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in methods}
@@ -222,16 +231,15 @@ class Simulator(Clients):
             cohort = self.cohort(state, part)
             for name, method in methods.items():
                 counted[name].append(self.tally_of(method, cohort, moment))
-        tallies = {name: together(parts) for name, parts in counted.items()}
-        record = accuracy_record(*tallies.pop(""), there, len(self.federation))
-        if tallies:
-            record["beside"] = {name: share(correct.sum(), asked.sum()) for name, (correct, asked) in tallies.items()}
-        return record
+        counts = {name: concatenate_counts(parts) for name, parts in counted.items()}
+        metric = metric_record(*counts.pop(""), there, len(self.federation))
+        alternatives = {name: {PRIMARY: ratio(right.sum(), of.sum())} for name, (right, of) in counts.items()}
+        return Evaluation({PRIMARY: metric}, alternatives)
 
     def _learn(
-        self, state: SimulationState, clients: Tensor, moment: Moment, record: dict[str, Any], clock: Clock
-    ) -> dict[str, np.ndarray]:
-        """Train the clients that answer, aggregate, and hand the answer out; returns the relations asked for."""
+        self, state: SimulationState, clients: Tensor, moment: Moment, record: RoundRecord, clock: Clock
+    ) -> tuple[RoundRecord, dict[str, np.ndarray]]:
+        """Train the participants, aggregate, and update the state; returns the record and the relations asked for."""
         relations_due = self.settings.record == "relations" and (
             moment.round == 1 or self._due(moment, self.settings.record_every)
         )
@@ -248,22 +256,21 @@ class Simulator(Clients):
         clock.lap("aggregate")
 
         losses = collected.client_losses()
-        record["loss"] = float(losses.mean())
-        record["client_loss"] = losses.tolist()
-        record["bytes_up"] = collected.bytes_up
-        record["bytes_down"] = state.download(roles, [*record["participants"], *record["dropped"]])
-        if collected.tallies:
-            correct, asked = together(collected.tallies)
-            record["trained_accuracy"] = share(correct.sum(), asked.sum())
-            record["trained_client_accuracy"] = [
-                share(*pair) for pair in zip(correct.sum(1), asked.sum(1), strict=True)
-            ]
+        bytes_down = state.download(roles, [*record.participants, *record.dropped])
         state.hand_out(collected, roles, answer)
         self.storage.release()
         relations = self._relations(clients, collected.heads, answer.trace, moment)
-        record["trace"] = plain_trace(answer)
+        record = replace(
+            record,
+            loss=float(losses.mean()),
+            client_loss=losses.tolist(),
+            trained=_trained_metrics(collected),
+            trace=plain_trace(answer),
+            bytes_up=collected.bytes_up,
+            bytes_down=bytes_down,
+        )
         clock.lap("other")
-        return relations
+        return record, relations
 
     @with_its_threads
     def answer_to(
@@ -364,7 +371,18 @@ def participation_draws(seed: int, number: int, name: str) -> tuple[float, float
     return float(first), float(second)
 
 
-def plain_trace(answer: Answer) -> dict[str, Any]:
-    """Return what a person would want to see, as a record holds it: numbers and lists, no matrices."""
+def _trained_metrics(collected: RoundUploads) -> dict[str, MetricRecord]:
+    """Return the metrics of the participants right after local training; empty where they were not scored."""
+    if not collected.tallies:
+        return {}
+    correct, samples = concatenate_counts(collected.tallies)
+    return {PRIMARY: metric_record(correct, samples, range(len(correct)), len(correct))}
+
+
+def plain_trace(answer: Answer) -> dict[str, TraceValue]:
+    """Return what a method traced as a record holds it: numbers and lists, no matrices."""
     shown = {name: value for name, value in answer.trace.items() if np.ndim(value) < 2}
-    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in shown.items()}
+    return {
+        name: value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value
+        for name, value in shown.items()
+    }

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from fedrema.core.checks import BadMethod
 from fedrema.engine import Stacked, places
 from fedrema.errors import Diverged
 from fedrema.models.body_and_head import Tensors, size
+from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.row_storage import RowStorage, assign
 from fedrema.simulation.uploads import RoundUploads
 
@@ -106,9 +106,9 @@ class SimulationState:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round leaves behind: a record of plain numbers and, on request, matrices between clients."""
+    """The result of a round: its record and, on request, matrices between clients."""
 
-    record: dict[str, Any]
+    record: RoundRecord
     relations: dict[str, np.ndarray] = field(default_factory=dict)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from fedrema.base.terminal import print_safe
 from fedrema.errors import BadInput
 from fedrema.runs.directory import RunDirectory
+from fedrema.simulation.records import RoundRecord
 
 MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 """What each needs to be installed."""
@@ -56,11 +57,11 @@ class Tracking:
                 name = type(tracker).__module__.rpartition("_")[2]
                 print_safe(f"fedrema: {name} gets no more numbers of {self.directory.path}: {error}", file=sys.stderr)
 
-    def round(self, record: dict[str, Any]) -> None:
+    def round(self, record: RoundRecord) -> None:
         """Send the numbers of a round."""
         if self.trackers:
             values = scalars_of(record)
-            self._send(lambda tracker: tracker.scalars(int(record["round"]), values))
+            self._send(lambda tracker: tracker.scalars(record.round, values))
 
     def close(self) -> None:
         """Let all write out everything."""
@@ -95,20 +96,22 @@ def tracking(names: Sequence[str], directory: RunDirectory, after: int) -> Itera
         everyone.close()
 
 
-def scalars_of(record: dict[str, Any]) -> dict[str, float]:
+def scalars_of(record: RoundRecord) -> dict[str, float]:
     """Return the plain numbers of a round's record by name: those of its parts as part/name."""
-    found: dict[str, float] = {}
-    for name, value in record.items():
-        if isinstance(value, dict):
-            found |= {f"{name}/{inner}": one for inner, one in value.items() if _is_number(one)}
-        elif _is_number(value) and name != "round":
-            found[name] = value
-    sizes = record.get("trace", {}).get("set_sizes")
-    if sizes:
+    names = [*record.metrics, "worst_tenth", *(f"trained_{name}" for name in record.trained)]
+    found = {name: record.quantity(name) for name in (*names, "loss", "bytes_up", "bytes_down")}
+    found |= {f"seconds/{name}": value for name, value in record.seconds.items()}
+    found |= {f"trace/{name}": value for name, value in record.trace.items()}
+    for name, values in record.alternatives.items():
+        found |= {f"{name}/{metric}": value for metric, value in values.items()}
+    if record.nodes is not None:
+        found |= {f"epsilon/{name}": value for name, value in record.nodes.epsilon.items()}
+    sizes = record.trace.get("set_sizes")
+    if isinstance(sizes, list) and sizes:
         found["trace/mean_set_size"] = sum(sizes) / len(sizes)
-    found["clients/took_part"] = len(record.get("participants", []))
-    found["clients/failed"] = len(record.get("dropped", [])) + len(record.get("rejected", {}))
-    return {name: float(value) for name, value in found.items()}
+    found["clients/took_part"] = len(record.participants)
+    found["clients/failed"] = len(record.dropped) + len(record.rejected)
+    return {name: float(value) for name, value in found.items() if _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:

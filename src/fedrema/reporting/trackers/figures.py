@@ -23,11 +23,11 @@ MATRICES = {"S": "Similarity of classifiers", "G": "Who learns from whom", "weig
 def drawn(directory: RunDirectory) -> Iterator[tuple[int, dict[str, Path]]]:
     """Give the last round and the pictures of a run; they are there as long as one looks."""
     run = Run(directory.path)
-    number = int(run.rounds[-1]["round"]) if run.rounds else 0
+    number = run.rounds[-1].round if run.rounds else 0
     with tempfile.TemporaryDirectory() as folder:
         files: dict[str, Path] = {}
         for quantity in ("accuracy", "gap_ratio"):
-            if any(quantity in {**record, **record.get("trace", {})} for record in run.rounds):
+            if any(quantity in record for record in run.rounds):
                 files[quantity] = Path(folder) / f"{quantity}.png"
                 draw_curves([run], files[quantity], quantity)
         relations = run.relations()
