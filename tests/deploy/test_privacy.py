@@ -62,7 +62,7 @@ def by_hand(releases, noise, delta):
     """The smallest bound over Rényi orders: T releases of a Gaussian of z/2 have T·α / (2·(z/2)²)."""
     orders = np.array([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
     renyi = releases * orders / (2 * (noise / 2) ** 2)
-    return min(renyi - (np.log(delta) + np.log(orders)) / (orders - 1) + np.log((orders - 1) / orders))
+    return float(min(renyi - (np.log(delta) + np.log(orders)) / (orders - 1) + np.log((orders - 1) / orders)))
 
 
 @pytest.mark.parametrize("releases", [1, 10])

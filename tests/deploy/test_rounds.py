@@ -51,8 +51,8 @@ def test_a_round_with_too_few_usable_replies_is_repeated_and_leaves_no_trace(tmp
     # Who was rejected in the attempts is recorded.
     assert [sorted(attempt) for attempt in run.rounds[1]["attempts"]] == [["1", "2", "3"]] * 2
     assert "is not finite" in run.rounds[1]["attempts"][0]["1"]
-    assert "attempts" not in run.rounds[0]
-    assert "attempts" not in run.rounds[2]
+    assert run.rounds[0].nodes.attempts == []
+    assert run.rounds[2].nodes.attempts == []
     Federated(tmp_path / "whole").conductor().conduct()
     expected = Run(tmp_path / "whole" / "server")
     assert [record["client_accuracy"] for record in run.rounds] == [
