@@ -102,10 +102,10 @@ def test_a_node_that_joins_late_begins_with_the_shared_model(method):
     central = CentralServer(settings, federation.sample_shape, federation.classes, 4)
     for _ in range(3):
         central.complete_round({node.name: node.reply_to(central.request(node.name)) for node in nodes[:3]})
-    letter = central.request(nodes[3].name)
-    assert letter.late
-    standing = nodes[3]._standing(letter)
-    late = nodes[3].simulator.cohort(standing, torch.zeros(1, dtype=torch.long)).one(0)
+    request = central.request(nodes[3].name)
+    assert request.late
+    start = nodes[3]._start_state(request)
+    late = nodes[3].simulator.cohort(start, torch.zeros(1, dtype=torch.long)).one(0)
     assert answers_as_the_shared_model(nodes[3].simulator, central.state, late)
     central.complete_round({node.name: node.reply_to(central.request(node.name)) for node in nodes})
     assert not central.request(nodes[3].name).late  # from now on it goes on with its own
