@@ -15,6 +15,7 @@ test: lint types tests
 lint: $(VENV)/.developing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 
 types: $(VENV)/.developing
 	$(BIN)/mypy

@@ -43,7 +43,7 @@ def main(quick: bool) -> None:
     for mu in (0.0, 1.0, 5.0):
         simulator = Simulator(MOON(mu=mu), net, federation, LocalTraining(), settings)
         state = simulator.start()
-        for played in simulator.play(state):
+        for played in simulator.run(state):
             length, supervised, contrasted = norms(simulator, state, state.round + 1)
             print(
                 f"µ = {mu:g} after round {state.round}: training loss {played.record.loss:.2f}, ‖h‖ {length:.2f},"

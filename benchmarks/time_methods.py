@@ -44,7 +44,7 @@ def quickest_rounds(arguments: list[str]) -> dict[str, dict[str, float]]:
     quickest: dict[str, dict[str, float]] = {}
     for number in range(EARLY + COUNTED):
         for name, (simulator, state) in playing.items():
-            seconds = simulator.play_round(state).record.seconds
+            seconds = simulator.run_round(state).record.seconds
             if number >= EARLY and sum(seconds.values()) < sum(quickest.get(name, {"": 1e9}).values()):
                 quickest[name] = seconds
     return quickest

@@ -1,4 +1,4 @@
-"""A client that was not there: make its data, train without it, then give it a model of its own."""
+"""Personalise for a new client: train without it, then create a model for it from its own samples."""
 
 from pathlib import Path
 

@@ -1,10 +1,10 @@
-"""Your own data: five hospitals, each with few patients and its own mix of diagnoses, on one page."""
+"""Train on your own data: five hospitals with few patients each and different diagnoses."""
 
 import numpy as np
 
 import fedrema
 
-# Any arrays will do: one row per sample, its label, and whose it is.
+# One row per sample, its label, and the client that holds it.
 generator = np.random.default_rng(0)
 centres = generator.normal(size=(6, 12))
 x, y, client = [], [], []

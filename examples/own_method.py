@@ -1,4 +1,4 @@
-"""Your own method in one file: the median of every weight instead of its mean.
+"""Add a method in one file: the server takes the median of every weight instead of the mean.
 
 fedrema run own_method:FedMedian --keep 0.5
 """
@@ -12,7 +12,7 @@ from fedrema import Answer, Method, Moment, Net, Role, Uploads, average
 
 @dataclass(frozen=True)
 class FedMedian(Method):
-    """One global model that a broken client cannot spoil: each weight is the median over clients."""
+    """One global model that is robust to a faulty client: each weight is the median over clients."""
 
     name: ClassVar[str] = "fedmedian"
     title: ClassVar[str] = "FedMedian"
@@ -22,11 +22,11 @@ class FedMedian(Method):
     """Share of the plain average in the result, from 0 (median only) to 1 (FedAvg)."""
 
     def role(self, net: Net, name: str) -> Role:
-        """Let the server see what each client sent: a median cannot be had from a mean."""
+        """Send every client's parameters to the server: a median cannot be computed from the mean."""
         return Role.COLLECTED
 
     def aggregate(self, net: Net, state: dict, uploads: Uploads, moment: Moment) -> Answer:
-        """Replace FedAvg's server step; everything else is inherited."""
+        """Replace the server step of FedAvg; everything else is inherited."""
         mean = average(uploads.params, uploads.counts)
         median = {name: value.median(dim=0).values for name, value in uploads.params.items()}
         shared = {name: self.keep * mean[name] + (1 - self.keep) * median[name] for name in mean}

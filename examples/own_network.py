@@ -1,4 +1,4 @@
-"""Your own network: any nn.Module whose last layer is the classifier."""
+"""Train your own network: any nn.Module whose last layer is the classifier."""
 
 from torch import Tensor, nn
 
@@ -6,7 +6,7 @@ import fedrema
 
 
 class Residual(nn.Module):
-    """A small network with a skip connection; `classifier` is what becomes personal."""
+    """A small network with a skip connection; `classifier` is the head, which FedReMa personalises."""
 
     def __init__(self, inputs: int, classes: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Residual(nn.Module):
 
 
 def build(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """`fedrema run fedrema --net own_network:build` calls this."""
+    """Return the network; `fedrema run fedrema --net own_network:build` calls this function."""
     return Residual(shape[0] * shape[1] * shape[2], classes)
 
 

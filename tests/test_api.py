@@ -107,7 +107,12 @@ def test_a_run_can_be_looked_at():
 
 
 def test_settings_are_checked_like_arguments():
-    with pytest.raises(fedrema.BadInput, match="perhaps you meant --late-round or --rounds"):
+    with pytest.raises(
+        fedrema.BadInput,
+        match="'round' is not a setting of fedavg; perhaps you meant rounds or late_round",
+    ):
         fedrema.run("fedavg", round=3)
+    with pytest.raises(fedrema.BadInput, match="make_federation: 'client' is not a setting; perhaps you meant clients"):
+        fedrema.make_federation(client=3)
     with pytest.raises(fedrema.BadInput, match=r"--s 2\.0 is outside 0 to 1"):
         fedrema.make_federation(s=2.0)

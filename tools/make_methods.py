@@ -1,12 +1,14 @@
-"""Make a page per method, their index, and the tables of accuracies and times: `make figures` calls it.
+"""Write a page per method, the index of methods, and the tables of accuracies and times; `make figures` calls it.
 
-Pages come from the methods' own docstrings and settings, and from one run of all methods on digits with three seeds:
+Pages consist of the docstrings and settings of the methods, and of results of all methods on digits with three seeds:
 
-    python tools/make_methods.py            # runs `fedrema run all --seeds 3` first, four minutes on two cores
-    python tools/make_methods.py FOLDER     # takes finished runs from a folder instead
+    python tools/make_methods.py            # first runs `fedrema run all --seeds 3`; four minutes on two cores
+    python tools/make_methods.py FOLDER     # uses the finished runs in a folder
+    python tools/make_methods.py --text     # rewrites the text only, without results
 """
 
 import inspect
+import re
 import statistics
 import sys
 import tempfile
@@ -14,7 +16,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from draw_ranking import draw_ranking
-from time_methods import times_markdown
 
 from fedrema.base.options import field_documentation, valid_choices
 from fedrema.cli import main
@@ -29,11 +30,11 @@ from fedrema.runs.run import Run
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES, FIGURES = DOCS / "methods", DOCS / "figures" / "methods"
 BESIDE = ("fedavg", "local")
-"""Curves that every method's own is drawn beside."""
+"""Methods whose curves are drawn in every figure for comparison."""
 
 
 def about(kind: type[Method]) -> str:
-    """Return what a page says of a method that needs no run: name, paper, docstring and settings."""
+    """Return the part of a method's page that needs no results: title, paper, docstring and settings."""
     source = Path(inspect.getfile(kind)).name
     lines = [
         f"# {kind.title}",
@@ -49,7 +50,7 @@ def about(kind: type[Method]) -> str:
         lines += [*escaped(paragraph.splitlines()), ""]
     settings = field_documentation(kind)
     if not settings:
-        return "\n".join([*lines, "It has no settings of its own.", ""])
+        return "\n".join([*lines, "The method has no settings of its own.", ""])
     rows = [
         (f"`--{name}`", str(default), *escaped([meaning + valid_choices(kind, name)]))
         for name, (default, meaning) in settings.items()
@@ -58,10 +59,10 @@ def about(kind: type[Method]) -> str:
 
 
 def escaped(lines: Iterable[str]) -> list[str]:
-    """Return lines whose stars, bars and underscores mean themselves in Markdown."""
+    """Return lines with Markdown's special characters escaped."""
     found = []
     for line in lines:
-        parts = line.split("`")  # what stands between backticks is left alone
+        parts = line.split("`")  # code between backticks is not escaped
         for place in range(0, len(parts), 2):
             for sign in "*_|<":
                 parts[place] = parts[place].replace(sign, f"\\{sign}")
@@ -70,43 +71,62 @@ def escaped(lines: Iterable[str]) -> list[str]:
 
 
 def index() -> str:
-    """Return a table of all methods: their pages, and the first sentence of each."""
+    """Return a table of all methods: links to their pages, and the first sentence of each docstring."""
     rows = []
     for name, kind in registry().items():
         first = " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
         rows.append((f"[{kind.title}](methods/{page_name(name)})", f"`{name}`", *escaped([first])))
-    return "\n".join(markdown_lines(("method", "name", "in a sentence"), rows, texts=3))
+    return "\n".join(markdown_lines(("method", "name", "summary"), rows, texts=3))
 
 
 def page_name(name: str) -> str:
-    """Return the file of a method's page."""
+    """Return the file name of a method's page."""
     return f"{name.replace('+', '-plus')}.md"
 
 
 def on_digits(name: str, runs: list[Run]) -> str:
-    """Draw a method's curve beside others, and return the part of its page that shows it."""
+    """Draw a method's accuracy curve, and return the section of its page that shows it."""
     shown = [run for run in runs if run.method == name or run.method in BESIDE]
-    figure = FIGURES / f"{Path(page_name(name)).stem}.png"
-    draw_curves(shown, figure, size=(6.0, 3.4), dots_per_inch=90)
+    draw_curves(shown, FIGURES / figure_name(name), size=(6.0, 3.4), dots_per_inch=90)
     (group,) = (group for group in group_runs(shown) if group.method == name)
-    rounds = {run.settings["rounds"] for run in group.runs}
-    seeds = len(group.runs)
+    return digits_section(name, len(group.runs), max(run.settings["rounds"] for run in group.runs))
+
+
+def figure_name(name: str) -> str:
+    """Return the file name of a method's figure."""
+    return f"{Path(page_name(name)).stem}.png"
+
+
+def digits_section(name: str, seeds: int, rounds: int) -> str:
+    """Return the section of a page about the results on digits."""
     return "\n".join(
         [
             "## On digits",
             "",
-            f"{seeds} training seed{'s' if seeds > 1 else ''} with the defaults of the method and of digits,"
-            f" {max(rounds)} rounds, beside FedAvg and Local. Nothing was tuned, and digits are easy: the curve shows"
-            " that it learns, not what it is worth.",
+            f"{seeds} training seed{'s' if seeds > 1 else ''}, {rounds} rounds, the default settings of the method and"
+            " of digits, compared with FedAvg and Local. Nothing was tuned and digits is an easy dataset: the figure"
+            " shows that the method learns, not how good it is.",
             "",
-            f"![Accuracy over rounds of {registry()[name].title} on digits](../figures/methods/{figure.name})",
+            f"![Accuracy over rounds of {registry()[name].title} on digits](../figures/methods/{figure_name(name)})",
             "",
         ]
     )
 
 
+def make_text() -> None:
+    """Rewrite the text of all pages and of the index; figures and the numbers of seeds and rounds stay."""
+    from make_figures import fill
+
+    for name, kind in registry().items():
+        page = PAGES / page_name(name)
+        section = page.read_text().partition("## On digits")[2]
+        seeds, rounds = (int(re.search(rf"(\d+) {what}", section)[1]) for what in ("training seed", "rounds"))
+        page.write_text(f"{about(kind)}\n{digits_section(name, seeds, rounds)}")
+    fill(DOCS / "methods.md", "index", index())
+
+
 def scores(runs: list[Run]) -> list[tuple[str, float, float]]:
-    """Return titles with mean honest and final accuracies over seeds, in percent."""
+    """Return the title, and the mean honest and final accuracy over seeds in percent, of every method."""
     found = []
     for group in group_runs(runs):
         summaries = [run.summary for run in group.runs]
@@ -119,8 +139,11 @@ def scores(runs: list[Run]) -> list[tuple[str, float, float]]:
 
 
 def make(folder: Path) -> None:
-    """Write everything from the runs in a folder."""
+    """Write pages, figures and tables from the runs in a folder."""
     from make_figures import fill
+
+    sys.path.insert(0, str(DOCS.parent / "benchmarks"))
+    from time_methods import times_markdown
 
     PAGES.mkdir(exist_ok=True)
     FIGURES.mkdir(parents=True, exist_ok=True)
@@ -134,7 +157,9 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["--text"]:
+        make_text()
+    elif len(sys.argv) > 1:
         make(Path(sys.argv[1]))
     else:
         with tempfile.TemporaryDirectory() as made:

@@ -1,6 +1,6 @@
-"""Take the pictures of the page that README and docs show: `make screenshots`.
+"""Take the screenshots of the page that README and docs show: `make screenshots`.
 
-Runs the demonstration (or reads the runs in a folder that is given), writes the report and opens it in Chromium.
+Runs the demonstration (or reads the runs in a given folder), writes the report and opens it in Chromium.
 """
 
 import argparse
@@ -16,7 +16,7 @@ FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 MARGIN = 16
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 VIEWS: list[tuple[str, str, dict[str, Any]]] = [
-    # file, what of the page, how it is looked at
+    # file, CSS selector, and how the page is opened
     ("page", "section[aria-labelledby=heading-relations]", {}),
     ("page-result", "section[aria-labelledby=heading-result]", {}),
     ("page-learning", "section[aria-labelledby=heading-learning]", {}),
@@ -27,7 +27,7 @@ VIEWS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def take(report: Path, figures: Path) -> None:
-    """Take every view."""
+    """Take all screenshots."""
     with chromium() as browser:
         for name, part, how in VIEWS:
             context = browser.new_context(
@@ -39,7 +39,7 @@ def take(report: Path, figures: Path) -> None:
             if "client" in how:
                 page.select_option("#choose-client", label=how["client"])
                 page.wait_for_selector("html[data-drawn=all]", timeout=60_000)
-            # Whatever floats above a part would be in its picture.
+            # The sticky bar would cover a part of the screenshot.
             page.add_style_tag(content="body > .bar { position: static; }")
             around = {"clip": _around(page.locator(part).bounding_box()), "full_page": True} if part else {}
             page.screenshot(path=figures / f"{name}.png", **around)
@@ -52,7 +52,7 @@ def _around(box: dict[str, float]) -> dict[str, float]:
 
 
 def make(runs: Path | None, quick: bool) -> None:
-    """Run the demonstration unless there are runs, and take the pictures."""
+    """Run the demonstration unless runs are given, and take the screenshots."""
     with tempfile.TemporaryDirectory() as folder:
         if runs is None:
             runs = Path(folder) / "demo"
@@ -68,6 +68,6 @@ def make(runs: Path | None, quick: bool) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", type=Path, nargs="?", help="folder of finished runs; default: the demonstration is run")
-    parser.add_argument("--quick", action="store_true", help="two rounds, and nothing is kept")
+    parser.add_argument("--quick", action="store_true", help="run two rounds and keep nothing")
     asked = parser.parse_args()
     make(asked.runs, asked.quick)

@@ -10,8 +10,7 @@ from torch.nn import functional
 from fedrema.core import Answer, Moment, Role, State, Uploads, mix
 from fedrema.core.similarity import draw_probes
 from fedrema.methods.fedrema import maximum_difference_segmentation
-from fedrema.models.body_and_head import Net
-from fedrema.models.last_layer import last_layer
+from fedrema.models.body_and_head import Net, last_layer
 
 from .common import Candidate, alike_in_learning, among_everyone
 

@@ -1,18 +1,17 @@
-"""The public functions: what the command line does, for notebooks and scripts."""
+"""The public functions: the commands of the command line, for notebooks and scripts."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any, overload
 
 from torch import nn
 
-from fedrema.config.settings import as_arguments, parse_data, parse_settings
+from fedrema.config.settings import as_arguments, make_data_settings, make_settings
 from fedrema.core import Method
 from fedrema.core.checks import check_method
-from fedrema.data import DataSettings, Federation, build_federation
+from fedrema.data import Federation, build_federation
 from fedrema.runs.directory import FEDERATION_FILE
 from fedrema.runs.execute import Watcher, execute
-from fedrema.runs.execute import resume as go_on
+from fedrema.runs.execute import resume as resume_run
 from fedrema.runs.run import Run
 from fedrema.runs.series import execute_seeds, resume_runs
 
@@ -58,19 +57,19 @@ def run(
     Parameters
     ----------
     method
-        Its name, or an instance with settings of your choice: `FedReMa(delta=0.3)`.
+        Its name, or an instance with its settings: `FedReMa(delta=0.3)`.
     federation
-        A `Federation`, or what --federation takes. Default: the dataset and partition of `settings`.
+        A `Federation`, or any value of --federation. Default: the dataset and partition of `settings`.
     net
-        A network, or what --net takes. Default: by the shape of a sample.
+        A network, or any value of --net. Default: chosen by the shape of a sample.
     out
-        Folder of the run; default: a new one under runs/. With `seeds`: the folder that holds seed-0, seed-1, …
+        Folder of the run. Default: a new folder in runs/. With `seeds`: the folder that contains seed-0, seed-1, …
     watch
-        Called with every `Round` as it ends.
+        Called with each finished `Round`.
     seeds
-        Repeat with this many training seeds, starting from `seed`. `fedrema.resume_all(out)` continues all of them.
+        Repeat with this many training seeds, starting from `seed`. `fedrema.resume_all(out)` resumes all of them.
     **settings
-        Anything that `fedrema run METHOD --help-all` lists, with _ for -: `dataset="mnist", lr=0.05, rounds=100`.
+        Any option that `fedrema run METHOD --help-all` lists, with _ for -: `dataset="mnist", lr=0.05, rounds=100`.
 
     Examples
     --------
@@ -82,20 +81,17 @@ def run(
     >>> [each.settings["seed"] for each in runs]
     [0, 1]
     """
-    if isinstance(federation, str):
-        settings["federation"] = federation
-    if isinstance(net, str):
-        settings["net"] = net
     given = federation if isinstance(federation, Federation) else None
-    if given is not None:
-        settings["federation"] = FEDERATION_FILE
-    # A method's own settings are in the instance; any method knows the others.
-    name = method if isinstance(method, str) else "fedavg"
-    arguments = as_arguments({**settings, "out": out, "seeds": seeds})
-    chosen = parse_settings(name, arguments, "fedrema.run")
+    values = {
+        **settings,
+        "federation": federation if given is None else FEDERATION_FILE,
+        "net": None if isinstance(net, nn.Module) else net,
+        "out": out,
+        "seeds": seeds,
+    }
     if isinstance(method, Method):
         check_method(type(method))
-        chosen = dataclasses.replace(chosen, method=method)
+    chosen = make_settings(method, values, "fedrema.run")
     module = net if isinstance(net, nn.Module) else None
     if seeds is None:
         return execute(chosen, given, module, watch)
@@ -103,14 +99,14 @@ def run(
 
 
 def resume(path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any) -> Run:
-    """Go on with a run that was stopped; `rounds`, `data_dir` and `device` may be given anew."""
-    return go_on(Path(path), tuple(as_arguments(settings)), net, watch)
+    """Resume an interrupted run; `rounds`, `data_dir` and `device` may be changed."""
+    return resume_run(Path(path), tuple(as_arguments(settings)), net, watch)
 
 
 def resume_all(
     path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any
 ) -> list[Run]:
-    """Go on with all runs in a folder, also those that had not begun when they were stopped; returns all of them."""
+    """Resume all runs in a folder, including those that had not started yet, and return all of them."""
     return resume_runs(Path(path), tuple(as_arguments(settings)), net, watch)
 
 
@@ -120,6 +116,5 @@ def load(path: str | Path) -> Run:
 
 
 def make_federation(**settings: Any) -> Federation:
-    """Deal a dataset to clients: `make_federation(dataset="mnist", clients=50, partition="dirichlet", alpha=0.3)`."""
-    chosen: DataSettings = parse_data(DataSettings, as_arguments(settings), "fedrema.make_federation")
-    return build_federation(chosen)
+    """Partition a dataset: `make_federation(dataset="mnist", clients=50, partition="dirichlet", alpha=0.3)`."""
+    return build_federation(make_data_settings(settings, "fedrema.make_federation"))

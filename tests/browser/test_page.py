@@ -17,6 +17,7 @@ from fedrema.runs.run import Run
 
 pytestmark = pytest.mark.browser
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make test-browser)")
+FIGURES = ("differences", "learning", "clients", "path", "heat", "graph", "peers", "traces", "time", "traffic")
 NASTY = '<img src=x onerror="alert(1)">'
 
 
@@ -51,7 +52,7 @@ def report(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, report):
-    """The report, all of it drawn; whatever the console complains of fails the test."""
+    """The report, all of it drawn; a warning or error on the console fails the test."""
     yield from open_page(browser, report.as_uri())
 
 
@@ -94,7 +95,7 @@ def test_it_opens_from_a_file_and_asks_the_network_for_nothing(opened, report):
     assert [address for address in opened.asked if not address.startswith(("data:", "blob:"))] == [report.as_uri()]
     assert opened.title() == "fedrema: FedAvg, FedReMa"
     assert opened.locator("#cards .card").count() == 4
-    for picture in ("differences", "learning", "clients", "path", "heat", "graph", "sets", "period", "time", "traffic"):
+    for picture in FIGURES:
         assert opened.locator(f"#{picture} .main-svg").count() > 0, picture
         assert opened.locator(f"#{picture} .plot").get_attribute("aria-label")
         assert len(opened.locator(f"#{picture} figcaption").inner_text()) > 40
@@ -104,7 +105,7 @@ def test_it_opens_from_a_file_and_asks_the_network_for_nothing(opened, report):
     assert f"{50 * (best + other):.1f} ±" in row
 
 
-def test_names_are_texts_and_never_run(opened):
+def test_names_are_shown_as_text(opened):
     follow(opened, NASTY)
     assert opened.locator("main img").count() == 0
     assert NASTY in opened.locator("#path-heading").inner_text()
@@ -125,23 +126,23 @@ def test_the_slider_changes_the_heat_map(opened, report):
     assert np.sort(np.ravel(last)) == pytest.approx(np.sort(np.ravel(relations[6]["S"])), abs=1e-4)
 
 
-def test_following_a_client_changes_every_picture(opened, report):
-    before = {picture: drawn(opened, picture) for picture in ("learning", "clients", "path", "graph", "sets")}
+def test_a_selected_client_changes_every_figure(opened, report):
+    before = {picture: drawn(opened, picture) for picture in ("learning", "clients", "path", "graph", "peers")}
     follow(opened, "west")
     for picture, data in before.items():
         assert drawn(opened, picture) != data, picture
-    assert [shapes(opened, picture) for picture in ("clients", "heat", "sets")] == [1, 2, 1]
+    assert [shapes(opened, picture) for picture in ("clients", "heat", "peers")] == [1, 2, 1]
     run = Run(report.parent / "fedrema" / "0")
-    own = [record["client_accuracy"][run.names.index("west")] for record in run.rounds]
+    own = [record.client_accuracy[run.names.index("west")] for record in run.rounds]
     shown = next(trace for trace in drawn(opened, "learning") if trace.get("name") == "client west")
     assert shown["y"] == pytest.approx([100 * value for value in own], abs=0.01)
-    assert opened.locator("#spoken").inner_text() == "Every picture now follows client west."
+    assert opened.locator("#announcement").inner_text() == "Client west is highlighted in every figure."
     opened.click("#clear-client")
     settle(opened)
     assert drawn(opened, "clients") == before["clients"]
 
 
-def test_a_click_in_a_picture_follows_too(opened):
+def test_a_click_in_a_figure_selects_a_client(opened):
     dots = opened.locator("#clients .scatterlayer .point")
     dots.first.scroll_into_view_if_needed()
     box = dots.first.bounding_box()
@@ -154,11 +155,14 @@ def test_another_run_can_be_shown(opened):
     opened.select_option("#choose-run", label="FedAvg, seed 1")
     settle(opened)
     assert "FedAvg, seed 1" in opened.locator("#clients figcaption").inner_text()
-    assert "This method does not choose peers" in opened.locator("#sets .plot").inner_text()
+    assert (
+        "This method reports neither peers nor another quantity for each client."
+        in opened.locator("#peers .plot").inner_text()
+    )
 
 
 @pytest.mark.parametrize("picture", ["learning", "heat", "graph"])
-def test_pictures_and_tables_can_be_saved(opened, tmp_path, picture):
+def test_figures_and_tables_can_be_saved(opened, tmp_path, picture):
     signs = {"PNG": b"\x89PNG", "SVG": b"<svg", "CSV": b""}
     for kind, sign in signs.items():
         with opened.expect_download() as waiting:
@@ -180,8 +184,41 @@ def test_the_table_that_is_saved_holds_the_numbers(opened, report, tmp_path):
     assert float(found["best_accuracy"]) == pytest.approx(np.mean(both))
 
 
+@pytest.fixture(scope="module")
+def own_report(tmp_path_factory):
+    """A user's own method, which declares a trace, a period and weights between clients."""
+    folder = tmp_path_factory.mktemp("own")
+    settings = {"rounds": 9, "clients": 6, "samples": 20, "epochs": 1, "record": "relations", "record_every": 1}
+    fedrema.run("tests.page.own_method:Neighbours", out=folder / "run", **settings)
+    write_page([folder], folder / "report.html")
+    return folder / "report.html"
+
+
+def test_the_page_of_an_own_method_shows_what_it_declares(browser, own_report):
+    for page in open_page(browser, own_report.as_uri()):
+        assert "their weights in its model" in page.locator("#graph figcaption").inner_text()
+        assert page.locator("#choose-matrix option").all_inner_texts() == [
+            "Similarity of classifiers",
+            "Weights of models",
+        ]
+        page.select_option("#choose-matrix", label="Weights of models")
+        settle(page)
+        weights = RunDirectory(own_report.parent / "run").relations()[9]["weights"]
+        assert np.sort(np.ravel(drawn(page, "heat")[0]["z"])) == pytest.approx(np.sort(np.ravel(weights)), abs=1e-4)
+        assert drawn(page, "traces")[0]["y"] == pytest.approx([100 / (1 + number / 4) for number in range(1, 10)])
+        assert "least = 0.4" in page.locator("#traces .plot").inner_text()
+        assert page.locator("#traces-heading").inner_text() == "End of the solo phase of Neighbours"
+        assert "Dotted: end of the solo phase." in page.locator("#learning figcaption").inner_text()
+        assert shapes(page, "learning") == 1
+        assert "Length of the solo phase\n5 rounds" in page.locator("#cards").inner_text()
+        assert page.locator("#peers-heading").inner_text() == "Number of peers of each client"
+        assert set(np.ravel(drawn(page, "peers")[0]["z"])) == {3}
+        follow(page, "2")
+        assert page.locator("#peers-heading").inner_text() == "Peers of client 2"
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_serious_barrier(browser, report, scheme):
+def test_no_accessibility_violation(browser, report, scheme):
     from axe_playwright_python.sync_playwright import Axe
 
     for page in open_page(browser, report.as_uri(), color_scheme=scheme, bypass_csp=True):
@@ -203,7 +240,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser, report):
 
 @contextlib.contextmanager
 def started(*arguments, **how):
-    """Run fedrema beside the test; it is gone afterwards, whatever happens."""
+    """Run fedrema in another process, which is killed afterwards."""
     with subprocess.Popen([sys.executable, "-m", "fedrema", *arguments], **how) as process:
         try:
             yield process
@@ -237,7 +274,7 @@ def test_live_rounds_arrive_and_a_killed_run_is_shown_as_stopped(browser, tmp_pa
                 assert wait_until(page, f"document.querySelector('#progress progress').value >= {reached}", 30) < 2
             page.wait_for_selector("#learning .main-svg", timeout=30_000)
         page.wait_for_selector(".state.stopped", timeout=10_000)
-        assert "fedrema resume goes on with it" in page.locator("#progress").inner_text()
+        assert "continue it with fedrema resume" in page.locator("#progress").inner_text()
     page.wait_for_selector(".state.lost", timeout=10_000)
     page.close()
     assert complaints == []

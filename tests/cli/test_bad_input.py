@@ -41,10 +41,10 @@ def own_data(**changes) -> None:
     [
         (["run", "fedmagic"], "Method 'fedmagic' is unknown; valid are"),
         (["run", "fedavg", "--dataset", "imagenet"], "imagenet"),
-        (["run", "fedavg", "--speed", "9"], "Unrecognized options: --speed"),
+        (["run", "fedavg", "--speed", "9"], "fedrema run fedavg has no option --speed"),
         (["run", "fedavg", "--s", "-0.1"], "--s -0.1 is outside 0 to 1"),
         (["run", "fedavg", "--samples", "1000"], "1797"),
-        (["run", "fedavg", "--device", "tpu"], "invalid choice 'tpu'"),
+        (["run", "fedavg", "--device", "tpu"], "--device must be auto, cpu or cuda, got 'tpu'."),
         (["run", "fedavg", "--precision", "bf16", "--device", "cpu"], "--precision bf16 needs a CUDA device"),
         (
             ["run", "fedavg", "--net", "resnet"],
@@ -59,7 +59,10 @@ def own_data(**changes) -> None:
         (["personalize", "missing", "--data", "new.npz"], "missing is not the folder of a run"),
         (["personalize", "missing"], "--data"),
         (["methods", "fedmagic"], "Method 'fedmagic' is unknown"),
-        (["partition", "--partition", "magic"], "invalid choice 'magic'"),
+        (
+            ["partition", "--partition", "magic"],
+            "--partition must be grouped, dirichlet, shards, iid or quantity, got 'magic'.",
+        ),
         (["partition", "--plot", "fed.gif"], "fed.gif"),
         (["bench", "--method", "fedrema,fedmagic"], "Method 'fedmagic' is unknown"),
         (["dance"], "Command 'dance' is unknown"),

@@ -12,7 +12,7 @@ import pytest
 from fedrema.base.memory import amount
 from fedrema.cli import main
 from fedrema.data import Federation
-from fedrema.data.federation import read_npz
+from fedrema.data.npz import read_npz
 from fedrema.errors import BadInput
 from fedrema.models.networks import Network, build_net
 

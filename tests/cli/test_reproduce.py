@@ -8,12 +8,12 @@ import pytest
 from filelock import FileLock
 
 from fedrema.cli import main
-from fedrema.cli.playing import chosen
-from fedrema.cli.reproduce import NAMES, Playing, _experiment, _names, _ordered
+from fedrema.cli.experiment import ExperimentOptions, select
+from fedrema.cli.reproduce import NAMES, _experiment, _names, _ordered
 from fedrema.experiments.store import Store
 from fedrema.methods import registry
 
-pytestmark = pytest.mark.xdist_group("reproduce")  # what is played once serves all
+pytestmark = pytest.mark.xdist_group("reproduce")  # all tests read the same results
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_everything_is_written(smoke):
     assert "unfinished" not in found
 
 
-def test_each_run_is_played_once_however_many_tables_show_it(smoke):
+def test_each_run_is_computed_once_however_many_tables_show_it(smoke):
     # With one kind of data: 11 methods, MOON with another µ, 4 more δ, +F, +A&F; 9 methods at each of 3 more s; with
     # two seeds each. And 9 methods with the second seed on another partition.
     assert len(Store(smoke / "cells").keys()) == 2 * (11 + 1 + 4 + 2 + 3 * 9) + 9
@@ -56,7 +56,7 @@ def test_published_numbers_do_not_stand_beside_other_data(smoke):
 
 
 def test_every_claim_gets_a_verdict(smoke):
-    claims = sum(len(_experiment(name, True, Playing()).claims) for name in NAMES)
+    claims = sum(len(_experiment(name, True, ExperimentOptions()).claims) for name in NAMES)
     page = (smoke / "README.md").read_text()
     assert claims >= 15
     assert len(re.findall(r"\| (holds|does not hold|not decided) \|", page)) == claims
@@ -85,8 +85,7 @@ def test_only_what_was_begun_is_written(tmp_path):
 
 
 def test_what_is_most_telling_is_played_first():
-    playing = Playing()
-    parts = chosen([_experiment(name, False, playing) for name in NAMES], None, None)
+    parts = select([_experiment(name, False, ExperimentOptions()) for name in NAMES], None, None)
     pieces = [(part.experiment.name, {cell.column.name for cell in part.cells}) for part in _ordered(parts)]
     assert pieces[0] == ("table1", {"cifar10"})
     order = [name for name, _ in pieces]
@@ -104,13 +103,13 @@ def test_all_is_the_paper():
 
 
 def test_every_method_there_is_has_a_row():
-    rows = {cell.method for cell in _experiment("methods", False, Playing()).cells}
+    rows = {cell.method for cell in _experiment("methods", False, ExperimentOptions()).cells}
     assert rows == set(registry())
 
 
 def test_only_some_rows_and_columns():
-    experiments = [_experiment(name, False, Playing()) for name in ("table1", "table3")]
-    (part,) = chosen(experiments, "fedavg,moon,mnist", 2)
+    experiments = [_experiment(name, False, ExperimentOptions()) for name in ("table1", "table3")]
+    (part,) = select(experiments, "fedavg,moon,mnist", 2)
     assert [(cell.row.name, cell.column.name) for cell in part.cells] == [("fedavg", "mnist"), ("moon", "mnist")]
     assert part.seeds == 2
 

@@ -1,4 +1,4 @@
-"""Settings from arguments, files and presets: one way, and one sentence where it does not fit."""
+"""Settings from values, files and presets."""
 
 import dataclasses
 import json
@@ -9,18 +9,19 @@ import pytest
 
 from fedrema.base.options import field_documentation
 from fedrema.config.presets import PRESETS
-from fedrema.config.settings import Output, as_arguments, parse_settings
+from fedrema.config.settings import Output, make_settings, read_config
 from fedrema.core import LocalTraining, Method, Simulation
 from fedrema.data import DataSettings, Federation
 from fedrema.errors import BadInput
 from fedrema.methods import registry
+from fedrema.methods.fedprox import FedProx
 from fedrema.models.networks import Network
 
 
-def test_arguments_override_a_file_which_overrides_a_preset(tmp_path):
+def test_values_override_a_file_which_overrides_a_preset(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('lr = 0.5\nbatch = 7\nkeep_momentum = false\nout = "somewhere"\n')
-    settings = parse_settings("fedavg", ["--paper", "table2-s0.4", "--config", str(file), "--batch", "9"])
+    settings = make_settings("fedavg", {"paper": "table2-s0.4", "config": str(file), "batch": 9})
     assert settings.local.batch == 9
     assert settings.local.lr == 0.5
     assert settings.local.keep_momentum is False
@@ -31,7 +32,7 @@ def test_arguments_override_a_file_which_overrides_a_preset(tmp_path):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_the_papers_settings(name):
-    settings = parse_settings("fedrema", ["--paper", name])
+    settings = make_settings("fedrema", {"paper": name})
     assert (settings.data.clients, settings.data.groups, settings.data.test_share) == (20, 5, 0.2)
     assert (settings.local.lr, settings.local.momentum, settings.local.clip) == (0.01, 0.9, 10)
     assert (settings.local.epochs, settings.local.batch, settings.local.weight_decay) == (5, 100, 0)
@@ -45,17 +46,17 @@ def test_presets_are_the_papers_settings(name):
 
 
 def test_each_dataset_has_defaults_of_its_own():
-    assert parse_settings("local", []).data.samples == 60
-    assert parse_settings("local", ["--dataset", "mnist"]).data.samples == 600
-    assert parse_settings("local", ["--dataset=cifar10"]).local.batch == 100
+    assert make_settings("local", {}).data.samples == 60
+    assert make_settings("local", {"dataset": "mnist"}).data.samples == 600
+    assert make_settings("local", {"dataset": "cifar10"}).local.batch == 100
 
 
 @pytest.mark.parametrize("name", registry())
 def test_what_is_written_to_config_json_reads_back_as_the_same_settings(name):
-    arguments = ["--lr", "0.3", "--no-keep-momentum", "--head", "fc", "--data-dir", "a b", "--late", "0.1"]
-    settings = parse_settings(name, arguments)
+    values = {"lr": 0.3, "keep_momentum": False, "head": "fc", "data_dir": "a b", "late": 0.1}
+    settings = make_settings(name, values)
     written = json.loads(json.dumps(settings.flat()))
-    assert parse_settings(name, as_arguments(written)) == settings
+    assert make_settings(name, written) == settings
 
 
 def test_no_two_settings_share_a_name():
@@ -71,54 +72,85 @@ def test_every_setting_is_documented(kind):
         assert len(meaning) > 10, name
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--learning-rate", "1"], "Unrecognized options: --learning-rate, 1"),
-        (["--lrr", "1"], "perhaps you meant --lr"),
-        (["--lr", "fast"], "--lr: could not convert string to float: 'fast'"),
-        (["--backend", "warp"], "invalid choice 'warp'"),
-        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
-        (["--participation", "0"], "--participation must lie in (0, 1], got 0.0"),
-        (["--participation", "1.5"], "--participation must lie in (0, 1], got 1.5"),
-        (["--dropout", "1"], "--dropout must lie in [0, 1), got 1.0"),
-        (["--late", "-0.1"], "--late must lie in [0, 1), got -0.1"),
-        (["--momentum", "1"], "--momentum must lie in [0, 1), got 1.0"),
-        (["--lr", "nan"], "--lr must be 0 or more, got nan"),
-        (["--clip", "-1"], "--clip must be 0 or more, got -1.0"),
-        (["--batch", "-1"], "--batch must be 0 or more, got -1"),
-        (["--lr-decay", "2"], "--lr-decay must lie in (0, 1], got 2.0"),
-        (["--hidden", "0"], "--hidden must be at least 1, got 0"),
-        (["--checkpoint-every", "-1"], "--checkpoint-every must be 0 or more, got -1"),
-        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
-        (["--s", "1.5"], "--s 1.5 is outside 0 to 1"),
-        (["--paper", "table9"], "--paper 'table9' is unknown; valid are table1-mnist"),
-        (["--config", "missing.toml"], "--config missing.toml cannot be read: No such file"),
-    ],
-)
-def test_what_does_not_fit_is_one_sentence(arguments, words):
-    with pytest.raises(BadInput) as caught:
-        parse_settings("fedavg", arguments)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_a_file_with_mistakes(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text("lr = = 1")
-    with pytest.raises(BadInput, match="is not valid TOML"):
-        parse_settings("fedavg", ["--config", str(file)])
-    file.write_text("lr = [1, 2]")
-    with pytest.raises(BadInput, match=r"'lr' must be a number, a text or true/false, got \[1, 2\]"):
-        parse_settings("fedavg", ["--config", str(file)])
-    file.write_text("delta = 0.5")
-    with pytest.raises(BadInput, match="Unrecognized options: --delta"):
-        parse_settings("fedavg", ["--config", str(file)])
+    for content, words in (
+        ("lr = = 1", "mine.toml is not valid TOML"),
+        ("lr = [1, 2]", r"--config .*mine.toml: lr must be a number, got \[1, 2\]\.$"),
+        ("rounds = 2.5", "mine.toml: rounds must be a whole number, got 2.5"),
+        ("quiet = 1", "mine.toml: quiet must be true or false, got 1"),
+        ('device = "gpu"', "mine.toml: device must be auto, cpu or cuda, got 'gpu'"),
+        ("delta = 0.5", "mine.toml: 'delta' is not a setting of fedavg"),
+    ):
+        file.write_text(content)
+        with pytest.raises(BadInput, match=words):
+            make_settings("fedavg", {"config": file})
+
+
+def test_a_file_may_set_every_option(tmp_path):
+    settings = make_settings("fedrema", {"lr": 0.3, "quiet": True, "head": "1", "seeds": 2, "delta": 0.1})
+    file = tmp_path / "all.toml"
+    given = {name: value for name, value in settings.flat().items() if value is not None}
+    file.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in given.items()))
+    assert make_settings("fedrema", read_config(file)) == settings
+    read = make_settings("fedrema", {"config": str(file)})
+    assert dataclasses.replace(read, output=dataclasses.replace(read.output, config=None)) == settings
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"device": "gpu"}, "^device must be auto, cpu or cuda, got 'gpu'.$"),
+        ({"rounds": "many"}, "^rounds must be a whole number, got 'many'.$"),
+        ({"rounds": True}, "^rounds must be a whole number, got True.$"),
+        ({"test_share": "half"}, "^test_share must be a number, got 'half'.$"),
+        ({"keep-momentum": "no"}, "^keep_momentum must be true or false, got 'no'.$"),
+        ({"out": 3}, "^out must be a path, got 3.$"),
+        ({"track": ["wandb"]}, r"^track must be text, got \['wandb'\].$"),
+        ({"round": 3}, "^'round' is not a setting of fedavg; perhaps you meant rounds or late_round.$"),
+        ({"learning_rate": 3}, "^'learning_rate' is not a setting of fedavg; fedrema run fedavg --help-all lists"),
+    ],
+)
+def test_an_invalid_value_is_one_sentence_with_the_setting_the_value_and_what_is_valid(values, words):
+    with pytest.raises(BadInput, match=words):
+        make_settings("fedavg", values)
+
+
+def test_numbers_and_booleans_may_be_text_or_of_numpy():
+    text = {"rounds": "7", "lr": "1e-3", "keep-momentum": "false", "memory": "2"}
+    settings = make_settings("fedavg", text)
+    assert (settings.simulation.rounds, settings.local.lr, settings.local.keep_momentum) == (7, 0.001, False)
+    assert settings.simulation.memory == 2.0
+    numpy = make_settings("fedavg", {"rounds": np.int64(7), "lr": np.float32(0.5), "hidden": 10**30})
+    assert (numpy.simulation.rounds, numpy.local.lr, numpy.network.hidden) == (7, 0.5, 10**30)
+    assert type(numpy.simulation.rounds) is int
+    assert type(make_settings("fedavg", {"lr": 1}).local.lr) is float
+
+
+def test_values_for_several_methods_reach_those_that_have_the_setting(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("delta = 0.3")
+    methods = ("fedavg", "fedprox", "fedrema")
+    values = {"mu": 0.25, "config": file}
+    made = {name: make_settings(name, values, among=methods).flat() for name in methods}
+    assert (made["fedprox"]["mu"], made["fedrema"]["delta"]) == (0.25, 0.3)
+    assert not {"mu", "delta"} & made["fedavg"].keys()
+    with pytest.raises(BadInput, match="'gamma' is not a setting of fedavg, fedprox or fedrema"):
+        make_settings("fedavg", {"gamma": 1}, among=methods)
+
+
+def test_an_instance_has_the_methods_settings(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("mu = 3.0\nlr = 0.25")
+    settings = make_settings(FedProx(mu=0.5), {"paper": "table1-mnist", "config": file})
+    assert (settings.method, settings.local.lr, settings.data.dataset) == (FedProx(mu=0.5), 0.25, "mnist")
+    with pytest.raises(BadInput, match="'mu' is not a setting"):
+        make_settings(FedProx(mu=0.5), {"mu": 1})
 
 
 def test_an_unknown_method_names_the_known():
     with pytest.raises(BadInput, match="Method 'fedmagic' is unknown; valid are apfl, creff, ditto, fedala"):
-        parse_settings("fedmagic", [])
+        make_settings("fedmagic", {})
 
 
 def test_ones_own_method_by_module_and_class(tmp_path, monkeypatch):
@@ -137,15 +169,15 @@ def test_ones_own_method_by_module_and_class(tmp_path, monkeypatch):
         "NotAMethod = int\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert parse_settings("own_method:Mine", ["--strength", "3"]).method.strength == 3.0
+    assert make_settings("own_method:Mine", {"strength": 3}).method.strength == 3.0
     with pytest.raises(BadInput, match="must be a class derived from fedrema"):
-        parse_settings("own_method:NotAMethod", [])
+        make_settings("own_method:NotAMethod", {})
     with pytest.raises(BadInput, match="has no 'Missing'"):
-        parse_settings("own_method:Missing", [])
+        make_settings("own_method:Missing", {})
     with pytest.raises(BadInput, match="No module named 'nowhere'"):
-        parse_settings("nowhere:Mine", [])
+        make_settings("nowhere:Mine", {})
     with pytest.raises(BadInput, match="must have the form module:name"):
-        parse_settings(":Mine", [])
+        make_settings(":Mine", {})
 
 
 def test_a_method_whose_setting_every_run_has_already_is_refused(monkeypatch):
@@ -158,11 +190,11 @@ def test_a_method_whose_setting_every_run_has_already_is_refused(monkeypatch):
 
     monkeypatch.setattr("fedrema.config.settings.find_method", lambda name: Clashing)
     with pytest.raises(BadInput, match="Method 'clashing' has a setting 'rounds', but every run has one"):
-        parse_settings("clashing", [])
+        make_settings("clashing", {})
 
 
 def test_own_data_has_one_set_of_defaults_whatever_command_names_it():
-    settings = parse_settings("fedavg", ["--federation", "mine.npz"])
+    settings = make_settings("fedavg", {"federation": "mine.npz"})
     assert (settings.local.batch, settings.local.lr, settings.data.test_share) == (0, 0.0, 0.2)
     assert settings.local.drop_incomplete is False
 
@@ -174,18 +206,18 @@ def test_batch_and_learning_rate_follow_from_the_number_of_samples(samples, batc
     client = np.repeat(["a", "b", "c"], [1, samples + 1, 2 * samples])  # the median client has one test sample
     split = np.arange(len(client)) == 1
     federation = Federation.from_arrays(np.zeros((len(client), 1)), np.arange(len(client)) % 2, client, split)
-    local = parse_settings("fedavg", ["--federation", "mine.npz"]).fitted(federation).local
+    local = make_settings("fedavg", {"federation": "mine.npz"}).fitted(federation).local
     assert (local.batch, local.lr) == (batch, 0.02)
     large = dataclasses.replace(federation, x=federation.x + np.float32(16))
-    assert parse_settings("fedavg", ["--federation", "mine.npz"]).fitted(large).local.lr == 0.0013
-    given = parse_settings("fedavg", ["--federation", "mine.npz", "--batch", "7", "--lr", "0.3"])
+    assert make_settings("fedavg", {"federation": "mine.npz"}).fitted(large).local.lr == 0.0013
+    given = make_settings("fedavg", {"federation": "mine.npz", "batch": 7, "lr": 0.3})
     assert given.fitted(federation) is given
 
 
-@pytest.mark.parametrize("arguments", [[], ["--dataset", "cifar10"], ["--paper", "table1-mnist"]])
-def test_datasets_and_presets_keep_their_values(arguments):
-    settings = parse_settings("fedavg", arguments)
-    digits = not arguments
+@pytest.mark.parametrize("values", [{}, {"dataset": "cifar10"}, {"paper": "table1-mnist"}])
+def test_datasets_and_presets_keep_their_values(values):
+    settings = make_settings("fedavg", values)
+    digits = not values
     assert (settings.local.batch, settings.local.lr) == ((10, 0.05) if digits else (100, 0.01))
     assert settings.data.test_share == (0.5 if digits else 0.2)
     assert settings.local.drop_incomplete is True
@@ -193,9 +225,9 @@ def test_datasets_and_presets_keep_their_values(arguments):
 
 
 def test_what_own_data_leaves_unused_is_neither_recorded_nor_part_of_what_a_run_is():
-    plain = parse_settings("fedavg", ["--federation", "mine.npz"])
-    superfluous = ["--clients", "5", "--samples", "9", "--partition", "iid", "--dataset", "mnist", "--s", "0.7"]
-    assert parse_settings("fedavg", ["--federation", "mine.npz", *superfluous]) == plain
+    plain = make_settings("fedavg", {"federation": "mine.npz"})
+    superfluous = {"clients": 5, "samples": 9, "partition": "iid", "dataset": "mnist", "s": 0.7}
+    assert make_settings("fedavg", {"federation": "mine.npz", **superfluous}) == plain
     assert not {"dataset", "partition", "partition-file", "clients", "samples", "s"} & plain.described().keys()
     assert plain.described()["federation"] == "mine.npz"
-    assert parse_settings("fedavg", as_arguments(plain.described())) == plain
+    assert make_settings("fedavg", plain.described()) == plain

@@ -62,7 +62,7 @@ def play(method, federation, local=LOCAL, **settings):
     """Return the state after the last round, and all records."""
     played = simulator(method, federation, local, **settings)
     state = played.start()
-    return state, [each.record for each in played.play(state)]
+    return state, [each.record for each in played.run(state)]
 
 
 def models(state, clients):
@@ -151,12 +151,12 @@ def test_a_run_that_is_taken_up_again_ends_the_same(method, federation, tmp_path
     first = simulator(method, federation, local, rounds=4)
     whole = first.start()
     for _ in range(2):
-        first.play_round(whole)
+        first.run_round(whole)
     save_state(whole, tmp_path / "state.safetensors", "test")
-    list(first.play(whole))
+    list(first.run(whole))
     second = simulator(method, federation, local, rounds=4)
     state = load_state(tmp_path / "state.safetensors", "test")
-    list(second.play(state))
+    list(second.run(state))
     expected, found = snapshot(whole), snapshot(state)
     assert expected.keys() == found.keys()
     for name, value in expected.items():
@@ -166,9 +166,9 @@ def test_a_run_that_is_taken_up_again_ends_the_same(method, federation, tmp_path
 def test_an_absent_client_keeps_its_private_state_and_is_scored_with_the_shared_part(method, federation):
     played = simulator(method, federation, participation=0.5)
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     before = snapshot(state)
-    record = played.play_round(state).record
+    record = played.run_round(state).record
     absent = [row for row in range(4) if row not in record["participants"]]
     assert len(absent) == 2
     after = snapshot(state)
@@ -212,7 +212,7 @@ def test_a_dropped_client_leaves_no_trace_and_inputs_of_aggregate_are_not_change
     dropped = 0
     for _ in range(4):
         before = snapshot(state)
-        record = played.play_round(state).record
+        record = played.run_round(state).record
         after = snapshot(state)
         dropped += len(record["dropped"])
         for name in before:
@@ -246,11 +246,11 @@ def test_late_clients_are_the_same_in_both_backends_and_after_a_pause(method, fe
     first = simulator(method, federation, **settings)
     whole = first.start()
     for _ in range(2):
-        first.play_round(whole)
+        first.run_round(whole)
     save_state(whole, tmp_path / "state.safetensors", "test")
-    list(first.play(whole))
+    list(first.run(whole))
     second, state = simulator(method, federation, **settings), load_state(tmp_path / "state.safetensors", "test")
-    list(second.play(state))
+    list(second.run(state))
     looped, _ = play(method, federation, backend="loop", **settings)
     expected, resumed, other = snapshot(whole), snapshot(state), snapshot(looped)
     assert expected.keys() == resumed.keys() == other.keys()
@@ -298,7 +298,7 @@ def test_records_can_be_written(method):
 def test_relations_are_kept_for_any_method(method, federation):
     played = simulator(method, federation, record="relations", participation=0.75)
     state = played.start()
-    for each in played.play(state):
+    for each in played.run(state):
         similarity = each.relations["S"]
         present = each.record["participants"]
         assert similarity.shape == (4, 4)

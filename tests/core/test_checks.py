@@ -74,7 +74,7 @@ WHEN_RUN = {
     ),
     "begin returns nothing": (
         "def begin(self, net, client, data, moment):\n    client.params",
-        f"Pull.begin (pulling.py:{FIRST}) must return the client, got nothing (is a `return` missing?)",
+        f"Pull.begin (pulling.py:{FIRST}) must return the client, got None (is a `return` missing?)",
     ),
     "start keeps a number": (
         "def start(self, net, client, moment):\n    return client.having(memory={'steps': 0})",
@@ -87,7 +87,7 @@ WHEN_RUN = {
     ),
     "no loss": (
         "def loss(self, net, client, batch):\n    cross_entropy(net(client.params, batch.x), batch)",
-        "got nothing (is a `return` missing?): take the mean over the batch",
+        "got None (is a `return` missing?): take the mean over the batch",
     ),
     "a loss that fails": (
         "def loss(self, net, client, batch):\n    return client.memory['missing']",
@@ -144,7 +144,7 @@ WHEN_RUN = {
     ),
     "random numbers that cannot be repeated": (
         "def aggregate(self, net, state, uploads, moment):\n    torch.randn(3)\n    return Answer(uploads.mean)",
-        f"Pull.aggregate (pulling.py:{FIRST}) draws from torch's global random numbers",
+        f"Pull.aggregate (pulling.py:{FIRST}) uses torch's global random generator, so runs are not reproducible",
     ),
 }
 IF = """

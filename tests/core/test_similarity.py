@@ -58,7 +58,7 @@ def test_rows_come_in_blocks_that_make_up_the_whole(net, names, monkeypatch):
     }
     probes = draw_probes(net, Moment(1, 10, seed=0), 2, 1.0, names)
     whole = head_similarity(net, heads, probes, temperature=0.5, peer_temperature=1.0)
-    monkeypatch.setattr("fedrema.core.similarity._block", lambda numbers: 3)
+    monkeypatch.setattr("fedrema.core.similarity._rows_per_block", lambda numbers: 3)
     blocks = list(similarity_rows(net, heads, probes, temperature=0.5, peer_temperature=1.0))
     assert [tuple(block.shape) for block in blocks] == [(3, 7), (3, 7), (1, 7)]
     assert torch.allclose(torch.cat(blocks), whole, atol=1e-6)

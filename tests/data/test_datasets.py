@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedrema.data import dataset_names, dataset_status, load_pool
-from fedrema.data.datasets import _digits_home, cache_folder, pool_size
+from fedrema.data.datasets import _digits_folder, cache_folder, pool_size
 from fedrema.data.file_formats import read_idx, read_rows
 from fedrema.data.sources import SOURCES
 from fedrema.errors import BadInput
@@ -22,7 +22,7 @@ def test_digits_come_with_scikit_learn():
     )
     assert (pool.x.min(), pool.x.max()) == (-1, 1)
     assert pool_size("digits") == 1797
-    assert _digits_home().is_dir()
+    assert _digits_folder().is_dir()
 
 
 @pytest.mark.parametrize("zipped", [False, True])
@@ -113,8 +113,8 @@ def test_a_folder_of_another_dataset_with_the_same_file_names(tmp_path, small_mn
     ("damage", "message"),
     [
         (lambda content: content[:-3], r"train-images-idx3-ubyte has 49 of 52 bytes"),
-        (lambda content: content[:-1] + b"\x00\x00", "is not what was published"),
-        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "is not what was published"),
+        (lambda content: content[:-1] + b"\x00\x00", "differs from the published file"),
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "differs from the published file"),
         (lambda content: gzip.compress(content)[:-9], "does not decompress"),
         (lambda content: gzip.compress(content)[:12] + b"garbage!", "does not decompress"),
         (lambda content: b"\x1f\x8bno gzip at all", "does not decompress"),
@@ -123,7 +123,9 @@ def test_a_folder_of_another_dataset_with_the_same_file_names(tmp_path, small_mn
 def test_damaged_files_are_named(tmp_path, small_mnist, damage, message):
     name = "train-images-idx3-ubyte"
     write(tmp_path / "mnist", small_mnist | {name: damage(small_mnist[name])})
-    with pytest.raises(BadInput, match=f"{name} is altered or incomplete: .*{message}.*; delete it and let"):
+    with pytest.raises(
+        BadInput, match=f"{name} is altered or incomplete: .*{message}.*; delete it to download it again"
+    ):
         load_pool("mnist", tmp_path)
 
 
@@ -165,13 +167,13 @@ def test_idx_header_is_checked():
     for bad in (b"", b"\0\0\x08", good.replace(b"\x08\x03", b"\x0d\x03", 1), idx(np.zeros(3, np.uint8))):
         with pytest.raises(BadInput, match="f is not an idx file of 3 dimensions: it must start with 0x00000803"):
             read_idx(bad, "f", 3)
-    with pytest.raises(BadInput, match="announces 2 x 2 x 2 values and holds 7"):
+    with pytest.raises(BadInput, match="announces 2 x 2 x 2 values but holds 7"):
         read_idx(good[:-1], "f", 3)
 
 
 def test_rows_are_checked():
     for bad in (b"", bytes(14)):
-        with pytest.raises(BadInput, match=re.escape(f"{len(bad)} bytes are no whole number of rows of 13")):
+        with pytest.raises(BadInput, match=re.escape(f"{len(bad)} bytes are not a multiple of the row length 13")):
             read_rows(bad, "f", (3, 2, 2))
 
 
@@ -180,5 +182,5 @@ def test_images_and_labels_must_fit_together(tmp_path, small_mnist, monkeypatch)
 
     monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], classes=5))
     write(tmp_path / "mnist", small_mnist)
-    with pytest.raises(BadInput, match="8 images and 8 labels up to 9 do not fit together"):
+    with pytest.raises(BadInput, match="8 images and 8 labels up to 9 do not match"):
         load_pool("mnist", tmp_path)

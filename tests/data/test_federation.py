@@ -128,49 +128,58 @@ def test_types_that_are_taken():
     [
         (
             {"x": np.full((7, 2), np.nan)},
-            r"x has NaN or infinite values in 7 samples, the first is nan in row 0 \(client '10'\), column 0; only",
+            r"x has NaN or infinite values in 7 samples, the first is nan in row 0 \(client '10'\), column 0;"
+            " all values must be finite",
         ),
         (
             {"x": np.r_[np.zeros((6, 2)), [[0, 1e300]]]},
-            r"x has NaN or infinite values in 1 samples, the first is 1e\+300 in row 6 \(client '3'\), column 1; only",
+            r"x has NaN or infinite values in 1 samples, the first is 1e\+300 in row 6 \(client '3'\), column 1;"
+            " all values must be finite",
         ),
-        ({"x": np.array([["a", "b"]] * 7)}, "x has the type <U1; numbers are valid"),
+        ({"x": np.array([["a", "b"]] * 7)}, "x has the type <U1; valid are uint8 for pixels, floats and integers"),
         ({"x": np.array([[None, 1]] * 7)}, "x holds Python objects"),
-        ({"x": [[1, 2], [1]]}, "x is no array of equally long rows"),
-        ({"x": torch.ones(7, 2, requires_grad=True)}, "x is no array of equally long rows"),
+        ({"x": [[1, 2], [1]]}, "x is not an array with rows of equal length"),
+        ({"x": torch.ones(7, 2, requires_grad=True)}, "x is not an array with rows of equal length"),
         ({"x": np.zeros(7)}, r"x has the shape \(7,\)"),
         ({"x": np.zeros((0, 2))}, r"x has the shape \(0, 2\)"),
         ({"y": np.zeros(6, int)}, "y has 6 entries but x has 7 samples"),
         ({"y": np.zeros((7, 2), int)}, r"y has the shape \(7, 2\)"),
         ({"y": np.full(7, 0.5)}, r"y has values that are not whole numbers, such as 0.5 in row 0 \(client '10'\)"),
         ({"y": np.r_[np.zeros(6), np.nan]}, "y has values that are not whole numbers, such as nan in row 6"),
-        ({"y": np.full(7, 1j)}, "y has the type complex128; whole numbers and strings are valid labels"),
+        ({"y": np.full(7, 1j)}, "y has the type complex128; labels must be whole numbers or strings"),
         ({"y": ["a"] * 6 + [""]}, r"y has an empty label in row 6 \(client '3'\)"),
         ({"y": ["a"] * 7, "classes": 2}, "y holds strings, but with classes=2 it must hold 0 to 1"),
         ({"class_names": ["0", "1"]}, r"y has the label '2' in row 2 \(client '10'\); the classes are 0, 1"),
-        ({"class_names": ["0", "0"]}, "class_names names a class twice: 0, 0"),
+        ({"class_names": ["0", "0"]}, "class_names contains a class twice: 0, 0"),
         ({"classes": 3, "class_names": ["a"]}, "class_names has 1 names for 3 classes"),
         (
             {"y": np.array([0, 1, 2, -1, 0, 0, 0])},
-            r"y has the label -1 in row 3 \(client '2'\); 0, 1, 2 ... or strings are",
+            r"y has the label -1 in row 3 \(client '2'\); labels must be 0, 1, 2, … or strings",
         ),
-        ({"classes": 2}, r"y has the label 2 in row 2 \(client '10'\); 0 to 1 are valid"),
-        ({"classes": 0}, "classes is 0; at least 1 is valid"),
+        ({"classes": 2}, r"y has the label 2 in row 2 \(client '10'\); labels must lie between 0 and 1"),
+        ({"classes": 0}, "classes is 0; it must be at least 1"),
         ({"client": np.zeros(3, int)}, "client has 3 entries"),
         (
             {"client": np.ones(7)},
-            r"client has the type float64; whole numbers or strings .*astype\(int\) makes 1 of 1.0",
+            r"client has the type float64; it must hold whole numbers or strings:"
+            r" client.astype\(int\) converts 1.0 to 1",
         ),
-        ({"client": [1, 2, np.nan, 1, 1, 1, 1]}, "client has nan in row 2; whole numbers or strings are valid"),
-        ({"split": np.ones(7)}, r"split has the value 1.0 in row 0 \(client '10'\); 'train' and 'test', or 0 and 1"),
+        (
+            {"client": [1, 2, np.nan, 1, 1, 1, 1]},
+            "client has nan in row 2; client identifiers must be whole numbers or strings",
+        ),
+        (
+            {"split": np.ones(7)},
+            r"split has the value 1.0 in row 0 \(client '10'\); valid are 'train' and 'test', or 0 and 1",
+        ),
         ({"split": ["train"] * 6 + ["valid"]}, r"split has the value valid in row 6 \(client '3'\)"),
         ({"split": [0, 0, 0, 0, 0, 0, 2]}, "split has the value 2 in row 6"),
         ({"split": [0, 0, 0, 0, 0, 0, 1]}, "client '3' has only test samples"),
         ({"names": ["2", "3", "10", "11"]}, "client '11' has no samples"),
         ({"names": ["2", "3"]}, "client has '10', which is not among the 2 names"),
-        ({"names": ["2", "3", "10", "10"]}, "names has 4 entries, some of them twice"),
+        ({"names": ["2", "3", "10", "10"]}, "names has 4 entries with duplicates"),
         ({"data_seed": -1}, "--data-seed -1 is negative"),
-        ({"test_share": 1.0}, "--test-share 1.0 is outside 0 to 1"),
+        ({"test_share": 1.0}, "--test-share 1.0 must lie between 0 and 1"),
     ],
 )
 def test_arrays_that_are_refused(change, message):
@@ -202,13 +211,13 @@ def damaged(path, how):
 @pytest.mark.parametrize("how", ["cut", "flipped", "empty", "text", "array", "no header"])
 def test_damaged_files_are_refused(tmp_path, how):
     damaged(tmp_path / "it.npz", how)
-    with pytest.raises(BadInput, match=r"it\.npz (is not a \.npz file|cannot be read|lacks|: )"):
+    with pytest.raises(BadInput, match=r"it\.npz (is not a \.npz file or is truncated|cannot be read|lacks|: )"):
         Federation.load(tmp_path / "it.npz")
 
 
 def test_files_with_something_missing_or_strange(tmp_path):
     path = tmp_path / "it.npz"
-    with pytest.raises(BadInput, match=r"is not there or is not a file; give a .npz file with x, y, client"):
+    with pytest.raises(BadInput, match=r"does not exist or is not a file; give a .npz file with x, y, client"):
         Federation.load(path)
     np.savez(path, x=np.zeros((2, 2)), y=np.zeros(2))
     with pytest.raises(BadInput, match=r"lacks 'client': it must hold x, y, client and may hold split, meta, nothing"):
@@ -234,7 +243,7 @@ def test_a_saved_file_that_somebody_changed(tmp_path):
     with np.load(path) as archive:
         arrays = dict(archive)
     np.savez(path, **arrays | {"y": 2 - arrays["y"]})
-    with pytest.raises(BadInput, match=r"it\.npz was altered after it was saved"):
+    with pytest.raises(BadInput, match=r"it\.npz was changed after it was saved"):
         Federation.load(path)
     arrays["splits"] = arrays.pop("split")
     np.savez(path, **arrays)
@@ -254,7 +263,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
 
 
 def test_info_that_json_cannot_hold(tmp_path):
-    with pytest.raises(BadInput, match="info of the federation holds what JSON cannot"):
+    with pytest.raises(BadInput, match="info of the federation must contain JSON values only"):
         small(info={"made by": object()}).save(tmp_path / "it.npz")
     assert not list(tmp_path.iterdir())
 
@@ -330,13 +339,13 @@ def test_classes_are_matched_by_name():
         (np.arange(100) % 4 + 1, None),
         (np.arange(1000) % 100, None),
         (np.array(["a", "c"] * 50), None),
-        (np.r_[np.arange(99) % 4, 99_999], "0, 1, 2, 3, 99999: 99995 numbers in between do not occur, such as 4"),
+        (np.r_[np.arange(99) % 4, 99_999], "0, 1, 2, 3, 99999: 99995 numbers in between are missing, such as 4"),
         (np.arange(100) % 20, "there are 20 classes for 100 samples"),
-        (np.arange(3000) % 73 + 18, "they look like a quantity, and fedrema predicts classes"),
+        (np.arange(3000) % 73 + 18, "they look like a quantity, but fedrema predicts classes"),
         (np.zeros(100, int), "there is only one class"),
     ],
 )
-def test_labels_that_may_be_a_mistake_are_told_in_one_line(y, words, caplog):
+def test_labels_that_may_be_a_mistake_are_reported_in_one_line(y, words, caplog):
     Federation.from_arrays(np.zeros((len(y), 2)), y, np.zeros(len(y), int))
     if words is None:
         assert not caplog.records

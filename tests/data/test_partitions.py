@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedrema.data import partitions
-from fedrema.data.partitions import choose_test, dirichlet, grouped, grouped_counts, iid, quantity, shards
+from fedrema.data.partitions import dirichlet, draw_test_mask, grouped, grouped_counts, iid, quantity, shards
 from fedrema.errors import BadInput
 
 LABELS = np.random.default_rng(3).permutation(np.repeat(np.arange(10), 200))
@@ -14,27 +14,27 @@ def counts(parts, labels=LABELS, classes=10):
     return np.array([np.bincount(labels[part], minlength=classes) for part in parts])
 
 
-def test_grouped_deals_the_papers_600_samples():
-    dealt = grouped_counts(classes=10, clients=20, samples=600, s=0.2, groups=5)
+def test_grouped_assigns_the_papers_600_samples():
+    assigned = grouped_counts(classes=10, clients=20, samples=600, s=0.2, groups=5)
     dominant = [(0, 1, 2), (2, 3, 4), (4, 5, 6), (6, 7, 8), (8, 9, 0)]
     for client in range(20):
         expected = [12 + 160 * (label in dominant[client // 4]) for label in range(10)]
-        assert dealt[client].tolist() == expected
+        assert assigned[client].tolist() == expected
 
 
 def test_grouped_hands_remainders_from_a_label_that_moves_with_the_client():
-    dealt = grouped_counts(classes=10, clients=20, samples=40, s=0.1, groups=5)
+    assigned = grouped_counts(classes=10, clients=20, samples=40, s=0.1, groups=5)
     # 4 IID samples one by one from label k on, and 36 = 3 x 12 for the dominant labels.
-    assert dealt[0].tolist() == [13, 13, 13, 1, 0, 0, 0, 0, 0, 0]
-    assert dealt[7].tolist() == [1, 0, 12, 12, 12, 0, 0, 1, 1, 1]
-    assert dealt[19].tolist() == [13, 1, 1, 0, 0, 0, 0, 0, 12, 13]
+    assert assigned[0].tolist() == [13, 13, 13, 1, 0, 0, 0, 0, 0, 0]
+    assert assigned[7].tolist() == [1, 0, 12, 12, 12, 0, 0, 1, 1, 1]
+    assert assigned[19].tolist() == [13, 1, 1, 0, 0, 0, 0, 0, 12, 13]
 
 
 def test_grouped_remainder_of_the_dominant_labels_moves_too():
-    dealt = grouped_counts(classes=10, clients=5, samples=10, s=0, groups=5)
-    assert dealt[0, [0, 1, 2]].tolist() == [4, 3, 3]
-    assert dealt[1, [2, 3, 4]].tolist() == [3, 4, 3]
-    assert dealt[2, [4, 5, 6]].tolist() == [3, 3, 4]
+    assigned = grouped_counts(classes=10, clients=5, samples=10, s=0, groups=5)
+    assert assigned[0, [0, 1, 2]].tolist() == [4, 3, 3]
+    assert assigned[1, [2, 3, 4]].tolist() == [3, 4, 3]
+    assert assigned[2, [4, 5, 6]].tolist() == [3, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_grouped_remainder_of_the_dominant_labels_moves_too():
     ],
 )
 def test_grouped_for_other_numbers(clients, classes, groups, dominant):
-    dealt = grouped_counts(classes, clients, samples=24, s=0, groups=groups)
-    assert [set(np.flatnonzero(row).tolist()) for row in dealt] == dominant
-    assert (dealt.sum(axis=1) == 24).all()
+    assigned = grouped_counts(classes, clients, samples=24, s=0, groups=groups)
+    assert [set(np.flatnonzero(row).tolist()) for row in assigned] == dominant
+    assert (assigned.sum(axis=1) == 24).all()
 
 
 def test_the_share_of_iid_data_is_not_a_victim_of_binary_fractions():
@@ -60,7 +60,7 @@ def test_the_share_of_iid_data_is_not_a_victim_of_binary_fractions():
 
 
 @pytest.mark.parametrize("s", [0.0, 0.35, 1.0])
-def test_grouped_deals_what_it_counts(s):
+def test_grouped_assigns_what_it_counts(s):
     parts = grouped(LABELS, 10, 8, 90, s, 5, seed=1)
     assert (counts(parts) == grouped_counts(10, 8, 90, s, 5)).all()
 
@@ -75,7 +75,7 @@ ALL = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_no_sample_is_given_twice_and_all_is_dealt(name):
+def test_no_sample_is_assigned_twice_and_all_are_assigned(name):
     parts = ALL[name](5)
     everything = np.concatenate(parts)
     assert len(parts) == 8
@@ -114,7 +114,7 @@ def test_dirichlet_survives_extreme_alpha(alpha):
     assert (counts(dirichlet(LABELS, 10, 20, 100, alpha, seed=0)).sum(axis=1) == 100).all()
 
 
-def test_a_mixture_that_floats_cannot_hold_becomes_a_single_class():
+def test_shares_that_floats_cannot_represent_becomes_a_single_class():
     class Broken:
         def dirichlet(self, alpha):
             return np.full(len(alpha), np.nan)
@@ -122,14 +122,14 @@ def test_a_mixture_that_floats_cannot_hold_becomes_a_single_class():
         def integers(self, high):
             return high - 1
 
-    assert partitions._mixture(Broken(), 3, 0.1).tolist() == [0, 0, 1]
+    assert partitions._dirichlet_shares(Broken(), 3, 0.1).tolist() == [0, 0, 1]
 
 
 def test_shards_give_distinct_classes_equally_and_use_all_equally():
-    dealt = counts(shards(LABELS, 10, 15, 61, 2, seed=0))
-    assert ((dealt > 0).sum(axis=1) == 2).all()
-    assert (np.sort(dealt, axis=1)[:, -2:] == [30, 31]).all()
-    assert ((dealt > 0).sum(axis=0) == 3).all()
+    assigned = counts(shards(LABELS, 10, 15, 61, 2, seed=0))
+    assert ((assigned > 0).sum(axis=1) == 2).all()
+    assert (np.sort(assigned, axis=1)[:, -2:] == [30, 31]).all()
+    assert ((assigned > 0).sum(axis=0) == 3).all()
 
 
 def test_quantity_is_skewed_with_a_least_size():
@@ -140,24 +140,27 @@ def test_quantity_is_skewed_with_a_least_size():
 
 
 @pytest.mark.parametrize(
-    ("deal", "message"),
+    ("partition", "message"),
     [
         (
             lambda: iid(LABELS, 21, 100, 0),
-            "21 clients of 100 would need 2100 samples but the dataset has 2000",
+            "21 clients with 100 samples each need 2100 samples, but the dataset has 2000",
         ),
-        (lambda: dirichlet(LABELS, 10, 21, 100, 1, 0), "would need 2100 samples"),
-        (lambda: quantity(LABELS, 21, 100, 1, 0), "on average would need 2100 samples"),
+        (lambda: dirichlet(LABELS, 10, 21, 100, 1, 0), "each need 2100 samples"),
+        (lambda: quantity(LABELS, 21, 100, 1, 0), "on average need 2100 samples"),
         (
             lambda: shards(np.repeat([0, 1], [5, 100]), 2, 2, 20, 1, 0),
-            "class 0 would need 20 samples for 2 clients of 20 with 1 classes each but the dataset has 5",
+            "2 clients with 20 samples each from 1 classes need 20 samples of class 0, but the dataset has 5",
         ),
-        (lambda: shards(LABELS, 10, 2, 20, 11, 0), "--classes-per-client 11 is more than there are; 1 to 10"),
+        (
+            lambda: shards(LABELS, 10, 2, 20, 11, 0),
+            "--classes-per-client 11 is more than the 10 classes of the dataset; 1 to 10",
+        ),
     ],
 )
-def test_what_the_pool_cannot_give(deal, message):
+def test_what_the_pool_cannot_give(partition, message):
     with pytest.raises(BadInput, match=re.escape(message)):
-        deal()
+        partition()
 
 
 def test_the_clash_on_digits_names_its_numbers():
@@ -166,7 +169,7 @@ def test_the_clash_on_digits_names_its_numbers():
     with pytest.raises(BadInput) as caught:
         grouped(labels, 10, 20, 75, 0.2, 5, 0)
     assert str(caught.value) == (
-        "class 8 would need 190 samples for 20 clients of 75 at s=0.2 but the dataset has 174: "
+        "20 clients with 75 samples each at s=0.2 need 190 samples of class 8, but the dataset has 174: "
         "lower --samples or --clients."
     )
 
@@ -176,11 +179,11 @@ def test_the_clash_on_digits_names_its_numbers():
     [(600, 0.2, 120), (9, 0.2, 1), (2, 0.2, 1), (2, 0.99, 1), (1, 0.2, 0), (4, 0.1, 1)],
 )
 def test_the_test_part_has_its_share_and_both_parts_have_someone(size, share, expected):
-    assert choose_test(size, share, 0, "a").sum() == expected
+    assert draw_test_mask(size, share, 0, "a").sum() == expected
 
 
 def test_the_test_part_follows_seed_and_name():
-    base = choose_test(100, 0.2, 0, "a")
-    assert (base == choose_test(100, 0.2, 0, "a")).all()
-    assert (base != choose_test(100, 0.2, 1, "a")).any()
-    assert (base != choose_test(100, 0.2, 0, "b")).any()
+    base = draw_test_mask(100, 0.2, 0, "a")
+    assert (base == draw_test_mask(100, 0.2, 0, "a")).all()
+    assert (base != draw_test_mask(100, 0.2, 1, "a")).any()
+    assert (base != draw_test_mask(100, 0.2, 0, "b")).any()

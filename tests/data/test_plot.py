@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedrema.data import DataSettings, Federation, build_federation, describe, draw_federation
+from fedrema.data import DataSettings, Federation, build_federation, draw_federation, federation_table
 from fedrema.errors import BadInput
 
 
 def shown(federation):
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(describe(federation))
+    console.print(federation_table(federation))
     return console.export_text()
 
 
@@ -33,7 +33,7 @@ def test_many_classes_and_long_names(tmp_path):
 
 
 def test_a_kind_of_picture_that_is_unknown(tmp_path):
-    with pytest.raises(BadInput, match=r"names ending in .png, .pdf or .svg are valid"):
+    with pytest.raises(BadInput, match=r"the file name must end in .png, .pdf or .svg"):
         draw_federation(build_federation(DataSettings()), tmp_path / "who.docx")
 
 

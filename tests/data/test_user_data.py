@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from fedrema.data import load_own
+from fedrema.data import load_user_data
 from fedrema.errors import BadInput
 
 
@@ -45,14 +45,14 @@ def module(tmp_path, monkeypatch):
 
 def test_one_file(tmp_path):
     np.savez(tmp_path / "all.npz", x=np.ones((6, 2)), y=np.arange(6) % 2, client=np.repeat([4, 5], 3))
-    assert load_own(str(tmp_path / "all.npz")).names == ("4", "5")
+    assert load_user_data(str(tmp_path / "all.npz")).names == ("4", "5")
 
 
 def test_a_folder_with_a_file_per_client(tmp_path):
     for name, samples in (("10", 5), ("9", 10), ("2", 3)):
         client(tmp_path / f"{name}.npz", samples)
     (tmp_path / ".hidden.npz").touch()
-    federation = load_own(str(tmp_path), data_seed=3, test_share=0.4)
+    federation = load_user_data(str(tmp_path), data_seed=3, test_share=0.4)
     assert federation.names == ("2", "9", "10")
     assert federation.split("test").count.tolist() == [1, 4, 2]
     assert federation.info == {"federation": tmp_path.name}
@@ -62,9 +62,9 @@ def test_a_folder_with_its_own_splits(tmp_path):
     client(tmp_path / "north.npz", split=["train"] * 4 + ["test"])
     client(tmp_path / "east.npz", split=[0, 1, 0, 0, 1])
     with pytest.raises(BadInput, match="split"):
-        load_own(str(tmp_path))
+        load_user_data(str(tmp_path))
     client(tmp_path / "east.npz", split=["train", "test", "train", "train", "test"])
-    federation = load_own(str(tmp_path))
+    federation = load_user_data(str(tmp_path))
     assert federation.names == ("east", "north")
     assert federation.split("test").count.tolist() == [2, 1]
 
@@ -81,7 +81,7 @@ def test_a_folder_with_its_own_splits(tmp_path):
 )
 def test_a_function(module, function, names, classes):
     path = list(sys.path)
-    federation = load_own(f"my_own_data:{function}")
+    federation = load_user_data(f"my_own_data:{function}")
     assert (federation.names, federation.classes) == (names, classes)
     assert sys.path == path
 
@@ -99,22 +99,22 @@ def test_a_function(module, function, names, classes):
             r"cannot be loaded: ZeroDivisionError: division by zero \(my_broken_module.py, line 1\)",
         ),
         ("my_own_data:refuses", "^not today$"),
-        ("my_own_data:number", r"returned int; valid is a Federation, arrays \(x, y, client"),
+        ("my_own_data:number", r"returned int; it must return a Federation, arrays \(x, y, client"),
         ("my_own_data:empty", "returned dict"),
         ("my_own_data:other", "returned dict"),
         ("my_own_data:broken", "--federation my_own_data:broken: y has 2 entries but x has 6"),
-        ("my_own_data:objects", "x of client 'bob' is no array of equally long rows"),
+        ("my_own_data:objects", "x of client 'bob' is not an array with rows of equal length"),
         ("my_own_data:absent", "my_own_data has no 'absent'"),
         ("my_own_data:constant", "is not a function but int"),
         ("my_absent_module:f", "cannot be loaded: ModuleNotFoundError: No module named 'my_absent_module'"),
         ("my_broken_module:f", "cannot be loaded: ZeroDivisionError"),
-        ("nowhere.npz", "--federation nowhere.npz is not there; valid are a .npz file, a folder"),
+        ("nowhere.npz", "--federation nowhere.npz does not exist; valid are a .npz file, a folder"),
         ("my_own_data.py", "my_own_data.py is a file but not a .npz"),
     ],
 )
 def test_sources_that_are_refused(module, source, message):
     with pytest.raises(BadInput, match=message):
-        load_own(source)
+        load_user_data(source)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_sources_that_are_refused(module, source, message):
         ({"x": np.ones((5, 2), np.uint8)}, "type uint8"),
         ({"y": np.zeros(4, int)}, r"client 'b' has x of the shape \(5, 2\) and y of the shape \(4,\)"),
         ({"x": np.float32(1), "y": np.int64(1)}, r"x of the shape \(\)"),
-        ({"x": np.ones((0, 2), np.float32), "y": np.zeros(0, int)}, "at least one, are valid"),
-        ({"split": np.zeros(5, int)}, "client 'a' has no 'split' but others have"),
+        ({"x": np.ones((0, 2), np.float32), "y": np.zeros(0, int)}, "there must be at least one sample"),
+        ({"split": np.zeros(5, int)}, "client 'a' has no 'split' but other clients have"),
         ({"y": np.full(5, -2)}, "y has the label -2 in row 0 of client 'b'"),
         (
             {"x": np.array([[1, 2]] * 4 + [[1, np.nan]], np.float32)},
@@ -140,9 +140,9 @@ def test_folders_whose_clients_do_not_fit(tmp_path, changes, message):
     client(tmp_path / "a.npz")
     client(tmp_path / "b.npz", **changes)
     with pytest.raises(BadInput, match=f"--federation .*{message}"):
-        load_own(str(tmp_path))
+        load_user_data(str(tmp_path))
 
 
 def test_a_folder_without_clients(tmp_path):
-    with pytest.raises(BadInput, match=r"is a folder without .npz files; one per client is valid"):
-        load_own(str(tmp_path))
+    with pytest.raises(BadInput, match=r"is a folder without .npz files; it must contain one per client"):
+        load_user_data(str(tmp_path))

@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord
 
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.core import Role
 from fedrema.data import build_federation
 from fedrema.deploy.flower_conductor import Conductor
@@ -55,7 +55,7 @@ def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(me
     conductor.conduct()
     simulator = prepare(made.settings, build_federation(made.settings.data))
     state = simulator.start()
-    records = [played.record for played in simulator.play(state)]
+    records = [played.record for played in simulator.run(state)]
     central = conductor.central
     for name, value in state.params.common.items():
         torch.testing.assert_close(central.state.params.common[name], value, rtol=0, atol=1e-6)

@@ -13,7 +13,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.data import build_federation
 from fedrema.deploy.flower_records import read_reply, reply_record
 from fedrema.deploy.messages import SCORES_ONLY, Score

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.deploy.node import Node
 from fedrema.deploy.run_config import Plan
 from fedrema.deploy.run_state import RunState

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.data import build_federation
 from fedrema.deploy.node import Node
 from fedrema.deploy.server import CentralServer
@@ -27,10 +27,10 @@ def play(settings, federation, folder=None):
     central = CentralServer(settings, federation.sample_shape, federation.classes, len(federation))
     records = []
     for number in range(1, settings.simulation.rounds + 1):
-        for node, joins in zip(nodes, simulator.joins, strict=True):
+        for node, joins in zip(nodes, simulator.participation.joins, strict=True):
             if joins == number:
                 central.registry.row(node.name)
-        answering, _ = simulator.choose(number)
+        answering, _ = simulator.participation.choose(number)
         replies = {nodes[row].name: nodes[row].reply_to(central.request(nodes[row].name)) for row in answering}
         records.append(central.complete_round(replies))
     return central, nodes, records
@@ -49,7 +49,7 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method, late)
     state = simulator.start()
     rows = [central.registry.names.index(node.name) for node in nodes]  # clients have rows in the order of joining
     assert (rows != sorted(rows)) == late
-    for played, record in zip(simulator.play(state), records, strict=True):
+    for played, record in zip(simulator.run(state), records, strict=True):
         assert sorted(rows[row] for row in played.record["participants"]) == record["participants"]
         assert (record.nodes.rejected, record.nodes.clipped) == ({}, {})
         assert record["loss"] == pytest.approx(played.record["loss"], abs=1e-9)

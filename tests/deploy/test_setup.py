@@ -15,8 +15,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedrema.cli import main
-from fedrema.config.settings import parse_settings
-from fedrema.data import load_own
+from fedrema.cli.arguments import parse_settings
+from fedrema.data import load_user_data
 from fedrema.deploy.folder import NodeFolder, ServerFolder
 from fedrema.deploy.node import own_samples
 from fedrema.deploy.run_config import read_run_config
@@ -111,7 +111,7 @@ def test_the_app_holds_the_settings_and_flower_can_build_it(made):
 
 
 def test_each_node_gets_its_own_samples_and_no_others(made):
-    parts = [load_own(str(made / "nodes" / name / "data.npz"), 0, 0.5) for name in ("north", "south")]
+    parts = [load_user_data(str(made / "nodes" / name / "data.npz"), 0, 0.5) for name in ("north", "south")]
     assert [len(part) for part in parts] == [1, 1]
     assert parts[0].names != parts[1].names
     first, second = (np.load(made / "nodes" / name / "data.npz")["x"] for name in ("north", "south"))

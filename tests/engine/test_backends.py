@@ -62,7 +62,7 @@ def play(net, federation, local, method=FedAvg, **settings):
     chosen = {"rounds": 2, "device": "cpu", "precision": "float64", "backend": "loop", **settings}
     played = Simulator(method(), net, federation, local, Simulation(**chosen))
     state = played.start()
-    records = [each.record for each in played.play(state)]
+    records = [each.record for each in played.run(state)]
     return played, state, records
 
 
@@ -151,7 +151,7 @@ def test_the_server_computes_in_float32_while_clients_train_in_tf32(backend, mon
     settings = Simulation(rounds=2, device="cpu", backend=backend, record="relations")
     simulator = Simulator(Watched(), net, federation, LocalTraining(epochs=1), settings)
     simulator.engine.arithmetic = Arithmetic(torch.device("cpu"), products="tf32")  # as on a GPU
-    list(simulator.play(simulator.start()))
+    list(simulator.run(simulator.start()))
     assert seen == {"client": {True}, "server": {False}}
 
 
@@ -296,7 +296,7 @@ def test_integers_reach_an_embedding_in_both_backends_and_are_learnt():
     for backend in ("loop", "stacked"):
         played, state, records = play(words(), sentences(), local, rounds=10, backend=backend)
         assert played.train.x.dtype == torch.int64
-        assert played.train.stacked(torch.arange(3)).mask.dtype == torch.float64
+        assert played.train.padded(slice(None), played.train.counts).mask.dtype == torch.float64
         ends.append(state.params.merged())
     assert records[-1]["accuracy"] > 0.9
     assert distance(*ends) < 1e-9
@@ -370,8 +370,8 @@ def test_predictions_do_not_drop_anything():
     federation = make_federation()
     played, state, _ = play(make_net(with_dropout), federation, WHOLE)
     cohort = played.cohort(state, torch.arange(4))
-    predicted = played.engine.scores(played.method, cohort, played.test)
-    assert torch.equal(predicted, played.engine.scores(played.method, cohort, played.test))
+    predicted = played.engine.predictions(played.method, cohort, played.test)
+    assert torch.equal(predicted, played.engine.predictions(played.method, cohort, played.test))
     params = state.params.common
     hidden = (played.test.x @ params["body.0.weight"].T + params["body.0.bias"]).relu()
     expected = (hidden @ params["head.weight"].T + params["head.bias"]).argmax(-1)

@@ -30,8 +30,8 @@ def test_at_the_end_of_a_round_a_client_knows_what_it_received(backend):
     played = simulator(Moved(), backend)
     state = played.start()
     cohort = played.cohort(state, torch.arange(4))
-    trained, _, _ = played.local_training(cohort, {}, played.moment(1))
-    played.play_round(state)
+    trained = played.local_training(cohort, played.moment(1))[0].params.own
+    played.run_round(state)
     expected = trained["head.bias"] - played.net.initial["head.bias"]
     assert expected.abs().min() > 1e-6
     assert torch.allclose(state.inbox.common["moved"], expected, atol=1e-12)
@@ -61,10 +61,10 @@ def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
 
     played = simulator(Keeping(), backend, rounds=3)
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     first = {name: value.clone() for name, value in state.server.items()}
-    played.play_round(state)
-    played.play_round(state)
+    played.run_round(state)
+    played.run_round(state)
     for name, value in first.items():
         assert torch.equal(state.server[name], value), name
 
@@ -89,7 +89,7 @@ def test_begin_and_end_are_given_all_samples_in_their_order(backend):
 
     played = simulator(Orderly(), backend)
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     split = played.federation.split("train")
     labels = [y[:count] for y, count in zip(split.y, split.count, strict=True)]
     assert len({len(y) for y in labels}) > 1, "without padding this would show less"

@@ -85,11 +85,11 @@ class Staged(Method):
 def test_what_a_phase_does_not_train_keeps_its_bits_and_its_momentum(backend, part, frozen):
     played = simulator(Staged(part=part), backend)
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     params = {name: value.clone() for name, value in state.params.own.items()}
     velocity = {name: value.clone() for name, value in state.velocity.items()}
     assert all(value.abs().max() > 0 for value in velocity.values())
-    played.play_round(state)
+    played.run_round(state)
     for name in params:
         same = name.startswith(frozen + ".")
         assert torch.equal(state.params.own[name], params[name]) == same, name
@@ -101,9 +101,9 @@ def test_what_a_phase_does_not_train_keeps_its_bits_and_its_momentum(backend, pa
 def test_a_frozen_body_is_not_differentiated(backend, part, differentiated):
     played = simulator(Staged(part=part), backend)
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     Watched.backwards = 0
-    played.play_round(state)
+    played.run_round(state)
     assert (Watched.backwards > 0) == differentiated
 
 
@@ -123,7 +123,7 @@ class Shrinking(Method):
 def test_a_phase_can_bring_its_own_loss(backend):
     played = simulator(Shrinking(), backend, LocalTraining(batch=1000, clip=0))
     state = played.start()
-    record = played.play_round(state).record
+    record = played.run_round(state).record
     initial = played.net.initial
     assert torch.allclose(state.params.common["head.bias"], 0.9 * initial["head.bias"], atol=1e-15)
     for name in ("body.0.weight", "body.0.bias", "head.weight"):
@@ -223,7 +223,7 @@ def test_a_method_that_uses_every_hook_runs_alike_looped_and_stacked(settings, c
     for backend in BACKENDS:
         played = simulator(Everything(), backend, local, **settings)
         states[backend] = played.start()
-        records[backend] = [each.record for each in played.play(states[backend])]
+        records[backend] = [each.record for each in played.run(states[backend])]
     one, other = states["loop"], states["stacked"]
     for groups in (
         (one.params.common, other.params.common),
@@ -252,12 +252,12 @@ def test_memory_is_kept_and_mail_arrives_in_the_next_round(backend):
     state = played.start()
     assert state.memory["rounds"].tolist() == [0, 0, 0, 0]
     train = played.federation.label_counts("train")
-    played.play_round(state)
+    played.run_round(state)
     assert state.memory["rounds"].tolist() == [1, 1, 1, 1]
     assert state.memory["mail"].abs().max() == 0
     assert state.inbox.common["mean_labels"].tolist() == pytest.approx(train.mean(0).tolist())
     assert state.inbox.own["letter"].tolist() == (train.sum(1) * 10 + 1).tolist()
-    played.play_round(state)
+    played.run_round(state)
     assert state.memory["rounds"].tolist() == [2, 2, 2, 2]
     assert state.memory["mail"].tolist() == [pytest.approx(train.mean(0).tolist())] * 4
     assert state.memory["letter"].tolist() == (train.sum(1) * 10 + 1).tolist()
@@ -269,7 +269,7 @@ def test_memory_is_kept_and_mail_arrives_in_the_next_round(backend):
 def test_letters_reach_only_those_that_answered(backend):
     played = simulator(Everything(), backend, participation=0.5)
     state = played.start()
-    present = played.play_round(state).record["participants"]
+    present = played.run_round(state).record["participants"]
     absent = [row for row in range(4) if row not in present]
     assert (state.inbox.own["letter"][present] > 0).all()
     assert (state.inbox.own["letter"][absent] == 0).all()
@@ -289,7 +289,7 @@ def test_everyone_starts_with_the_same_second_head(backend):
 def test_adapting_before_scoring_happens_on_a_copy(backend):
     played = simulator(Everything(), backend)
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     before = {name: value.clone() for name, value in state.params.own.items()}
     momentum = {name: value.clone() for name, value in state.velocity.items()}
     moment = played.moment(1)
@@ -323,8 +323,8 @@ def test_clients_are_scored_as_they_are_after_adapting(backend):
     whole = LocalTraining(epochs=20, batch=1000, lr=0.1)
     adapted, alone = (simulator(method, backend, whole) for method in (Adapting(), Local()))
     state = adapted.start()
-    record = adapted.play_round(state).record
-    expected = alone.play_round(alone.start()).record
+    record = adapted.run_round(state).record
+    expected = alone.run_round(alone.start()).record
     assert record["client_accuracy"] == expected["client_accuracy"]
     assert record["trained_client_accuracy"] != expected["client_accuracy"]
     for name, value in adapted.net.initial.items():
@@ -341,7 +341,7 @@ def test_adapting_draws_batches_of_its_own():
 
     played = simulator(Both(), "stacked")
     cohort, moment = played.cohort(played.start(), torch.arange(4)), played.moment(1)
-    trained, _, _ = played.local_training(cohort, {}, moment)
+    trained = played.local_training(cohort, moment)[0].params.own
     adapted = played.adapted(played.method, cohort, moment).params.own
     assert (trained["head.weight"] - adapted["head.weight"]).abs().max() > 1e-4
 
@@ -356,7 +356,7 @@ def test_what_is_predicted_is_up_to_the_method(backend):
             return torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=x.dtype).expand(len(x), 4)
 
     played = simulator(Stubborn(), backend)
-    record = played.play_round(played.start()).record
+    record = played.run_round(played.start()).record
     truth = played.federation.label_counts("test")
     assert record["accuracy"] == pytest.approx(truth[:, 2].sum() / truth.sum())
     assert record["client_accuracy"] == pytest.approx((truth[:, 2] / truth.sum(1)).tolist())

@@ -24,12 +24,12 @@ def test_a_hook_that_has_nothing_to_do_is_not_called_for_everyone(backend, monke
 
     played = simulator(Sometimes(), backend)
     calls = []
-    original = played.engine.each
-    monkeypatch.setattr(played.engine, "each", lambda *given: calls.append(1) or original(*given))
+    original = played.engine.apply_hook
+    monkeypatch.setattr(played.engine, "apply_hook", lambda *given: calls.append(1) or original(*given))
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     assert calls == []
-    up = played.play_round(state).record["bytes_up"]
+    up = played.run_round(state).record["bytes_up"]
     assert len(calls) == 2
-    assert up == played.play_round(state).record["bytes_up"] + 4 * 8
+    assert up == played.run_round(state).record["bytes_up"] + 4 * 8
     assert len(calls) == 2

@@ -355,7 +355,7 @@ def test_batch_norm_between_our_layers_sees_real_samples_only():
     stacked = {name: value.expand(3, *value.shape).clone() for name, value in net.initial.items()}
 
     def loss(own, x, mask):
-        with net.looking_at(mask, own):
+        with net.batch_context(mask, own):
             return (net(own, x).logsumexp(-1).pow(2) * mask).sum()
 
     def found(values, params):

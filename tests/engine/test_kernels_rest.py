@@ -14,7 +14,7 @@ from fedrema.core import Client, LocalTraining, Method, Move, Phase
 from fedrema.engine.kernels import client_norms, momentum_steps, optimiser
 from fedrema.engine.kernels.pooling import Window
 from fedrema.engine.kernels.pooling_functions import max_pool
-from fedrema.engine.sgd import Descent, Losses
+from fedrema.engine.sgd import LossMean, PhaseSGD
 
 WINDOWS = [  # kernel, stride, padding, size
     ((2, 2), (2, 2), (0, 0), (6, 8)),
@@ -161,9 +161,9 @@ def test_steps_through_our_programs_are_those_through_torch(own):
         velocity = {name: torch.ones_like(params[name]) for name in ("weight", "bias")}
         phase = Phase(1, lr=0.1, momentum=0.9, **({"step": step} if own else {}))
         local = LocalTraining(clip=1.0, weight_decay=0.1)
-        descent = Descent(Method(), phase, local, velocity, value_of, axes=1, fused=fused)
+        descent = PhaseSGD(Method(), phase, local, velocity, value_of, axes=1, fused=fused)
         client = Client(params, params, {}, {}, torch.ones(3))
-        losses = Losses(torch.zeros(3), torch.zeros(3))
+        losses = LossMean(torch.zeros(3), torch.zeros(3))
         for active in (None, torch.tensor([1.0, 0.0, 1.0])):
             descent.step(client, velocity, losses, (None,), active, torch.tensor(0.1))
         found.append({**params, **{f"velocity.{name}": value for name, value in velocity.items()}})

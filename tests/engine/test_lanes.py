@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema import engine
 from fedrema.core import LocalTraining, Simulation
-from fedrema.engine.loop import lanes
+from fedrema.engine import backends
+from fedrema.engine.backends import parallel_clients
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
@@ -19,7 +19,7 @@ from tests.conftest import make_federation
 
 @pytest.fixture
 def four_threads(monkeypatch):
-    monkeypatch.setattr(engine, "SMALL_STEP", 0)  # else networks as small as these go one after the other
+    monkeypatch.setattr(backends, "SMALL_STEP", 0)  # else networks as small as these go one after the other
     torch.set_num_threads(4)
     yield
     torch.set_num_threads(1)
@@ -35,18 +35,18 @@ def play(method, dropout=0.0, federation=None):
         method, net, federation or make_federation(), LocalTraining(epochs=2, batch=5, lr=0.05), settings
     )
     state = simulator.start()
-    records = [played.record for played in simulator.play(state)]
+    records = [played.record for played in simulator.run(state)]
     return simulator, state, [{name: record[name] for name in ("loss", "client_accuracy")} for record in records]
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedReMa(align=1.0), MOON()])
 def test_side_by_side_is_the_same_as_one_after_the_other(method, four_threads):
     several, state, records = play(method)
-    assert several.engine.lanes > 1
+    assert several.engine.parallel > 1
     assert torch.get_num_threads() == 4
     torch.set_num_threads(1)
     one, other_world, other_records = play(method)
-    assert one.engine.lanes == 1
+    assert one.engine.parallel == 1
     for row in range(4):
         for name, value in state.params.row(row).items():
             assert torch.allclose(value, other_world.params.row(row)[name], rtol=0, atol=1e-12), name
@@ -81,4 +81,4 @@ def test_an_error_in_a_thread_reaches_the_caller(four_threads):
     ("threads", "clients", "wanted"), [(1, 20, 1), (2, 20, 2), (2, 1, 1), (4, 20, 4), (8, 1, 1), (64, 1000, 8)]
 )
 def test_how_many_go_side_by_side(threads, clients, wanted):
-    assert lanes(threads, clients) == wanted
+    assert parallel_clients(threads, clients) == wanted

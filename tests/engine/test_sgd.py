@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedrema.core import Client, LocalTraining, Method, Move, Phase
-from fedrema.engine.sgd import Descent, Losses, decayed, descend, scaled
+from fedrema.engine.sgd import LossMean, PhaseSGD, momentum_step, scaled, with_weight_decay
 
 SHAPES = {"weight": (3, 4), "filter": (2, 1, 3, 3), "bias": (4,), "scale": ()}
 CLIENTS = 3
@@ -23,9 +23,9 @@ def descended(params, directions, phase, local, active=None, axes=0, velocity=No
     params = {name: value.clone() for name, value in params.items()}
     velocity = {name: value.clone() for name, value in (velocity or zeros(params)).items()}
     for step, direction in enumerate(directions):
-        prepared = Descent(Method(), phase, local, direction, lambda *_: None, axes)
-        direction = decayed(scaled(direction, prepared._clip_factor(direction)), params, local.weight_decay)
-        descend(params, velocity, direction, phase, active[step] if active else None)
+        prepared = PhaseSGD(Method(), phase, local, direction, lambda *_: None, axes)
+        direction = with_weight_decay(scaled(direction, prepared._clip_factor(direction)), params, local.weight_decay)
+        momentum_step(params, velocity, direction, phase, active[step] if active else None)
     return params, velocity
 
 
@@ -155,8 +155,8 @@ def test_each_model_is_clipped_by_its_own_norm(axes, own_step):
         return gradient(client, batches[0])
 
     phase = Phase(1, 1.0, 0.0, **({"step": step} if own_step else {}))
-    descent = Descent(Method(), phase, LocalTraining(clip=6.5), velocity, value_of, axes, prefix_of=prefix_of)
-    losses = Losses(torch.zeros((2,) * axes), torch.zeros((2,) * axes))
+    descent = PhaseSGD(Method(), phase, LocalTraining(clip=6.5), velocity, value_of, axes, prefix_of=prefix_of)
+    losses = LossMean(torch.zeros((2,) * axes), torch.zeros((2,) * axes))
     descent.step(Client(params, params, {}, {}, torch.ones((2,) * axes)), velocity, losses, (None,), None)
     for client in range(2) if axes else [...]:
         assert params["weight"][client].tolist() == pytest.approx([-1.5, -2.0])  # norm 13 is halved
@@ -183,7 +183,7 @@ def test_clipping_can_be_switched_off():
 def test_what_is_not_in_the_direction_is_not_touched():
     params = {"body": torch.ones(2), "head": torch.ones(2)}
     velocity = {"body": torch.ones(2), "head": torch.ones(2)}
-    descend(params, velocity, {"head": torch.ones(2)}, Phase(1, 1.0, 0.5), None)
+    momentum_step(params, velocity, {"head": torch.ones(2)}, Phase(1, 1.0, 0.5), None)
     assert params["body"].tolist() == velocity["body"].tolist() == [1, 1]
     assert velocity["head"].tolist() == [1.5, 1.5]  # 0.5·1 + 1
 
@@ -203,8 +203,8 @@ def test_a_step_of_ones_own_gets_clipped_gradients_with_weight_decay_and_may_put
 
     params = {"weight": torch.tensor([[1.0, 2.0], [1.0, 2.0]]), "kept": torch.tensor([7.0, 8.0])}
     client = Client(params, params, memory={}, inbox={}, count=torch.ones(2))
-    losses = Losses(torch.zeros(2), torch.zeros(2))
-    descent = Descent(method, phase, local, ["weight"], value_of, axes=1)
+    losses = LossMean(torch.zeros(2), torch.zeros(2))
+    descent = PhaseSGD(method, phase, local, ["weight"], value_of, axes=1)
     descent.step(client, {"weight": torch.zeros(2, 2)}, losses, (None,), active=torch.tensor([1.0, 0.0]))
     # (3, 4) has length 5 and is brought to 1: (0.6, 0.8); weight decay adds 0.1·(1, 2).
     assert seen[0]["weight"].tolist() == [pytest.approx([0.7, 1.0]), pytest.approx([0.4, 0.6])]
@@ -214,11 +214,11 @@ def test_a_step_of_ones_own_gets_clipped_gradients_with_weight_decay_and_may_put
 
 
 def test_the_mean_loss_counts_only_steps_taken():
-    losses = Losses(torch.zeros(3), torch.zeros(3))
+    losses = LossMean(torch.zeros(3), torch.zeros(3))
     losses.add(torch.tensor([1.0, 2.0, math.nan]), torch.tensor([1.0, 1.0, 0.0]))
     losses.add(torch.tensor([3.0, 5.0, 7.0]), torch.tensor([1.0, 0.0, 0.0]))
     assert losses.mean().tolist() == [2.0, 2.0, 0.0]
-    one = Losses(torch.zeros(()), torch.zeros(()))
+    one = LossMean(torch.zeros(()), torch.zeros(()))
     one.add(torch.tensor(1.0), None)
     one.add(torch.tensor(4.0), None)
     assert float(one.mean()) == 2.5

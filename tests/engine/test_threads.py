@@ -14,8 +14,10 @@ from fedrema.config.settings import parse_settings
 from fedrema.core import LocalTraining, Simulation
 from fedrema.data import Federation
 from fedrema.deploy.node import Node
-from fedrema.engine import Loop, StackedEngine
-from fedrema.engine.threads import operations_per_step, threads_per_operation, torch_threads
+from fedrema.engine import LoopEngine, StackedEngine, backends
+from fedrema.engine.backends import threads_per_operation
+from fedrema.engine.costs import operations_per_step
+from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
@@ -64,7 +66,7 @@ def simulator(method, hidden=9, **settings):
 def test_small_networks_train_score_and_aggregate_with_one_thread(backend, four_threads):
     Watching.seen.clear()
     small = simulator(Watching(), backend=backend)
-    for _ in small.play(small.start()):
+    for _ in small.run(small.start()):
         assert torch.get_num_threads() == 4  # between rounds torch is the caller's
     assert Watching.seen == {1}
     assert small.threads == 1
@@ -74,7 +76,7 @@ def test_small_networks_train_score_and_aggregate_with_one_thread(backend, four_
 def test_the_number_asked_for_is_used_and_torch_is_left_as_it_was(backend, four_threads):
     Watching.seen.clear()
     asked = simulator(Watching(), backend=backend, threads=3)
-    list(asked.play(asked.start()))
+    list(asked.run(asked.start()))
     assert Watching.seen == {3}
     assert torch.get_num_threads() == 4
 
@@ -86,7 +88,7 @@ def test_torch_is_left_as_it_was_when_a_round_fails(four_threads):
 
     broken = simulator(Broken())
     with pytest.raises(BadInput, match="RuntimeError: broken"):
-        list(broken.play(broken.start()))
+        list(broken.run(broken.start()))
     assert torch.get_num_threads() == 4
 
 
@@ -126,7 +128,7 @@ def test_operations_are_counted_well_enough_for_a_rule(network, shape, wanted):
 def states(method, **settings):
     played = simulator(method, **settings)
     state = played.start()
-    list(played.play(state))
+    list(played.run(state))
     return {**state.params.common, **state.params.own}
 
 
@@ -147,10 +149,10 @@ def test_the_choice_is_recorded_and_used_again_by_a_machine_that_would_choose_ot
     begun = fedrema.run("fedrema", out=tmp_path / "begun", **options)
     assert begun.config["ran_on"]["backend"] == "stacked"
     assert begun.config["ran_on"]["threads_per_operation"] == 1
-    monkeypatch.setattr(fedrema.engine, "SMALL_STEP", 0.0)
-    monkeypatch.setattr(fedrema.engine, "threads_per_operation", lambda *_: 3)
+    monkeypatch.setattr(backends, "SMALL_STEP", 0.0)
+    monkeypatch.setattr(backends, "threads_per_operation", lambda *_: 3)
     fresh = prepare(parse_settings("fedrema", ["--device", "cpu"]), make_federation())
-    assert isinstance(fresh.engine, Loop)
+    assert isinstance(fresh.engine, LoopEngine)
     assert fresh.threads == 3
     assert isinstance(take_up(tmp_path / "begun").simulator.engine, StackedEngine)
     done = fedrema.resume(tmp_path / "begun", rounds=4)
@@ -174,7 +176,7 @@ def test_of_a_run_that_recorded_only_all_threads_those_of_an_operation_follow(tm
 
 
 def test_demonstration_and_presets_name_their_threads(tmp_path, capsys):
-    assert all(given[given.index("--threads") + 1] == "1" for given in (preset.common for preset in PRESETS.values()))
+    assert all(preset.common["threads"] == 1 for preset in PRESETS.values())
     options = ["--rounds", "1", "--hidden", "4", "--seeds", "1", "--epochs", "1", "--device", "cpu", "--quiet"]
     assert main(["run", *options, "--out", str(tmp_path / "demo")]) == 0
     runs = [fedrema.load(tmp_path / "demo" / name) for name in ("local", "fedavg", "fedrema")]

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fedrema.engine.memory import client_bytes
+from fedrema.engine.costs import client_bytes
 from fedrema.experiments.forecast import Forecast, Forecaster, duration, operations_per_sample
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import FORMAT, PARTS, Store, key_of

@@ -11,7 +11,7 @@ from torch import nn
 from fedrema.core import Answer, LocalTraining, Role, Simulation, average, cross_entropy, mix
 from fedrema.core.similarity import head_similarity
 from fedrema.data import Federation
-from fedrema.engine import Room, kernels
+from fedrema.engine import JointTraining, kernels
 from fedrema.methods.ditto import Ditto
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedbn import FedBN
@@ -37,7 +37,7 @@ def play(method, federation, local=LOCAL, network=None, **settings):
     )  # fmt: skip
     simulator = Simulator(method, net, federation, local, Simulation(**{"seed": 3, **chosen}))
     state = simulator.start()
-    return simulator, state, [played.record for played in simulator.play(state)]
+    return simulator, state, [played.record for played in simulator.run(state)]
 
 
 def apart(first, second):
@@ -52,7 +52,7 @@ def test_every_method_trains_as_on_a_cpu(method):
     federation = make_federation()
     for settings in ({}, {"participation": 0.75, "rounds": 4}):
         simulator, state, records = play(method, federation, **settings)
-        assert simulator.engine.recorder.graphs, "nothing was recorded"
+        assert simulator.engine.graphs.captured, "nothing was recorded"
         _, expected, expected_records = play(method, federation, device="cpu", **settings)
         assert apart(state, expected) < 2e-3
         for record, other in zip(records, expected_records, strict=True):
@@ -67,7 +67,7 @@ def test_batch_norm_is_recorded_and_trains_as_on_a_cpu(method):
     federation = make_federation()  # of unequal clients: some finish early
     simulator, state, _ = play(method, federation, network=network, rounds=4)
     assert simulator.engine.name == "stacked"
-    assert simulator.engine.recorder.graphs, "nothing was recorded"
+    assert simulator.engine.graphs.captured, "nothing was recorded"
     _, expected, _ = play(method, federation, network=network, rounds=4, device="cpu")
     assert apart(state, expected) < 2e-3
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_recorded_is_run_as_it_is():
             return value
 
     simulator, state, _ = play(Looks(), make_federation())
-    assert not any(result is None for _, _, result in simulator.engine.recorder.graphs.values())
+    assert not any(result is None for _, _, result in simulator.engine.graphs.captured.values())
     _, expected, _ = play(FedAvg(), make_federation(), device="cpu")
     assert apart(state, expected) < 1e-4
 
@@ -191,10 +191,10 @@ def test_seeds_in_company_end_as_they_do_alone():
     def again(simulator, party):
         simulator.engine = party
         state = simulator.start()
-        list(simulator.play(state))
+        list(simulator.run(state))
         return snapshot(state)
 
-    found = Room(simulators[0].engine).play([functools.partial(again, simulator) for simulator in simulators])
+    found = JointTraining(simulators[0].engine).run([functools.partial(again, simulator) for simulator in simulators])
     for expected, other in zip(alone, found, strict=True):
         assert all(torch.equal(value, other[name]) for name, value in expected.items())
 

@@ -47,7 +47,7 @@ class Watched(Simulator):
         self.trained = ended.params.own
         return ended, extras
 
-    def play_round(self, state):
+    def run_round(self, state):
         self.before = [{name: value.clone() for name, value in state.params.row(row).items()} for row in range(4)]
         self.mail = dict(state.inbox.common)
         original = type(self.method).aggregate
@@ -58,7 +58,7 @@ class Watched(Simulator):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(self.method), "aggregate", aggregate)
-            return super().play_round(state)
+            return super().run_round(state)
 
 
 def simulator(method, local=LOCAL, **settings) -> Watched:

@@ -20,7 +20,7 @@ def test_two_rounds_by_hand(backend, adapt):
     simulator, state, w, data = begun(method, backend, local(epochs=2))
     own, shares, trained = [dict(w) for _ in data], [0.6, 0.6], []
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             v, model, share = own[row], w, shares[row]
@@ -48,7 +48,7 @@ def test_two_rounds_by_hand(backend, adapt):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_outputs_can_be_mixed_instead(backend):
     simulator, state, w, data = begun(APFL(mixing="outputs", adapt_alpha=False), backend, local())
-    simulator.play_round(state)
+    simulator.run_round(state)
     for row, (x, y) in enumerate(data):
         # v = w at first, so that the mixed outputs are w's, and half of their gradient is v's.
         assert_same(state.params.row(row), plus(w, slopes(w, x, y), -LR / 2), "local.")
@@ -57,7 +57,7 @@ def test_outputs_can_be_mixed_instead(backend):
 def test_a_share_stays_between_0_and_1():
     simulator, state, _, _ = begun(APFL(local_share=1.0), "stacked", local(lr=5.0))
     for _ in range(3):
-        simulator.play_round(state)
+        simulator.run_round(state)
         assert ((state.params.own["share"] >= 0) & (state.params.own["share"] <= 1)).all()
     with pytest.raises(BadInput, match=r"--local-share must lie in \[0, 1\], got 1.5"):
         APFL(local_share=1.5)
@@ -67,7 +67,7 @@ def test_a_share_stays_between_0_and_1():
 def test_each_of_the_two_models_is_clipped_by_its_own_norm(backend):
     most = 0.2
     simulator, state, w, data = begun(APFL(local_share=0.25, adapt_alpha=False), backend, local(clip=most))
-    simulator.play_round(state)
+    simulator.run_round(state)
     trained = []
     for row, (x, y) in enumerate(data):
         gradient = slopes(w, x, y)

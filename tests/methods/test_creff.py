@@ -8,9 +8,8 @@ from torch.nn import functional
 
 from fedrema.core import Moment
 from fedrema.errors import BadInput
-from fedrema.methods.creff import CReFF, gradients_apart
-from fedrema.models.body_and_head import Net
-from fedrema.models.last_layer import inputs_of_last, last_layer
+from fedrema.methods.creff import CReFF, gradient_distance
+from fedrema.models.body_and_head import Net, last_layer, last_layer_inputs
 from fedrema.models.networks import Split
 from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, features, local, logits, mean, plus, slopes, softmax
 
@@ -32,7 +31,7 @@ def test_the_model_is_fedavgs_and_clients_send_gradients_by_class(backend):
                     wrong = chances[y == c] - np.eye(3)[c]
                     expected = wrong.T @ np.column_stack([h[y == c], np.ones((y == c).sum())]) / (y == c).sum()
                     assert sent["gradients"][row, c].numpy() == pytest.approx(expected, abs=1e-12)
-        simulator.play_round(state)
+        simulator.run_round(state)
         w = mean([plus(w, slopes(w, x, y), -LR) for x, y in data], data)
         layer = tuple(state.inbox.common[f"classifier.{name}"].numpy() for name in ("weight", "bias"))
     assert_same(state.params.common, w)
@@ -54,7 +53,7 @@ def test_how_far_gradients_point_apart():
     made = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
     real = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64)
     weight, bias = (torch.randn(size, generator=generator, dtype=torch.float64) for size in ((3, 5), (3,)))
-    found = gradients_apart(made, real, weight, bias)
+    found = gradient_distance(made, real, weight, bias)
     for c in range(3):
         layer = weight.clone().requires_grad_(), bias.clone().requires_grad_()
         loss = functional.cross_entropy(made[c] @ layer[0].T + layer[1], torch.full((4,), c))
@@ -71,10 +70,10 @@ def test_matching_brings_gradients_together_and_leaves_unknown_classes_alone():
     wrong = (torch.softmax(wanted @ weight.T + bias, dim=2) - torch.eye(3, dtype=torch.float64)[:, None]) / 4
     ones = torch.cat([wanted, wanted.new_ones(3, 4, 1)], dim=2)
     real = torch.einsum("cmo,cmd->cod", wrong, ones)  # so that `wanted` itself would be no way off
-    assert gradients_apart(wanted, real, weight, bias).abs().max() < 1e-9
+    assert gradient_distance(wanted, real, weight, bias).abs().max() < 1e-9
     known = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
     moved, _ = CReFF(match_steps=50, match_lr=0.5).match(made, real, known, weight, bias)
-    before, after = (gradients_apart(each, real, weight, bias) for each in (made, moved))
+    before, after = (gradient_distance(each, real, weight, bias) for each in (made, moved))
     assert (after[[0, 2]] < 0.3 * before[[0, 2]]).all()
     assert torch.equal(moved[1], made[1])
 
@@ -102,6 +101,6 @@ def test_what_the_last_layer_is_given_in_a_deeper_head():
     assert last_layer(net) == ("head.2.weight", "head.2.bias")
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     expected = torch.relu(x @ net.initial["head.0.weight"].T + net.initial["head.0.bias"])
-    assert torch.allclose(inputs_of_last(net, net.initial, x), expected, atol=1e-6)
+    assert torch.allclose(last_layer_inputs(net, net.initial, x), expected, atol=1e-6)
     with pytest.raises(BadInput, match="whose last layer is linear, with a bias"):
         last_layer(Net(Split(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3)))

@@ -12,7 +12,7 @@ def test_two_rounds_by_hand(backend):
     simulator, state, w, data = begun(Ditto(tie=0.7), backend, local(epochs=2))
     own = [dict(w) for _ in data]
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             v, model = own[row], w
@@ -29,7 +29,7 @@ def test_two_rounds_by_hand(backend):
 
 def test_a_client_answers_with_its_own_model():
     simulator, state, w, data = begun(Ditto(), "loop", local())
-    simulator.play_round(state)
+    simulator.run_round(state)
     client = simulator.cohort(state, torch.arange(2)).one(1)
     x = simulator.train.of(1).x
     v = {name: state.params.row(1)[f"personal.{name}"].numpy() for name in w}

@@ -31,7 +31,7 @@ def test_three_rounds_by_hand(backend):
     own = [dict(w) for _ in data]
     weights = [{name: np.ones_like(w[name]) for name in TOP} for _ in data]
     for number in (1, 2, 3):
-        simulator.play_round(state)
+        simulator.run_round(state)
         for row, (x, y) in enumerate(data):
             model = w
             if number > 1:
@@ -60,7 +60,7 @@ def test_three_rounds_by_hand(backend):
 def test_weights_that_stay_1_make_it_fedavg():
     simulator, state, w, data = begun(FedALA(merged_tensors=4, weight_lr=1e-30), "stacked", local())
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         w = mean([plus(w, slopes(w, x, y), -LR) for x, y in data], data)
     assert_same(state.params.common, w)
 
@@ -74,9 +74,9 @@ def test_weights_are_learnt_longer_when_a_client_first_merges_whatever_the_round
     merges = [0, 0]
     # While the first is alone, the mean is its own model: it first merges in the fourth round, the second in the third.
     plan = [[0], [0], [0, 1], [0, 1], [0]]
-    simulator.choose = lambda number: (plan[number - 1], [])
+    simulator.participation.choose = lambda number: (plan[number - 1], [])
     for present in plan:
-        simulator.play_round(state)
+        simulator.run_round(state)
         for row in present:
             x, y = data[row]
             model = w
@@ -98,9 +98,9 @@ def test_a_client_without_a_model_of_its_own_has_nothing_to_merge():
     simulator, state, _, _ = begun(method, "stacked", local())
     cohort = simulator.cohort(state, torch.arange(2))
     assert [int(method.learning_epochs(cohort.one(row))) for row in range(2)] == [0, 0]
-    simulator.play_round(state)
+    simulator.run_round(state)
     cohort = simulator.cohort(state, torch.arange(2))
     assert [int(method.learning_epochs(cohort.one(row))) for row in range(2)] == [7, 7]
-    simulator.play_round(state)
+    simulator.run_round(state)
     cohort = simulator.cohort(state, torch.arange(2))
     assert [int(method.learning_epochs(cohort.one(row))) for row in range(2)] == [1, 1]

@@ -46,7 +46,7 @@ def test_two_rounds_by_hand(backend):
     simulator, state, w, data = begun(method, backend, local(epochs=2))
     clouds = [dict(w) for _ in data]
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         own = []
         for row, (x, y) in enumerate(data):
             model = clouds[row]

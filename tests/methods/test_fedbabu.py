@@ -43,7 +43,7 @@ def snapshot(tensors):
     return {name: value.clone() for name, value in tensors.items()}
 
 
-def model_of(params) -> Split:
+def network_tensors(params) -> Split:
     module = make_module().double()
     module.load_state_dict(dict(params))
     return module
@@ -78,7 +78,7 @@ def test_the_head_keeps_its_bits_and_is_the_same_for_all(backend, participation)
     initial = snapshot(make_module().double().state_dict())
     for _ in range(3):
         before = snapshot(state.params.common)
-        played.play_round(state)
+        played.run_round(state)
         assert set(state.params.common) == BODY
         assert set(state.params.own) == HEAD
         for name in HEAD:
@@ -94,11 +94,11 @@ def test_the_head_keeps_its_bits_and_is_the_same_for_all(backend, participation)
 def test_only_the_body_travels(backend):
     played = simulator(FedBABU(), backend)
     state = played.start()
-    record = played.play_round(state).record
+    record = played.run_round(state).record
     assert record["bytes_up"] == 4 * BODY_BYTES
     assert record["bytes_down"] == 4 * BODY_BYTES
     halved = simulator(FedBABU(), backend, participation=0.5)
-    record = halved.play_round(halved.start()).record
+    record = halved.run_round(halved.start()).record
     assert (record["bytes_up"], record["bytes_down"]) == (2 * BODY_BYTES, 2 * BODY_BYTES)
 
 
@@ -112,7 +112,7 @@ def test_bodies_trained_under_the_head_are_averaged_by_sample_counts(backend):
     counts = played.train.counts.tolist()
     assert len(set(counts)) == 4
     for _ in range(2):
-        played.play_round(state)
+        played.run_round(state)
         trained = []
         for row in range(4):
             own = copy.deepcopy(model)
@@ -134,15 +134,15 @@ def test_bodies_trained_under_the_head_are_averaged_by_sample_counts(backend):
 def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
     played = simulator(FedBABU(finetune_epochs=4, finetune=part), backend, WHOLE)
     state = played.start()
-    played.play_round(state)
-    record = played.play_round(state).record
+    played.run_round(state)
+    record = played.run_round(state).record
     common, own, velocity = snapshot(state.params.common), snapshot(state.params.own), snapshot(state.velocity)
     moment = played.moment(2)
     adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), moment)
     modules = []
     for row in range(4):
         start = state.params.row(row)
-        module = model_of(start)
+        module = network_tensors(start)
         parameters = {"all": module, "head": module.head, "body": module.body}[part].parameters()
         # Momentum starts anew: what training left of it does not belong to the copy.
         descend(module, parameters, played.train.of(row), replace(WHOLE, epochs=4))
@@ -167,11 +167,11 @@ def test_the_accuracy_without_fine_tuning_stands_beside(backend):
     tuning, plain = simulator(FedBABU(), backend), simulator(FedBABU(finetune_epochs=0), backend)
     state, bare = tuning.start(), plain.start()
     differ = False
-    for tuned, untuned in zip(tuning.play(state), plain.play(bare), strict=True):
+    for tuned, untuned in zip(tuning.run(state), plain.run(bare), strict=True):
         assert not untuned.record.alternatives
         assert tuned.record.alternatives == {"unadapted": {"accuracy": untuned.record.accuracy}}
         differ |= tuned.record["accuracy"] != untuned.record["accuracy"]
-        each, together = accuracies(plain, [model_of(bare.params.row(row)) for row in range(4)])
+        each, together = accuracies(plain, [network_tensors(bare.params.row(row)) for row in range(4)])
         assert untuned.record["client_accuracy"] == pytest.approx(each)
         assert untuned.record["accuracy"] == pytest.approx(together)
     assert differ

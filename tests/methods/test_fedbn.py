@@ -39,7 +39,7 @@ def test_a_round_by_hand(backend):
     played = simulator(FedBN(), backend=backend)
     state = played.start()
     before = {name: value.numpy().copy() for name, value in played.net.initial.items()}
-    played.play_round(state)
+    played.run_round(state)
     weights, counts = [], []
     for row in range(4):
         data = played.train.of(row)
@@ -69,13 +69,13 @@ def test_a_round_by_hand(backend):
 def test_with_batch_norm_a_run_can_be_taken_up(backend, tmp_path):
     whole = simulator(FedBN(), backend=backend)
     state = whole.start()
-    list(whole.play(state))
+    list(whole.run(state))
     first = simulator(FedBN(), backend=backend)
     taken = first.start()
-    first.play_round(taken)
+    first.run_round(taken)
     save_state(taken, tmp_path / "state.safetensors", "test")
     taken = load_state(tmp_path / "state.safetensors", "test")
-    list(simulator(FedBN(), backend=backend).play(taken))
+    list(simulator(FedBN(), backend=backend).run(taken))
     for row in range(4):
         for name, value in state.params.row(row).items():
             assert torch.equal(value, taken.params.row(row)[name]), name
@@ -85,7 +85,7 @@ def test_without_batch_norm_it_is_fedavg():
     states = []
     for method in (FedBN(), FedAvg()):
         played, state, _, _ = begun(method, "stacked", local())
-        list(played.play(state))
+        list(played.run(state))
         states.append(state.params.common)
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

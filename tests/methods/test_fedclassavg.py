@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedrema.methods.fedclassavg import FedClassAvg, supervised_contrast
+from fedrema.methods.fedclassavg import FedClassAvg, supervised_contrastive_loss
 from tests.methods.by_hand import (
     BACKENDS,
     LR,
@@ -44,11 +44,13 @@ def test_the_contrast_by_loops():
     h = np.random.default_rng(0).normal(size=(6, 4)) * 5
     labels = [0, 1, 0, 1, 2, 2]
     expected = contrast_by_loops(h, labels)
-    found = supervised_contrast(torch.from_numpy(h), torch.tensor(labels), torch.ones(6, dtype=torch.float64))
+    found = supervised_contrastive_loss(torch.from_numpy(h), torch.tensor(labels), torch.ones(6, dtype=torch.float64))
     assert float(found) == pytest.approx(expected, rel=1e-12)
     padded = torch.from_numpy(np.concatenate([h, [[1.0] * 4]]))
     mask = tensor([1.0] * 6 + [0.0])
-    assert float(supervised_contrast(padded, torch.tensor([*labels, 0]), mask)) == pytest.approx(expected, rel=1e-12)
+    assert float(supervised_contrastive_loss(padded, torch.tensor([*labels, 0]), mask)) == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_a_loss_computed_by_hand():
@@ -69,7 +71,7 @@ def test_two_rounds_by_hand_without_views_and_contrast(backend):
     simulator, state, first, data = begun(method, backend, local(epochs=2))
     models = [dict(first) for _ in data]
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         own = []
         for model, (x, y) in zip(models, data, strict=True):
             received = model

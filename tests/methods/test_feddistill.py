@@ -52,7 +52,7 @@ def simulator(method, local=LOCAL, **settings) -> Simulator:
 def play(method, **settings):
     played = simulator(method, **settings)
     state = played.start()
-    return state, [each.record for each in played.play(state)]
+    return state, [each.record for each in played.run(state)]
 
 
 def sent() -> Uploads:
@@ -174,7 +174,7 @@ def test_mean_outputs_travel_and_nothing_else():
 def test_targets_come_from_the_models_as_they_are_after_training():
     played = simulator(FedDistill(), rounds=1)
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     data = played.federation.split("train")
     means, holds = torch.zeros(4, CLASSES, CLASSES).double(), torch.zeros(4, CLASSES, dtype=torch.bool)
     for row in range(4):
@@ -211,8 +211,8 @@ def test_distillation_begins_in_the_second_round():
     alone, strong = simulator(Local()), simulator(FedDistill(gamma=1.0))
     states = alone.start(), strong.start()
     for number in (1, 2):
-        alone.play_round(states[0])
-        strong.play_round(states[1])
+        alone.run_round(states[0])
+        strong.run_round(states[1])
         apart = (states[0].params.own["head.weight"] - states[1].params.own["head.weight"]).abs().max()
         assert (apart > 1e-4) == (number == 2)
 

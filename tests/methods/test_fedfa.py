@@ -8,7 +8,7 @@ import torch
 
 from fedrema.core import Moment
 from fedrema.errors import BadInput
-from fedrema.methods.fedfa import FedFA, first_anchors
+from fedrema.methods.fedfa import FedFA, initial_anchors
 from tests.methods.by_hand import (
     BACKENDS,
     LR,
@@ -54,7 +54,7 @@ def test_two_rounds_by_hand(backend):
     simulator, state, w, data = begun(method, backend, local())
     anchors = state.params.common["anchors"].numpy().copy()
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained, moved = [], []
         for x, y in data:
             counts = np.bincount(y, minlength=3)
@@ -75,11 +75,11 @@ def test_two_rounds_by_hand(backend):
 
 
 def test_anchors_begin_as_distinct_axes():
-    anchors = first_anchors(3, 5, Moment(0, 9, 4))
+    anchors = initial_anchors(3, 5, Moment(0, 9, 4))
     assert (anchors.sum(dim=1) == 1).all()
     assert torch.equal(anchors @ anchors.T, torch.eye(3))
-    assert torch.equal(anchors, first_anchors(3, 5, Moment(7, 9, 4)))  # by the seed, not by the round
-    crowded = first_anchors(6, 2, Moment(0, 9, 4))
+    assert torch.equal(anchors, initial_anchors(3, 5, Moment(7, 9, 4)))  # by the seed, not by the round
+    crowded = initial_anchors(6, 2, Moment(0, 9, 4))
     assert crowded.norm(dim=1).tolist() == pytest.approx([1.0] * 6)
     with pytest.raises(BadInput, match=r"--anchor-step must lie in \[0, 1\], got 2"):
         FedFA(anchor_step=2)

@@ -6,7 +6,7 @@ import torch
 
 from fedrema.core import Moment
 from fedrema.errors import BadInput
-from fedrema.methods.fedkd import FedKD, compressed
+from fedrema.methods.fedkd import FedKD, compress
 from tests.methods.by_hand import (
     BACKENDS,
     LR,
@@ -72,7 +72,7 @@ def test_the_fewest_singular_values_that_hold_enough(shape, energy):
     u, sizes, v = np.linalg.svd(value.reshape(shape[0], -1), full_matrices=False)
     rank = next(r for r in range(1, len(sizes) + 1) if (sizes[:r] ** 2).sum() > energy * (sizes**2).sum())
     expected = ((u[:, :rank] * sizes[:rank]) @ v[:rank]).reshape(shape)
-    kept, share = compressed({"a": torch.from_numpy(value), "b": torch.ones(5, dtype=torch.float64)}, energy)
+    kept, share = compress({"a": torch.from_numpy(value), "b": torch.ones(5, dtype=torch.float64)}, energy)
     assert kept["a"].numpy() == pytest.approx(expected, abs=1e-12)
     assert kept["b"].tolist() == [1.0] * 5
     numbers = min(rank * sum(u.shape[:1] + v.shape[1:]), value.size) + 5
@@ -80,10 +80,10 @@ def test_the_fewest_singular_values_that_hold_enough(shape, energy):
 
 
 def test_a_matrix_of_zeros_and_one_that_is_sent_whole():
-    kept, _ = compressed({"a": torch.zeros(3, 5, dtype=torch.float64)}, 0.9)
+    kept, _ = compress({"a": torch.zeros(3, 5, dtype=torch.float64)}, 0.9)
     assert kept["a"].abs().max() == 0
     value = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    kept, share = compressed({"a": value}, 1.0)
+    kept, share = compress({"a": value}, 1.0)
     assert torch.equal(kept["a"], value)
     assert float(share) == 1
 
@@ -100,9 +100,9 @@ def test_updates_are_compressed_on_the_way_up_and_down(backend):
     rounds = {"rounds": 1}
     plain, state, first, data = begun(FedKD(energy_first=1.0, energy_last=1.0), backend, local(epochs=3), **rounds)
     cohort = plain.cohort(state, torch.arange(2))
-    trained, _, _ = plain.local_training(cohort, {}, plain.moment(1))
+    trained = plain.local_training(cohort, plain.moment(1))[0].params.own
     played, state, _, _ = begun(FedKD(energy_first=0.6, energy_last=0.6), backend, local(epochs=3), **rounds)
-    record = played.play_round(state).record
+    record = played.run_round(state).record
 
     def cut(change):
         if change.ndim < 2:
@@ -122,7 +122,7 @@ def test_mentor_and_mentee_are_clipped_each_by_its_own_norm(backend):
     most = 0.2
     method = FedKD(energy_first=1.0, energy_last=1.0)  # nothing is compressed
     simulator, state, w, data = begun(method, backend, local(clip=most))
-    simulator.play_round(state)
+    simulator.run_round(state)
     # Both begin alike, so that in the first step neither has anything to teach the other.
     trained = [plus(w, clipped(slopes(w, x, y), most), -LR) for x, y in data]
     assert_same(state.params.common, mean(trained, data))

@@ -80,7 +80,7 @@ def test_statistics_come_from_the_received_body_and_prototypes_from_the_trained_
     played = simulator(FedPAC(), backend=backend)
     state = played.start()
     for _ in range(2):
-        played.play_round(state)
+        played.run_round(state)
         for row in range(4):
             x, labels = training_data(played, row)
             weighted, variance = statistics(played.net.features(played.before[row], x), labels, CLASSES)
@@ -275,7 +275,7 @@ def test_each_phase_leaves_the_other_part_bit_for_bit(backend, epochs, head_epoc
     played = simulator(FedPAC(head_epochs=head_epochs), local, backend=backend)
     state = played.start()
     for _ in range(2):
-        played.play_round(state)
+        played.run_round(state)
         for row in range(4):
             for name, value in played.trained.items():
                 moved = head_epochs if name.startswith("head.") else epochs
@@ -289,7 +289,7 @@ def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(b
     played = simulator(FedPAC(align=0.7), local, backend=backend)
     state = played.start()
     for number in (1, 2):
-        played.play_round(state)
+        played.run_round(state)
         assert ("prototypes" in played.mail) == (number == 2)
         for row in range(4):
             x, labels = training_data(played, row)
@@ -323,7 +323,7 @@ def test_the_loss_recorded_while_the_head_trains_is_the_cross_entropy(backend):
     played = simulator(FedPAC(align=1000.0), local, backend=backend)
     state = played.start()
     for _ in range(2):
-        record = played.play_round(state).record
+        record = played.run_round(state).record
         for row in range(4):
             x, labels = training_data(played, row)
             expected = functional.cross_entropy(played.net(played.before[row], x), labels)
@@ -333,7 +333,7 @@ def test_the_loss_recorded_while_the_head_trains_is_the_cross_entropy(backend):
 
 def test_bytes_are_models_prototypes_and_statistics():
     played = simulator(FedPAC())
-    records = [each.record for each in played.play(played.start())]
+    records = [each.record for each in played.run(played.start())]
     means, label_counts, weighted, variance = CLASSES * FEATURES, CLASSES, CLASSES * FEATURES, 1
     up = 4 * (BODY + HEAD + means + label_counts + weighted + variance) * BYTES
     prototypes, known = CLASSES * FEATURES, CLASSES
@@ -346,7 +346,7 @@ def test_bytes_are_models_prototypes_and_statistics():
 def test_everyone_gets_the_common_body_and_a_head_of_its_own():
     played = simulator(FedPAC())
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     assert set(state.params.common) == {"body.1.weight", "body.1.bias"}
     assert set(state.params.own) == {"head.weight", "head.bias"}
     sizes = [len(training_data(played, row)[1]) for row in range(4)]
@@ -364,7 +364,7 @@ def test_everyone_gets_the_common_body_and_a_head_of_its_own():
 def test_a_round_with_one_client_returns_its_own_head():
     played = simulator(FedPAC(), participation=0.25)
     state = played.start()
-    record = played.play_round(state).record
+    record = played.run_round(state).record
     (row,) = record["participants"]
     for name in ("head.weight", "head.bias"):
         assert torch.equal(state.params.own[name][row], played.trained[name][0])
@@ -397,11 +397,13 @@ def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, 
 
 
 def test_of_very_many_clients_not_all_weights_are_dropped(monkeypatch):
-    monkeypatch.setattr("fedrema.methods.fedpac.least_on_simplex", lambda matrix: np.full(len(matrix), 1 / len(matrix)))
+    monkeypatch.setattr(
+        "fedrema.methods.fedpac.minimise_on_simplex", lambda matrix: np.full(len(matrix), 1 / len(matrix))
+    )
     weights = combination_weights(torch.ones(1001, 1, 1), torch.ones(1001))
     assert torch.allclose(weights, torch.full_like(weights, 1 / 1001))
 
 
 def test_a_client_whose_weights_cannot_be_found_keeps_its_own_head(monkeypatch):
-    monkeypatch.setattr("fedrema.methods.fedpac.least_on_simplex", lambda matrix: None)
+    monkeypatch.setattr("fedrema.methods.fedpac.minimise_on_simplex", lambda matrix: None)
     assert torch.equal(combination_weights(torch.ones(3, 2, 2), torch.ones(3)), torch.eye(3, dtype=torch.float64))

@@ -12,7 +12,7 @@ def test_two_rounds_by_hand(backend):
     simulator, state, first, data = begun(FedPerPlusPlus(hold=0.6), backend, local(epochs=3))
     models = [dict(first) for _ in data]
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         for row, (x, y) in enumerate(data):
             model, held = models[row], features(models[row], x)
             for _ in range(3):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedrema.errors import BadInput
-from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, likeliest_smoothing
+from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, maximum_likelihood_smoothing
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
 from tests.methods.by_hand import (
@@ -46,7 +46,7 @@ def trained(w, x, y, smooth, steps, counted=None):
 def test_two_rounds_by_hand(backend, smooth):
     simulator, state, w, data = begun(FedPrior(smooth=smooth, align=0, held_out=0), backend, local(epochs=2))
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         w = mean([trained(w, x, y, smooth, 2) for x, y in data], data)
     assert_same(state.params.common, w)
     for row, (x, y) in enumerate(data):
@@ -75,7 +75,7 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
     usual = [log_prior(y[~own], 1.0) for (_, y), own in zip(data, held, strict=True)]
     losses, count, least, newest_is_used = 0.0, 0.0, np.inf, []
     for _ in range(11):
-        played = simulator.play_round(state)
+        played = simulator.run_round(state)
         losses, count = 0.8 * losses + lost(w, data, held, usual), 0.8 * count + 7
         before = w
         w = mean([trained(w, x, y, 1.0, 10, ~own) for (x, y), own in zip(data, held, strict=True)], data)
@@ -100,7 +100,7 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
 def test_where_nobody_has_samples_to_spare_nothing_is_held_out():
     simulator, state, w, data = begun(FedPrior(smooth=1.0, align=0, held_out=0.05), "stacked", local(epochs=1))
     assert max(len(y) for _, y in data) < 20
-    assert simulator.play_round(state).record["trace"] == {"temperature": 1, "trust": 1}
+    assert simulator.run_round(state).record["trace"] == {"temperature": 1, "trust": 1}
     assert_same(state.params.common, mean([trained(w, x, y, 1.0, 1) for x, y in data], data))
 
 
@@ -138,7 +138,7 @@ def likelihood(counts, a):
 @pytest.mark.parametrize("counts", [(6, 1, 0), (3, 2, 1), (0, 9, 1), (4, 4, 1)])
 def test_each_client_smooths_as_its_numbers_advise(counts):
     best = max(SMOOTHINGS.tolist(), key=lambda a: likelihood(counts, a))
-    assert float(likeliest_smoothing(tensor([float(count) for count in counts]))) == best
+    assert float(maximum_likelihood_smoothing(tensor([float(count) for count in counts]))) == best
     method, net = FedPrior(held_out=0), linear_net()
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
     client = method.start(net, client_of(net.initial), moment=None)
@@ -148,9 +148,9 @@ def test_each_client_smooths_as_its_numbers_advise(counts):
 
 
 def test_numbers_as_equal_as_by_chance_say_nothing_and_a_single_class_says_most():
-    assert float(likeliest_smoothing(tensor([5.0, 5.0, 5.0]))) == float(SMOOTHINGS[-1])
-    assert float(likeliest_smoothing(tensor([15.0, 0.0, 0.0]))) == float(SMOOTHINGS[0])
-    assert float(likeliest_smoothing(tensor([0.0, 0.0, 0.0]))) > 0
+    assert float(maximum_likelihood_smoothing(tensor([5.0, 5.0, 5.0]))) == float(SMOOTHINGS[-1])
+    assert float(maximum_likelihood_smoothing(tensor([15.0, 0.0, 0.0]))) == float(SMOOTHINGS[0])
+    assert float(maximum_likelihood_smoothing(tensor([0.0, 0.0, 0.0]))) > 0
 
 
 def test_padding_is_not_counted():

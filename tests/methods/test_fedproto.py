@@ -58,7 +58,7 @@ def simulator(method, federation=None, local=LOCAL, **settings) -> Simulator:
 def play(method, **settings):
     played = simulator(method, **settings)
     state = played.start()
-    return state, [each.record for each in played.play(state)]
+    return state, [each.record for each in played.run(state)]
 
 
 PROTOTYPES = {"prototypes": [[0.0, 0.0], [1.0, 5.0], [9.0, 9.0]], "known": [1.0, 1.0, 0.0]}
@@ -172,8 +172,8 @@ def test_alignment_begins_in_the_second_round():
     alone, strong = simulator(Local()), simulator(FedProto(align=3.0))
     states = alone.start(), strong.start()
     for number in (1, 2):
-        alone.play_round(states[0])
-        strong.play_round(states[1])
+        alone.run_round(states[0])
+        strong.run_round(states[1])
         apart = (states[0].params.own["body.1.weight"] - states[1].params.own["body.1.weight"]).abs().max()
         assert (apart > 1e-4) == (number == 2)
 
@@ -188,7 +188,7 @@ def test_the_server_keeps_the_prototype_of_a_class_whose_only_holder_is_absent()
     heard, kept = False, 0
     before = state.server
     for _ in range(8):
-        present = played.play_round(state).record["participants"]
+        present = played.run_round(state).record["participants"]
         now = state.server
         if 0 not in present:
             assert torch.equal(now["prototypes"][0], before["prototypes"][0].to(now["prototypes"]))

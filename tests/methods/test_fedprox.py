@@ -37,7 +37,7 @@ def simulator(method, backend, local=LOCAL, module=None, **settings) -> Simulato
 def play(method, backend, local=LOCAL, **settings):
     played = simulator(method, backend, local, **settings)
     state = played.start()
-    records = [each.record for each in played.play(state)]
+    records = [each.record for each in played.run(state)]
     return state.params.common, records
 
 
@@ -161,7 +161,7 @@ def test_rounds_are_those_of_torchs_own_optimiser(backend):
     played = simulator(FedProx(mu=2.0), backend, WHOLE)
     state = played.start()
     for _ in range(2):
-        played.play_round(state)
+        played.run_round(state)
     expected = reference(played, mu=2.0, rounds=2)
     assert state.params.common.keys() == expected.keys()
     for name, value in expected.items():
@@ -190,7 +190,7 @@ def test_the_larger_mu_the_nearer_each_client_stays(backend):
     for mu in (0.0, 0.1, 1.0, 4.0):
         played = simulator(FedProx(mu=mu), backend)
         cohort = played.cohort(played.start(), torch.arange(4))
-        trained, _, _ = played.local_training(cohort, {}, played.moment(1))
+        trained = played.local_training(cohort, played.moment(1))[0].params.own
         initial = played.net.initial
         squares = [(trained[name] - initial[name]).square().reshape(4, -1).sum(1) for name in initial]
         distances.append(torch.stack(squares).sum(0).sqrt())

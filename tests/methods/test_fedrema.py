@@ -354,7 +354,7 @@ def test_many_clients_are_matched_in_blocks_as_if_at_once(net, monkeypatch):
     method = FedReMa()
     whole = method.aggregate(net, method.server(net, 300), sent, MOMENT)
     monkeypatch.setattr("fedrema.core.similarity._block", lambda numbers: 64)
-    monkeypatch.setattr("fedrema.core.aggregation.MIXED_AT_ONCE", 50)
+    monkeypatch.setattr("fedrema.core.aggregation.ROWS_PER_BLOCK", 50)
     blocks = method.aggregate(net, method.server(net, 300), sent, MOMENT)
     assert torch.equal(blocks.trace["sets"], whole.trace["sets"])
     assert torch.allclose(blocks.personal["head.bias"], whole.personal["head.bias"], atol=1e-12)

@@ -52,7 +52,7 @@ def test_without_extensions_only_models_travel(net):
     played = simulator(method)
     state = played.start()
     for _ in range(3):
-        record = played.play_round(state).record
+        record = played.run_round(state).record
         assert record["bytes_up"] == record["bytes_down"] == 4 * MODEL * BYTES
     assert state.inbox.common == state.inbox.own == {}
     assert set(state.params.common) == {"body.1.weight", "body.1.bias"}
@@ -74,7 +74,7 @@ def test_a_round_at_once_can_be_retraced(backend, align):
     played = simulator(FedReMa(align=align), local, backend=backend)
     state = played.start()
     for number in (1, 2):
-        played.play_round(state)
+        played.run_round(state)
         assert ("prototypes" in played.mail) == (number == 2 and align > 0)
         for row in range(4):
             x, labels = training_data(played, row)
@@ -159,7 +159,7 @@ def test_prototypes_go_on_after_the_critical_period(net):
 @pytest.mark.parametrize("alternate", [False, True])
 def test_prototypes_travel_with_alignment(alternate):
     played = simulator(FedReMa(align=1.0, alternate=alternate))
-    records = [each.record for each in played.play(played.start())]
+    records = [each.record for each in played.run(played.start())]
     mail = CLASSES * FEATURES + CLASSES
     assert [record["bytes_up"] for record in records] == [4 * (MODEL + mail) * BYTES] * 3
     down, more = 4 * MODEL * BYTES, 4 * mail * BYTES
@@ -184,7 +184,7 @@ def test_an_alternating_round_can_be_retraced(backend, align):
     played = simulator(FedReMa(align=align, alternate=True), local, backend=backend)
     state = played.start()
     for number in (1, 2):
-        played.play_round(state)
+        played.run_round(state)
         for row in range(4):
             x, labels = training_data(played, row)
             params = {name: value.clone() for name, value in played.before[row].items()}
@@ -213,12 +213,12 @@ def test_the_heads_phase_leaves_the_body_bit_for_bit_and_feels_no_alignment(back
         played = simulator(method, local, backend=backend)
         state = played.start()
         # The same first round for both: no prototypes yet.
-        played.play_round(state)
-        cohort = played.cohort(state, torch.arange(4))
+        played.run_round(state)
+        cohort = played.cohort(state, torch.arange(4), with_velocity=True)
         assert "prototypes" in cohort.inbox.common
         assert all(value.abs().max() > 0 for value in state.velocity.values())
         only_head = method.phases(local, moment)[:1]
-        trained, velocity, _ = played._descend(method, only_head, "train", cohort, state.velocity, moment)
+        trained, velocity, _ = played._train(method, only_head, "train", cohort, moment)
         for name, value in trained.items():
             same = name.startswith("body.")
             before = state.params.merged()[name].expand_as(value)
@@ -246,16 +246,16 @@ def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
     method = FedReMa(align=1.0, alternate=alternate)
     whole = simulator(method, rounds=4, participation=0.75)
     expected = whole.start()
-    list(whole.play(expected))
+    list(whole.run(expected))
     first = simulator(method, rounds=4, participation=0.75)
     state = first.start()
     for _ in range(2):
-        first.play_round(state)
+        first.run_round(state)
     save_state(state, tmp_path / "state.safetensors", "test")
     found = load_state(tmp_path / "state.safetensors", "test")
     assert torch.equal(found.server["prototypes"], state.server["prototypes"])
     assert found.server["known"].tolist() == state.server["known"].tolist()
-    list(simulator(method, rounds=4, participation=0.75).play(found))
+    list(simulator(method, rounds=4, participation=0.75).run(found))
     for ours, theirs in (
         (expected.params.common, found.params.common),
         (expected.params.own, found.params.own),

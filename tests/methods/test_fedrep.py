@@ -13,7 +13,7 @@ def test_two_rounds_by_hand(backend):
     simulator, state, first, data = begun(FedRep(head_epochs=3), backend, local(epochs=2))
     models = [dict(first) for _ in data]
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         for row, (x, y) in enumerate(data):
             for part in ("head", "head", "head", "body", "body"):
                 models[row] = plus(models[row], only(slopes(models[row], x, y), part), -LR)
@@ -26,7 +26,7 @@ def test_two_rounds_by_hand(backend):
 
 def test_a_copy_of_the_head_can_be_fitted_before_scoring():
     simulator, state, _, data = begun(FedRep(head_epochs=0, finetune_epochs=2), "loop", local())
-    simulator.play_round(state)
+    simulator.run_round(state)
     x, y = data[0]
     model = {name: value.numpy() for name, value in state.params.row(0).items()}
     for _ in range(2):

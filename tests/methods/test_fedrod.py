@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedrema.methods.fedrod import NEVER, FedRoD
+from fedrema.methods.fedrod import LOG_ZERO, FedRoD
 from tests.methods.by_hand import (
     BACKENDS,
     LR,
@@ -24,7 +24,7 @@ from tests.methods.by_hand import (
 def losses(w, own, x, y, gamma):
     """Return the gradients of the generic model and of the personal head."""
     counts = np.bincount(y, minlength=3)
-    prior = np.where(counts > 0, gamma * np.log(np.maximum(counts, 1)), NEVER if gamma else 0.0)
+    prior = np.where(counts > 0, gamma * np.log(np.maximum(counts, 1)), LOG_ZERO if gamma else 0.0)
     truth = np.eye(3)[y]
     generic = back(w, x, (softmax(logits(w, x) + prior) - truth) / len(y))
     h = features(w, x)
@@ -39,7 +39,7 @@ def test_two_rounds_by_hand(backend, gamma):
     simulator, state, w, data = begun(FedRoD(gamma=gamma), backend, local(epochs=2))
     own = [{name: 0 * w[name] for name in ("head.weight", "head.bias")} for _ in data]  # begins with nothing to say
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             model = w
@@ -64,14 +64,14 @@ def test_a_class_that_a_client_does_not_have_is_never_its_answer_in_the_balanced
     cohort = simulator.begin(simulator.cohort(state, torch.arange(2)), simulator.moment(1))
     for row, (_, y) in enumerate(data):
         prior = cohort.inbox.row(row)["prior"].tolist()
-        assert prior == pytest.approx([np.log((y == c).sum()) if (y == c).any() else NEVER for c in range(3)])
+        assert prior == pytest.approx([np.log((y == c).sum()) if (y == c).any() else LOG_ZERO for c in range(3)])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_personal_head_is_clipped_by_its_own_norm(backend):
     most = 0.2
     simulator, state, w, data = begun(FedRoD(), backend, local(clip=most))
-    simulator.play_round(state)
+    simulator.run_round(state)
     own = {name: 0 * w[name] for name in ("head.weight", "head.bias")}
     trained = []
     for row, (x, y) in enumerate(data):

@@ -36,7 +36,7 @@ def test_a_client_that_has_not_trained_since_the_last_selection_selects_nothing(
 def test_the_first_selection_follows_the_training_of_the_fourth_round():
     # The authors count rounds from 0 and select after training where the number is 3, 6, …
     simulator, state, _, _ = begun(FedSelect(), "stacked", local(), rounds=9)
-    personal = [played.record["trace"]["personal_share"] for played in simulator.play(state)]
+    personal = [played.record["trace"]["personal_share"] for played in simulator.run(state)]
     grows = [number for number in range(2, 10) if personal[number - 1] > personal[number - 2]]
     assert personal[0] == 0
     assert grows == [5, 8]  # used in local training from the round after it
@@ -51,7 +51,7 @@ def test_rounds_around_a_selection_by_hand(backend):
     masks = [{name: np.zeros_like(value) for name, value in w.items()} for _ in data]
     own, selected = [dict(w) for _ in data], [dict(w) for _ in data]
     for number in range(1, 7):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             model = {name: np.where(masks[row][name] > 0, own[row][name], w[name]) for name in w}
@@ -90,14 +90,16 @@ def test_rounds_around_a_selection_by_hand(backend):
 def test_personal_entries_do_not_leave_their_client():
     simulator, state, _, _ = begun(FedSelect(select_every=1), "loop", local(), rounds=3)
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
     cohort = simulator.begin(simulator.cohort(state, torch.arange(2)), simulator.moment(3))
-    trained, _, _ = simulator.local_training(cohort, {}, simulator.moment(3))
+    trained = simulator.local_training(cohort, simulator.moment(3))[0].params.own
     from dataclasses import replace
 
-    from fedrema.engine import Stacked
+    from fedrema.engine import ClientTensors
 
-    ended, _ = simulator.end(replace(cohort, params=Stacked(trained), received=cohort.params), simulator.moment(3))
+    ended, _ = simulator.end(
+        replace(cohort, params=ClientTensors(trained), received=cohort.params), simulator.moment(3)
+    )
     for name, mask in ended.memory.own.items():
         if name.startswith("mask."):
             assert (ended.params.own[name.removeprefix("mask.")][mask > 0] == 0).all()

@@ -12,7 +12,7 @@ from tests.methods.by_hand import BACKENDS, LR, assert_same, begun, local, logit
 def test_the_schedule():
     method = FedVF(first_stage=0.5, head_every=3)
     # Rounds 1 to 5 average everything, so round 6 still begins with the average; then every third: 7 and 10.
-    assert [method.takes_over(Moment(number, 10, 0)) for number in range(1, 11)] == [
+    assert [method.uses_average(Moment(number, 10, 0)) for number in range(1, 11)] == [
         *[True] * 6, True, False, False, True,
     ]  # fmt: skip
 
@@ -23,7 +23,7 @@ def test_rounds_by_hand(backend):
     simulator, state, w, data = begun(method, backend, local(), rounds=4)
     own = [dict(w) for _ in data]
     for number in range(1, 5):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained = []
         for row, (x, y) in enumerate(data):
             takes_over = number in (1, 2, 4)  # the first stage is round 1; then round 4 comes after three rounds

@@ -11,7 +11,7 @@ def test_two_rounds_by_hand(backend):
     simulator, state, first, data = begun(LGFedAvg(), backend, local())
     models = [dict(first) for _ in data]
     for _ in range(2):
-        record = simulator.play_round(state).record
+        record = simulator.run_round(state).record
         models = [plus(model, slopes(model, x, y), -LR) for model, (x, y) in zip(models, data, strict=True)]
         head = mean(models, data)
         models = [{name: head[name] if name.startswith("head") else model[name] for name in model} for model in models]

@@ -9,7 +9,7 @@ from torch import nn
 from fedrema.cli import main
 from fedrema.core import Batch, Client, LocalTraining, Simulation
 from fedrema.methods.fedavg import FedAvg
-from fedrema.methods.moon import MOON, contrast
+from fedrema.methods.moon import MOON, contrastive_loss
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Network, Split, build_net
 from fedrema.simulation.simulator import Simulator
@@ -79,13 +79,13 @@ RIGHT, UP, LEFT = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
     ],
 )
 def test_the_contrast_by_hand(features, z_global, z_previous, temperature, expected):
-    found = contrast(tensor([features]), tensor([z_global]), tensor([z_previous]), temperature)
+    found = contrastive_loss(tensor([features]), tensor([z_global]), tensor([z_previous]), temperature)
     assert found.tolist() == [pytest.approx(expected, rel=1e-12, abs=1e-300)]
 
 
 def test_the_contrast_draws_towards_the_global_model_and_away_from_the_past():
     features = tensor([[1.0, 1.0]]).requires_grad_()
-    contrast(features, tensor([RIGHT]), tensor([UP]), 0.5).sum().backward()
+    contrastive_loss(features, tensor([RIGHT]), tensor([UP]), 0.5).sum().backward()
     towards_global, towards_past = features.grad[0].tolist()
     assert towards_global < 0 < towards_past
     # loss = log(1 + e^{2(s_p − s_g)}), whose slope at equal cosines is 1; s_p − s_g = (y − x)/‖h‖ falls by 1/√2 per x
@@ -135,10 +135,10 @@ def test_without_a_past_there_is_no_contrast():
 def test_the_first_round_is_fedavg_and_the_second_is_not(backend):
     moon, plain = simulator(MOON(), backend), simulator(FedAvg(), backend)
     state, expected = moon.start(), plain.start()
-    records = [(moon.play_round(state).record, plain.play_round(expected).record)]
+    records = [(moon.run_round(state).record, plain.run_round(expected).record)]
     for name, value in expected.params.common.items():
         assert torch.equal(state.params.common[name], value), name
-    records.append((moon.play_round(state).record, plain.play_round(expected).record))
+    records.append((moon.run_round(state).record, plain.run_round(expected).record))
     for name, value in expected.params.common.items():
         if name.startswith("body."):
             assert float((state.params.common[name] - value).abs().max()) > 1e-4, name
@@ -152,7 +152,7 @@ def test_the_first_round_is_fedavg_and_the_second_is_not(backend):
 def test_mu_zero_is_fedavg_bit_for_bit(backend):
     moon, plain = simulator(MOON(mu=0.0), backend), simulator(FedAvg(), backend)
     state, expected = moon.start(), plain.start()
-    for one, other in zip(moon.play(state), plain.play(expected), strict=True):
+    for one, other in zip(moon.run(state), plain.run(expected), strict=True):
         assert one.record["client_loss"] == other.record["client_loss"]
         assert one.record["client_accuracy"] == other.record["client_accuracy"]
     for name, value in expected.params.common.items():
@@ -168,8 +168,8 @@ def test_the_body_that_was_trained_is_remembered_and_nothing_else(backend):
     # In the first round a client trains as FedAvg's does.
     plain = simulator(FedAvg(), backend)
     cohort = plain.cohort(plain.start(), torch.arange(4))
-    trained, _, _ = plain.local_training(cohort, {}, plain.moment(1))
-    played.play_round(state)
+    trained = plain.local_training(cohort, plain.moment(1))[0].params.own
+    played.run_round(state)
     assert state.memory["trained"].tolist() == [1, 1, 1, 1]
     for name in ("body.0.weight", "body.0.bias"):
         assert torch.equal(state.memory[f"previous.{name}"], trained[name])
@@ -184,7 +184,7 @@ def test_an_absent_client_keeps_what_it_trained_last(backend):
     seen, returned = set(), 0
     for _ in range(6):
         before = snapshot(state.memory)
-        present = played.play_round(state).record["participants"]
+        present = played.run_round(state).record["participants"]
         returned += len(seen.intersection(present))
         seen.update(present)
         for row in range(4):
@@ -199,14 +199,14 @@ def test_an_absent_client_keeps_what_it_trained_last(backend):
 def test_the_term_is_zero_only_for_clients_that_have_not_trained(backend):
     played = simulator(MOON(mu=50.0), backend, participation=0.5, rounds=6)
     state = played.start()
-    present = played.play_round(state).record["participants"]
+    present = played.run_round(state).record["participants"]
     assert len(present) == 2
     everyone = torch.arange(4)
     moment = played.moment(2)
     ready = played.begin(played.cohort(state, everyone), moment)
-    trained, _, _ = played.local_training(ready, {}, moment)
+    trained = played.local_training(ready, moment)[0].params.own
     plain = simulator(FedAvg(), backend)
-    expected, _, _ = plain.local_training(played.cohort(state, everyone), {}, moment)
+    expected = plain.local_training(played.cohort(state, everyone), moment)[0].params.own
     for row in range(4):
         apart = float((trained["body.0.weight"][row] - expected["body.0.weight"][row]).abs().max())
         assert (apart > 1e-4) if row in present else (apart == 0), row
@@ -217,7 +217,7 @@ def test_features_of_the_received_and_the_previous_model_are_prepared(backend):
     played = simulator(MOON(), backend)
     state = played.start()
     for _ in range(2):
-        played.play_round(state)
+        played.run_round(state)
     received, memory = snapshot(state.params.common), snapshot(state.memory)
     clients = torch.tensor([0, 1, 3])
     ready = played.begin(played.cohort(state, clients), played.moment(3))
@@ -241,9 +241,9 @@ def test_features_of_the_received_and_the_previous_model_are_prepared(backend):
 def test_a_round_with_a_past_step_by_step(backend):
     played = simulator(MOON(mu=2.0, temperature=0.4), backend, WHOLE)
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     received, memory = snapshot(state.params.common), snapshot(state.memory)
-    losses = played.play_round(state).record["client_loss"]
+    losses = played.run_round(state).record["client_loss"]
     total = sum(played.train.counts.tolist())
     averaged = {name: torch.zeros_like(value) for name, value in received.items()}
     for row, count in enumerate(played.train.counts.tolist()):
@@ -293,7 +293,7 @@ def test_with_a_projection_its_output_is_contrasted_and_remembered(backend):
     net = build_net(Network(net="mlp", hidden=7, projection=3), (6,), 4, seed=0)
     played = simulator(MOON(), backend, net=net)
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     assert {name.removeprefix("previous.") for name in state.memory} == {
         "trained", "body.1.weight", "body.1.bias", "body.3.weight", "body.3.bias", "body.5.weight", "body.5.bias",
     }  # fmt: skip

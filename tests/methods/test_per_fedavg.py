@@ -183,7 +183,7 @@ def test_a_round_on_whole_data(backend, variant):
     played = simulator(PerFedAvg(adapt_lr=0.3, variant=variant, difference=0.0001), backend, WHOLE)
     state = played.start()
     start = snapshot(state.params.common)
-    played.play_round(state)
+    played.run_round(state)
     counts = played.train.counts.tolist()
     expected = {name: torch.zeros_like(value) for name, value in start.items()}
     for row, count in enumerate(counts):
@@ -228,7 +228,7 @@ def test_each_step_starts_from_the_weights_that_the_last_one_left(variant, clip,
     method = Watched(adapt_lr=0.3, variant=variant)
     played = simulator(method, "loop", local, federation)
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     weights, velocity = snapshot(played.net.initial), None
     limit = clip or math.inf
     assert len(Watched.seen) > 3
@@ -253,7 +253,7 @@ def test_each_step_starts_from_the_weights_that_the_last_one_left(variant, clip,
 def test_batches_of_one_step_are_different_samples(variant, monkeypatch):
     monkeypatch.setattr(Watched, "seen", [])
     played = simulator(Watched(variant=variant), "loop", federation=make_federation(counts=(30,)))
-    played.play_round(played.start())
+    played.run_round(played.start())
     roles = 2 if variant == "first-order" else 3
     _, batches = Watched.seen[0]
     assert [len(batch.index) for batch in batches] == [5] * roles
@@ -280,7 +280,7 @@ def test_as_many_outer_steps_as_fedavg_takes(variant, drop, batch, monkeypatch):
     local = replace(LOCAL, batch=batch, drop_incomplete=drop, epochs=3)
     for method in (Watched(variant=variant), Counting()):
         played = simulator(method, "loop", local)
-        played.play_round(played.start())
+        played.run_round(played.start())
     expected = 0
     for count in played.train.counts.tolist():
         size = min(batch, count)
@@ -295,7 +295,7 @@ def test_a_client_with_a_single_batch_can_train_and_is_scored(backend, variant):
     local = replace(LOCAL, epochs=1, batch=15)
     played = simulator(PerFedAvg(variant=variant), backend, local)
     state = played.start()
-    record = played.play_round(state).record
+    record = played.run_round(state).record
     assert min(played.train.counts) < 15 < max(played.train.counts)
     assert all(math.isfinite(loss) and loss > 0 for loss in record["client_loss"])
     assert all(0 <= value <= 1 for value in record["client_accuracy"])
@@ -318,8 +318,8 @@ def test_clients_are_scored_after_plain_steps_on_a_copy(backend, steps):
     local = LocalTraining(epochs=2, batch=1000, lr=0.05, momentum=0.9, clip=0.0)
     played = simulator(PerFedAvg(adapt_lr=2.0, adapt_steps=steps), backend, local)
     state = played.start()
-    played.play_round(state)
-    record = played.play_round(state).record
+    played.run_round(state)
+    record = played.run_round(state).record
     common, velocity = snapshot(state.params.common), snapshot(state.velocity)
     assert all(value.abs().max() > 0 for value in velocity.values())
     adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), played.moment(2))
@@ -346,7 +346,7 @@ def test_clients_are_scored_after_plain_steps_on_a_copy(backend, steps):
 def test_the_step_before_scoring_is_on_one_batch_of_training_samples(backend):
     played = simulator(PerFedAvg(adapt_lr=0.5), backend, replace(LOCAL, batch=3, clip=0.0))
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     common = snapshot(state.params.common)
     adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), played.moment(1))
     for row in range(4):
@@ -364,11 +364,11 @@ def test_the_step_before_scoring_is_on_one_batch_of_training_samples(backend):
 def test_without_steps_the_global_model_is_scored_and_nothing_stands_beside(backend):
     played = simulator(PerFedAvg(adapt_steps=0), backend)
     state = played.start()
-    record = played.play_round(state).record
+    record = played.run_round(state).record
     assert not record.alternatives
     assert record["accuracy"] == pytest.approx(accuracies(played, [state.params.common] * 4)[1])
     adapting = simulator(PerFedAvg(), backend)
-    assert adapting.play_round(adapting.start()).record.alternatives == {"unadapted": {"accuracy": record.accuracy}}
+    assert adapting.run_round(adapting.start()).record.alternatives == {"unadapted": {"accuracy": record.accuracy}}
 
 
 def test_the_outer_rate_follows_the_schedule_and_the_inner_one_does_not():

@@ -15,7 +15,7 @@ def test_two_rounds_by_hand(backend):
     # Momentum is not used, and weight decay belongs to the personal model only, as in the authors' code.
     simulator, state, w, data = begun(method, backend, local(epochs=2, momentum=0.9, weight_decay=decay))
     for _ in range(2):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained, personal = [], []
         for x, y in data:
             model, theta = w, w
@@ -37,5 +37,5 @@ def test_two_rounds_by_hand(backend):
 
 
 def test_steps_that_would_overshoot_are_refused():
-    with pytest.raises(BadInput, match=r"--personal-lr 0.5 times --tie 15.0 must lie below 2"):
+    with pytest.raises(BadInput, match=r"--personal-lr 0.5 times --tie 15.0 must be below 2"):
         PFedMe(personal_lr=0.5)

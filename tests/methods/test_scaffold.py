@@ -18,7 +18,7 @@ def test_three_rounds_by_hand(backend):
     c = {name: np.zeros_like(value) for name, value in x.items()}
     own = [dict(c) for _ in data]
     for _ in range(3):
-        simulator.play_round(state)
+        simulator.run_round(state)
         trained, fresh = [], []
         for row, (inputs, labels) in enumerate(data):
             y = x
@@ -39,7 +39,7 @@ def test_three_rounds_by_hand(backend):
 
 def test_with_momentum_a_control_is_still_the_mean_of_the_gradients():
     simulator, state, x, data = begun(SCAFFOLD(), "stacked", local(epochs=2, momentum=0.9))
-    simulator.play_round(state)
+    simulator.run_round(state)
     inputs, labels = data[1]
     first = slopes(x, inputs, labels)
     second = slopes(plus(x, first, -LR), inputs, labels)
@@ -65,9 +65,9 @@ def test_the_servers_control_is_the_mean_of_all_clients_controls_also_when_unequ
     simulator = Simulator(SCAFFOLD(), linear_net(), federation, local(), settings)
     state = simulator.start()
     seen, partly = set(), 0
-    for played in simulator.play(state):
+    for played in simulator.run(state):
         seen |= set(played.record["participants"])
-        joined = [row for row, joins in enumerate(simulator.joins) if joins <= state.round]
+        joined = [row for row, joins in enumerate(simulator.participation.joins) if joins <= state.round]
         counts = simulator.counts.clone()
         unseen = [row for row in range(4) if row not in seen]
         counts[unseen] = counts[sorted(seen)].mean()  # what the server must think; their controls are 0

@@ -14,7 +14,7 @@ from fedrema.engine.stackable import why_not_stackable
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
-from fedrema.models.batch_norm import BatchNorm1d, release
+from fedrema.models.batch_norm import BatchNorm1d, restore_batch_norm
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Network, Split, build_net
 from fedrema.simulation.simulator import Simulator
@@ -44,7 +44,7 @@ def stepped(net, params, batches, masks, padded):
     found = []
     for x, mask in zip(batches, masks, strict=True):
         real = x if padded else x[mask > 0]
-        with net.looking_at(mask if padded else None, own):
+        with net.batch_context(mask if padded else None, own):
             logits = net(own, real)
         logits = logits[mask > 0] if padded else logits
         found += [logits.detach(), *torch.autograd.grad(logits.square().sum(), trained)]
@@ -84,7 +84,7 @@ def test_it_is_torchs_where_nothing_is_padded(norm, shape):
     net.train(False)
     learnt = {name: dict(theirs.state_dict())[its].double() for name, its in net.original_names.items()}
     for mask in (None, masks[0]):
-        with net.looking_at(mask):
+        with net.batch_context(mask):
             torch.testing.assert_close(net(learnt, batches[0]), theirs(batches[0]), **EXACT)
 
 
@@ -103,7 +103,7 @@ def test_a_padded_batch_by_hand():
     scale, shift = (float(net.initial[f"body.0.{name}"]) for name in ("weight", "bias"))
     own = {name: value.clone() for name, value in net.initial.items()}
     net.train(True)
-    with net.looking_at(torch.tensor([1.0, 1.0, 0.0, 1.0]), own):
+    with net.batch_context(torch.tensor([1.0, 1.0, 0.0, 1.0]), own):
         features = net.features(own, torch.tensor([[1.0], [2.0], [1e6], [6.0]], dtype=torch.float64))
     # Mean 3 and variance (4 + 1 + 9) / 3; without bias 14 / 2.
     even = (np.array([1.0, 2.0, 6.0]) - 3) / np.sqrt(14 / 3)
@@ -118,12 +118,12 @@ def test_one_value_per_channel_becomes_the_shift_and_is_not_counted(real):
     net.train(True)
     own = {name: value.clone() for name, value in net.initial.items()}
     mask = torch.tensor([1.0] * real + [0.0] * (3 - real))
-    with net.looking_at(mask, own):
+    with net.batch_context(mask, own):
         features = net.features(own, torch.randn(3, 2, dtype=torch.float64))
     assert torch.isfinite(features).all()
     if real:
         torch.testing.assert_close(features[0], torch.tanh(own["body.0.bias"]), **EXACT)
-        with net.looking_at(None, own):  # as in the loop
+        with net.batch_context(None, own):  # as in the loop
             torch.testing.assert_close(net.features(own, torch.randn(1, 2).double())[0], features[0], **EXACT)
     assert all(torch.equal(own[name], net.initial[name]) for name in own)
 
@@ -132,7 +132,7 @@ def test_sixteen_bits_come_out_as_they_went_in_and_are_counted_in_thirty_two():
     net = Net(Split(nn.BatchNorm1d(4), nn.Linear(4, 3)), torch.zeros(2, 4))
     layer = dict(net.layers())["body"].train()
     x = torch.randn(5, 4).bfloat16()
-    with net.looking_at(torch.ones(5), {"mean": layer.running_mean}), Operators("bf16"):
+    with net.batch_context(torch.ones(5), {"mean": layer.running_mean}), Operators("bf16"):
         y = layer(x)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(layer.running_mean, 0.1 * x.float().mean(0))
@@ -143,13 +143,13 @@ def test_only_tensors_that_the_client_trains_are_changed():
     net.train(True)
     x = torch.randn(6, 4, dtype=torch.float64)
     received, own = ({name: value.clone() for name, value in net.initial.items()} for _ in range(2))
-    with net.looking_at(None, own):
+    with net.batch_context(None, own):
         net(received, x)
         net({name: value.detach() for name, value in own.items()}, x)
     net(own, x)  # nobody trains
     for tensors in (received, own):
         assert all(torch.equal(tensors[name], net.initial[name]) for name in tensors)
-    with net.looking_at(None, own):
+    with net.batch_context(None, own):
         net(own, x)
     torch.testing.assert_close(own["body.0.running_mean"], 0.1 * x.mean(0), **EXACT)
 
@@ -162,7 +162,7 @@ def test_under_vmap_everyones_own_statistics_move():
     stacked = {name: value.expand(3, *value.shape).clone() for name, value in net.initial.items()}
 
     def logits(own, x, mask):
-        with net.looking_at(mask, own):
+        with net.batch_context(mask, own):
             return net(own, x)
 
     vmap(logits)(stacked, x, mask)
@@ -175,8 +175,8 @@ def test_samples_that_are_not_the_batchs_must_say_which_are_real():
     net.train(True)
     mask = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
     x = torch.randn(6, 4, dtype=torch.float64)
-    with net.looking_at(mask):
-        with pytest.raises(BadInput, match="given 6 samples where the batch has 3, so that it cannot tell which are"):
+    with net.batch_context(mask):
+        with pytest.raises(BadInput, match="received 6 samples but the batch has 3, so it does not know which of"):
             net(net.initial, x)
         twice = net(net.initial, x, mask=torch.cat([mask, mask]))
     real = net(net.initial, x[[0, 1, 3, 4]])
@@ -202,7 +202,7 @@ class OwnNorm(nn.BatchNorm1d):
 @pytest.mark.parametrize(
     ("module", "obstacle"),
     [
-        (Tokens(), "layer 'norm' (BatchNorm1d) does not run under vmap (Batch norm was given 6 samples where"),
+        (Tokens(), "layer 'norm' (BatchNorm1d) does not run under vmap (Batch norm received 6 samples but"),
         (Split(OwnNorm(6), nn.Linear(6, 4)), "layer 'body' (OwnNorm) takes statistics of whole batches"),
         (
             Split(
@@ -219,7 +219,7 @@ def test_where_padding_cannot_be_told_clients_are_trained_one_by_one(module, obs
     assert why_not_stackable(net, torch.zeros(1, 6)).startswith(obstacle)
     played = simulator(FedAvg(), net=net, backend="auto")
     assert played.engine.name == "loop"
-    list(played.play(played.start()))
+    list(played.run(played.start()))
 
 
 def test_looking_for_obstacles_changes_no_statistics():
@@ -234,7 +234,7 @@ def test_layers_can_be_turned_back_into_torchs():
     layer = dict(net.layers())["body"]
     assert type(layer) is BatchNorm1d
     assert repr(layer) == repr(nn.BatchNorm1d(6, momentum=None))
-    plain = release(copy.deepcopy(layer))
+    plain = restore_batch_norm(copy.deepcopy(layer))
     assert type(plain) is nn.BatchNorm1d
     assert plain.state_dict().keys() == nn.BatchNorm1d(6).state_dict().keys()
     assert plain.num_batches_tracked.dtype == torch.int64
@@ -262,7 +262,7 @@ def test_a_model_that_is_only_asked_keeps_its_statistics(backend):
     played = simulator(Looks(), backend=backend)
     cohort = played.cohort(played.start(), torch.arange(4))
     before = copy.deepcopy(cohort.params.common)
-    trained, _, _ = played.local_training(cohort, {}, played.moment(1))
+    trained = played.local_training(cohort, played.moment(1))[0].params.own
     assert all(torch.equal(before[name], cohort.params.common[name]) for name in before)
     assert not torch.allclose(trained["body.2.running_mean"][0], before["body.2.running_mean"])
 
@@ -272,9 +272,9 @@ def test_rows_lanes_and_backends_do_not_matter():
     federation, states = make_federation(), {}
     for name, lanes, settings in (("one", 1, {}), ("two", 2, {}), ("stacked", 1, {"backend": "stacked"})):
         played = simulator(method, federation, **settings)
-        played.engine.lanes = lanes
+        played.engine.parallel = lanes
         states[name] = played.start()
-        list(played.play(states[name]))
+        list(played.run(states[name]))
     expected = snapshot(states["one"])
     for name, value in snapshot(states["two"]).items():
         assert torch.equal(value, expected[name]), name
@@ -284,7 +284,7 @@ def test_rows_lanes_and_backends_do_not_matter():
     for backend in ("loop", "stacked"):
         played = simulator(method, federation.reorder(order), backend=backend)
         turned = played.start()
-        list(played.play(turned))
+        list(played.run(turned))
         for place, row in enumerate(order):
             for name, value in turned.params.row(place).items():
                 torch.testing.assert_close(value, states["one"].params.row(row)[name], rtol=0, atol=1e-9)
@@ -296,7 +296,7 @@ def test_in_groups_it_is_the_same_to_the_bit():
     for chunk in (32, 64):
         played = simulator(FedAvg(), federation, backend="stacked", chunk=chunk)
         states.append(played.start())
-        list(played.play(states[-1]))
+        list(played.run(states[-1]))
     one, other = map(snapshot, states)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -307,7 +307,7 @@ def test_the_mean_over_all_batches_is_each_clients_own():
         net = network(nn.BatchNorm1d(6, momentum=None), (6,), classes=4)[1]
         played = simulator(FedAvg(), federation, net, backend=backend, rounds=1)
         cohort = played.cohort(played.start(), torch.arange(4))
-        trained, _, _ = played.local_training(cohort, {}, played.moment(1))
+        trained = played.local_training(cohort, played.moment(1))[0].params.own
         states.append(trained)
     # In each of two epochs, batches of 5 and what is left, unless that is a single sample.
     counts = federation.split("train").count
@@ -325,7 +325,7 @@ def test_a_server_asks_the_network_as_it_is_in_use(layer):
     for every in (1, 2):
         played = simulator(FedReMa(), net=Net(module, torch.zeros(2, 6)), evaluate_every=every)
         state = played.start()
-        rounds.append((played.play_round(state).record["trace"], snapshot(state)))
+        rounds.append((played.run_round(state).record["trace"], snapshot(state)))
     (trace, one), (other_trace, other) = rounds
     assert trace == other_trace
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -85,7 +85,7 @@ def test_a_part_of_a_sequence_is_named_by_its_number():
 
 def test_a_head_that_is_not_called_last_is_refused():
     assert refusal(Classifier("fc"), head="first") == (
-        "--head first is not the last layer that the network calls: name the submodule whose output is the logits."
+        "--head first is not the last submodule that the network calls: name the submodule whose output is the logits."
     )
 
 
@@ -104,21 +104,21 @@ def test_something_after_the_head_is_noticed():
         def forward(self, x):
             return super().forward(x).softmax(1)
 
-    assert "is not the last layer" in refusal(Softened("head"))
+    assert "is not the last submodule" in refusal(Softened("head"))
 
 
 def test_an_unknown_head_is_refused_with_the_parts_there_are():
     assert refusal(Classifier("fc"), head="fcc") == (
-        "--head 'fcc' is not a part of the network; its parts are first, norm, fc."
+        "--head 'fcc' is not a submodule of the network; its submodules are first, norm, fc."
     )
-    assert "must name a part of the network" in refusal(Classifier("fc"), head="")
+    assert "must name a submodule of the network" in refusal(Classifier("fc"), head="")
 
 
 def test_without_an_obvious_head_the_user_is_asked():
     assert refusal(Classifier("output")) == (
-        "Which part of the network is the classifier? Say --head NAME; its parts are first, norm, output."
+        "--head must name the submodule of the network that is the classifier; its submodules are first, norm, output."
     )
-    assert refusal(nn.Flatten()).endswith("its parts are none.")
+    assert refusal(nn.Flatten()).endswith("its submodules are none.")
 
 
 def test_features_must_be_vectors():
@@ -136,7 +136,7 @@ def test_samples_of_another_shape_are_refused(module):
 
 def test_a_network_without_anything_to_train_is_refused():
     module = Classifier("fc").requires_grad_(False)
-    assert refusal(module) == "The network has no parameters to train: all of them are frozen."
+    assert refusal(module) == "The network has no trainable parameters: all of them are frozen."
 
 
 def test_names_never_clash():

@@ -76,7 +76,7 @@ def test_images_that_are_too_small_are_refused(name):
         f"--net {name} cannot take samples of shape (1, 4, 4): use --net mlp or your own network."
     )
     assert refusal(Network(net=name), (30,)) == (
-        f"--net {name} takes images [channels, height, width], the data has shape (30,): use --net mlp."
+        f"--net {name} takes images [channels, height, width], not samples of shape (30,): use --net mlp."
     )
 
 
@@ -191,7 +191,7 @@ def test_what_is_no_network_is_refused(name, sentence):
 
 @pytest.mark.usefixtures("own")
 def test_a_way_around_the_head_is_noticed_even_without_biases():
-    assert "is not the last layer that the network calls" in refusal(Network(net="my_own_networks:Skipping"))
+    assert "is not the last submodule that the network calls" in refusal(Network(net="my_own_networks:Skipping"))
 
 
 @pytest.mark.usefixtures("own")
@@ -216,7 +216,7 @@ def test_modules_are_looked_for_in_the_current_folder(tmp_path, monkeypatch):
 
 
 def test_a_projection_is_for_the_networks_that_come_along():
-    with pytest.raises(BadInput, match="--projection 4 is for mlp, cnn and alexnet: put it into mine:net yourself"):
+    with pytest.raises(BadInput, match="--projection 4 is for mlp, cnn and alexnet only: add it to mine:net itself"):
         Network(net="mine:net", projection=4)
     with pytest.raises(BadInput, match="--projection must be 0 or more, got -1"):
         Network(projection=-1)

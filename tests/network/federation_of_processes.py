@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from fedrema.base.processes import free_port
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.deploy.run_config import Plan
 from fedrema.deploy.services import flower_environment
 from fedrema.deploy.setup import NO_FOLDER, Members, create_federation

@@ -1,4 +1,4 @@
-"""What the page shows, against numbers worked out by hand."""
+"""The parts of the page's document, against numbers computed by hand."""
 
 import base64
 import json
@@ -9,15 +9,17 @@ import pytest
 import fedrema
 from fedrema.cli import main
 from fedrema.errors import BadInput
-from fedrema.page.clients import evenly, people_part, spread
-from fedrema.page.document import DASHES, main_part, order
+from fedrema.page.clients import clients_part, evenly_spaced
+from fedrema.page.document import DASHES, in_order, main_part
 from fedrema.page.encode import packed, plain
-from fedrema.page.reading import ThinnedRun
-from fedrema.page.relations import Stacks, neighbours, relations_part
+from fedrema.page.reading import ThinnedRun, spread
+from fedrema.page.relations import RelationsFile, relations_part
 from fedrema.page.render import as_text, page, write_page
+from fedrema.reporting.matrices import order_by_similarity
 from fedrema.reporting.plots import STROKES
 from fedrema.runs.directory import RunDirectory
-from tests.reporting.folders import round_record, write_run, write_two_groups
+from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord
+from tests.reporting.folders import declared, round_record, write_run, write_two_groups
 
 
 def unpacked(found):
@@ -40,8 +42,8 @@ def test_json_holds_no_number_that_is_none():
 
 
 def test_evenly_keeps_both_ends():
-    assert evenly(range(5), 9) == [0, 1, 2, 3, 4]
-    assert evenly(range(101), 5) == [0, 25, 50, 75, 100]
+    assert evenly_spaced(range(5), 9) == [0, 1, 2, 3, 4]
+    assert evenly_spaced(range(101), 5) == [0, 25, 50, 75, 100]
 
 
 def test_absent_clients_have_no_numbers():
@@ -51,7 +53,7 @@ def test_absent_clients_have_no_numbers():
 
 def test_groups_curves_and_differences(tmp_path):
     write_two_groups(tmp_path)
-    runs = order([ThinnedRun(path.parent) for path in sorted(tmp_path.rglob("config.json"))])
+    runs = in_order([ThinnedRun(path.parent) for path in sorted(tmp_path.rglob("config.json"))])
     found = main_part(runs)
     assert [group["label"] for group in found["groups"]] == ["FedAvg", "FedReMa"]
     assert [(run["group"], run["seed"]) for run in found["runs"]] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
@@ -59,7 +61,7 @@ def test_groups_curves_and_differences(tmp_path):
     assert fedrema["statistics"]["honest_accuracy"] == pytest.approx([0.82, 0.02])
     assert fedrema["curves"]["accuracy"] == {
         "rounds": [1, 2, 3], "mean": [50, 70, 80], "low": [50, 70, 80], "high": [50, 70, 80],
-        "critical_end": pytest.approx((1 + 2 + 2) / 3),
+        "period_end": pytest.approx((1 + 2 + 2) / 3),
     }  # fmt: skip
     (row,) = found["differences"]["honest_accuracy"]["rows"]
     assert found["differences"]["honest_accuracy"]["reference"] == "FedReMa"
@@ -69,7 +71,7 @@ def test_groups_curves_and_differences(tmp_path):
     assert found["notes"] == []
 
 
-def test_different_data_is_said(tmp_path):
+def test_a_note_warns_of_different_data(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", method="fedrema", fingerprint="b" * 64)
     found = main_part([ThinnedRun(tmp_path / "a"), ThinnedRun(tmp_path / "b")])
@@ -78,22 +80,30 @@ def test_different_data_is_said(tmp_path):
 
 
 def test_single_clients(tmp_path):
-    run = write_run(tmp_path / "run", accuracies=(), ended=False, rounds=3)
+    run = write_run(tmp_path / "run", "fedrema", accuracies=(), ended=False, rounds=3)
     records = [
-        {"round": 1, "participants": [0, 1], "dropped": [], "client_accuracy": [0.5, 0.25], "client_loss": [2.0, 1.0]},
-        {"round": 2, "participants": [1], "dropped": [0], "client_accuracy": [None, 0.75], "client_loss": [0.5],
-         "trained_client_accuracy": [1.0], "trace": {"set_sizes": [1]}},
-        {"round": 3, "participants": [], "rejected": {"south": "it is late"}},
-    ]  # fmt: skip
+        round_record(1, 0.375, [0.5, 0.25], participants=[0, 1], client_loss=[2.0, 1.0]),
+        RoundRecord(
+            2,
+            participants=[1],
+            dropped=[0],
+            client_loss=[0.5],
+            metrics={PRIMARY: MetricRecord(0.75, clients=[None, 0.75])},
+            trained={PRIMARY: MetricRecord(1.0, clients=[None, 1.0])},
+            trace={"set_sizes": [7]},
+        ),
+        RoundRecord(3, nodes=NodeReports({"south": "it is late"})),
+    ]
     for record in records:
         run.directory.append(record)
     run.directory.write_label_counts(np.array([[3, 0], [1, 2]]), np.array([[1, 1], [0, 0]]))
-    (found,) = people_part([ThinnedRun(tmp_path / "run")])["runs"]
+    (found,) = clients_part([ThinnedRun(tmp_path / "run")])["runs"]
     assert found["rounds"] == [1, 2, 3]
     np.testing.assert_allclose(unpacked(found["accuracy"]), [[0.5, 0.25], [np.nan, 0.75], [np.nan] * 2], atol=1e-4)
     np.testing.assert_allclose(unpacked(found["trained"])[1], [np.nan, 1.0], atol=1e-4)
     np.testing.assert_allclose(unpacked(found["loss"])[:2], [[2, 1], [np.nan, 0.5]], atol=1e-4)
-    np.testing.assert_array_equal(np.rint(unpacked(found["there"])), [[2, 2], [1, 2], [0, 1]])
+    np.testing.assert_array_equal(np.rint(unpacked(found["presence"])), [[2, 2], [1, 2], [0, 1]])
+    np.testing.assert_array_equal(np.rint(unpacked(found["traces"]["set_sizes"]))[1], [np.nan, 7])
     np.testing.assert_allclose(unpacked(found["final"]), [0.5, 0.5], atol=1e-4)
     np.testing.assert_array_equal(np.rint(unpacked(found["labels"]["train"])), [[3, 0], [1, 2]])
 
@@ -104,7 +114,8 @@ def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     federation = {"fingerprint": "f", "names": names, "classes": 2, "info": {}}
     settings = {"seed": 0, "rounds": 2}
-    directory.create({"method": "fedrema", "settings": settings, "identity": "0", "federation": federation})
+    config = {"method": "fedrema", "settings": settings, "identity": "0", "federation": federation}
+    directory.create({**config, **declared("fedrema", {})})
     directory.append(round_record(1))
     alike = np.where(group[:, None] == group, 0.9, 0.1).astype(np.float32)
     np.fill_diagonal(alike, 1)
@@ -122,10 +133,10 @@ def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
     assert all(len(set(clusters[ordered == one])) == 1 for one in (0, 1))
     places = np.array([found["graph"]["x"], found["graph"]["y"]]).T[ordered == 0]
     apart = np.linalg.norm(places - places.mean(axis=0), axis=1)
-    assert apart.max() > 0.25  # without ties to the others, springs alone would pull them into a point
+    assert apart.max() > 0.25  # without ties to the others, the layout alone would contract them to a point
 
 
-def test_matrices_of_many_clients_are_thinned_and_it_is_said(tmp_path, monkeypatch):
+def test_matrices_of_many_clients_are_thinned_and_a_note_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("fedrema.page.relations.KEPT_CLIENTS", 3)
     monkeypatch.setattr("fedrema.page.relations.KEPT_ROUNDS", 2)
     run = write_run(tmp_path / "run")
@@ -135,16 +146,16 @@ def test_matrices_of_many_clients_are_thinned_and_it_is_said(tmp_path, monkeypat
     (found,) = relations_part([ThinnedRun(tmp_path / "run")])["runs"]
     assert (len(found["clients"]), found["rounds"], found["matrices"]["S"]["shape"]) == (3, [1, 7], [2, 3, 3])
     assert found["notes"] == [
-        "3 of 5 clients are drawn, evenly spaced in the order of similarity.",
-        "2 of 7 recorded rounds can be looked at, evenly spaced.",
+        "3 of 5 clients are shown, evenly spaced in the order of similarity.",
+        "2 of 7 recorded rounds are available, evenly spaced.",
     ]
 
 
 def test_a_damaged_file_of_matrices_is_refused_and_a_missing_one_is_empty(tmp_path):
     (tmp_path / "relations.npz").write_bytes(b"PK\x03\x04 cut off")
     with pytest.raises(BadInput, match=r"relations\.npz was altered or damaged since fedrema wrote it: restore it"):
-        Stacks(tmp_path / "relations.npz")
-    assert Stacks(tmp_path / "missing.npz").rounds == []
+        RelationsFile(tmp_path / "relations.npz")
+    assert RelationsFile(tmp_path / "missing.npz").rounds == []
 
 
 def test_without_recorded_matrices_the_dependency_map_comes_from_the_checkpoint(tmp_path):
@@ -153,15 +164,15 @@ def test_without_recorded_matrices_the_dependency_map_comes_from_the_checkpoint(
     counts = made.state().server["dependencies"].numpy()
     order = found["clients"]
     np.testing.assert_array_equal(np.rint(unpacked(found["matrices"]["G"])[0]), counts[np.ix_(order, order)])
-    assert found["notes"] == ["As of the checkpoint of round 2."]
+    assert found["notes"] == ["From the checkpoint of round 2."]
     other = fedrema.run("fedavg", out=tmp_path / "other", rounds=1, clients=4, samples=20, epochs=1)
     assert relations_part([ThinnedRun(other.path)])["runs"] == [None]
 
 
-def test_neighbours_bear_absent_clients():
+def test_absent_clients_can_be_ordered():
     similarity = np.full((4, 4), np.nan)
     similarity[:2, :2] = 1.0
-    assert sorted(neighbours(similarity).tolist()) == [0, 1, 2, 3]
+    assert sorted(order_by_similarity(similarity).tolist()) == [0, 1, 2, 3]
 
 
 def test_the_page_holds_everything_and_fetches_nothing(tmp_path):
@@ -174,7 +185,7 @@ def test_the_page_holds_everything_and_fetches_nothing(tmp_path):
     assert "https://" not in own
     assert "default-src 'none'" in own
     assert len(text) < 6_000_000
-    assert str(tmp_path) not in text  # who is sent the page need not know where things lie
+    assert str(tmp_path) not in text  # the page may be shared
 
 
 def test_names_cannot_break_out_of_the_page():

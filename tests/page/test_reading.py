@@ -6,11 +6,12 @@ import pytest
 from fedrema.errors import BadInput
 from fedrema.page.reading import RecordsFile, ThinnedRun, thinned_notes
 from fedrema.runs.records import RecordChain
+from fedrema.simulation.records import MetricSummary, Summary
 from tests.reporting.folders import round_record, write_run
 
 
 def file_of(path, **options):
-    return RecordsFile(RecordChain(path, "a run"), **options)
+    return RecordsFile(RecordChain(path, "a run"), ["north", "south"], **options)
 
 
 def lines(first, last):
@@ -25,10 +26,11 @@ def test_short_files_are_read_whole(tmp_path):
     file = file_of(path, most=10)
     assert file.grow()
     assert (file.count, file.stride) == (10, 1)
-    records = file.records()
-    assert [record["round"] for record in records] == list(range(1, 11))
-    assert records[0]["client_accuracy"][0] == 0.5
-    assert np.isnan(records[0]["client_accuracy"][1])
+    kept = file.kept()
+    assert [one.record.round for one in kept] == list(range(1, 11))
+    assert kept[0].clients.accuracy[0] == 0.5
+    assert np.isnan(kept[0].clients.accuracy[1])
+    assert kept[0].record == round_record(1, 0.5, [])  # lists over clients are kept as arrays only
 
 
 def test_of_long_files_every_kth_round_is_read_with_the_first_and_the_last(tmp_path):
@@ -37,17 +39,17 @@ def test_of_long_files_every_kth_round_is_read_with_the_first_and_the_last(tmp_p
     file = file_of(path, most=10)
     file.grow()
     assert file.stride == 4  # 23 // 2 = 11 are still too many
-    assert [record["round"] for record in file.records()] == [1, 4, 8, 12, 16, 20, 23]
+    assert [one.record.round for one in file.kept()] == [1, 4, 8, 12, 16, 20, 23]
     assert len(file.parsed) == 7
 
 
-def test_rounds_are_kept_that_were_scored(tmp_path):
+def test_evaluated_rounds_are_kept(tmp_path):
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(lines(1, 101))
     file = file_of(path, every=5, most=10)
     file.grow()
     assert file.stride == 10
-    assert [record["round"] for record in file.records()] == [1, *range(10, 101, 10)]
+    assert [one.record.round for one in file.kept()] == [1, *range(10, 101, 10)]
 
 
 def test_a_line_that_is_being_written_does_not_count_until_it_is_whole(tmp_path):
@@ -55,13 +57,13 @@ def test_a_line_that_is_being_written_does_not_count_until_it_is_whole(tmp_path)
     path.write_bytes(lines(1, 3) + lines(3, 4)[:-40])
     file = file_of(path)
     assert file.grow()
-    assert [record["round"] for record in file.records()] == [1, 2]
+    assert [one.record.round for one in file.kept()] == [1, 2]
     assert not file.grow()
     with path.open("ab") as stream:
         stream.write(lines(3, 4)[-40:])
     assert file.grow()
-    assert [record["round"] for record in file.records()] == [1, 2, 3]
-    assert set(file.records()[-1]) == {"round", "client_accuracy"}
+    assert [one.record.round for one in file.kept()] == [1, 2, 3]
+    assert file.kept()[-1].record == round_record(3, 0.5, [])
 
 
 @pytest.mark.parametrize("bad", [b"{]\n", b"[1]\n", lines(1, 2), lines(3, 4), lines(2, 3).replace(b"0.5", b"0.6")])
@@ -82,7 +84,7 @@ def test_damage_is_found_also_where_a_file_was_read_before(tmp_path):
         file.grow()
     path.write_bytes(lines(1, 6))
     assert file.grow()
-    assert len(file.records()) == 5
+    assert len(file.kept()) == 5
 
 
 def test_a_file_that_was_replaced_is_read_anew(tmp_path):
@@ -90,42 +92,43 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     path.write_bytes(lines(1, 6))
     file = file_of(path)
     file.grow()
-    assert len(file.records()) == 5
+    assert len(file.kept()) == 5
     shorter = tmp_path / "shorter"
     shorter.write_bytes(lines(1, 4))
     shorter.replace(path)
     assert file.grow()
-    assert [record["round"] for record in file.records()] == [1, 2, 3]
+    assert [one.record.round for one in file.kept()] == [1, 2, 3]
     path.unlink()
     assert file.grow()
     assert not file.grow()
-    assert file.records() == []
+    assert file.kept() == []
 
 
-def test_a_run_says_what_was_left_out_and_sums_nothing_up_from_it(tmp_path):
+def test_of_a_thinned_run_nothing_is_summed_and_notes_say_so(tmp_path):
     accuracies = [0.5 + place / 100 for place in range(20)]
     write_run(tmp_path / "going", accuracies=accuracies, ended=False, rounds=30)
     run = ThinnedRun(tmp_path / "going", most=8)
-    assert [record["round"] for record in run.rounds] == [1, 4, 8, 12, 16, 20]
+    assert [record.round for record in run.rounds] == [1, 4, 8, 12, 16, 20]
     assert run.summary["best_accuracy"] == accuracies[-1]
-    assert "seconds" not in run.summary
+    assert (run.summary.seconds, run.summary.bytes_up) == ({}, 0)
     assert thinned_notes([run]) == [
-        "Of 20 rounds every 4th is drawn, with the first and the last.",
-        "The headline numbers of runs that go on are of the rounds drawn.",
+        "Of 20 rounds, every 4th is shown, and the first and the last.",
+        "Headline numbers of unfinished runs are computed from the rounds shown.",
     ]
     whole = ThinnedRun(tmp_path / "going")
     assert whole.summary["seconds"] == {"train": 20.0, "evaluate": 10.0}
     assert thinned_notes([whole]) == []
 
 
-def test_a_run_notices_what_is_new(tmp_path):
+def test_refresh_reads_new_records_and_the_summary(tmp_path):
     write_run(tmp_path / "going", ended=False)
     run = ThinnedRun(tmp_path / "going")
     run.refresh()
     assert not run.refresh()
     run.directory.append(round_record(4, 0.9))
     assert run.refresh()
-    assert run.rounds[-1]["accuracy"] == 0.9
-    run.directory.write_json(run.directory.summary_file, {"rounds": 4, "best_accuracy": 0.9})
+    assert run.rounds[-1].accuracy == 0.9
+    summary = Summary(4, {"accuracy": MetricSummary(0.9, 4, 0.9, 0.8, 0.7)}, bytes_up=7)
+    run.directory.write_json(run.directory.summary_file, summary.as_json())
     assert run.refresh()
-    assert run.summary == {"rounds": 4, "best_accuracy": 0.9}
+    assert run.summary == summary

@@ -1,4 +1,4 @@
-"""fedrema watch: what it serves, to whom, and what it says of runs that go on, stop and fail."""
+"""fedrema watch: what it serves and to whom, and the status of running, stopped and failed runs."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from fedrema.cli import main
-from fedrema.page.live_runs import Followed
+from fedrema.page.live_runs import LiveRuns
 from fedrema.page.reading import ThinnedRun
-from fedrema.page.server import LOOPBACK, _events, names_of, watching_app
+from fedrema.page.server import LOOPBACK, _events, host_names, watch_app
 from fedrema.page.status import status_of
 from fedrema.runs.lock import WRITER_FILE, RunLock, Writer
 from fedrema.simulation.records import NodeReports
@@ -28,7 +28,7 @@ def ask(folder, path, method="GET", **more):
     """Send one request to the application, without a network."""
 
     async def answer():
-        transport = httpx.ASGITransport(watching_app(folder))
+        transport = httpx.ASGITransport(watch_app(folder))
         address = httpx.URL("http://127.0.0.1:8384").copy_with(raw_path=path.encode())
         async with httpx.AsyncClient(transport=transport) as client:
             return await client.request(method, address, **more)
@@ -43,7 +43,7 @@ def test_the_page_and_its_parts(tmp_path):
     assert '"live":true' in page.text
     assert page.headers["x-content-type-options"] == "nosniff"
     assert ask(tmp_path, "/parts/main").json()["groups"][0]["label"] == "FedAvg"
-    assert ask(tmp_path, "/parts/people").json()["runs"][0]["rounds"] == [1, 2, 3]
+    assert ask(tmp_path, "/parts/clients").json()["runs"][0]["rounds"] == [1, 2, 3]
     assert ask(tmp_path, "/parts/relations").json() == {"runs": [None]}
 
 
@@ -69,7 +69,7 @@ def test_it_only_reads(tmp_path, method):
     write_run(tmp_path / "run")
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
     assert ask(tmp_path, "/parts/main", method, content=b"{}").status_code == 405
-    assert ask(tmp_path, "/parts/people").status_code == 200
+    assert ask(tmp_path, "/parts/clients").status_code == 200
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
 
 
@@ -77,69 +77,69 @@ def test_it_only_reads(tmp_path, method):
     ("host", "code"),
     [("evil.example", 400), ("192.0.2.1", 400), ("127.0.0.1:8384", 200), ("localhost:1", 200), ("[::1]:1", 200)],
 )
-def test_other_names_for_this_machine_are_refused(tmp_path, host, code):
+def test_requests_for_other_host_names_are_refused(tmp_path, host, code):
     write_run(tmp_path / "run")
     assert ask(tmp_path, "/parts/main", headers={"Host": host}).status_code == code
 
 
-def test_who_listens_for_others_may_be_called_by_its_own_names():
-    assert names_of("127.0.0.1") == names_of("::1") == LOOPBACK
-    assert {"0.0.0.0", socket.gethostname(), "127.0.0.1"} <= set(names_of("0.0.0.0"))
-    assert "evil.example" not in names_of("0.0.0.0")
+def test_a_server_on_all_addresses_accepts_the_names_of_its_machine():
+    assert host_names("127.0.0.1") == host_names("::1") == LOOPBACK
+    assert {"0.0.0.0", socket.gethostname(), "127.0.0.1"} <= set(host_names("0.0.0.0"))
+    assert "evil.example" not in host_names("0.0.0.0")
 
 
 def test_a_folder_without_runs_waits_for_one(tmp_path):
     (tmp_path / "config.json").write_text('{"another": "program\'s"}')
-    followed = Followed(tmp_path)
-    followed.look()
-    assert followed.part("main")["runs"] == []
+    live = LiveRuns(tmp_path)
+    live.refresh()
+    assert live.part("main")["runs"] == []
     write_run(tmp_path / "run", ended=False, rounds=10)
-    followed.searched -= 1  # as if a second had gone by
-    followed.look()
-    assert [run["status"]["done"] for run in followed.part("main")["runs"]] == [3]
+    live.searched -= 1  # as if a second had passed
+    live.refresh()
+    assert [run["status"]["done"] for run in live.part("main")["runs"]] == [3]
 
 
-def test_new_rounds_matrices_and_ends_are_noticed(tmp_path):
+def test_new_rounds_and_matrices_make_new_versions(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
-    followed = Followed(tmp_path)
-    followed.look()
-    before = dict(followed.versions)
-    followed.look()
-    assert followed.versions == before
+    live = LiveRuns(tmp_path)
+    live.refresh()
+    before = dict(live.versions)
+    live.refresh()
+    assert live.versions == before
     run.directory.append(round_record(4, 0.85, [0.8, 0.9]))
-    followed.look()
-    assert followed.versions == {
+    live.refresh()
+    assert live.versions == {
         "main": before["main"] + 1,
-        "people": before["people"] + 1,
+        "clients": before["clients"] + 1,
         "relations": before["relations"],
     }
-    assert followed.part("people")["runs"][0]["rounds"] == [1, 2, 3, 4]
+    assert live.part("clients")["runs"][0]["rounds"] == [1, 2, 3, 4]
     run.directory.write_relations({4: {"S": np.eye(2, dtype=np.float32)}})
-    followed.look()
-    assert followed.versions["relations"] == before["relations"] + 1
-    assert followed.part("relations")["runs"][0]["rounds"] == [4]
+    live.refresh()
+    assert live.versions["relations"] == before["relations"] + 1
+    assert live.part("relations")["runs"][0]["rounds"] == [4]
     for file in (tmp_path / "run").iterdir():
         file.unlink()
-    followed.look()
-    assert followed.part("main")["runs"] == []
+    live.refresh()
+    assert live.part("main")["runs"] == []
 
 
-def test_parts_that_take_long_are_made_less_often(tmp_path):
+def test_expensive_parts_are_made_less_often(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
-    followed = Followed(tmp_path)
-    followed.look()
-    followed.cost["people"] = 100.0
+    live = LiveRuns(tmp_path)
+    live.refresh()
+    live.cost["clients"] = 100.0
     run.directory.append(round_record(4))
-    followed.look()
-    assert (followed.versions["main"], followed.versions["people"]) == (2, 1)
-    followed.cost["people"] = 0.0
-    followed.look()
-    assert followed.versions["people"] == 2
+    live.refresh()
+    assert (live.versions["main"], live.versions["clients"]) == (2, 1)
+    live.cost["clients"] = 0.0
+    live.refresh()
+    assert live.versions["clients"] == 2
 
 
-def test_events_say_what_has_changed(tmp_path):
+def test_events_announce_changes(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
-    followed = Followed(tmp_path)
+    live = LiveRuns(tmp_path)
 
     async def listen():
         looks = 0
@@ -151,11 +151,11 @@ def test_events_say_what_has_changed(tmp_path):
                 run.directory.append(round_record(4, 0.9))
             return looks > 3
 
-        return [line async for line in _events(followed, gone)]
+        return [line async for line in _events(live, gone)]
 
     first, second, third = asyncio.run(listen())
     assert json.loads(first.removeprefix("data: "))["status"][0]["done"] == 3
-    assert second == ": nothing new\n\n"
+    assert second == ": no change\n\n"
     news = json.loads(third.removeprefix("data: "))
     assert (news["versions"]["main"], news["status"][0]["done"]) == (2, 4)
 
@@ -197,7 +197,7 @@ def test_another_process_with_the_same_number_is_not_the_writer():
     assert not Writer("here", me.pid, me.create_time() - 100, 0).is_alive()
 
 
-def test_on_another_machine_news_tell_whether_it_goes_on(tmp_path):
+def test_on_another_machine_new_records_show_that_it_is_running(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
     note = {"host": "elsewhere", "process": 1, "process_began": 0, "since": time.time() - 300, "first": 0}
     (run.path / WRITER_FILE).write_text(json.dumps(note))
@@ -207,7 +207,7 @@ def test_on_another_machine_news_tell_whether_it_goes_on(tmp_path):
     assert status_of(ThinnedRun(run.path))["state"] == "silent"
 
 
-def test_time_left_and_who_is_missing(tmp_path):
+def test_time_left_and_missing_clients(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=7)
     run.directory.append(round_record(4, dropped=[0], nodes=NodeReports({"south": "it is late"})))
     me = psutil.Process()

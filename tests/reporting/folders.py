@@ -1,5 +1,11 @@
 """Folders of runs as `fedrema run` leaves them, with numbers chosen by hand."""
 
+import dataclasses
+
+import msgspec
+
+from fedrema.errors import BadInput
+from fedrema.methods import registry
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
 from fedrema.simulation.records import PRIMARY, MetricRecord, MetricSummary, RoundRecord, Summary
@@ -22,6 +28,7 @@ def write_run(
     directory = RunDirectory(path)
     config = {
         "method": method,
+        **declared(method, settings),
         "settings": {"seed": seed, "rounds": rounds or len(accuracies), "out": str(path), "lr": 0.05, **settings},
         "identity": "0",
         "federation": {
@@ -56,6 +63,19 @@ def write_run(
         )
         directory.write_json(directory.summary_file, summary.as_json())
     return Run(path)
+
+
+def declared(method, settings) -> dict:
+    """Return what config.json holds of the method's declarations; nothing for a method that is unknown."""
+    kind = registry().get(method)
+    if kind is None:
+        return {}
+    names = {field.name for field in dataclasses.fields(kind)}
+    try:
+        title = kind(**{name: value for name, value in settings.items() if name in names}).called()
+    except BadInput:
+        title = kind.title
+    return {"title": title, "reports": msgspec.to_builtins(kind.reports)}
 
 
 def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) -> RoundRecord:

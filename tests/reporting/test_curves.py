@@ -1,15 +1,17 @@
+import dataclasses
 import itertools
 
 import matplotlib.figure
 import pytest
 from matplotlib.text import Text
 
+from fedrema.core import Reports
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.reporting.curves import draw_curves
-from fedrema.reporting.plots import METHOD_LOOKS, apart, looks
+from fedrema.reporting.plots import Look, apart, looks
 from fedrema.runs.run import Run
-from tests.reporting.folders import replace_records, write_run, write_two_groups
+from tests.reporting.folders import replace_records, round_record, write_run, write_two_groups
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def test_other_endings_are_refused(tmp_path):
         draw_curves([write_run(tmp_path / "a")], tmp_path / "curves.gif")
 
 
-def test_mean_band_and_end_of_the_critical_period(tmp_path, figures):
+def test_mean_band_and_end_of_the_period(tmp_path, figures):
     low = write_run(tmp_path / "0", "fedrema", 0, accuracies=(0.5, 0.6, 0.7), critical=(True, False, False))
     high = write_run(tmp_path / "1", "fedrema", 1, accuracies=(0.7, 0.6, 0.9), critical=(True, True, False))
     draw_curves([low, high], tmp_path / "curves.png")
@@ -52,23 +54,23 @@ def test_mean_band_and_end_of_the_critical_period(tmp_path, figures):
     assert axes.get_title(loc="left") == "Accuracy by round: digits, grouped, s = 0.1, 2 clients"
     caption = figures[0].get_supxlabel()
     assert caption == (
-        "Line: mean over 2 training seeds; band: lowest to highest seed. Dotted: the critical period ends."
+        "Line: mean over 2 training seeds; band: lowest to highest seed. Dotted: end of the critical period."
     )
 
 
-def test_a_critical_period_that_never_ends_is_not_marked(tmp_path, figures):
+def test_a_period_that_has_not_ended_is_not_marked(tmp_path, figures):
     draw_curves([write_run(tmp_path / "0", "fedrema", critical=(True, True, True))], tmp_path / "curves.png")
     assert len(figures[0].axes[0].lines) == 1
     assert figures[0].get_supxlabel() == "One training seed."
 
 
-def test_low_first_rounds_leave_the_frame_and_the_caption_says_so(tmp_path, figures):
+def test_low_first_rounds_are_cut_off_and_the_caption_says_so(tmp_path, figures):
     climbing = (0.1, 0.3, *(0.8 + 0.01 * (number % 5) for number in range(20)))
     runs = [write_run(tmp_path / method, method, accuracies=climbing) for method in ("local", "fedavg")]
     draw_curves(runs, tmp_path / "curves.png")
     bottom, top = figures[0].axes[0].get_ylim()
     assert 70 < bottom < 80 < 84 < top < 90
-    assert figures[0].get_supxlabel() == "One training seed each. Some of the first rounds lie below the frame."
+    assert figures[0].get_supxlabel() == "One training seed each. Some of the first rounds are below the visible range."
 
 
 def test_only_rounds_that_all_seeds_have_count(tmp_path, figures):
@@ -85,9 +87,9 @@ def test_only_rounds_that_all_seeds_have_count(tmp_path, figures):
 
 def test_seeds_without_a_common_round_make_no_curve(tmp_path):
     first, second = (write_run(tmp_path / str(seed), seed=seed, accuracies=(0.5,)) for seed in (0, 1))
-    record = second.rounds[0] | {"round": 2}
+    record = dataclasses.replace(second.rounds[0], round=2)
     replace_records(second, [record])
-    with pytest.raises(BadInput, match="no 'accuracy' to draw"):
+    with pytest.raises(BadInput, match="Quantity 'accuracy' cannot be drawn: no round of these runs has it"):
         draw_curves([first, Run(second.path)], tmp_path / "curves.png")
 
 
@@ -112,17 +114,35 @@ def test_labels_move_only_where_they_touch():
     assert apart([1.0, 1.0], line) == pytest.approx([1 - 1.5 * line, 1 - line / 2])
 
 
-def test_a_method_looks_the_same_whatever_stands_beside_it():
-    assert set(registry()) == set(METHOD_LOOKS)
-    assert len({(look.colour, look.stroke) for look in METHOD_LOOKS.values()}) == len(METHOD_LOOKS)
-    fedrema, fedavg = METHOD_LOOKS["fedrema"], METHOD_LOOKS["fedavg"]
-    assert looks(["fedavg", "fedrema"]) == [fedavg, fedrema]
-    first, mine, again, other = looks(["fedrema", "mine", "fedrema", "fedavg"])
+def test_every_method_declares_a_look_of_its_own():
+    declared = {name: (kind.reports.colour, kind.reports.stroke) for name, kind in registry().items()}
+    assert None not in {colour for colour, _ in declared.values()}
+    assert len(set(declared.values())) == len(declared)
+
+
+def test_a_method_looks_the_same_in_every_figure():
+    declared = {name: kind.reports for name, kind in registry().items()}
+    fedrema, fedavg = (Look(one.colour, one.stroke, one.emphasis) for one in (declared["fedrema"], declared["fedavg"]))
+    assert looks(["fedavg", "fedrema"], declared) == [fedavg, fedrema]
+    first, mine, again, other = looks(["fedrema", "mine", "fedrema", "fedavg"], {**declared, "mine": Reports()})
     assert (first, other) == (fedrema, fedavg)
     assert len({(look.colour, look.stroke) for look in (first, mine, again, other)}) == 4
-    many = looks([""] * 32)
+    (own,) = looks(["mine"], {"mine": Reports(colour="#123456", stroke=":", emphasis=2.0)})
+    assert own == Look("#123456", ":", 2.0)
+    many = looks([""] * 32, {})
     assert len(set(many)) == 32
-    assert looks([""] * 33)[32] == many[0]  # more than can be told apart: from the start again
+    assert looks([""] * 33, {})[32] == many[0]  # looks repeat once all are taken
+
+
+def test_traces_have_the_titles_that_methods_declare(tmp_path, figures):
+    run = write_run(tmp_path / "a", "fedrema", accuracies=(0.5,))
+    replace_records(run, [round_record(1, 0.5, trace={"gap_ratio": 0.75, "mean_gap": 0.1})])
+    draw_curves([Run(run.path)], tmp_path / "curves.png", "gap_ratio")
+    assert figures[0].axes[0].get_ylabel() == "Gap relative to its peak (%)"
+    assert figures[0].axes[0].lines[0].get_ydata() == pytest.approx([75])
+    draw_curves([Run(run.path)], tmp_path / "curves.png", "mean_gap")
+    assert figures[1].axes[0].get_ylabel() == "Mean gap"
+    assert figures[1].axes[0].lines[0].get_ydata() == pytest.approx([0.1])
 
 
 def test_other_quantities(tmp_path, figures):
@@ -132,8 +152,8 @@ def test_other_quantities(tmp_path, figures):
     assert figures[0].axes[0].get_ylabel() == "Critical"
     assert figures[0].axes[0].get_ylim()[0] < 0.1
     draw_curves(runs, tmp_path / "curves.png", "worst_tenth")
-    assert figures[1].axes[0].get_ylabel() == "Test accuracy of the worst-served tenth (%)"
-    with pytest.raises(BadInput, match="no 'speed' to draw"):
+    assert figures[1].axes[0].get_ylabel() == "Test accuracy of the worst tenth of the clients (%)"
+    with pytest.raises(BadInput, match="Quantity 'speed' cannot be drawn: no round of these runs has it"):
         draw_curves(runs, tmp_path / "curves.png", "speed")
-    with pytest.raises(BadInput, match="'client_accuracy' cannot be drawn: it is not one number per round"):
+    with pytest.raises(BadInput, match="Quantity 'client_accuracy' cannot be drawn: it is not one number per round"):
         draw_curves(runs, tmp_path / "curves.png", "client_accuracy")

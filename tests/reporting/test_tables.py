@@ -38,7 +38,7 @@ def test_mean_and_spread_over_seeds(tmp_path):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_one_seed_has_no_spread_and_no_critical_column_where_nobody_has_it(tmp_path):
+def test_one_seed_has_no_spread_and_no_column_for_a_period_that_no_method_has(tmp_path):
     text = shown(comparison_table([write_run(tmp_path / "a")]))
     assert row(text, "FedAvg") == "FedAvg 1 80.0 80.0 80.0 70.0 4.5"
     assert "critical" not in text
@@ -112,7 +112,7 @@ def test_runs_that_have_not_ended_are_marked(tmp_path):
     assert paired_differences(runs[3:]) == []
 
 
-def test_a_run_that_went_on_for_longer_is_another_group(tmp_path):
+def test_a_run_that_was_continued_for_longer_is_another_group(tmp_path):
     run = write_run(tmp_path / "a", accuracies=(0.1, 0.2))
     longer = write_run(tmp_path / "b", accuracies=(0.1, 0.2, 0.3), rounds=2)  # resumed: config.json says 2
     assert [group.label for group in group_runs([run, longer])] == ["FedAvg rounds=2", "FedAvg rounds=3"]
@@ -204,8 +204,8 @@ def test_folders_that_hold_something_else(tmp_path):
         group_runs([])
     run = write_run(tmp_path / "a")
     for wrong, message in (
-        ({"model_type": "other"}, "not that of a run: 'method' is missing"),
-        ({**run.config, "settings": {}}, "not complete: 'settings' lacks 'seed'"),
+        ({"model_type": "other"}, "does not describe a run: 'method' is missing"),
+        ({**run.config, "settings": {}}, "is incomplete: 'settings' lacks 'seed'"),
     ):
         (tmp_path / "a" / "config.json").write_text(json.dumps(wrong))
         with pytest.raises(BadInput, match=message):
@@ -219,13 +219,13 @@ def test_variants_have_the_papers_titles_and_are_told_apart_only_where_these_do_
         write_run(tmp_path / "c", "fedrema", align=0.0, alternate=True),
         write_run(tmp_path / "d", "fedrema", align=1.0, alternate=True),
         write_run(tmp_path / "e", "fedrema", align=0.5, alternate=True),
-        write_run(tmp_path / "f", "fedprox", mu=-1.0),  # refused today, but its run can be looked at
+        write_run(tmp_path / "f", "fedprox", mu=-1.0),  # refused today, but its run can be shown
     ]
     labels = [group.label for group in group_runs(runs)]
     assert labels == ["FedReMa", "FedReMa+A", "FedReMa+A&F align=0.5", "FedReMa+A&F align=1", "FedReMa+F", "FedProx"]
 
 
-def test_other_conventions_of_scoring_are_told_below_the_table(tmp_path):
+def test_other_ways_of_scoring_are_named_below_the_table(tmp_path):
     run = write_run(tmp_path / "a", "fedbabu", ended=False)
     records = [
         replace(record, alternatives={"unadapted": {"accuracy": record.accuracy - 0.2}}) for record in run.rounds
@@ -233,4 +233,4 @@ def test_other_conventions_of_scoring_are_told_below_the_table(tmp_path):
     replace_records(run, records)
     text = comparison_markdown([Run(run.path), write_run(tmp_path / "b")])
     # Accuracies 30, 50, 60: best 60, mean of all three 46.7.
-    assert "By other conventions of scoring: FedBABU unadapted 60.0 best, 46.7 final." in text
+    assert "Scored in other ways: FedBABU, without fine-tuning: 60.0 best, 46.7 final." in text

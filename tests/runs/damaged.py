@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fedrema
 from fedrema.cli import main
-from fedrema.page.live_runs import Followed
+from fedrema.page.live_runs import LiveRuns
 
 SETTINGS = {"clients": 4, "samples": 20, "epochs": 1, "hidden": 6, "checkpoint_every": 2, "device": "cpu"}
 NOT_READ = ("report.html", "curves.png", "running.json")
@@ -140,12 +140,12 @@ def personalize(folder: Path, out: Path) -> tuple[int, object, str]:
 
 def watch(folder: Path, out: Path) -> tuple[int, object, str]:
     """Ask for every part as the page does; a run that is left out counts as refused, by the note that says why."""
-    followed = Followed(folder)
+    live = LiveRuns(folder)
     try:
         for _ in range(2):  # what is found in one part is told in another
-            followed.look()
-            parts = [without_clock(followed.part(name)) for name in followed.PARTS]
-            followed.asked = dict.fromkeys(followed.PARTS, float("-inf"))
+            live.refresh()
+            parts = [without_clock(live.part(name)) for name in live.PARTS]
+            live.begun = dict.fromkeys(live.PARTS, float("-inf"))
     except Exception:
         return 1, None, traceback.format_exc()
     if not parts[0]["runs"]:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 import fedrema
 from fedrema.cli import main
 from fedrema.errors import BadInput
-from fedrema.page.live_runs import Followed
+from fedrema.page.live_runs import LiveRuns
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import resume
@@ -257,19 +257,19 @@ def test_watch_shows_the_others_and_says_which_run_is_damaged(runs, tmp_path):
     file = tmp_path / "bad" / "relations.npz"
     whole = file.read_bytes()
     file.write_bytes(whole[:-30])
-    followed = Followed(tmp_path)
-    followed.look()
-    assert len(followed.part("relations")["runs"]) == 1
-    followed.look()
-    main_part = followed.part("main")
-    assert len(main_part["runs"]) == len(followed.part("people")["runs"]) == 1
+    live = LiveRuns(tmp_path)
+    live.refresh()
+    assert len(live.part("relations")["runs"]) == 1
+    live.refresh()
+    main_part = live.part("main")
+    assert len(main_part["runs"]) == len(live.part("people")["runs"]) == 1
     sentence = "bad/relations.npz was altered or damaged since fedrema wrote it"
     assert [note for note in main_part["notes"] if "damaged" in note] == [f"{sentence}: {REMEDY} The run is left out."]
     file.write_bytes(whole)
-    followed.searched -= 2
-    followed.look()
-    assert len(followed.known) == 2
-    assert not followed.damaged
+    live.searched -= 2
+    live.refresh()
+    assert len(live.known) == 2
+    assert not live.damaged
 
 
 def test_what_is_read_holds_no_checksums(runs):

@@ -11,9 +11,9 @@ import torch
 
 from fedrema.config.settings import parse_settings
 from fedrema.core import LocalTraining, Simulation
-from fedrema.engine import Room
+from fedrema.engine import JointTraining
 from fedrema.engine.batches import Order
-from fedrema.engine.joint import joined_order
+from fedrema.engine.joint import join_orders
 from fedrema.errors import Diverged
 from fedrema.methods.fedavg import FedAvg
 from fedrema.models.networks import Network, build_net
@@ -60,18 +60,18 @@ def play_in_company(method, federation, seeds, **settings):
     alone = []
     for simulator in simulators:
         state = simulator.start()
-        alone.append((state, [played.record for played in simulator.play(state)]))
-    room = Room(simulators[0].engine)
+        alone.append((state, [played.record for played in simulator.run(state)]))
+    room = JointTraining(simulators[0].engine)
     sizes = []
     original = room.engine.train
-    room.engine.train = lambda job: sizes.append(len(job.cohort)) or original(job)
+    room.engine.train = lambda cohort, *rest: sizes.append(len(cohort)) or original(cohort, *rest)
 
     def play(simulator, party):
         simulator.engine = party
         state = simulator.start()
-        return state, [played.record for played in simulator.play(state)]
+        return state, [played.record for played in simulator.run(state)]
 
-    found = room.play([functools.partial(play, simulator) for simulator in simulators])
+    found = room.run([functools.partial(play, simulator) for simulator in simulators])
     return alone, found, sizes
 
 
@@ -109,8 +109,8 @@ def test_runs_of_several_seeds_are_as_those_of_single_ones(tmp_path):
 
 def test_a_single_run_does_not_ask_how_many_fit(tmp_path, monkeypatch):
     asked = []
-    original = Simulator.room_for
-    monkeypatch.setattr(Simulator, "room_for", lambda self: asked.append(self) or original(self))
+    original = Simulator.clients_in_memory
+    monkeypatch.setattr(Simulator, "clients_in_memory", lambda self: asked.append(self) or original(self))
     assert len(list(play_seeds(settings_of(tmp_path, seeds=1), nobody))) == 1
     assert not asked
     assert len(list(play_seeds(settings_of(tmp_path, "several", seeds=2), nobody))) == 2
@@ -120,11 +120,11 @@ def test_a_single_run_does_not_ask_how_many_fit(tmp_path, monkeypatch):
 def test_a_seed_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
     original = Simulator.local_training
 
-    def poisoned(self, cohort, velocity, moment):
-        trained, velocity, losses = original(self, cohort, velocity, moment)
+    def poisoned(self, cohort, moment):
+        trained, losses = original(self, cohort, moment)
         if self.seed == 1 and moment.round == 2:
             losses = losses * float("nan")
-        return trained, velocity, losses
+        return trained, losses
 
     monkeypatch.setattr(Simulator, "local_training", poisoned)
     outcomes = [outcome for _, outcome in play_seeds(settings_of(tmp_path), nobody)]
@@ -145,7 +145,7 @@ def test_an_error_in_one_thread_is_the_callers(tmp_path, monkeypatch):
 def test_an_error_in_the_common_program_is_the_callers(tmp_path, monkeypatch):
     from fedrema.engine import StackedEngine
 
-    def broken(self, job):
+    def broken(self, cohort, samples, plan):
         raise RuntimeError("the program is broken")
 
     monkeypatch.setattr(StackedEngine, "train", broken)
@@ -197,7 +197,7 @@ def test_as_many_seeds_as_memory_allows(tmp_path):
 def test_orders_of_unequal_length_are_padded():
     short = Order(np.ones((1, 1, 1, 2), np.int64), np.full((1, 1, 1), 2), np.array([1]))
     long = Order(np.full((2, 3, 1, 4), 5), np.full((2, 3, 1), 4), np.array([3, 2]))
-    both = joined_order([short, long])
+    both = join_orders([short, long])
     assert both.index.shape == (3, 3, 1, 4)
     assert both.index[0, :, 0].tolist() == [[1, 1, 0, 0], [0] * 4, [0] * 4]
     assert both.sizes[0, :, 0].tolist() == [2, 0, 0]

@@ -52,7 +52,7 @@ def answers_as_the_shared_model(played, state, client) -> bool:
 @pytest.mark.parametrize("method", WITH_COPIES, ids=label)
 def test_a_late_client_begins_with_the_shared_model(method, backend, monkeypatch):
     played = simulator(method, make_federation(), LOCAL, backend=backend, late=0.25, late_round=4, rounds=5)
-    (late,) = [row for row, joins in enumerate(played.joins) if joins == 4]
+    (late,) = [row for row, joins in enumerate(played.participation.joins) if joins == 4]
     state, arrived = played.start(), []
     begin = played.begin
 
@@ -62,7 +62,7 @@ def test_a_late_client_begins_with_the_shared_model(method, backend, monkeypatch
         return begin(cohort, moment)
 
     monkeypatch.setattr(played, "begin", watched)
-    list(played.play(state))
+    list(played.run(state))
     # The others have models of their own by then.
     assert arrived == [row == late for row in range(4)]
 
@@ -70,11 +70,11 @@ def test_a_late_client_begins_with_the_shared_model(method, backend, monkeypatch
 @pytest.mark.parametrize("method", WITH_COPIES, ids=label)
 def test_a_late_client_that_has_not_taken_part_yet_follows_the_shared_model(method):
     played = simulator(method, make_federation(), LOCAL, late=0.25, late_round=3, rounds=5)
-    (late,) = [row for row, joins in enumerate(played.joins) if joins == 3]
+    (late,) = [row for row, joins in enumerate(played.participation.joins) if joins == 3]
     others = [row for row in range(4) if row != late]
     played.choose = lambda number: (others, [late] if number == 4 else [])  # once it fails on the way
     state = played.start()
-    for record in (each.record for each in played.play(state)):
+    for record in (each.record for each in played.run(state)):
         if record["round"] >= 3:
             assert answers_as_the_shared_model(played, state, played.cohort(state, torch.arange(4)).one(late))
             assert record["client_accuracy"][late] is not None
@@ -86,7 +86,7 @@ def test_clients_from_the_start_keep_what_they_began_with_until_they_take_part(m
     played.choose = lambda number: ([0, 1, 2], [])
     state = played.start()
     before = {name: value[3].clone() for name, value in (state.params.own | state.memory).items()}
-    list(played.play(state))
+    list(played.run(state))
     for name, value in (state.params.own | state.memory).items():
         assert torch.equal(value[3], before[name]), name
 

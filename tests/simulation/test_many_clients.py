@@ -34,7 +34,7 @@ def play(method, federation, **settings):
     net = build_net(Network(net="mlp", hidden=7), federation.sample_shape, federation.classes, seed=3)
     simulator = Simulator(method, net, federation, LOCAL, Simulation(seed=3, **chosen))
     state = simulator.start()
-    return simulator, state, [played.record for played in simulator.play(state)]
+    return simulator, state, [played.record for played in simulator.run(state)]
 
 
 def without_time(records):
@@ -64,7 +64,7 @@ def test_relations_are_the_same_in_groups(many):
         for chunk in (0, 32):
             settings = Simulation(rounds=2, seed=3, device="cpu", record="relations", chunk=chunk)
             simulator = Simulator(method, net, many, LOCAL, settings)
-            found.append([played.relations for played in simulator.play(simulator.start())])
+            found.append([played.relations for played in simulator.run(simulator.start())])
         for one, other in zip(*found, strict=True):
             assert one.keys() == other.keys()
             assert all(np.array_equal(one[name], other[name]) for name in one)
@@ -80,7 +80,7 @@ def test_a_run_on_disk_can_be_taken_up(many, tmp_path):
     later = Simulator(FedReMa(), simulator.net, many, LOCAL, Simulation(rounds=3, seed=3, device="cpu", **settings))
     state = later.adopt(load_state(tmp_path / "state.safetensors", "test"))
     assert later.storage.on_disk
-    list(later.play(state))
+    list(later.run(state))
     wanted, found = snapshot(expected), snapshot(state)
     assert all(torch.equal(value, found[name]) for name, value in wanted.items())
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]  # scratch files have no names
@@ -93,7 +93,7 @@ def test_a_round_that_fails_leaves_what_lies_on_disk_as_it_was(many):
     before = snapshot(state)
     simulator.local = LocalTraining(epochs=3, batch=5, lr=1e30, clip=0)
     with pytest.raises(Diverged):
-        simulator.play_round(state)
+        simulator.run_round(state)
     after = snapshot(state)
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 

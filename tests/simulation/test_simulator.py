@@ -33,7 +33,7 @@ def simulator(method=FedAvg, federation=None, local=LOCAL, **settings) -> Simula
 def play(*given, **settings):
     played = simulator(*given, **settings)
     state = played.start()
-    return state, [each.record for each in played.play(state)]
+    return state, [each.record for each in played.run(state)]
 
 
 def everything_in(state):
@@ -57,7 +57,7 @@ def assert_unchanged(state, before):
 def test_as_many_take_part_as_asked_and_at_least_one(participation, expected):
     played = simulator(federation=make_federation(counts=MANY), participation=participation)
     for number in (1, 2, 7):
-        answering, failing = played.choose(number)
+        answering, failing = played.participation.choose(number)
         assert len(answering) == expected
         assert failing == []
         assert answering == sorted(set(answering))
@@ -67,7 +67,7 @@ def test_everyone_has_the_same_chance_to_take_part():
     played = simulator(federation=make_federation(counts=MANY), participation=0.25)
     times = np.zeros(20)
     for number in range(1, 401):
-        times[played.choose(number)[0]] += 1
+        times[played.participation.choose(number)[0]] += 1
     # 400 draws at 0.25: 100 expected, standard deviation 8.7
     assert times.sum() == 400 * 5
     assert (np.abs(times - 100) < 40).all()
@@ -76,19 +76,21 @@ def test_everyone_has_the_same_chance_to_take_part():
 def test_who_takes_part_follows_the_seed_the_round_and_the_name():
     federation = make_federation(counts=MANY)
     played = simulator(federation=federation, participation=0.5)
-    assert played.choose(1) == played.choose(1)
-    assert played.choose(1) != played.choose(2)
-    assert played.choose(1) != simulator(federation=federation, participation=0.5, seed=1).choose(1)
+    assert played.participation.choose(1) == played.participation.choose(1)
+    assert played.participation.choose(1) != played.participation.choose(2)
+    assert played.participation.choose(1) != simulator(
+        federation=federation, participation=0.5, seed=1
+    ).participation.choose(1)
     order = list(reversed(range(20)))
     turned = simulator(federation=federation.reorder(order), participation=0.5)
-    assert sorted(19 - row for row in turned.choose(1)[0]) == played.choose(1)[0]
+    assert sorted(19 - row for row in turned.participation.choose(1)[0]) == played.participation.choose(1)[0]
 
 
 def test_as_many_fail_as_asked_on_average():
     played = simulator(federation=make_federation(counts=MANY), dropout=0.3, participation=0.5)
     failed = 0
     for number in range(1, 201):
-        answering, failing = played.choose(number)
+        answering, failing = played.participation.choose(number)
         assert len(answering) + len(failing) == 10
         assert not set(answering) & set(failing)
         failed += len(failing)
@@ -98,12 +100,12 @@ def test_as_many_fail_as_asked_on_average():
 
 def test_late_clients_join_in_their_round():
     played = simulator(federation=make_federation(counts=MANY), late=0.33, late_round=4)
-    early = [row for row, joins in enumerate(played.joins) if joins == 1]
-    assert sorted(played.joins) == [1] * 14 + [4] * 6  # ⌊0.33 · 20⌋ are late
-    assert played.choose(3)[0] == early
-    assert played.choose(4)[0] == list(range(20))
+    early = [row for row, joins in enumerate(played.participation.joins) if joins == 1]
+    assert sorted(played.participation.joins) == [1] * 14 + [4] * 6  # ⌊0.33 · 20⌋ are late
+    assert played.participation.choose(3)[0] == early
+    assert played.participation.choose(4)[0] == list(range(20))
     other = simulator(federation=make_federation(counts=MANY), late=0.33, late_round=4, seed=1)
-    assert other.joins != played.joins
+    assert other.participation.joins != played.participation.joins
 
 
 def test_late_clients_are_not_scored_before_they_join_and_participation_counts_those_there():
@@ -116,7 +118,7 @@ def test_a_round_in_which_everyone_fails_is_recorded_and_changes_nothing():
     played = simulator(FedReMa, dropout=0.999)
     state = played.start()
     before = everything_in(state)
-    records = [each.record for each in played.play(state)]
+    records = [each.record for each in played.run(state)]
     assert [record["round"] for record in records] == [1, 2, 3]
     for record in records:
         assert record["participants"] == []
@@ -148,16 +150,16 @@ def test_scoring_less_often_does_not_change_what_is_learnt():
 
 def test_relations_are_kept_when_asked_and_of_the_first_and_last_round():
     played = simulator(FedReMa, rounds=5, record="relations", record_every=2)
-    kept = [sorted(each.relations) for each in played.play(played.start())]
+    kept = [sorted(each.relations) for each in played.run(played.start())]
     some = ["G", "S", "sets"]
     assert kept == [some, some, [], some, some]
-    assert not any(each.relations for each in simulator(FedReMa).play(played.start()))
+    assert not any(each.relations for each in simulator(FedReMa).run(played.start()))
 
 
 def test_the_mean_loss_is_over_clients_and_steps():
     # Learning rate 0: every step of an epoch has the loss of the initial network on its own batch.
     played = simulator(local=replace(LOCAL, lr=0.0, batch=1, epochs=2))
-    record = played.play_round(played.start()).record
+    record = played.run_round(played.start()).record
     train, initial = played.train, played.net.initial
     expected = []
     for row, count in enumerate(train.counts.tolist()):
@@ -237,10 +239,10 @@ def test_a_loss_that_is_no_number_names_round_and_client_and_leaves_the_world_as
     played = simulator(Poisoned, backend=backend)
     assert played.train.counts.tolist() == [19, 8, 24, 12]
     state = played.start()
-    played.play_round(state)
+    played.run_round(state)
     before = everything_in(state)
     with pytest.raises(Diverged) as caught:
-        played.play_round(state)
+        played.run_round(state)
     assert str(caught.value) == (
         "Training diverged in round 2: the loss or weights of client 3 are not finite;"
         " a smaller --lr, or a smaller --clip above 0, may help."
@@ -253,7 +255,7 @@ def test_weights_that_overflow_are_noticed():
     # Client 1 has samples for a single step only, and its weights are still just about numbers.
     played = simulator(local=replace(LOCAL, lr=1e300, clip=0.0), backend="loop")
     with pytest.raises(Diverged, match="in round 1: the loss or weights of client 0, 2, 3 are not finite"):
-        played.play_round(played.start())
+        played.run_round(played.start())
 
 
 def test_a_method_that_forgets_a_shared_parameter_is_told():
@@ -269,7 +271,7 @@ def test_a_method_that_forgets_a_shared_parameter_is_told():
     state = played.start()
     before = everything_in(state)
     with pytest.raises(TypeError, match=r"Forgetful.aggregate must return 'head.bias' as shared"):
-        played.play_round(state)
+        played.run_round(state)
     assert_unchanged(state, before)
 
 
@@ -285,7 +287,7 @@ def test_memory_that_nobody_started_is_told():
     state = played.start()
     before = everything_in(state)
     with pytest.raises(TypeError, match=r"Sudden.start must add 'late' to the memory"):
-        played.play_round(state)
+        played.run_round(state)
     assert_unchanged(state, before)
 
 
@@ -354,7 +356,7 @@ def test_one_full_step_of_fedavg_is_a_step_along_the_gradient_of_everybodys_samp
 def test_no_epochs_teach_nothing():
     played = simulator(FedAvg, local=replace(LOCAL, epochs=0))
     state = played.start()
-    record = played.play_round(state).record
+    record = played.run_round(state).record
     for name, value in played.net.initial.items():
         assert torch.allclose(state.params.common[name], value, atol=1e-15)
     assert record["loss"] == 0

@@ -1,1 +1,1 @@
-"""What every other package uses: files, random generators, memory, terminal text, code and files that users supply."""
+"""Used by all other packages: files, random generators, memory, terminal output, users' code."""

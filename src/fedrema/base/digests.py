@@ -1,4 +1,4 @@
-"""SHA-256 digests of the files that users supply: data, and modules with what they import from the same folder."""
+"""SHA-256 digests of the files that users supply: data, and modules with their imports from the same folder."""
 
 import ast
 import hashlib
@@ -15,18 +15,18 @@ from importlib.machinery import (
 )
 from pathlib import Path
 
-from fedrema.base.user_code import installation, working_folder_importable
+from fedrema.base.user_code import installed_folders, working_folder_importable
 
 Digests = dict[str, str]
-"""By file name, or by path relative to the folder that a module is imported from."""
+"""Digests by file name, or by path relative to the folder from which a module is imported."""
 Stamp = tuple[str, int, int, int, int]
-"""Path, inode, size, and times of modification and change: a file with the same stamp is not read again."""
+"""Path, inode, size, modification and change time; a file with the same stamp is not read again."""
 
 _LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE_SUFFIXES))
-_found: dict[tuple[str, str], tuple[list[Stamp], Digests]] = {}
-"""By module and working folder."""
-_imported: dict[str, tuple[ModuleSpec, Digests]] = {}
-"""Of modules that this process has imported: it runs what they were then, whatever becomes of their files."""
+_cache: dict[tuple[str, str], tuple[list[Stamp], Digests]] = {}
+"""Results by module and working directory."""
+_at_import: dict[str, tuple[ModuleSpec, Digests]] = {}
+"""Digests of imported modules at the time of the import: later changes of their files do not affect this process."""
 
 
 def file_digest(file: Path) -> str:
@@ -35,23 +35,23 @@ def file_digest(file: Path) -> str:
 
 
 def module_digests(name: str) -> Digests:
-    """Return digests of a module's source and of everything it imports, directly or not, from its own folder or below.
+    """Return digests of a module's source and of everything it imports, directly or indirectly, from its own folder.
 
-    Imports are found by reading the source, so that nothing is executed; what a module imports by a computed name is
-    not found. Empty where there is no such module: importing it says why.
+    Imports are found by parsing the source, so nothing is executed; imports with computed names are not found. The
+    result is empty if the module does not exist; importing it raises the error.
     """
     spec = getattr(sys.modules.get(name), "__spec__", None)
-    if spec is not None and name in _imported and _imported[name][0] is spec:
-        return _imported[name][1]
+    if spec is not None and name in _at_import and _at_import[name][0] is spec:
+        return _at_import[name][1]
     key = (name, str(Path.cwd()))
-    known = _found.get(key)
+    known = _cache.get(key)
     if known is None or not _unchanged(known[0]):
         with working_folder_importable():
             files = dict(sorted(_sources(name)))
         known = [_stamp(file) for file in files.values()], {path: file_digest(file) for path, file in files.items()}
-        _found[key] = known
+        _cache[key] = known
     if spec is not None:
-        _imported[name] = spec, known[1]
+        _at_import[name] = spec, known[1]
     return known[1]
 
 
@@ -74,24 +74,24 @@ def _digest(stamp: Stamp) -> str:
 
 
 def _sources(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a module and of what it imports, with their paths relative to where it is imported from."""
+    """Yield the files of a module and of its imports, with their paths relative to the folder it is imported from."""
     top = name.partition(".")[0]
     first = _location(_spec(top))
     if first is None or top == "fedrema":
         return
     home = first.parent
-    inside = first if _installed(home) else home  # next to an installed module lies everything that is installed
-    waiting, seen = [name], set()
-    while waiting:
-        module = waiting.pop()
+    inside = first if _is_installed(home) else home  # the folder of an installed module holds all installed packages
+    pending, seen = [name], set()
+    while pending:
+        module = pending.pop()
         parts = module.split(".")
         for length in range(1, len(parts) + 1):  # importing a.b executes a/__init__.py too
             one = ".".join(parts[:length])
             spec = _spec(one)
-            place = _location(spec)
-            if spec is None or place is None or not place.is_relative_to(inside) or parts[0] == "fedrema":
+            location = _location(spec)
+            if spec is None or location is None or not location.is_relative_to(inside) or parts[0] == "fedrema":
                 break
-            if inside == home and _installed(place):  # a virtual environment below the folder
+            if inside == home and _is_installed(location):  # a virtual environment inside the folder
                 break
             if one in seen:
                 continue
@@ -101,11 +101,11 @@ def _sources(name: str) -> Iterator[tuple[str, Path]]:
                 yield file.relative_to(home).as_posix(), file
                 if file.suffix == ".py":
                     package = one if spec.submodule_search_locations is not None else one.rpartition(".")[0]
-                    waiting += _imports(_stamp(file), package)
+                    pending += _imports(_stamp(file), package)
 
 
 def _spec(name: str) -> ModuleSpec | None:
-    """Find a module without importing it or the packages it lies in."""
+    """Find a module without importing it or its parent packages."""
     loaded = getattr(sys.modules.get(name), "__spec__", None)
     if isinstance(loaded, ModuleSpec):
         return loaded
@@ -113,7 +113,7 @@ def _spec(name: str) -> ModuleSpec | None:
     if parent:
         outer = _spec(parent)
         within = (outer.submodule_search_locations if outer else None) or []
-        # Python's own finder would look for the parent among imported modules.
+        # importlib.util.find_spec would import the parent.
         specs = (FileFinder(folder, *_LOADERS).find_spec(name) for folder in within)
     else:
         specs = (finder.find_spec(name, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
@@ -134,7 +134,7 @@ def _imports(source: Stamp, package: str) -> tuple[str, ...]:
     """Return the names of all modules that a file may import."""
     try:
         tree = ast.parse(Path(source[0]).read_bytes())
-    except (SyntaxError, ValueError):  # importing it says why
+    except (SyntaxError, ValueError):  # importing it raises the error
         return ()
     names: list[str] = []
     for node in ast.walk(tree):
@@ -147,5 +147,5 @@ def _imports(source: Stamp, package: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def _installed(place: Path) -> bool:
-    return any(place.is_relative_to(folder) for folder in installation())
+def _is_installed(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in installed_folders())

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, also after a loss of power."""
+"""Atomic and durable files: complete or absent, even after a power failure."""
 
 import errno
 import itertools
@@ -12,20 +12,20 @@ from fedrema.errors import BadInput
 
 
 @contextmanager
-def written_whole(path: Path, durable: bool = True) -> Iterator[Path]:
-    """Give a temporary path beside `path`; on success it becomes `path`, on any failure it is removed.
+def atomic_file(path: Path, durable: bool = True) -> Iterator[Path]:
+    """Yield a temporary path next to `path`; on success it is renamed to `path`, on failure it is removed.
 
-    When this returns, the file is on the disk; with `durable=False` it may be lost or empty after a loss of power.
-    A full disk, a missing permission and the like become a `BadInput` that names `path`.
+    The file is on disk when the context ends; with `durable=False` it may be lost or empty after a power failure. A
+    full disk, a missing permission and similar errors become a `BadInput` that names `path`.
     """
-    # Not tempfile: its files are for the owner alone, and these should follow the user's umask.
+    # Not tempfile, whose files ignore the user's umask.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         make_folder(path.parent)
         temporary.touch(exist_ok=False)
         try:
             yield temporary
-            if durable:  # before the rename: otherwise the name could survive a loss of power without the content
+            if durable:  # before the rename: otherwise a power failure could leave an empty file under the final name
                 sync(temporary)
             temporary.replace(path)
             if durable:
@@ -34,17 +34,17 @@ def written_whole(path: Path, durable: bool = True) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise BadInput(f"cannot write {path}: {reason}; choose a place that is writable and has room.") from error
+        raise BadInput(f"cannot write {path}: {reason}; choose a writable folder with enough free space.") from error
 
 
 def write_text(path: Path, text: str, durable: bool = True) -> None:
-    """Write a text file, whole or not at all."""
-    with written_whole(path, durable) as temporary:
+    """Write a text file atomically."""
+    with atomic_file(path, durable) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it; when this returns, they are on the disk."""
+    """Create a folder and its parents durably."""
     missing = list(itertools.takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -52,14 +52,14 @@ def make_folder(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    """Wait until a file's content, or a folder's entries, are on disk."""
     if path.is_dir() and os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system without fsync for folders
+        if error.errno != errno.EINVAL:  # the file system does not support fsync for folders
             raise
     finally:
         os.close(descriptor)

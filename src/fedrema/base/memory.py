@@ -1,4 +1,4 @@
-"""Refuses what does not fit into memory before it is allocated."""
+"""Refuse requests that do not fit into memory, before anything is allocated."""
 
 import psutil
 
@@ -6,19 +6,19 @@ from fedrema.errors import BadInput
 
 
 def free_memory() -> int:
-    """Return how many bytes of this machine's memory can still be taken."""
+    """Return the available memory of this machine in bytes."""
     return int(psutil.virtual_memory().available)
 
 
 def check_fits(needed: int, what: str) -> None:
-    """Refuse what needs more memory than is free; `what` begins the sentence and ends in a verb."""
+    """Raise `BadInput` if more memory is needed than available; `what` is the start of the message, up to a verb."""
     free = free_memory()
     if needed > free:
         raise BadInput(f"{what} {amount(needed)} of memory, but only {amount(free)} is free.")
 
 
 def amount(size: int) -> str:
-    """Return a number of bytes as people write it."""
+    """Return a number of bytes with a unit."""
     value, unit = float(size), "bytes"
     for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
         if value < 1000 or unit == "PB":

@@ -1,4 +1,4 @@
-"""Fields of settings classes: what each is for, and its documentation, for help, tables and tests."""
+"""Fields of settings classes: their purpose, and their documentation for help, tables and tests."""
 
 import ast
 import dataclasses
@@ -12,24 +12,24 @@ T = TypeVar("T")
 
 
 class Purpose(StrEnum):
-    """What a setting is for, and so whether a result depends on it. The one list of this."""
+    """What a setting is for, and so whether results depend on it. The only such list."""
 
     RESULT = "result"
     """Defines the result; the default."""
     SEED = "seed"
     """The training seed: runs that differ only in it are replicates."""
     RECORD = "record"
-    """What is recorded besides the metrics."""
+    """What is recorded in addition to the metrics."""
     ROUNDS = "rounds"
-    """How long to train: raising it continues the same run."""
+    """The number of rounds; increasing it continues the same run."""
     SOURCE = "source"
-    """Where own data comes from; its content defines the result."""
+    """The source of own data; its content defines the result."""
     COMPUTATION = "computation"
     """How the result is computed: device, backend, threads, memory."""
     PLACE = "place"
-    """A file or folder of this machine."""
+    """A file or folder on this machine."""
     OUTPUT = "output"
-    """What is written and shown."""
+    """What is written and displayed."""
     OPERATION = "operation"
     """How the server of a deployment operates: it can change while the federation is running."""
 
@@ -44,21 +44,21 @@ def option(default: T, purpose: Purpose = Purpose.RESULT, simulated: bool = Fals
     purpose
         What it is for.
     simulated
-        Whether it has no meaning in a deployment with real clients.
+        Whether it has no effect in a deployment with real clients.
     partitions
-        Whether it has no meaning with own data, because it says how a dataset is partitioned.
+        Whether it has no effect with own data, because it defines how a dataset is partitioned.
     """
     metadata = {"purpose": purpose, "simulated": simulated, "partitions": partitions}
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def purpose_of(field: "dataclasses.Field[Any]") -> Purpose:
-    """Return what a field of a settings class is for."""
+    """Return the purpose of a field of a settings class."""
     return Purpose(field.metadata.get("purpose", Purpose.RESULT))
 
 
 def field_documentation(kind: type[Any]) -> dict[str, tuple[Any, str]]:
-    """Return for each setting of a dataclass its name on the command line, its default and its docstring."""
+    """Return for each field of a dataclass its name on the command line, its default and its docstring."""
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"{kind.__name__} is not a dataclass.")
     documented: dict[str, str] = {}
@@ -72,13 +72,13 @@ def field_documentation(kind: type[Any]) -> dict[str, tuple[Any, str]]:
 
 
 def valid_choices(kind: type[Any], name: str) -> str:
-    """Return a sentence that lists what a setting with named choices can be; empty for any other."""
+    """Return a sentence that lists the valid values of a `Literal` setting; empty for other types."""
     hint = get_type_hints(kind)[name.replace("-", "_")]
     return f" One of {', '.join(get_args(hint))}." if get_origin(hint) is Literal else ""
 
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:
-    # Python forgets the strings below fields; the source still has them.
+    # Python discards the docstrings of fields; they are read from the source.
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
     found = {}

@@ -1,6 +1,6 @@
-"""Foreign text (names, titles, paths, what other machines say) as it may reach a terminal or a log.
+"""Safe output of untrusted text (names, titles, paths, messages from other machines) to terminals and logs.
 
-A terminal obeys escape sequences, and `[/x]` is markup to rich: neither may come from a name.
+Terminals interpret escape sequences, and rich interprets markup such as `[/x]`; neither may come from untrusted text.
 """
 
 import builtins
@@ -15,13 +15,13 @@ from rich.segment import Segment
 
 
 def safe(text: object) -> str:
-    r"""Return text in one line; control, formatting and bidi characters become escapes such as `\x1b`."""
+    r"""Return text on one line; control, formatting and bidi characters become escapes such as `\x1b`."""
     found = str(text)
     return found if found.isprintable() else "".join(map(_escaped, found))
 
 
 def safe_lines(text: object) -> str:
-    """Return the same of text in several lines."""
+    """Return text with the same escapes, but keep its line breaks."""
     return "\n".join(map(safe, str(text).split("\n")))
 
 
@@ -30,18 +30,18 @@ def _escaped(character: str) -> str:
 
 
 def print_safe(*values: object, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
-    """Print values, each in one line."""
+    """Print escaped values."""
     builtins.print(*map(safe, values), end=end, file=file, flush=flush)
 
 
 class Console(rich_console.Console):
-    """A rich console that takes strings literally, and on which no text becomes an escape sequence."""
+    """A rich console that prints strings literally and escapes control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render; what rich itself says to the terminal (colours, cursor) is not part of the segments' text."""
+        """Render with escaped text; rich's own control codes (colours, cursor) are not part of the text."""
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():
                 yield segment
@@ -50,7 +50,7 @@ class Console(rich_console.Console):
 
 
 class _SafeRecords(logging.Filter):
-    """Escapes records before any handler sees them."""
+    """Escapes log records before handlers receive them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         record.msg, record.args = safe(record.getMessage()), None
@@ -60,7 +60,7 @@ class _SafeRecords(logging.Filter):
 
 
 def safe_logger(name: str) -> logging.Logger:
-    """Return a logger whose records hold a line each, and no control characters."""
+    """Return a logger whose records are single lines without control characters."""
     log = logging.getLogger(name)
     if not any(isinstance(one, _SafeRecords) for one in log.filters):
         log.addFilter(_SafeRecords())

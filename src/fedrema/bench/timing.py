@@ -19,7 +19,7 @@ from fedrema.data import Federation
 from fedrema.engine import Backend, choose_device, choose_precision
 from fedrema.errors import FedremaError
 from fedrema.methods import find_method
-from fedrema.runs.execute import Interrupted, execute
+from fedrema.runs.execute import Interrupted, execute, prepare
 
 WARM_UP = {"cpu": 1, "cuda": 2}
 """Rounds that are played before those that are measured."""
@@ -88,6 +88,10 @@ class Workload:
     network: str
     methods: Mapping[str, Settings]
     federation: Federation
+
+    def check(self) -> None:
+        """Build the network and a simulator for one sample, so that settings that do not fit raise now."""
+        prepare(next(iter(self.methods.values())), trimmed(self.federation, 1, 1))
 
 
 @dataclasses.dataclass(frozen=True)

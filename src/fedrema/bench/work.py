@@ -78,5 +78,5 @@ def _operations(settings: Settings, federation: Federation) -> float:
     moment = simulator.moment(1)
     cohort = simulator.begin(simulator.cohort(simulator.start(), torch.tensor([0])), moment)
     with FlopCounterMode(display=False) as counter:
-        simulator.local_training(cohort, {}, moment)
+        simulator.local_training(cohort, moment)
     return float(counter.get_total_flops())

@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they are called, so that help comes at once."""
+"""The command line: one module per command, imported when the command is called, so that help is instant."""
 
 import importlib
 import io
@@ -11,33 +11,31 @@ from fedrema import __version__
 from fedrema.errors import BadInput, FedremaError
 
 COMMANDS = {
-    "run": ("fedrema.cli.run", "train clients with a method; without arguments: a demonstration"),
-    "resume": ("fedrema.cli.run", "go on with a run that was stopped"),
-    "compare": ("fedrema.cli.after", "compare runs: table, differences with confidence, picture of the curves"),
-    "report": ("fedrema.cli.page", "write one HTML page about runs: curves, every client, who learns from whom"),
-    "watch": ("fedrema.cli.page", "show the same page in the browser while runs go on"),
-    "grid": ("fedrema.cli.grid", "run an experiment from a file: methods × settings × seeds, resumable"),
-    "reproduce": ("fedrema.cli.reproduce", "the paper's tables and figures, ours beside the published"),
-    "methods": ("fedrema.cli.look", "list every method, its settings and its paper"),
-    "data": ("fedrema.cli.look", "list the datasets: what is there, what can be fetched"),
-    "partition": ("fedrema.cli.look", "deal a dataset to clients: show, save, draw"),
-    "export": ("fedrema.cli.after", "write each client's model as safetensors, for plain PyTorch"),
-    "personalize": ("fedrema.cli.more", "make a model for a client that was not there"),
-    "deploy": (
-        "fedrema.cli.deploy",
-        "the same methods on a real network: server, nodes, keys, status, a demonstration",
-    ),
-    "bench": ("fedrema.cli.bench", "measure speed on this machine, beside a textbook loop and its ceilings"),
+    "run": "train clients with one or several methods; alone: a demonstration",
+    "resume": "resume an interrupted run",
+    "compare": "compare runs: table, differences with confidence intervals, curves",
+    "report": "write an HTML report about runs",
+    "watch": "show runs in the browser while they train",
+    "grid": "run an experiment from a file: methods × settings × seeds, resumable",
+    "reproduce": "reproduce the paper's tables and figures",
+    "methods": "list the methods with their settings and papers",
+    "data": "list the datasets, or download them",
+    "partition": "partition a dataset among clients: print, save, draw",
+    "export": "write each client's model as safetensors, for plain PyTorch",
+    "personalize": "make a model for a client that did not take part in training",
+    "deploy": "run the same methods on a real network: server, nodes, status, demo",
+    "bench": "measure training speed on this machine",
 }
+"""What each command does; the command NAME is the function NAME in the module `fedrema.cli.NAME`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code.
+    """Run a command and return the exit code.
 
-    0, 2 for anything the user can mend, 130 when interrupted, 141 where nobody reads the output any more.
+    0: success; 2: an error that the user can correct; 130: interrupted; 141: the reader of the output has closed it.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal without ± shows ? instead of failing
+        if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot show become ?
             stream.reconfigure(errors="replace")
     try:
         try:
@@ -45,22 +43,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except FedremaError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return 2
-    except BrokenPipeError:  # the reader of our output, such as head, has closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+    except BrokenPipeError:  # such as head, which closes the pipe early
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python reports an error at exit
         return 128 + signal.SIGPIPE
     except OSError as error:
         if error.filename is None:
             raise
-        _complain(f"{error.filename}: {error.strerror}; see its place and permissions.")
+        _print_error(f"{error.filename}: {error.strerror}; check the path and its permissions.")
         return 2
     except KeyboardInterrupt:
         print("fedrema: interrupted.", file=sys.stderr)
         return 130
 
 
-def _complain(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     from fedrema.base.terminal import print_safe
 
     print_safe(f"fedrema: {sentence}", file=sys.stderr)
@@ -76,13 +74,13 @@ def _run(arguments: list[str]) -> int:
     command, *rest = arguments
     if command not in COMMANDS:
         raise BadInput(f"Command {command!r} is unknown; valid are {', '.join(COMMANDS)}.")
-    function = getattr(importlib.import_module(COMMANDS[command][0]), command)
+    function = getattr(importlib.import_module(f"fedrema.cli.{command}"), command)
     return int(function(rest) or 0)
 
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:{width}}  {what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
             "usage: fedrema COMMAND [OPTIONS]",

@@ -4,35 +4,40 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from rich.text import Text
-
-from fedrema.base.terminal import Console
-from fedrema.config.settings import Settings, as_arguments, fitting, given, parse_arguments, parse_settings, read_config
+from fedrema.cli.arguments import asks_for_help, fill, parse_options, peek, print_help, run_options
+from fedrema.cli.option_help import TITLES, Section, options_of
+from fedrema.config.presets import Values
+from fedrema.config.settings import Settings, make_settings, read_config
 from fedrema.core import LocalTraining, Simulation
 from fedrema.data import DataSettings, build_federation
 from fedrema.errors import BadInput, at_least
 from fedrema.methods import find_method, registry
 from fedrema.models.networks import NETWORKS
 
-NO_MEANING = ("--out", "--overwrite", "--seeds", "--quiet")
+if TYPE_CHECKING:
+    from fedrema.data import Federation
+
+NOT_KEPT = ("out", "overwrite", "seeds", "quiet")
+"""Settings of a run that is kept."""
+DATA = ("dataset", "federation", "partition-file", "paper")
+"""Settings that name data; without any of them clients get random inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """What is measured, and where the numbers go."""
+    """What is measured, and where the results are written."""
 
     network: str = "cnn"
     """Networks, separated by commas: mlp, cnn, alexnet, or your own as module:function."""
     method: str = "fedrema"
-    """Methods, separated by commas, or all of them: all."""
+    """Methods, separated by commas; or all."""
     json: Path | None = None
-    """Also write everything to this file; an older one is replaced."""
+    """Also write the results to this JSON file, replacing it."""
 
     def __post_init__(self) -> None:
-        """Refuse unknown names and a place that is not there, before anything is measured."""
+        """Check names and the path before anything is measured."""
         for name in self.networks():
             if name not in NETWORKS and ":" not in name:
                 valid = ", ".join(NETWORKS)
@@ -43,32 +48,31 @@ class Bench:
             raise BadInput(f"--json {self.json} cannot be written: a file in a folder that exists is valid.")
 
     def networks(self) -> tuple[str, ...]:
-        """Return each network once."""
-        return _apart(self.network)
+        """Return the networks, each once."""
+        return _separated(self.network)
 
     def methods(self) -> tuple[str, ...]:
-        """Return each method once."""
-        return tuple(registry()) if self.method == "all" else _apart(self.method)
+        """Return the methods, each once."""
+        return tuple(registry()) if self.method == "all" else _separated(self.method)
 
 
 def bench(arguments: list[str]) -> int:
-    """Print how fast our backends are beside a textbook loop and the machine's ceilings."""
-    if {"-h", "--help"} & set(arguments):
-        return _help(arguments)
-    own, options = _divided(arguments)
-    asked: Bench = parse_arguments(Bench, own, "fedrema bench")
-    settings = {network: _settings(network, asked.methods(), options) for network in asked.networks()}
+    """Print how fast our backends are compared with a textbook loop and the machine's peak rates."""
+    if asks_for_help(arguments):
+        _help()
+    asked, values = _parse(arguments)
+    settings = {network: _settings(network, asked.methods(), values) for network in asked.networks()}
+    from rich.text import Text
+
+    from fedrema.base.terminal import Console
     from fedrema.bench import Report, Workload, measure
-    from fedrema.bench.work import generated, trimmed
-    from fedrema.runs.execute import prepare
 
     workloads = []
     for network, methods in settings.items():
-        data = next(iter(methods.values())).data
-        federation = build_federation(data) if _has_data(options) else generated(network, data)
+        federation = _federation(network, next(iter(methods.values())), values)
         fitted = {name: each.fitted(federation) for name, each in methods.items()}
-        prepare(next(iter(fitted.values())), trimmed(federation, 1, 1))  # refused now, not after others were measured
         workloads.append(Workload(network, fitted, federation))
+        workloads[-1].check()  # before any other is measured
     console = Console()
     with console.status("Measuring") as status:
         found = measure(workloads, lambda what: status.update(Text(f"Measuring {what}")))
@@ -81,70 +85,74 @@ def bench(arguments: list[str]) -> int:
     return 0 if measured == set(settings) else 2
 
 
-def _apart(named: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in named.split(",")))
+def _separated(names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in names.split(",")))
 
 
-def _divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the bench's own arguments, and those of a run."""
-    mine = {f"--{field.name}" for field in dataclasses.fields(Bench)}
-    own: list[str] = []
-    options: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        option = argument.partition("=")[0]
-        if option == "--net":
-            raise BadInput(
-                f"{argument} is not valid here: name networks with --network, such as --network cnn,alexnet."
-            )
-        if option in NO_MEANING:
-            raise BadInput(f"{option} is not valid here: the bench keeps no runs; --json FILE keeps what it measured.")
-        if option in mine:
-            own.append(argument)
-            if "=" not in argument:
-                own += [value for value in [next(rest, None)] if value is not None]
-        else:
-            options.append(argument)
-    return own, options
+def _parse(arguments: Sequence[str]) -> tuple[Bench, Values]:
+    """Return what is measured, and the settings of the runs."""
+    asked = Bench(method=peek(arguments, "method").get("method", Bench.method))
+    options = [*options_of(Bench), *run_options(asked.methods())]
+    given = parse_options(options, arguments, "fedrema bench")
+    if "net" in given:
+        raise BadInput(f"--net {given['net']} is not valid here: use --network, such as --network cnn,alexnet.")
+    for name in NOT_KEPT:
+        if name in given:
+            raise BadInput(f"--{name} is not valid here: the runs are not kept; --json FILE keeps the results.")
+    own = {field.name for field in dataclasses.fields(Bench)}
+    values = {name.replace("_", "-"): value for name, value in given.items() if name not in own}
+    return fill(Bench, given, "fedrema bench"), values
 
 
-def _defaults(options: Sequence[str]) -> list[str]:
-    on_a_gpu = torch.cuda.is_available() and given(options, "--device") != "cpu"
-    # A round takes seconds on a CPU and a fraction of one on a GPU.
-    return ["--rounds", "10" if on_a_gpu else "2", *([] if _has_data(options) else ["--samples", "600"])]
+def _defaults(values: Values) -> dict[str, Any]:
+    import torch
+
+    on_gpu = torch.cuda.is_available() and values.get("device") != "cpu"
+    # A round takes seconds on a CPU and a fraction of a second on a GPU.
+    return {"rounds": 10 if on_gpu else 2, **({} if _has_data(values) else {"samples": 600})}
 
 
-def _has_data(options: Sequence[str]) -> bool:
-    """Tell whether data was asked for, rather than noise of the right shape."""
-    config = given(options, "--config")
-    everything = [*(as_arguments(read_config(Path(config))) if config else []), *options]
-    return any(given(everything, option) for option in ("--dataset", "--federation", "--partition-file", "--paper"))
+def _has_data(values: Values) -> bool:
+    """Return whether data was asked for, rather than random inputs."""
+    config = values.get("config")
+    in_file = {name.replace("_", "-") for name in read_config(config)} if config else set()
+    return any(name in values or name in in_file for name in DATA)
 
 
-def _settings(network: str, methods: tuple[str, ...], options: Sequence[str]) -> dict[str, Settings]:
-    plain = not _has_data(options)
+def _settings(network: str, methods: Sequence[str], values: Values) -> dict[str, Settings]:
+    plain = not _has_data(values)
     found = {}
     for method in methods:
-        arguments = [*_defaults(options), *fitting(method, options, methods), "--net", network]
-        settings = parse_settings(method, arguments, "fedrema bench", plain)
+        layered = {**_defaults(values), **values, "net": network}
+        settings = make_settings(method, layered, "fedrema bench", plain, among=methods)
         at_least(1, settings.local, "epochs")
         for name, needed in (("participation", 1.0), ("dropout", 0.0), ("late", 0.0)):
             if (value := getattr(settings.simulation, name)) != needed:
-                raise BadInput(f"--{name} {value} is not valid here: a step is one of all clients, so {needed:g} is.")
+                raise BadInput(
+                    f"--{name} {value} is not valid here: all clients take part in every step; use {needed:g}."
+                )
         found[method] = settings
     return found
 
 
-def _help(arguments: Sequence[str]) -> int:
-    """Show all that can be set, with the defaults that hold here."""
-    groups: list[tuple[str, Any]] = [
-        ("bench", Bench), ("data", DataSettings), ("local", LocalTraining), ("simulation", Simulation)
-    ]  # fmt: skip
-    made = dataclasses.make_dataclass("Settings", groups, frozen=True)
+def _federation(network: str, settings: Settings, values: Values) -> "Federation":
+    from fedrema.bench.work import generated
+
+    return build_federation(settings.data) if _has_data(values) else generated(network, settings.data)
+
+
+def _help() -> None:
+    """Print all options with the defaults that apply here."""
+    classes = {"data": DataSettings, "local": LocalTraining, "simulation": Simulation}
     description = (
-        "Times our backends, a textbook loop over clients and the machine's ceilings side by side. --rounds of them"
-        " are measured, after one (on a GPU: two) to warm up. Without --dataset, --federation or --paper the data is"
-        " noise in the shape that the network is for. Settings of the methods are taken too, as in fedrema run METHOD."
+        "Measure training speed on this machine: our backends, a textbook loop over clients, and the machine's peak"
+        " rates. --rounds rounds are measured, after one (on a GPU: two) for warm-up.\n\n"
+        "Without --dataset, --federation or --paper the clients hold random inputs of the network's shape. The options"
+        " of the methods are accepted as well, as in fedrema run METHOD."
     )
-    parse_arguments(made, ["--help"], "fedrema bench", description, _defaults(()))
-    return 0
+    defaults = _defaults({})
+    sections = [
+        Section("Benchmark options", "", options_of(Bench)),
+        *(Section(TITLES[name], "", options_of(kind, defaults)) for name, kind in classes.items()),
+    ]
+    print_help("fedrema bench", description, sections)

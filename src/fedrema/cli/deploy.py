@@ -1,4 +1,4 @@
-"""fedrema deploy: its commands, and those that a running federation needs: server, client, status."""
+"""fedrema deploy: its commands, and those that run a federation: server, client, status, model."""
 
 import dataclasses
 import importlib
@@ -7,31 +7,28 @@ import json
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
 
-import tyro
 from rich.table import Table
 
 from fedrema.base.terminal import Console, print_safe, safe
-from fedrema.config.settings import parse_arguments
+from fedrema.cli.arguments import parse_arguments, positional
 from fedrema.errors import BadInput
 
-Folder = Annotated[Path, tyro.conf.Positional]
 COMMANDS = {
-    "init": ("founding", "write a ready federation: app, certificates, keys, start scripts, units, compose file"),
-    "server": ("deploy", "conduct the federation; given again, it goes on where it stopped"),
-    "client": ("deploy", "take part as a node"),
-    "status": ("deploy", "how it stands: round, nodes, who does not count and why"),
-    "model": ("deploy", "write a node's own complete model as safetensors, on the node"),
-    "add": ("founding", "add a node, also to a federation that is going on"),
-    "key": ("founding", "make a node's key anew, on the node"),
-    "renew": ("founding", "make the server's certificate anew"),
-    "demo": ("founding", "a server and three nodes on this machine; ends by itself"),
+    "init": ("deploy_setup", "create a federation: app, certificates, keys, start scripts, systemd units"),
+    "server": ("deploy", "run the server; after a stop, resume from the last checkpoint"),
+    "client": ("deploy", "run a node"),
+    "status": ("deploy", "show the round, the nodes, and why a node does not contribute"),
+    "model": ("deploy", "write a node's complete personal model as safetensors, on the node"),
+    "add": ("deploy_setup", "add a node, also while the federation is running"),
+    "key": ("deploy_setup", "replace a node's key, on the node"),
+    "renew": ("deploy_setup", "renew the server's certificate"),
+    "demo": ("deploy_setup", "run a server and three nodes on this machine for a few rounds"),
 }
 
 
 def deploy(arguments: list[str]) -> int:
-    """Call one of the commands."""
+    """Run one of the commands."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0
@@ -45,17 +42,16 @@ def deploy(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A folder that fedrema deploy init made."""
+    """A folder that fedrema deploy init created."""
 
-    dir: Folder
-    """The folder."""
+    dir: Path = positional()
+    """The folder that fedrema deploy init created."""
 
 
 def server(arguments: list[str]) -> int:
-    """Serve until all rounds have been played."""
-    asked: Place = parse_arguments(
-        Place, arguments, "fedrema deploy server", "Conduct a federation; goes on after a stop."
-    )
+    """Run the server until all rounds have finished."""
+    description = "Run the server of a federation; after a stop, resume from the last checkpoint."
+    asked = parse_arguments(Place, arguments, "fedrema deploy server", description)
     from fedrema.deploy.folder import ServerFolder
     from fedrema.deploy.services import ServerService
 
@@ -64,15 +60,15 @@ def server(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Client(Place):
-    """Take part as a node, until stopped."""
+    """Run a node until it is stopped."""
 
     server: str | None = None
-    """Address of the server, host:port, instead of the one in node.toml."""
+    """Address of the server as host:port, instead of the one in node.toml."""
 
 
 def client(arguments: list[str]) -> int:
-    """Take part as a node."""
-    asked: Client = parse_arguments(Client, arguments, "fedrema deploy client")
+    """Run a node."""
+    asked = parse_arguments(Client, arguments, "fedrema deploy client")
     from fedrema.deploy.folder import NodeFolder
     from fedrema.deploy.services import run_node
 
@@ -82,45 +78,45 @@ def client(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Write a node's own complete model as safetensors, with three lines of plain PyTorch that load it: on the node.
+    """Write a node's complete personal model as safetensors, with a README that shows how to load it in plain PyTorch.
 
-    It is the model of the last message from the server; after the last round that is the final one.
+    Run it on the node. The model is that of the last message from the server; after the last round, the final one.
     """
 
-    dir: Folder
+    dir: Path = positional()
     """The node's folder."""
     out: Path | None = None
-    """Folder for the model; default: model in the node's folder."""
+    """Folder for the model. Default: model in the node's folder."""
     overwrite: bool = False
     """Replace a model that was written before."""
 
 
 def model(arguments: list[str]) -> int:
     """Write a node's model."""
-    asked: Model = parse_arguments(Model, arguments, "fedrema deploy model")
+    asked = parse_arguments(Model, arguments, "fedrema deploy model")
     from fedrema.deploy.folder import NodeFolder
     from fedrema.deploy.node_model import export_model
 
     folder = NodeFolder.open(asked.dir)
-    sys.path.insert(0, str(folder.path))  # a network of one's own may lie there
+    sys.path.insert(0, str(folder.path))  # it may hold the user's network
     file = export_model(folder, asked.out, asked.overwrite)
-    print_safe(f"Model of {folder.name}: {file} (README.md there tells how to load it)")
+    print_safe(f"Model of {folder.name}: {file} (its README.md shows how to load it)")
     return 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """How a federation stands: on the server's machine, while it goes on or after."""
+    """Show the status of a federation, running or not, on the server's machine."""
 
-    dir: Folder
+    dir: Path = positional()
     """The server's folder."""
     json: bool = False
-    """As JSON, for a monitor."""
+    """Print JSON, for monitoring."""
 
 
 def status(arguments: list[str]) -> int:
-    """Tell how a federation stands."""
-    asked: Status = parse_arguments(Status, arguments, "fedrema deploy status")
+    """Print the status of a federation."""
+    asked = parse_arguments(Status, arguments, "fedrema deploy status")
     if asked.json:
         from fedrema.deploy.folder import ServerFolder
         from fedrema.deploy.status import read_status
@@ -134,18 +130,24 @@ def status(arguments: list[str]) -> int:
 def _usage() -> str:
     lines = [f"  {name:8}{what}" for name, (_, what) in COMMANDS.items()]
     return "\n".join(
-        ["usage: fedrema deploy COMMAND [OPTIONS]", "", "The same methods over a real network, on Flower.", "", *lines]
+        [
+            "usage: fedrema deploy COMMAND [OPTIONS]",
+            "",
+            "Run the same methods on a real network.",
+            "",
+            *lines,
+        ]
     )
 
 
 def say(sentence: str) -> None:
-    """Print a sentence with the time, unless it brings its own."""
+    """Print a sentence with the time, unless it begins with one."""
     stamped = sentence if sentence[:4].isdigit() else f"{datetime.now():%Y-%m-%d %H:%M:%S} {sentence}"
     print_safe(stamped, flush=True)
 
 
 def show(folder: Path) -> None:
-    """Print how a federation stands."""
+    """Print the status of a federation as a table."""
     from fedrema.deploy.folder import ServerFolder
     from fedrema.deploy.status import read_status
 

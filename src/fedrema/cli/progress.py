@@ -1,4 +1,4 @@
-"""The live bar of a run: round, accuracy, critical period, time left; without a terminal a line now and then."""
+"""Progress of runs: a bar with round, accuracy and time left; without a terminal a line every half minute."""
 
 import sys
 import time
@@ -7,13 +7,14 @@ from types import TracebackType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedrema.base.terminal import Console, print_safe
+from fedrema.core import Period
 from fedrema.simulation.state import Round
 
 SECONDS_BETWEEN_LINES = 30.0
 
 
 class RunProgress:
-    """A bar per run, on the error stream, so that results can be piped."""
+    """A bar per run, on stderr, so that results can be piped."""
 
     def __init__(self, quiet: bool) -> None:
         console = Console(stderr=True)
@@ -41,35 +42,37 @@ class RunProgress:
         self.progress.stop()
 
     def say(self, line: str) -> None:
-        """Print a line above the bars; one that several runs have in common only once."""
+        """Print a line above the bars; the same line of several runs only once."""
         if line and not self.quiet and line not in self.said:
             self.said.add(line)
             self.progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    def watch(self, label: str, rounds: int, done: int = 0) -> "Watch":
-        """Add the bar of a run that is ready to play."""
+    def watch(self, label: str, rounds: int, period: Period | None, done: int = 0) -> "Watch":
+        """Add the bar of a run that has been prepared; `period` is what its method declares."""
         self.progress.start()
-        return Watch(self.progress, self.progress.add_task(label, total=rounds, completed=done, state=""), self.lines)
+        task = self.progress.add_task(label, total=rounds, completed=done, state="")
+        return Watch(self.progress, task, period, self.lines)
 
 
 class Watch:
-    """Moves a bar along with each round."""
+    """Advances a bar after each round."""
 
-    def __init__(self, progress: Progress, task: TaskID, lines: bool) -> None:
-        self.progress, self.task, self.lines = progress, task, lines
+    def __init__(self, progress: Progress, task: TaskID, period: Period | None, lines: bool) -> None:
+        self.progress, self.task, self.period, self.lines = progress, task, period, lines
         self.accuracy = ""
         self.written = time.monotonic()
 
-    def __call__(self, played: Round) -> None:
+    def __call__(self, finished: Round) -> None:
         """Show a round."""
-        record = played.record
+        record = finished.record
         if record.accuracy is not None:
             self.accuracy = f"accuracy {record.accuracy:6.1%}"
-        critical = record.trace.get("critical")
-        period = "" if critical is None else "  critical" if critical else "  by history"
-        self.progress.update(self.task, completed=record.round, state=f"{self.accuracy}{period}")
+        inside = None if self.period is None else record.trace.get(self.period.name)
+        period = "" if self.period is None or inside is None else self.period.inside if inside else self.period.after
+        state = f"{self.accuracy}  {period}".rstrip()
+        self.progress.update(self.task, completed=record.round, state=state)
         if self.lines and time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
             self.written = time.monotonic()
             task = self.progress.tasks[self.task]
             done = f"round {record.round}/{int(task.total or 0)}"
-            print_safe(f"{task.description} {done} {self.accuracy}{period}", file=sys.stderr, flush=True)
+            print_safe(f"{task.description} {done} {state}", file=sys.stderr, flush=True)

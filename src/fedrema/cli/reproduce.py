@@ -1,4 +1,4 @@
-"""fedrema reproduce: the paper's tables and figures, ours beside the published."""
+"""fedrema reproduce: the paper's tables and figures, with the published numbers next to ours."""
 
 import dataclasses
 import sys
@@ -6,14 +6,12 @@ import time
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from fedrema.base.terminal import Console
-from fedrema.cli.grid import STOPPED, complain, show
-from fedrema.cli.playing import Part, Playing, check_folder, chosen, play, prepare, read
-from fedrema.config.settings import parse_arguments
+from fedrema.cli.arguments import parse_arguments, positional
+from fedrema.cli.experiment import ExperimentOptions, Part, check_folder, execute, prepare, read, select
+from fedrema.cli.grid import STOPPED, print_errors, show
+from fedrema.config.presets import Values
 from fedrema.errors import BadInput
 from fedrema.experiments.command_log import write_sitting
 from fedrema.experiments.overview import write_overview
@@ -29,40 +27,50 @@ ORDER = (
     ("table1", "mnist,fmnist"),
     *((name, None) for name in ("motivation", "partitions", "methods")),
 )
-"""What is most telling comes first."""
+"""The most informative experiments run first."""
 NAMES = tuple(dict.fromkeys(name for name, _ in ORDER))
 PAPER = tuple(name for name in NAMES if name != "methods")
-"""What `all` stands for."""
-SMOKE = (
-    *("--dataset", "digits", "--clients", "10", "--samples", "60", "--test-share", "0.5", "--net", "mlp"),
-    *("--hidden", "8", "--rounds", "6", "--epochs", "1", "--batch", "10", "--lr", "0.05", "--record-every", "1"),
-)
+"""The experiments that `all` stands for."""
+SMOKE: Values = {
+    "dataset": "digits",
+    "clients": 10,
+    "samples": 60,
+    "test-share": 0.5,
+    "net": "mlp",
+    "hidden": 8,
+    "rounds": 6,
+    "epochs": 1,
+    "batch": 10,
+    "lr": 0.05,
+    "record-every": 1,
+}
+"""Settings of the smoke test."""
 SMOKE_SEEDS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Reproduce:
-    """Run the paper's experiments on the real data and lay the results beside the published ones."""
+    """Reproduce the paper's experiments and compare the results with the published ones."""
 
-    what: Annotated[tuple[str, ...], tyro.conf.Positional] = ("all",)
-    """table1, table2, table3, table4, table5, heatmaps, curves, motivation, partitions; or all: these nine.
-    And methods: every method there is, on CIFAR-10."""
+    what: tuple[str, ...] = positional(("all",))
+    """Experiments: table1, table2, table3, table4, table5, heatmaps, curves, motivation, partitions; all for these
+    nine; methods for all methods on CIFAR-10."""
     smoke: bool = False
-    """Try everything out on digits, in a minute; shows that it works, and nothing about the methods."""
-    playing: Playing = dataclasses.field(default_factory=Playing)
+    """Run everything on digits in about a minute, to test that it works; the results say nothing about the methods."""
+    experiment: ExperimentOptions = dataclasses.field(default_factory=ExperimentOptions)
 
 
 def reproduce(arguments: list[str]) -> int:
-    """Play what is missing, write tables, figures and verdicts, print the tables asked for."""
-    asked: Reproduce = parse_arguments(Reproduce, arguments, "fedrema reproduce")
-    playing = asked.playing
-    out = check_folder(playing.out or Path("results") / ("smoke" if asked.smoke else "paper"))
+    """Run what is missing, write tables, figures and verdicts, and print the tables asked for."""
+    asked = parse_arguments(Reproduce, arguments, "fedrema reproduce")
+    options = asked.experiment
+    out = check_folder(options.out or Path("results") / ("smoke" if asked.smoke else "paper"))
     if asked.smoke:
-        playing = dataclasses.replace(playing, seeds=playing.seeds or SMOKE_SEEDS)
-    experiments = [_experiment(name, asked.smoke, playing) for name in _names(asked.what)]
-    parts = chosen(experiments, playing.only, playing.seeds)
-    if playing.prepare is not None:
-        prepare(parts, playing.prepare)
+        options = dataclasses.replace(options, seeds=options.seeds or SMOKE_SEEDS)
+    experiments = [_experiment(name, asked.smoke, options) for name in _names(asked.what)]
+    parts = select(experiments, options.only, options.seeds)
+    if options.prepare is not None:
+        prepare(parts, options.prepare)
         return 0
     store = Store(out / "cells")
     store.check()
@@ -71,7 +79,7 @@ def reproduce(arguments: list[str]) -> int:
     before = _finished(store)
     code = 0
     try:
-        failed = play(parts, _ordered(parts), playing, store, out / "unfinished")
+        failed = execute(parts, _ordered(parts), options, store, out / "unfinished")
     except Interrupted:
         failed, code = [], 130
         print(STOPPED, file=sys.stderr)
@@ -79,17 +87,17 @@ def reproduce(arguments: list[str]) -> int:
     if new:
         command = ["fedrema", "reproduce", *arguments]
         write_sitting(out, command, started, time.monotonic() - begun, store, new, len(new & there))
-    # Other tables may share runs with those just played: what can be told of them is told anew.
+    # Other tables may share runs with those just finished: their reports are rewritten.
     asked_for = {part.experiment.name for part in parts}
-    every = [_experiment(name, asked.smoke, playing) for name in NAMES]
-    told = [each for each in every if each.name in asked_for or _begun(each, playing.seeds or each.seeds, store)]
-    judged = {each.name: write_report(each, playing.seeds or each.seeds, store, out) for each in told}
-    write_overview(told, judged, playing.seeds, store, out)
-    if not playing.quiet and not code:
+    every = [_experiment(name, asked.smoke, options) for name in NAMES]
+    reported = [each for each in every if each.name in asked_for or _begun(each, options.seeds or each.seeds, store)]
+    judged = {each.name: write_report(each, options.seeds or each.seeds, store, out) for each in reported}
+    write_overview(reported, judged, options.seeds, store, out)
+    if not options.quiet and not code:
         for part in parts:
             show(part, store, out)
         Console().print(f"All tables, figures and verdicts: {out / 'README.md'}", highlight=False, soft_wrap=True)
-    return complain(failed) or code
+    return print_errors(failed) or code
 
 
 def _names(what: tuple[str, ...]) -> list[str]:
@@ -99,9 +107,9 @@ def _names(what: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(each for name in what for each in (PAPER if name == "all" else (name,))))
 
 
-def _experiment(name: str, smoke: bool, playing: Playing) -> Experiment:
+def _experiment(name: str, smoke: bool, options: ExperimentOptions) -> Experiment:
     with resources.as_file(resources.files("fedrema") / "experiments" / "paper" / f"{name}.toml") as file:
-        experiment = read(file, playing, SMOKE if smoke else ())
+        experiment = read(file, options, SMOKE if smoke else {})
     if not smoke:
         return experiment
     title, about = f"Smoke test on digits: {experiment.title}", "Six rounds, to see that everything works."
@@ -117,7 +125,7 @@ def _begun(experiment: Experiment, seeds: int, store: Store) -> bool:
 
 
 def _ordered(parts: list[Part]) -> list[Part]:
-    """Return parts in the order in which they are played; a part may come in several pieces."""
+    """Return parts in the order in which they are run; a part may be divided."""
     by_name = {part.experiment.name: part for part in parts}
     pieces = []
     for name, columns in ORDER:

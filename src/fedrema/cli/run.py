@@ -1,50 +1,37 @@
-"""fedrema run, fedrema resume."""
+"""fedrema run."""
 
-import dataclasses
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from fedrema.base.terminal import Console, print_safe
-from fedrema.cli.after import common_folder
-from fedrema.cli.page import REPORT, show
+from fedrema.cli.arguments import asks_for_help, parse_settings, parse_several, peek
 from fedrema.cli.progress import RunProgress, Watch
+from fedrema.cli.report import REPORT, open_in_browser
+from fedrema.cli.run_folders import common_folder
 from fedrema.cli.spread import devices_for, spread
-from fedrema.config.settings import (
-    Settings,
-    as_arguments,
-    asks_for_help,
-    fitting,
-    given,
-    parse_arguments,
-    parse_settings,
-    read_config,
-)
+from fedrema.config.settings import Settings, read_config
 from fedrema.core import LocalTraining
 from fedrema.data import Federation
-from fedrema.errors import Diverged
+from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
-from fedrema.page.render import write_page
-from fedrema.reporting.curves import draw_curves
-from fedrema.reporting.tables import comparison_table
-from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Interrupted, Prepared, begin_on
 from fedrema.runs.joint import Outcome, Watching, play_seeds, seeds_apart
 from fedrema.runs.manifest import default_folder
 from fedrema.runs.run import Run
-from fedrema.runs.series import check_folders, end_series, reached_round, resume_series, runs_in, seeds_of, write_series
+from fedrema.runs.series import check_folders, end_series, reached_round, seeds_of, write_series
 from fedrema.simulation.simulator import Simulator
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
+DEMONSTRATION_SETTINGS = {"seeds": 3, "record": "relations", "threads": 1}
+"""With one thread per operation the results do not depend on the number of cores."""
 
 
 def run(arguments: list[str]) -> int:
-    """Train with one method, or show several side by side."""
+    """Train with one method, or compare several."""
     named, rest = _methods(arguments)
-    names = DEMONSTRATION if named is None else tuple(registry()) if named == "all" else _apart(named)
+    names = DEMONSTRATION if named is None else tuple(registry()) if named == "all" else _separated(named)
     if len(names) == 1:
         settings = parse_settings(names[0], rest)
         out = settings.output.out or default_folder(settings)
@@ -52,26 +39,27 @@ def run(arguments: list[str]) -> int:
     if asks_for_help(rest):
         print(_usage())
         return 0
-    # One thread for an operation: the demonstration shows the same numbers however many cores there are.
-    options = rest if named else ["--seeds", "3", "--record", "relations", "--threads", "1", *rest]
-    several = [parse_settings(name, fitting(name, options, names)) for name in names]
+    several = parse_several(names, rest, defaults=None if named else DEMONSTRATION_SETTINGS)
     out = several[0].output.out or default_folder(several[0], "comparison" if named else "demo")
     placed = [settings.placed(out / name.replace(":", "-")) for name, settings in zip(names, several, strict=True)]
     return _run([seeded for settings in placed for seeded in seeds_of(settings)], out)
 
 
 def _methods(arguments: list[str]) -> tuple[str | None, list[str]]:
+    """Return the methods, as named on the command line or in the configuration file, and the other arguments."""
     if arguments and not arguments[0].startswith("-"):
+        if len(arguments) > 1 and not arguments[1].startswith("-"):
+            raise BadInput(f"Separate methods with commas: fedrema run {arguments[0]},{arguments[1]}.")
         return arguments[0], arguments[1:]
-    config = given(arguments, "--config")
+    config = peek(arguments, "config").get("config")
     named = read_config(Path(config)).get("method") if config else None
     return (None if named is None else str(named)), arguments
 
 
-def _apart(named: str) -> tuple[str, ...]:
+def _separated(named: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in named.split(",")))
     for name in names:
-        find_method(name)  # refused now, not after the first has been run
+        find_method(name)  # an unknown method is reported before the first is run
     return names
 
 
@@ -80,15 +68,19 @@ def _usage() -> str:
         [
             "usage: fedrema run [METHOD[,METHOD...]] [OPTIONS]",
             "",
-            f"METHOD is one of {', '.join(registry())}, or your own as module:Class.",
-            "fedrema run METHOD --help lists the essential options, fedrema run METHOD --help-all all of them; with",
-            "--dataset NAME they show that dataset's defaults.",
+            "Train clients with one or several methods.",
             "",
-            "Several methods, or all: one after the other, with a table and a picture of their curves at the end. An",
-            "option that only some of them have is for those.",
+            *textwrap.wrap(f"METHOD is one of {', '.join(registry())}, or your own as module:Class.", 78),
             "",
-            "Without METHOD: Local, FedAvg and FedReMa side by side, three seeds each, on handwritten digits",
-            "(or on what the options say).",
+            "fedrema run METHOD --help lists the essential options, fedrema run METHOD",
+            "--help-all lists all of them; with --dataset NAME they show the defaults for that",
+            "dataset.",
+            "",
+            "Several methods, or all, are trained one after the other; at the end a table and",
+            "a plot compare them. An option that only some of them have applies to those.",
+            "",
+            "Without METHOD: a demonstration that compares Local, FedAvg and FedReMa with",
+            "three seeds each, on handwritten digits or the data that the options name.",
         ]
     )
 
@@ -110,18 +102,18 @@ def _run(wanted: list[Settings], out: Path) -> int:
         for group in groups:
             yield from play_seeds(group, watching, prepare)
 
-    return _follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
+    return follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
 
 
-def _follow(
+def follow(
     outcomes: Callable[[Watching, RunProgress], Iterator[tuple[Settings, Outcome]]],
     wanted: list[Settings],
     out: Path,
     quiet: bool,
-    look: bool,
+    open_report: bool,
     resumed: bool = False,
 ) -> int:
-    """Show the progress of runs and, at the end, their results."""
+    """Show the progress of runs and, at the end, their results; return the exit code."""
     done: list[Run] = []
     failed: list[str] = []
     try:
@@ -129,20 +121,21 @@ def _follow(
 
             def watching(settings: Settings) -> Watch:
                 reached = reached_round(settings.output.folder) if resumed else 0
-                return progress.watch(_label(settings), settings.simulation.rounds, reached)
+                period = settings.method.reports.period
+                return progress.watch(_label(settings), settings.simulation.rounds, period, reached)
 
             for settings, outcome in outcomes(watching, progress):
-                if isinstance(outcome, Diverged):  # one run that diverges is no reason to leave out the others
+                if isinstance(outcome, Diverged):  # the other runs continue
                     failed.append(f"fedrema: {_label(settings)}: {outcome}")
                 else:
                     done.append(outcome)
     except Interrupted as stop:
         if len(wanted) == 1:
             return _interrupted(str(stop))
-        return _interrupted(f"Stopped; go on with all {len(wanted)} runs: fedrema resume {out}")
+        return _interrupted(f"Stopped; continue all {len(wanted)} runs with: fedrema resume {out}")
     end_series(out, [settings.output.folder for settings in wanted])
     if done and not quiet:
-        _close(done, look)
+        _show_results(done, open_report)
     for sentence in failed:
         print_safe(sentence, file=sys.stderr)
     return 2 if failed else 0
@@ -152,14 +145,14 @@ def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool, out: 
     done, complaints, stopped = spread(groups, devices)
     end_series(out, [settings.output.folder for group in groups for settings in group])
     if done and not quiet:
-        _close(done, groups[0][0].output.open)
+        _show_results(done, groups[0][0].output.open)
     if stopped:
-        print_safe(f"fedrema: Stopped; go on with all runs: fedrema resume {out}", file=sys.stderr)
+        print_safe(f"fedrema: Stopped; continue all runs with: fedrema resume {out}", file=sys.stderr)
     return 130 if stopped else 2 if complaints else 0
 
 
 def _chosen(asked: LocalTraining, simulator: Simulator) -> str:
-    """Say which settings were chosen from the data; empty where none were."""
+    """Return a sentence about the settings that were chosen from the data; empty if there are none."""
     used, federation = simulator.local, simulator.federation
     chosen = [f"--{name} {getattr(used, name):g}" for name in ("batch", "lr") if not getattr(asked, name)]
     if not chosen:
@@ -179,55 +172,25 @@ def _interrupted(sentence: str) -> int:
     return 130
 
 
-def _close(runs: list[Run], look: bool) -> None:
+def _show_results(runs: list[Run], open_report: bool) -> None:
+    """Print the results of runs, draw their curves, write their report and say where everything is."""
+    from fedrema.page.render import write_page
+    from fedrema.reporting.curves import draw_curves
+    from fedrema.reporting.tables import comparison_table
+
     console = Console()
     console.print(comparison_table(runs))
-    where = common_folder(tuple(run.path for run in runs))
-    lines = [f"Results: {where}"]
+    folder = common_folder([run.path for run in runs])
+    lines = [f"Results: {folder}"]
     if len(runs) > 1:
-        draw_curves(runs, where / "curves.png")
-        lines.append(f"Curves:  {where / 'curves.png'}")
-    write_page([run.path for run in runs], where / REPORT)
+        draw_curves(runs, folder / "curves.png")
+        lines.append(f"Curves:  {folder / 'curves.png'}")
+    write_page([run.path for run in runs], folder / REPORT)
     lines += [
-        f"Report:  {where / REPORT}  (open it in a browser)",
-        f"Next:    fedrema {'compare' if len(runs) > 1 else 'export'} {where}",
+        f"Report:  {folder / REPORT}  (open it in a browser)",
+        f"Next:    fedrema {'compare' if len(runs) > 1 else 'export'} {folder}",
     ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
-    if look:
-        show(where / REPORT)
-
-
-@dataclasses.dataclass(frozen=True)
-class Resume:
-    """Go on from the last checkpoint of a run, to the same end as if it had never stopped.
-
-    A folder that holds several runs continues all of them, also those that had not begun when they were stopped.
-    """
-
-    dir: Annotated[Path, tyro.conf.Positional]
-    """Folder of a run, or one that holds runs."""
-    rounds: int | None = None
-    """Play to this round instead of the one first asked for."""
-    data_dir: Path | None = None
-    """Folder that holds the datasets, if they have moved."""
-    device: str | None = None
-    """Where to train, if not where it began: auto, cpu or cuda."""
-    quiet: bool = False
-    """No progress bar, no table, no report."""
-    open: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Open the report in the browser at the end."""
-
-
-def resume(arguments: list[str]) -> int:
-    """Go on with a run, or with all runs in a folder."""
-    asked: Resume = parse_arguments(Resume, arguments, "fedrema resume")
-    changes = tuple(as_arguments({name: getattr(asked, name) for name in ("rounds", "data_dir", "device")}))
-    wanted = runs_in(asked.dir, changes)
-    for settings in wanted:
-        RunDirectory(settings.output.folder).lock().check()
-
-    def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
-        return resume_series(wanted, watching, changes)
-
-    return _follow(outcomes, wanted, asked.dir, asked.quiet, asked.open, resumed=True)
+    if open_report:
+        open_in_browser(folder / REPORT)

@@ -1,9 +1,9 @@
-"""The vocabulary of methods: what a method is made of, and what its hooks receive and return."""
+"""What a method consists of: its hooks, and the types that they receive and return."""
 
 from fedrema.core.aggregation import Mean, average, mix
 from fedrema.core.method import Method, cross_entropy, overrides
 from fedrema.core.options import Backend, LocalTraining, Precision, Simulation
-from fedrema.core.reports import Matrix, Period, Reports, Trace
+from fedrema.core.reports import Alternative, Matrix, Period, Reports, Trace
 from fedrema.core.types import (
     Answer,
     Batch,
@@ -23,6 +23,7 @@ from fedrema.core.types import (
 )
 
 __all__ = [
+    "Alternative",
     "Answer",
     "Backend",
     "Batch",

@@ -1,4 +1,4 @@
-"""A federated method: the maths of *one* client plus one server step over stacked tensors."""
+"""A federated method: the maths of one client, and one server step over stacked tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,56 +14,56 @@ from fedrema.models.body_and_head import Net, Tensors
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the mean cross-entropy over a batch's real samples."""
+    """Return the mean cross-entropy over the real samples of a batch."""
     losses = functional.cross_entropy(logits, batch.y, reduction="none")
     return (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method: its fields are its hyper-parameters, it holds no state, every hook defaults to FedAvg.
+    """A federated method: its fields are its hyper-parameters, it has no state, every hook defaults to FedAvg.
 
-    `loss`, `predict`, `start`, `begin` and `end` see one client; the engine maps them over all. `aggregate` sees all
-    uploads, stacked.
+    `loss`, `predict`, `start`, `begin` and `end` receive one client; the engine maps them over all clients. `aggregate`
+    receives all uploads, stacked.
     """
 
     name: ClassVar[str]
-    """On the command line."""
+    """Name on the command line."""
     title: ClassVar[str]
-    """As its authors write it."""
+    """Name as its authors write it."""
     paper: ClassVar[str]
-    """Where it comes from."""
+    """Reference."""
     revision: ClassVar[int] = 1
-    """Raised by one with every change that alters results: older results then count as outdated."""
+    """Increased by one with every change that alters results; results of older revisions count as outdated."""
     reports: ClassVar[Reports] = Reports()
     """What it reports beyond the metrics of every run: traces, a period, matrices between clients, its colour."""
 
     def called(self) -> str:
-        """Return the title by which tables and pictures call it; a variant may have one of its own."""
+        """Return the title in tables and figures; a variant may have its own."""
         return self.title
 
     def role(self, net: Net, name: str) -> Role:
-        """Say what becomes of a parameter."""
+        """Return how a parameter is exchanged."""
         return Role.SHARED
 
     def trains(self, net: Net, name: str) -> bool:
-        """Say whether a parameter is ever descended along: other ones have no gradient and no momentum."""
+        """Return whether a parameter is ever trained; the others have no gradient and no momentum."""
         return net.trains(name)
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
-        """Add to a new client's `params` and `memory` what the method needs; names must not clash.
+        """Add the tensors that the method needs to a new client's `params` and `memory`, under unused names.
 
-        `client.params` is the network as the client first receives it: the initial one, or for a client that joins
-        later the one that is shared by then. A personal model that is to begin with the shared one is a copy of it.
+        `client.params` is the network as the client first receives it: the initial one or, for a client that joins
+        later, the current shared one. To start a personal model from the shared one, copy it here.
         """
         return client
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
-        """Prepare a round: merge what came, compute statistics with the received parameters."""
+        """Prepare a round, for example compute statistics with the received parameters."""
         return client
 
     def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
-        """Plan a round's local training."""
+        """Return the phases of a round's local training."""
         return (Phase(local.epochs, local.rate(moment), local.momentum),)
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
@@ -71,23 +71,23 @@ class Method:
         return cross_entropy(net(client.params, batch.x), batch)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Close a round: return the client to keep and what to send beside its parameters."""
+        """Finish a round: return the client to keep, and the tensors to send in addition to its parameters."""
         return client, {}
 
     def adapt(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
-        """Plan training on a copy of the client before it is scored."""
+        """Return phases to train on a copy of the client before it is evaluated."""
         return ()
 
     def model(self, net: Net, client: Client) -> Tensors:
-        """Return the network's parameters with which the client answers."""
+        """Return the network parameters that the client predicts with."""
         return client.params
 
     def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
-        """Return class scores [n, C] as the client would use them: the answers of its model."""
+        """Return the class scores [n, C] of the client; by default, the logits of its model."""
         return net(self.model(net, client), x)
 
     def beside(self) -> Mapping[str, "Method"]:
-        """Name other conventions of scoring the same clients; their accuracies are recorded beside this one's."""
+        """Return other ways to evaluate the same clients, by name; their accuracies are recorded too."""
         return {}
 
     def server(self, net: Net, clients: int) -> State:
@@ -95,10 +95,10 @@ class Method:
         return {}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Turn uploads into what the clients get; must not change its inputs."""
+        """Compute from the uploads what clients receive; must not modify its inputs."""
         return Answer(shared=uploads.mean, state=state)
 
 
 def overrides(method: Method, hook: str) -> bool:
-    """Tell whether a method brings its own version of a hook, so that defaults cost nothing."""
+    """Return whether a method overrides a hook; default hooks need not be called."""
     return getattr(type(method), hook) is not getattr(Method, hook)

@@ -1,4 +1,4 @@
-"""Options of local training and of the simulated federation, declared once as documented dataclass fields."""
+"""Settings of local training and of the simulation, declared once as documented dataclass fields."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,31 +15,31 @@ Precision = Literal["auto", "float32", "tf32", "bf16", "float64"]
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains."""
+    """Local training of a client."""
 
     epochs: int = 5
-    """Passes over a client's own samples in each round."""
+    """Epochs of local training per round."""
     batch: int = 100
-    """Samples per step; a client that has fewer uses all it has. 0: chosen from the data, the default for own data."""
+    """Batch size; a client with fewer samples uses them all. 0, the default for own data, chooses it from the data."""
     lr: float = 0.01
-    """Learning rate. 0: chosen from the data, the default for own data."""
+    """Learning rate. 0, the default for own data, chooses it from the data."""
     momentum: float = 0.9
-    """Momentum of SGD."""
+    """Momentum of local SGD."""
     keep_momentum: bool = True
-    """Keep each client's momentum from one round to the next, as the paper's released code does."""
+    """Keep each client's momentum buffers between rounds, as the paper's released code does."""
     clip: float = 10.0
-    """Largest norm of a gradient; larger ones are scaled down, each model by its own norm. 0 switches clipping off."""
+    """Clip each model's gradient to this norm; 0 disables clipping."""
     weight_decay: float = 0.0
-    """L2 penalty, added to the gradient after clipping."""
+    """L2 penalty (weight decay), added to the gradient after clipping."""
     schedule: Literal["constant", "exponential", "cosine"] = "constant"
-    """How the learning rate changes over rounds: not, by a factor --lr-decay every round, or to 0 along a cosine."""
+    """Learning rate over rounds: constant, multiplied by --lr-decay every round, or decayed to 0 along a cosine."""
     lr_decay: float = 0.99
     """Factor per round of the exponential schedule."""
     drop_incomplete: bool = True
-    """Leave out an epoch's last batch when it is not full; the default for own data is to keep it."""
+    """Drop the last batch of an epoch if it is incomplete. Default for own data: off."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot train."""
+        """Validate the settings."""
         at_least(0, self, "batch", "epochs", "lr", "clip", "weight_decay")
         if not 0 <= self.momentum < 1:
             raise BadInput(f"--momentum must lie in [0, 1), got {self.momentum}.")
@@ -58,43 +58,43 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class Simulation:
-    """How the federation is played."""
+    """Rounds, participation, and how and where they are computed."""
 
     rounds: int = option(60, Purpose.ROUNDS)
-    """Communication rounds."""
+    """Number of communication rounds."""
     seed: int = option(0, Purpose.SEED)
-    """Seed of training: initial weights, batches, probes, who takes part. The data has its own, --data-seed."""
+    """Seed of training: initial weights, batches, probes, participation. The data has its own, --data-seed."""
     participation: float = 1.0
-    """Share of the clients that take part in a round."""
+    """Fraction of the clients that participate in each round."""
     dropout: float = option(0.0, simulated=True)
-    """Chance that a client which takes part fails before its upload arrives."""
+    """Probability that a participating client fails before its upload arrives."""
     late: float = option(0.0, simulated=True)
-    """Share of the clients that join only in round --late-round."""
+    """Fraction of the clients that join only in round --late-round."""
     late_round: int = option(10, simulated=True)
-    """The round in which late clients join."""
+    """Round in which late clients join."""
     evaluate_every: int = 1
-    """Score all clients every this many rounds, and after the last."""
+    """Evaluate all clients every N rounds, and after the last."""
     device: Literal["auto", "cpu", "cuda"] = option("auto", Purpose.COMPUTATION)
-    """Where to train; auto takes a GPU where there is one."""
+    """Device to train on; auto uses a GPU if there is one."""
     precision: Precision = "auto"
-    """Arithmetic: float32, float64, on a GPU also tf32, bf16 (products only); auto: float32 on a CPU, bf16 on a GPU."""
+    """Numeric precision; tf32 and bf16, for matrix products only, need a GPU. auto: float32 on a CPU, bf16 on a GPU."""
     backend: Backend = option("auto", Purpose.COMPUTATION)
-    """Train clients one after the other (loop) or as one tensor program (stacked); auto picks the faster."""
+    """Train clients one after the other (loop) or all at once as stacked tensors (stacked); auto chooses the faster."""
     threads: int = option(0, Purpose.COMPUTATION)
-    """Threads that share one operation on a CPU; 0: one, or all that torch may use where there is much to share."""
+    """CPU threads per operation; 0 chooses one, or all that torch may use if operations are large enough."""
     chunk: int = option(0, Purpose.COMPUTATION)
-    """Train at most this many clients at once (rounded up to a multiple of 32); 0: as many as memory allows."""
+    """Train at most N clients at once, rounded up to a multiple of 32; 0: as many as fit into memory."""
     memory: float | None = option(None, Purpose.COMPUTATION)
-    """GB that training may take; what clients keep beyond that lies on disk. Default: half of what is free."""
+    """Memory limit in GB; client states beyond it are kept on disk. Default: half of the free memory."""
     scratch: Path | None = option(None, Purpose.PLACE)
-    """Folder for what does not fit into memory; default: the system's temporary folder."""
+    """Folder for client states that do not fit into memory. Default: the system's temporary folder."""
     record: Literal["none", "relations"] = option("none", Purpose.RECORD)
-    """relations: keep the similarities S between the heads (for any method), the chosen sets and the dependency map."""
+    """relations: record the similarity matrix between the heads (for any method), and the method's own matrices."""
     record_every: int = option(1, Purpose.RECORD)
-    """Keep relations every this many rounds, and of the first and the last."""
+    """Record relations every N rounds, and in the first and last round."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be played."""
+        """Validate the settings."""
         at_least(1, self, "rounds", "evaluate_every", "record_every", "late_round")
         at_least(0, self, "chunk", "threads")
         if self.memory is not None:
@@ -107,8 +107,8 @@ class Simulation:
             if not 0 <= getattr(self, name) < 1:
                 raise BadInput(f"--{name} must lie in [0, 1), got {getattr(self, name)}.")
 
-    def anywhere(self) -> "Simulation":
-        """Return the same for whatever machine this is, with everybody there: for looking at what was trained."""
+    def for_inspection(self) -> "Simulation":
+        """Return the settings for inspecting a trained run on this machine: automatic device, full participation."""
         precision: Precision = "float64" if self.precision == "float64" else "auto"
         return replace(
             self,

@@ -1,6 +1,6 @@
 """What a method reports beyond the metrics of every run; reports, page, trackers and grids read this."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 MatrixKind = Literal["similarity", "selection", "weights", "counts"]
@@ -16,6 +16,10 @@ class Trace:
     """What it is called on axes and in tables."""
     per_client: bool = False
     """Whether it is a list with one number per participating client."""
+    percent: bool = False
+    """Whether it is a share, shown in percent."""
+    description: str = ""
+    """What it measures, in sentences for a caption."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class Period:
     """The trace whose curve shows when it ends."""
     threshold: str | None = None
     """The hyper-parameter at which `measure` ends the period."""
+    description: str = ""
+    """When and why it ends, in sentences for a caption."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,18 @@ class Matrix:
     each peer was chosen. Of weights, counts and selections the page draws who learns from whom."""
     state: str | None = None
     """The key under which the server's state holds its latest value, where it does."""
+    description: str = ""
+    """What an entry means, in sentences for a caption."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another way of scoring the same clients that `Method.beside` names."""
+
+    name: str
+    """Its key in `Method.beside`."""
+    title: str
+    """What it is called in tables: "without fine-tuning"."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +81,15 @@ class Reports:
     """Line width relative to other methods."""
     traces: tuple[Trace, ...] = ()
     period: Period | None = None
-    matrices: tuple[Matrix, ...] = field(default=())
+    matrices: tuple[Matrix, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
 
 
-HEAD_SIMILARITY = Matrix("S", "Similarity of classifiers", "similarity")
+HEAD_SIMILARITY = Matrix(
+    "S",
+    "Similarity of classifiers",
+    "similarity",
+    description="How similar the classifiers of two clients are: S compares their outputs for the same random features;"
+    " 1 means equal outputs. Similar clients are next to each other, so that groups appear as light squares.",
+)
 """Recorded for every method with --record relations."""

@@ -1,6 +1,6 @@
 """What hooks receive and return: one client's view of a round, and the server's view of all uploads.
 
-Nothing here knows how many clients train at once, on which device, in a simulation or over a network.
+These types do not depend on how many clients train at once, on the device, or on whether clients are simulated.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,32 +17,32 @@ from fedrema.models.body_and_head import Net, Tensors
 Number = int | float | bool
 
 State = dict[str, Tensor | Number]
-"""What a server remembers between rounds: tensors and numbers only, so that it can be saved."""
+"""State of the server between rounds: tensors and numbers only, so that it can be saved."""
 
 
 class Role(StrEnum):
-    """What becomes of a parameter after local training."""
+    """How a parameter is exchanged after local training."""
 
     SHARED = "shared"
-    """Travels up into one mean, weighted by sample counts; one copy comes back that everyone uses."""
+    """Clients send it; the server gets the mean weighted by sample counts and returns one copy for all."""
     COLLECTED = "collected"
-    """Travels up and reaches the server as each client sent it (for a median, say); one copy comes back."""
+    """Clients send it; the server gets each client's (for a median, for example) and returns one copy for all."""
     PERSONAL = "personal"
-    """Travels up; each client gets a copy of its own back."""
+    """Clients send it; the server gets each client's and returns a separate copy for each."""
     PRIVATE = "private"
     """Never leaves its client."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of one client, some of them padding: `mask` is 1 for real samples and 0 for padding."""
+    """Samples of one client; `mask` is 1 for real samples and 0 for padding."""
 
     x: Tensor
     y: Tensor
     mask: Tensor
     index: Tensor
-    """Position of each sample among the client's own, for what a method keeps per sample. What `begin` and `end` are
-    given is all of them, in this order."""
+    """Position of each sample among the client's, for what a method stores per sample. `begin` and `end` receive all
+    samples in this order."""
 
     def rows(self, which: slice) -> "Batch":
         """Return some of the samples."""
@@ -51,16 +51,16 @@ class Batch:
 
 @dataclass(frozen=True)
 class Client:
-    """What one client holds while it trains."""
+    """The tensors of one client during training."""
 
     params: Tensors
-    """Everything it can train: the network's parameters and what `Method.start` added."""
+    """Everything that can be trained: the network's parameters and what `Method.start` added."""
     received: Tensors
-    """`params` as they were when this round's training began."""
+    """`params` at the start of this round's training."""
     memory: Tensors
-    """Private tensors it keeps between rounds."""
+    """Private tensors, kept between rounds."""
     inbox: Tensors
-    """What the server sent beside parameters, and what `Method.begin` computed for this round."""
+    """What the server sent in addition to parameters, and what `Method.begin` computed for this round."""
     count: Tensor
     """Number of its training samples."""
 
@@ -71,7 +71,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Moment:
-    """When something happens, and the randomness that belongs to it."""
+    """A point in training, and its random numbers."""
 
     round: int
     """1 for the first round; 0 before it."""
@@ -79,7 +79,7 @@ class Moment:
     seed: int
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return the server's random numbers of this round for one purpose."""
+        """Return the random generator of this round for one purpose."""
         return torch_generator(self.seed, self.round, "server", purpose)
 
 
@@ -93,74 +93,74 @@ def everything(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Move:
-    """A step that does more than descend."""
+    """A step that assigns values, in addition to or instead of descending."""
 
     along: Tensors = field(default_factory=dict)
     """Directions to descend along, with the phase's learning rate and momentum."""
     put: Tensors = field(default_factory=dict)
-    """New values, put in place as they are."""
+    """Values to assign."""
 
 
 Gradient = Callable[[Client, Batch], Tensors]
-"""Returns the gradient of the phase's loss, clipped, and with the weight decay in it."""
+"""Returns the gradient of the phase's loss, clipped and including weight decay."""
 
 Step = Callable[[Gradient, Client, tuple[Batch, ...]], Tensors | Move]
-"""Returns what to descend along, or a `Move`; written so that a leading client axis does not matter."""
+"""Returns the direction to descend along, or a `Move`; must work with and without a leading client axis."""
 
 
 def gradient_step(gradient: Gradient, client: Client, batches: tuple[Batch, ...]) -> Tensors:
-    """Descend along the gradient of a single batch."""
+    """Descend along the gradient on a single batch."""
     return gradient(client, batches[0])
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training; what it does not train is not differentiated either."""
+    """A part of local training; gradients are computed only for what it trains."""
 
     epochs: int
     lr: float
     momentum: float
     trains: Callable[[str], bool] = everything
     loss: Loss | None = None
-    """The objective, where it is not the method's `loss`."""
+    """The objective, if it is not the method's `loss`."""
     step: Step = gradient_step
     batches_per_step: int = 1
     steps: int | None = None
-    """Stop after this many steps, wherever in an epoch that is."""
+    """Stop after this many steps, even within an epoch."""
     epochs_of: Callable[[Client], Tensor] | None = None
-    """Returns a client's number of epochs, where it is not `epochs` for all."""
+    """Returns a client's number of epochs, if it is not `epochs` for all clients."""
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """What arrived at the server: one row per client, in ascending order of clients."""
+    """What the server received: one row per client, in ascending order of their rows."""
 
     clients: Tensor
-    """[k] which clients these are, as rows of the whole federation."""
+    """[k] the clients' rows in the federation."""
     params: Tensors
-    """[k, ...] the parameters that the server sees one by one: the personal and the collected ones."""
+    """[k, ...] the personal and the collected parameters of each client."""
     extras: Tensors
-    """[k, ...] what `Method.end` sent beside them."""
+    """[k, ...] what `Method.end` sent in addition."""
     counts: Tensor
-    """[k] how many training samples each has."""
+    """[k] numbers of training samples."""
     names: tuple[str, ...] = ()
-    """What the clients are called: randomness of one's own belongs to a name, never to a row."""
+    """Names of the clients; random draws for a client must depend on its name, never on its row."""
     mean: Tensors = field(default_factory=dict)
     """The shared parameters, averaged over these clients by sample counts."""
     before: Tensors = field(default_factory=dict)
-    """The shared and the collected parameters as everybody had them when the round began."""
+    """The shared and the collected parameters at the start of the round."""
     everyone: int = 0
-    """How many clients have joined, present in this round or not."""
+    """Number of clients that have joined, whether or not they participate in this round."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server made of the uploads. Names of parameters replace them; other names go to the inbox."""
+    """What the server sends. Names of parameters replace these; other names go to the clients' inboxes."""
 
     shared: Tensors
-    """One copy for everybody."""
+    """One copy for all clients."""
     personal: Tensors = field(default_factory=dict)
     """[k, ...] a row for each client that uploaded."""
     state: State = field(default_factory=dict)
     trace: Mapping[str, Any] = field(default_factory=dict)
-    """What a person would want to see: numbers and lists go to the record, [k, k] matrices to the relations."""
+    """What is recorded: numbers and lists in the round's record, [k, k] matrices in the relations."""

@@ -1,11 +1,11 @@
-"""What the clients hold: datasets, partitions, federations, a user's own data."""
+"""Datasets, partitions, federations, and users' own data."""
 
+from fedrema.data.build import build_federation, save_prepared
 from fedrema.data.datasets import DatasetStatus, Pool, dataset_names, dataset_status, load_pool
 from fedrema.data.federation import Federation, Split, to_float
-from fedrema.data.options import DataSettings, build_federation
-from fedrema.data.plot import describe, draw_federation
-from fedrema.data.prepared import keep_prepared
-from fedrema.data.user_data import load_own
+from fedrema.data.options import DataSettings
+from fedrema.data.plot import draw_federation, federation_table
+from fedrema.data.user_data import load_user_data
 
 __all__ = [
     "DataSettings",
@@ -16,10 +16,10 @@ __all__ = [
     "build_federation",
     "dataset_names",
     "dataset_status",
-    "describe",
     "draw_federation",
-    "keep_prepared",
-    "load_own",
+    "federation_table",
     "load_pool",
+    "load_user_data",
+    "save_prepared",
     "to_float",
 ]

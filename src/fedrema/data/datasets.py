@@ -1,4 +1,4 @@
-"""Load a public dataset as one pool of samples: from disk if it is there, else from its publisher."""
+"""Load a public dataset as one pool of samples, from disk or from its publisher."""
 
 import functools
 import os
@@ -23,7 +23,7 @@ _DIGITS_SHAPE = (1, 8, 8)
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples of a dataset, its training and test parts together."""
+    """All samples of a dataset, from its training and test files together."""
 
     name: str
     x: NDArray[Any]
@@ -34,41 +34,41 @@ class Pool:
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """What is known of a dataset without reading it."""
+    """What is known about a dataset without reading it."""
 
     name: str
     found: Path | None
-    """The folder or archive that holds all of it; None when a file is missing."""
+    """The folder or archive that holds the complete dataset; None if a file is missing."""
     missing: tuple[str, ...]
-    """Files that are missing where the others lie; empty when it is complete, or nowhere at all."""
+    """Missing files in a folder that holds the others; empty if the dataset is complete or not found at all."""
     missing_from: Path | None
     address: str | None
-    """Where it is downloaded from; None when it needs no download."""
+    """Download address; None if no download is needed."""
     samples: int
     shape: tuple[int, ...]
     classes: int
 
 
 def dataset_names() -> tuple[str, ...]:
-    """Return the names that `load_pool` knows."""
+    """Return the names of all datasets."""
     return ("digits", *SOURCES)
 
 
 def pool_size(name: str) -> int:
-    """How many samples the dataset has, known without loading it."""
+    """Return the number of samples of a dataset, without loading it."""
     return _DIGITS_SAMPLES if name == "digits" else _source(name).samples
 
 
 def dataset_shape(name: str) -> tuple[int, ...]:
-    """Return the shape of a sample, known without loading anything."""
+    """Return the shape of a sample of a dataset, without loading it."""
     return _DIGITS_SHAPE if name == "digits" else _source(name).shape
 
 
 def load_pool(name: str, data_dir: Path | None = None, download: bool = True, mirror: str | None = None) -> Pool:
-    """Load a dataset: from `data_dir`, else $FEDREMA_DATA, else the user's cache, else by downloading it.
+    """Load a dataset from `data_dir`, $FEDREMA_DATA or the user's cache, or download it.
 
-    A download goes into `data_dir` if given, else into the cache, and comes from `mirror`
-    (or $FEDREMA_MIRROR) if given, else from the publisher.
+    It is downloaded to `data_dir` if given, else to the cache, and from `mirror` (or $FEDREMA_MIRROR) if given, else
+    from the publisher.
     """
     if name == "digits":
         return _load_digits()
@@ -80,14 +80,14 @@ def load_pool(name: str, data_dir: Path | None = None, download: bool = True, mi
     return Pool(name, x, y, source.classes)
 
 
-def is_here(name: str, data_dir: Path | None = None) -> bool:
-    """Tell whether a dataset can be loaded without downloading it."""
+def is_available(name: str, data_dir: Path | None = None) -> bool:
+    """Return whether a dataset can be loaded without a download."""
     return name == "digits" or any(not missing for _, _, missing in _candidates(_source(name), data_dir))
 
 
 def dataset_status(data_dir: Path | None = None, mirror: str | None = None) -> list[DatasetStatus]:
-    """Say for every dataset where it lies, or what is missing and where it would come from; quick."""
-    statuses = [DatasetStatus("digits", _digits_home(), (), None, None, _DIGITS_SAMPLES, _DIGITS_SHAPE, 10)]
+    """Return for every dataset where it is, or what is missing and where it would be downloaded from."""
+    statuses = [DatasetStatus("digits", _digits_folder(), (), None, None, _DIGITS_SAMPLES, _DIGITS_SHAPE, 10)]
     for source in SOURCES.values():
         found: Path | None = None
         missing: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ def dataset_status(data_dir: Path | None = None, mirror: str | None = None) -> l
 
 
 def cache_folder() -> Path:
-    """Return the user's own folder for downloads."""
+    """Return the user's folder for downloads."""
     return Path(platformdirs.user_cache_dir("fedrema", appauthor=False))
 
 
@@ -132,41 +132,41 @@ def _load_digits() -> Pool:
 
 @functools.cache
 def _digits() -> tuple[NDArray[Any], NDArray[np.int64]]:
-    # Read once: it comes as compressed text, and a node on the network asks for it with every message.
-    # Imported here: scikit-learn takes a second, and only this dataset needs it.
+    # Cached, because parsing the compressed text is slow and a network node loads it with every message.
+    # Imported here, because importing scikit-learn takes a second and only this dataset needs it.
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    # Values 0..16, brought to -1..1 as (v/16 - 0.5)/0.5.
+    # Normalise 0..16 to -1..1 as (v/16 - 0.5)/0.5.
     x = (digits.data.reshape(-1, 1, 8, 8) / 8 - 1).astype(np.float32)
     return x, digits.target.astype(np.int64)
 
 
-def _digits_home() -> Path:
+def _digits_folder() -> Path:
     from importlib.util import find_spec
 
     spec = find_spec("sklearn")
     return Path(spec.origin).parent if spec and spec.origin else Path("sklearn")
 
 
-def places(data_dir: Path | None) -> list[Path]:
-    """Return the folders that datasets are looked for in."""
+def search_folders(data_dir: Path | None) -> list[Path]:
+    """Return the folders that are searched for datasets."""
     if data_dir is not None and data_dir.exists() and not data_dir.is_dir():
-        raise BadInput(f"--data-dir {data_dir} is a file; give the folder that holds the datasets.")
-    places = [] if data_dir is None else [data_dir]
+        raise BadInput(f"--data-dir {data_dir} is a file; it must be the folder that holds the datasets.")
+    folders = [] if data_dir is None else [data_dir]
     if variable := os.environ.get(DATA_VARIABLE):
         if not Path(variable).is_dir():
-            raise BadInput(f"{DATA_VARIABLE}={variable} is not a folder; set it to one that holds the datasets.")
-        places.append(Path(variable))
-    return [*places, cache_folder()]
+            raise BadInput(f"{DATA_VARIABLE}={variable} is not a folder; set it to the folder that holds the datasets.")
+        folders.append(Path(variable))
+    return [*folders, cache_folder()]
 
 
 def _candidates(source: Source, data_dir: Path | None) -> Iterator[tuple[Path, dict[str, Path], tuple[str, ...]]]:
-    """Each folder that may hold `source`, in order: the files found there and the names of those missing."""
-    for place in places(data_dir):
-        for folder in (*(place / name for name in source.folders), place):
+    """Yield each folder that may hold `source`, in order, with the files found there and the names of missing files."""
+    for parent in search_folders(data_dir):
+        for folder in (*(parent / name for name in source.folders), parent):
             files = _files_in(folder, source)
-            if files and not (folder == place and _holds_another(files, source)):
+            if files and not (folder == parent and _holds_another(files, source)):
                 missing = () if source.archive in files else tuple(f.name for f in source.files if f.name not in files)
                 yield folder, files, missing
 
@@ -181,7 +181,7 @@ def _files_in(folder: Path, source: Source) -> dict[str, Path]:
 
 
 def _holds_another(files: Mapping[str, Path], source: Source) -> bool:
-    """Whether a folder of the user's own naming holds another dataset whose files are named alike."""
+    """Return whether a folder holds another dataset that uses the same file names."""
     smallest = min(source.files, key=lambda file: file.size)
     for other in SOURCES.values():
         twin = next((file for file in other.files if file.name == smallest.name), None)
@@ -198,10 +198,12 @@ def _holds_another(files: Mapping[str, Path], source: Source) -> bool:
 def _fetch(source: Source, data_dir: Path | None, download: bool, mirror: str | None) -> dict[str, Path]:
     target = (data_dir or cache_folder()) / source.folders[0]
     if not download:
-        partly = next(_candidates(source, data_dir), None)
-        where = ", ".join(str(place) for place in places(data_dir))
-        lack = f"{partly[0]} lacks {partly[2][0]}" if partly else f"not found in {where}"
-        raise BadInput(f"dataset {source.name}: {lack}; allow the download, or give --data-dir a folder that has it.")
+        partial = next(_candidates(source, data_dir), None)
+        where = ", ".join(str(folder) for folder in search_folders(data_dir))
+        problem = f"{partial[0]} lacks {partial[2][0]}" if partial else f"not found in {where}"
+        raise BadInput(
+            f"dataset {source.name}: {problem}; allow the download, or set --data-dir to a folder that has it."
+        )
     files = _files_in(target, source)
     for name in source.downloads():
         plain = name if name == source.archive else name.removesuffix(".gz")

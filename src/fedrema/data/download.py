@@ -1,4 +1,4 @@
-"""Fetch a dataset's files: each is verified before it gets its name."""
+"""Download dataset files; a file is moved to its final name only after its content has been verified."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pooch
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.base.terminal import Console
 from fedrema.data.file_formats import read_archive, read_file
 from fedrema.data.sources import Source
@@ -18,16 +18,16 @@ _TIMEOUT_SECONDS = 30
 
 
 def base_address(source: Source, mirror: str | None = None) -> str:
-    """Return the web folder of `source`: a mirror's NAME folder if one is set, else the publisher's."""
+    """Return the web folder of `source`: the subfolder of a mirror if one is set, else the publisher's."""
     mirror = mirror or os.environ.get(MIRROR_VARIABLE)
     return f"{mirror.rstrip('/')}/{source.name}/" if mirror else source.address
 
 
 def download_file(source: Source, name: str, folder: Path, mirror: str | None = None) -> Path:
-    """Fetch one file of `source` into `folder`; it appears there only once its content is verified."""
+    """Download one file of `source` into `folder`; it appears there only after its content has been verified."""
     address = base_address(source, mirror) + name
     target = folder / name
-    with written_whole(target) as temporary:
+    with atomic_file(target) as temporary:
         _fetch(address, temporary, name)
         try:
             if name == source.archive:
@@ -37,14 +37,14 @@ def download_file(source: Source, name: str, folder: Path, mirror: str | None = 
                 read_file(temporary, expected)
         except BadInput as error:
             raise BadInput(
-                f"{name} from {address} is altered or incomplete, and was not kept: try again, "
+                f"{name} from {address} is altered or incomplete and was discarded: try again, "
                 f"or set {MIRROR_VARIABLE} to another server."
             ) from error
     return target
 
 
 def _fetch(address: str, target: Path, name: str) -> None:
-    # requests comes with pooch; its exceptions are the only part of it that is needed here.
+    # A dependency of pooch, imported here for its exceptions only.
     import requests.exceptions
 
     if not address.startswith(("http://", "https://")):
@@ -54,19 +54,19 @@ def _fetch(address: str, target: Path, name: str) -> None:
     try:
         downloader(address, str(target), None)
     except requests.exceptions.HTTPError as error:
-        # The message begins with the status, as in "404 Client Error: File not found for url: ...".
+        # The message starts with the status, as in "404 Client Error: File not found for url: ...".
         answer = str(error).partition(" for url")[0]
         raise BadInput(
-            f"cannot download {name}: {address} answered {answer}; set {MIRROR_VARIABLE} to another server."
+            f"cannot download {name}: {address} returned {answer}; set {MIRROR_VARIABLE} to another server."
         ) from error
     except requests.exceptions.RequestException as error:
         if isinstance(error, requests.exceptions.ConnectionError | requests.exceptions.Timeout):
-            problem = "the server cannot be reached or does not answer"
+            problem = "the server is unreachable or does not respond"
         else:
-            problem = "the transfer was cut off"
+            problem = "the transfer was interrupted"
         raise BadInput(
             f"cannot download {name} from {address}: {problem}; check the connection, "
-            f"set {MIRROR_VARIABLE} to another server, or give a folder that has the files with --data-dir."
+            f"set {MIRROR_VARIABLE} to another server, or set --data-dir to a folder that has the files."
         ) from error
     finally:
         if bar is not None:
@@ -74,7 +74,7 @@ def _fetch(address: str, target: Path, name: str) -> None:
 
 
 class DownloadBar:
-    """What pooch expects of a progress bar, drawn by rich on standard error."""
+    """Progress bar with the interface that pooch expects, drawn by rich on standard error."""
 
     def __init__(self, name: str, console: Console | None = None) -> None:
         self.total = 0

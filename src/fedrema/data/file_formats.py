@@ -1,4 +1,4 @@
-"""Read the publishers' file formats, verifying the content of every file."""
+"""Read the publishers' file formats, and verify the content of every file."""
 
 import gzip
 import hashlib
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedrema.data.sources import SOURCES, Source, SourceFile
 from fedrema.errors import BadInput
 
-REMEDY = "delete it and let it be downloaded again, or copy it anew"
+REMEDY = "delete it to download it again, or replace it by an intact copy"
 _IMAGES_MAGIC, _LABELS_MAGIC = 0x0803, 0x0801
 
 
@@ -34,8 +34,8 @@ def read_source(source: Source, files: Mapping[str, Path]) -> tuple[NDArray[np.u
     y = np.concatenate([labels for _, labels in parts]).astype(np.int64)
     if len(x) != len(y) or (len(y) and y.max() >= source.classes):
         raise BadInput(
-            f"dataset {source.name}: {len(x)} images and {len(y)} labels up to {y.max(initial=0)} do not fit "
-            f"together; equally many and labels 0 to {source.classes - 1} are valid."
+            f"dataset {source.name}: {len(x)} images and {len(y)} labels up to {y.max(initial=0)} do not "
+            f"match; the numbers must be equal, and labels must lie between 0 and {source.classes - 1}."
         )
     return x, y
 
@@ -48,9 +48,9 @@ def read_contents(source: Source, files: Mapping[str, Path]) -> dict[str, bytes]
 
 
 def read_file(path: Path, expected: SourceFile) -> bytes:
-    """Return the content of a plain or gzipped file, if it is what was published."""
+    """Return the content of a plain or gzipped file; raise if it differs from the published file."""
     try:
-        # Recognised by content: a server, or a person, may have decompressed a file and kept its name.
+        # Detected by content, because a file may have been decompressed without changing its name.
         with path.open("rb") as probe:
             zipped = probe.read(2) == b"\x1f\x8b"
         with path.open("rb") as stream:
@@ -64,7 +64,7 @@ def read_file(path: Path, expected: SourceFile) -> bytes:
 
 
 def read_archive(path: Path, source: Source) -> dict[str, bytes]:
-    """Return the members of a tar archive that belong to `source`; nothing is ever extracted to disk."""
+    """Return the members of a tar archive that belong to `source`, without extracting them to disk."""
     expected = {file.name: file for file in source.files}
     contents: dict[str, bytes] = {}
     try:
@@ -76,7 +76,7 @@ def read_archive(path: Path, source: Source) -> dict[str, bytes]:
                     contents[file.name] = _read_at_most(stream, file.size)
                     verify(contents[file.name], path, file)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, TypeError, ValueError) as error:
-        # tarfile itself stumbles over some headers that are cut off: hence the last two.
+        # tarfile raises TypeError and ValueError for some truncated headers.
         raise _altered(path, f"it does not unpack ({error})") from error
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror or error}.") from error
@@ -87,7 +87,7 @@ def read_archive(path: Path, source: Source) -> dict[str, bytes]:
 
 
 def verify(content: bytes, path: Path, expected: SourceFile) -> None:
-    """Raise unless `content` is byte for byte what was published."""
+    """Raise unless `content` is identical to the published file."""
     digest = hashlib.sha256(content).hexdigest()
     if digest == expected.sha256:
         return
@@ -97,12 +97,12 @@ def verify(content: bytes, path: Path, expected: SourceFile) -> None:
     if len(content) < expected.size:
         detail = f"{expected.name} has {len(content):,} of {expected.size:,} bytes"
     else:
-        detail = f"the content of {expected.name} is not what was published"
+        detail = f"the content of {expected.name} differs from the published file"
     raise _altered(path, detail)
 
 
 def read_idx(content: bytes, name: str, dimensions: int) -> NDArray[np.uint8]:
-    """Parse an array of bytes in the idx format: a magic number, one size per dimension, the values."""
+    """Parse a byte array in the idx format: a magic number, one size per dimension, the values."""
     magic = _IMAGES_MAGIC if dimensions == 3 else _LABELS_MAGIC
     header = 4 * (1 + dimensions)
     if len(content) < header or struct.unpack(">I", content[:4])[0] != magic:
@@ -111,24 +111,25 @@ def read_idx(content: bytes, name: str, dimensions: int) -> NDArray[np.uint8]:
     if len(content) - header != int(np.prod(shape, dtype=object)):
         raise BadInput(
             f"{name} is altered or incomplete: it announces {' x '.join(map(str, shape))} values "
-            f"and holds {len(content) - header}; {REMEDY}."
+            f"but holds {len(content) - header}; {REMEDY}."
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
 def read_rows(content: bytes, name: str, shape: tuple[int, int, int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Parse rows of one label byte followed by the channels one after the other."""
+    """Parse rows of one label byte followed by the pixels of each channel."""
     width = 1 + shape[0] * shape[1] * shape[2]
     if len(content) == 0 or len(content) % width:
         raise BadInput(
-            f"{name} is altered or incomplete: {len(content)} bytes are no whole number of rows of {width}; {REMEDY}."
+            f"{name} is altered or incomplete: {len(content)} bytes are not a multiple of the row length {width};"
+            f" {REMEDY}."
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, width)
     return rows[:, 1:].reshape(-1, *shape), rows[:, 0]
 
 
 def _read_at_most(stream: IO[bytes] | gzip.GzipFile, size: int) -> bytes:
-    # One byte more than expected shows that a file is too long without ever unpacking all of it.
+    # One extra byte reveals that a file is too long without decompressing all of it.
     return stream.read(size + 1)
 
 

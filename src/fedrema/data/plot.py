@@ -1,4 +1,4 @@
-"""See who holds what: a picture for the eye, a table for the terminal."""
+"""Show a federation: a figure of clients and classes, and a table for the terminal."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.base.terminal import safe
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
@@ -14,21 +14,21 @@ from fedrema.errors import BadInput
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_TRAIN_COLOUR, _TEST_COLOUR = "#0072B2", "#E69F00"  # told apart by every kind of colour vision
+_TRAIN_COLOUR, _TEST_COLOUR = "#0072B2", "#E69F00"  # distinguishable with colour-vision deficiencies
 _TABLE_ROWS, _TABLE_CLASSES = 20, 7
 _READABLE_ROWS = 30
 
 
 def draw_federation(federation: Federation, path: Path) -> None:
-    """Draw clients against classes, and each client's train and test samples, as PNG, PDF or SVG."""
+    """Draw a matrix of clients and classes, and each client's train and test samples, as PNG, PDF or SVG."""
     kind = path.suffix.lstrip(".").lower()
     if kind not in ("png", "pdf", "svg"):
-        raise BadInput(f"a picture cannot be written to {path}: names ending in .png, .pdf or .svg are valid.")
-    # Imported here: it takes half a second that only a picture is worth.
+        raise BadInput(f"cannot write a figure to {path}: the file name must end in .png, .pdf or .svg.")
+    # Imported here, because importing matplotlib takes half a second.
     from matplotlib.figure import Figure
 
     clients, classes = len(federation), federation.classes
-    # A row in inches: readable up to 30 clients, then ever thinner on a page that grows no further than this.
+    # In inches: constant up to 30 clients; beyond that, rows become thinner and the figure grows to at most 13.
     row_height = 0.3 if clients <= _READABLE_ROWS else min(9 + 0.03 * (clients - _READABLE_ROWS), 13) / clients
     figure = Figure(
         figsize=(4.6 + float(np.clip(0.42 * classes, 2.5, 9)), 1.6 + max(2.0, row_height * clients)),
@@ -38,14 +38,14 @@ def draw_federation(federation: Federation, path: Path) -> None:
     _draw_matrix(matrix, federation, row_height)
     _draw_bars(bars, federation)
     figure.suptitle(_title(federation), fontsize=11)
-    with written_whole(path) as temporary:
+    with atomic_file(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=150)
 
 
 def _draw_matrix(axes: "Axes", federation: Federation, row_height: float) -> None:
     counts = federation.label_counts()
     clients, classes = counts.shape
-    # From white (none) to dark: one hue, so that lightness alone carries the number.
+    # One hue from white (0) to dark, so that lightness alone shows the number.
     image = axes.imshow(counts, cmap="Blues", aspect="auto", interpolation="nearest", vmin=0)
     if clients <= 4 * _READABLE_ROWS:
         axes.set_yticks(np.arange(clients - 1) + 0.5, minor=True)
@@ -66,7 +66,7 @@ def _draw_matrix(axes: "Axes", federation: Federation, row_height: float) -> Non
     axes.set_yticks(range(0, clients, step), [_short(name) for name in federation.names[::step]], fontsize=8)
     column_step = int(np.ceil(classes / 20))
     names = [_short(name) for name in federation.class_names[::column_step]]
-    # Longer names would run into each other.
+    # Longer names would overlap.
     axes.set_xticks(range(0, classes, column_step), names, rotation=0 if max(map(len, names)) <= 3 else 90)
 
 
@@ -77,7 +77,7 @@ def _draw_bars(axes: "Axes", federation: Federation) -> None:
     if len(federation) <= _READABLE_ROWS:
         axes.barh(rows, train, height=0.8, color=_TRAIN_COLOUR, label="train")
         axes.barh(rows, test, left=train, height=0.8, color=_TEST_COLOUR, label="test")
-    else:  # one outline instead of thousands of bars, whose gaps would only flicker
+    else:  # one outline instead of thousands of bars, whose gaps would cause aliasing
         edges = np.arange(len(federation) + 1) - 0.5
         outline: dict[str, Any] = {"edges": edges, "orientation": "horizontal", "fill": True}
         axes.stairs(train, **outline, color=_TRAIN_COLOUR, label="train")
@@ -102,8 +102,8 @@ def _short(name: str) -> str:
     return name if len(name) <= 16 else f"{name[:15]}…"
 
 
-def describe(federation: Federation) -> Table:
-    """Tabulate the first clients: their samples and, most frequent first, their classes."""
+def federation_table(federation: Federation) -> Table:
+    """Return a table of the first clients: their samples and their classes, most frequent first."""
     table = Table(title=_title(federation), caption=f"fingerprint {federation.fingerprint[:16]}")
     table.add_column("client", no_wrap=True)
     for heading in ("train", "test"):
@@ -111,15 +111,15 @@ def describe(federation: Federation) -> Table:
     table.add_column("classes (samples)")
     train, test = (federation.label_counts(part).sum(axis=1) for part in ("train", "test"))
     counts, names = federation.label_counts(), federation.class_names
-    # A last row that says "1 more" would only hide the one it stands for.
-    shown = len(federation) if len(federation) <= _TABLE_ROWS else _TABLE_ROWS - 1
-    for row in range(shown):
+    # A last row "and 1 more" would take as much space as the client itself.
+    row_count = len(federation) if len(federation) <= _TABLE_ROWS else _TABLE_ROWS - 1
+    for row in range(row_count):
         order = np.argsort(-counts[row], kind="stable")
-        held = [f"{_short(names[label])} ({counts[row, label]})" for label in order if counts[row, label]]
-        if len(held) > _TABLE_CLASSES:
-            held[_TABLE_CLASSES - 1 :] = [f"and {len(held) - _TABLE_CLASSES + 1} more"]
-        table.add_row(safe(_short(federation.names[row])), str(train[row]), str(test[row]), "  ".join(held))
-    if shown < len(federation):
-        rest = slice(shown, None)
-        table.add_row(f"... and {len(federation) - shown} more", str(train[rest].sum()), str(test[rest].sum()), "")
+        classes = [f"{_short(names[label])} ({counts[row, label]})" for label in order if counts[row, label]]
+        if len(classes) > _TABLE_CLASSES:
+            classes[_TABLE_CLASSES - 1 :] = [f"and {len(classes) - _TABLE_CLASSES + 1} more"]
+        table.add_row(safe(_short(federation.names[row])), str(train[row]), str(test[row]), "  ".join(classes))
+    if row_count < len(federation):
+        rest = slice(row_count, None)
+        table.add_row(f"... and {len(federation) - row_count} more", str(train[rest].sum()), str(test[rest].sum()), "")
     return table

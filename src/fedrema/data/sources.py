@@ -1,4 +1,4 @@
-"""The public datasets: their files, what those must contain, and where their publishers keep them."""
+"""The public datasets: their files, checksums and download addresses."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a dataset, described by its content once decompressed."""
+    """One file of a dataset; size and checksum are those of its decompressed content."""
 
     name: str
     size: int
@@ -15,26 +15,26 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset that lies in files.
+    """A dataset that consists of files.
 
-    `idx` datasets come as pairs of (images, labels) files, each possibly gzipped; `rows` datasets as
-    files of rows (one label byte, then the pixels), possibly inside one `archive`.
+    `idx` datasets are pairs of (images, labels) files, each optionally gzipped; `rows` datasets are files of rows (one
+    label byte, then the pixels), optionally inside one `archive`.
     """
 
     name: str
     layout: Literal["idx", "rows"]
     folders: tuple[str, ...]
-    """Where it may lie inside a data folder; the first is where a download goes."""
+    """Possible subfolders of a data folder; the first is the target of downloads."""
     files: tuple[SourceFile, ...]
     address: str
-    """The publisher's folder on the web, with a closing slash."""
+    """The publisher's web folder, with a trailing slash."""
     samples: int
     shape: tuple[int, int, int]
     archive: str | None = None
     classes: int = 10
 
     def downloads(self) -> tuple[str, ...]:
-        """Names of the files that a server offers."""
+        """Return the names of the files to download."""
         if self.archive is not None:
             return (self.archive,)
         return tuple(f"{file.name}.gz" for file in self.files)
@@ -66,7 +66,7 @@ MNIST = _idx(
 FMNIST = _idx(
     "fmnist",
     ("fashion-mnist", "fmnist", "FashionMNIST/raw"),
-    # The publisher's own repository: the same files as its storage bucket, which has no https.
+    # The publisher's repository has the same files as its storage bucket, which does not support https.
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     (
         "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",

@@ -20,7 +20,7 @@ from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput, FedremaError
 from fedrema.models.body_and_head import size
 from fedrema.runs.lock import RunLock
-from fedrema.simulation.simulator import taking_part
+from fedrema.simulation.participation import draw_participants
 
 log = safe_logger("fedrema")
 SECONDS_BETWEEN_CHECKS = 1.0
@@ -65,7 +65,7 @@ class Conductor:
         online = self._wait_for_clients()
         simulation, number = self.settings.simulation, self.central.round + 1
         least = self.plan.least_clients
-        chosen = taking_part(simulation.seed, number, sorted(online), simulation.participation, least)
+        chosen = draw_participants(simulation.seed, number, sorted(online), simulation.participation, least)
         replies, missing = self._exchange({name: online[name] for name in chosen}, train=True)
         waited = time.monotonic() - start
         record = self.central.complete_round(replies, least)

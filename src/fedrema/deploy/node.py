@@ -14,10 +14,10 @@ import torch
 
 from fedrema.config.settings import Settings
 from fedrema.core import Client, Role
-from fedrema.data import DataSettings, Federation, build_federation, load_own
-from fedrema.data.federation import read_npz
+from fedrema.data import DataSettings, Federation, build_federation, load_user_data
+from fedrema.data.npz import read_npz
 from fedrema.deploy.messages import Reply, Request, Score
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.models.networks import Network, build_net
@@ -72,7 +72,7 @@ class Node:
         if not request.train:
             return Reply(request.round, count, received=received)
         collected = RoundUploads(ROW, simulator.counts, simulator.storage, keep_heads=False)
-        simulator.train_part(state, ROW, simulator.moment(request.round), collected, Clock(simulator.device))
+        simulator.train_group(state, ROW, simulator.moment(request.round), collected, Clock(simulator.device))
         self._keep(request, state, collected)
         # The mean over one client is its own model.
         params = {**collected.mean.total, **_first_row(collected.seen.tensors)}
@@ -110,11 +110,11 @@ class Node:
         def placed(tensors: Tensors, *, row: bool = False) -> Tensors:
             return {name: (value[None] if row else value).to(device) for name, value in tensors.items()}
 
-        params = Stacked({**state.params.own, **placed(request.own, row=True)}, placed(request.common))
-        inbox = Stacked(placed(request.inbox_own, row=True), placed(request.inbox_common))
+        params = ClientTensors({**state.params.own, **placed(request.own, row=True)}, placed(request.common))
+        inbox = ClientTensors(placed(request.inbox_own, row=True), placed(request.inbox_common))
         state = replace(state, round=request.round - 1, params=params, inbox=inbox)
         if request.late:  # its own state starts from the received model
-            initial = self.simulator.newly_begun(self.simulator.cohort(state, ROW))
+            initial = self.simulator.start_new_clients(self.simulator.cohort(state, ROW))
             state = replace(state, params=initial.params, memory=initial.memory.own)
         return state
 
@@ -129,7 +129,7 @@ class Node:
         }
         memory = {**state.memory, **collected.memory.tensors}
         velocity = {**state.velocity, **collected.velocity.tensors}
-        kept = SimulationState(1, request.round, Stacked(private), memory, Stacked(), velocity, {})
+        kept = SimulationState(1, request.round, ClientTensors(private), memory, ClientTensors(), velocity, {})
         self.states = {request.accepted: self.states[request.accepted], request.round: kept}
         if self.folder is not None:
             save_state(kept, self._file(request.round), self.identity, self.made_by)
@@ -157,7 +157,7 @@ def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[
             return Federation.from_arrays(
                 arrays["x"], arrays["y"], client, arrays.get("split"), None, None, seed, share, class_names=class_names
             )
-    federation = load_own(data, seed, share, class_names)
+    federation = load_user_data(data, seed, share, class_names)
     if len(federation) > 1 and name not in federation.names:
         raise BadInput(f"data={data} holds {len(federation)} clients, and none is called {name!r}.")
     return federation.only(federation.names.index(name)) if len(federation) > 1 else federation

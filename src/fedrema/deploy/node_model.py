@@ -7,7 +7,7 @@ from fedrema.core import overrides
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.messages import Reply
 from fedrema.deploy.node import Node
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.export import write_node_model
@@ -44,7 +44,13 @@ def save_model(folder: Path, settings: Settings, node: Node, number: int, reply:
         },
     }
     state = SimulationState(
-        1, number, Stacked({name: value[None] for name, value in added.items()}, model), {}, Stacked(), {}, {}
+        1,
+        number,
+        ClientTensors({name: value[None] for name, value in added.items()}, model),
+        {},
+        ClientTensors(),
+        {},
+        {},
     )
     save_state(state, folder / MODEL_FILE, node.identity, facts)
 

@@ -129,6 +129,7 @@ class RunState:
                 "info": {"network": "Flower"},
             },
             "ran_on": self.ran_on,
+            "title": self.settings.method.called(),
             "reports": reports_of(self.settings.method),
         }
 

@@ -13,8 +13,8 @@ from fedrema.deploy.messages import Reply, Request, Score
 from fedrema.deploy.node import Node
 from fedrema.deploy.norm_bounds import Part, bound_norms, parts_of
 from fedrema.deploy.registry import Registry, ReplyChecks
-from fedrema.engine import Stacked
-from fedrema.engine.threads import torch_threads
+from fedrema.engine import ClientTensors
+from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Tensors
 from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord, metric_record, ratio
@@ -61,7 +61,9 @@ class CentralServer:
             if name in self.roles
         }
         server = on_device(self.method.server(self.net, capacity), self.simulator.device)
-        self.state = SimulationState(capacity, 0, Stacked(own, dict(initial.params.common)), {}, Stacked(), {}, server)
+        self.state = SimulationState(
+            capacity, 0, ClientTensors(own, dict(initial.params.common)), {}, ClientTensors(), {}, server
+        )
         self.registry = Registry()
         self.expected = dummy.reply_to(self._request(0, 0, 1))
         """A reply with the names, types and shapes of every reply to a request to train."""
@@ -116,7 +118,7 @@ class CentralServer:
         rejected |= failing
         if len(names) < max(1, least):
             return RoundRecord(number, nodes=NodeReports(rejected))
-        self.state.hand_out(collected, self.roles, answer)
+        self.state.apply(collected, self.roles, answer)
         used = {name: bounded.accepted[name] for name in names}
         clipped = {name: why for name, why in bounded.clipped.items() if name in names}
         registry.norms.learn(number, bounded.norms_of(names), clipped)
@@ -171,8 +173,8 @@ class CentralServer:
         return collected
 
     def _aggregate(self, collected: RoundUploads, number: int) -> Answer:
-        uploads = replace(collected.uploads(), everyone=len(self.registry.names))  # the capacity may be larger
-        answer = self.simulator.answer_to(uploads, self.state, self.roles, {}, self.simulator.moment(number))
+        uploads = replace(collected.for_server(), everyone=len(self.registry.names))  # the capacity may be larger
+        answer = self.simulator.aggregate(uploads, self.state, self.roles, {}, self.simulator.moment(number))
         for name, value in answer.state.items():
             before = self.state.server.get(name, 0.0)
             # Infinity is a valid initial value of a minimum.

@@ -1,11 +1,80 @@
-"""Which samples each client sees at which step: drawn by name, so that no backend and no row order changes it."""
+"""Samples on the device, the order in which clients see them, and the batches of each step.
 
+The order is drawn with generators that are keyed by a client's name, so that neither the backend nor the order of
+clients changes it.
+"""
+
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedrema.base.random import numpy_generator
-from fedrema.core import LocalTraining, Phase
+from fedrema.core import Batch, LocalTraining, Method, Phase
+from fedrema.data.federation import Federation, Split, to_float
+from fedrema.engine.cohort import Cohort, RowIndex
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The training or the test samples of all clients on the device, padded to one length."""
+
+    x: Tensor
+    """[K, n, ...]"""
+    y: Tensor
+    """[K, n]"""
+    counts: Tensor
+    """[K] how many of the n samples are real; on the CPU."""
+    precision: torch.dtype = torch.float32
+    """The type of masks where `x` holds integers."""
+
+    @property
+    def mask_dtype(self) -> torch.dtype:
+        """The type of masks: that of the samples, unless those are integers."""
+        return self.x.dtype if self.x.is_floating_point() else self.precision
+
+    def of(self, client: int) -> Batch:
+        """Return all real samples of one client."""
+        n = int(self.counts[client])
+        x = self.x[client, :n]
+        return Batch(x, self.y[client, :n], x.new_ones(n, dtype=self.mask_dtype), torch.arange(n, device=x.device))
+
+    def of_cohort(self, cohort: Cohort) -> Batch:
+        """Return all samples of a cohort [k, n, ...]; padding is masked."""
+        return self.padded(cohort.index, self.counts[cohort.clients].to(self.x.device))
+
+    def padded(self, rows: RowIndex, counts: Tensor) -> Batch:
+        """Return all samples of some rows; `counts`, on the device, are real. Does not synchronise with the device."""
+        x = self.x[rows]
+        order = torch.arange(x.shape[1], device=x.device)
+        mask = order < counts[:, None]
+        return Batch(x, self.y[rows], mask.to(self.mask_dtype), order.expand(len(counts), -1))
+
+
+_ON_DEVICE: weakref.WeakKeyDictionary[Federation, dict[object, tuple[Samples, Samples]]] = weakref.WeakKeyDictionary()
+
+
+def samples_on_device(
+    federation: Federation, device: torch.device, dtype: torch.dtype, integers: bool = False
+) -> tuple[Samples, Samples]:
+    """Return the training and the test samples on a device; all simulations of a federation share one copy.
+
+    Samples are floats, or with `integers` the integers that an embedding needs.
+    """
+    copies = _ON_DEVICE.setdefault(federation, {})
+    key = (device, dtype, integers)
+    if key not in copies:
+
+        def on_device(split: Split) -> Samples:
+            x = torch.from_numpy(split.x).to(device)
+            x = x.long() if integers else to_float(x, dtype)
+            return Samples(x, torch.from_numpy(split.y).to(device), torch.from_numpy(split.count), dtype)
+
+        copies[key] = on_device(federation.split("train")), on_device(federation.split("test"))
+    return copies[key]
 
 
 @dataclass(frozen=True)
@@ -13,11 +82,23 @@ class Order:
     """The batches of one phase for k clients."""
 
     index: np.ndarray
-    """[k, steps, batches per step, batch] positions among a client's samples; 0 where there is none."""
+    """[k, steps, batches per step, batch] positions among a client's samples; 0 in the padding."""
     sizes: np.ndarray
     """[k, steps, batches per step] real samples in each batch; they come first."""
     steps: np.ndarray
     """[k] how many steps each client takes; clients with less data take fewer."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The local training of a cohort."""
+
+    method: Method
+    phases: Sequence[tuple[Phase, Order]]
+    """Each phase with the batches of every client."""
+    local: LocalTraining
+    key: tuple[int | str, ...]
+    """Keys the random numbers that layers draw, together with a client's name."""
 
 
 def draw_order(
@@ -28,10 +109,10 @@ def draw_order(
     key: tuple[int | str, ...],
     epochs: list[int] | None = None,
 ) -> Order:
-    """Shuffle each client's samples anew for every epoch and cut them into batches.
+    """Shuffle each client's samples for every epoch and cut them into batches.
 
     A client with fewer samples than a batch trains on all it has; otherwise an incomplete last batch is dropped
-    (`drop_incomplete`) or kept. `epochs` says how many each client takes, where it is not the phase's number for all.
+    (`drop_incomplete`) or kept. `epochs` gives each client's number of epochs; default: the phase's number for all.
     """
     each = epochs or [phase.epochs] * len(names)
     streams = [
@@ -39,8 +120,8 @@ def draw_order(
         for name, count, number in zip(names, counts, each, strict=True)
     ]
     per_step = phase.batches_per_step
-    most = np.inf if phase.steps is None else phase.steps
-    steps = np.array([min(max(len(stream) // per_step, 1), most) if stream else 0 for stream in streams], np.int64)
+    limit = np.inf if phase.steps is None else phase.steps
+    steps = np.array([min(max(len(stream) // per_step, 1), limit) if stream else 0 for stream in streams], np.int64)
     width = max((len(batch) for stream in streams for batch in stream), default=0)
     index = np.zeros((len(names), int(steps.max(initial=0)), per_step, width), np.int64)
     sizes = np.zeros(index.shape[:3], np.int64)
@@ -60,3 +141,39 @@ def _stream(generator: np.random.Generator, count: int, epochs: int, local: Loca
         shuffled = generator.permutation(count)
         stream += [shuffled[start : min(start + batch, stop)] for start in range(0, stop, batch)]
     return stream
+
+
+def client_batches(samples: Samples, client: int, order: Order, k: int) -> Iterator[tuple[Batch, ...]]:
+    """Yield the batches of each step of one client, which is row `k` of the order; nothing is padded."""
+    x, y = samples.x[client], samples.y[client]
+    for step in range(int(order.steps[k])):
+        batches = []
+        for place in range(order.index.shape[2]):
+            index = torch.from_numpy(order.index[k, step, place, : order.sizes[k, step, place]]).to(x.device)
+            mask = x.new_ones(len(index), dtype=samples.mask_dtype)
+            batches.append(Batch(x[index], y[index], mask, index))
+        yield tuple(batches)
+
+
+def pack(order: Order, device: torch.device) -> Tensor:
+    """Return an order as one tensor [steps, k, batches per step, batch + 2] on a device.
+
+    The last two columns are the number of real samples and whether the client is active. With a single tensor, a
+    captured step needs only one copy for its input.
+    """
+    k, steps, per_step, _ = order.index.shape
+    active = np.broadcast_to(np.arange(steps) < order.steps[:, None], (k, steps))
+    columns = [order.index, order.sizes[..., None], np.broadcast_to(active[..., None, None], (k, steps, per_step, 1))]
+    return torch.from_numpy(np.concatenate(columns, axis=-1).swapaxes(0, 1).copy()).to(device)
+
+
+def stacked_batches(packed_step: Tensor, samples: Samples, rows: Tensor) -> tuple[tuple[Batch, ...], Tensor]:
+    """Return the batches [k, batch, ...] of one step of a packed order, and which clients are active [k]."""
+    index, sizes, active = packed_step[..., :-2], packed_step[..., -2], packed_step[:, 0, -1]
+    mask = (torch.arange(index.shape[-1], device=packed_step.device) < sizes[..., None]).to(samples.mask_dtype)
+    which = rows[:, None]
+    batches = [
+        Batch(samples.x[which, index[:, place]], samples.y[which, index[:, place]], mask[:, place], index[:, place])
+        for place in range(packed_step.shape[1])
+    ]
+    return tuple(batches), active.to(samples.mask_dtype)

@@ -1,4 +1,4 @@
-"""Several simulations of the same federation train as one program: seeds are nothing but more clients."""
+"""Joint training: several simulations of one federation, for example seeds, are trained as one stacked cohort."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -10,171 +10,175 @@ import torch
 from torch import Tensor
 
 from fedrema.core import Method
-from fedrema.engine.batches import Order
-from fedrema.engine.cohort import Cohort, Engine, Hook, Job, Samples, Stacked
+from fedrema.engine.backends import Engine
+from fedrema.engine.batches import Order, Samples, TrainingPlan
+from fedrema.engine.cohort import ClientTensors, Cohort, Hook, row_index
 from fedrema.models.body_and_head import Tensors
 
 
 @dataclass(frozen=True, eq=False)
-class Scoring:
-    """Scores that are to be found."""
+class Request:
+    """Training or predictions that a simulation waits for."""
 
     method: Method
     cohort: Cohort
     samples: Samples
+    plan: TrainingPlan | None = None
+    """What to train; None requests predictions."""
 
 
-class Room:
-    """Where simulations meet: each runs in a thread of its own, but only while it holds the baton.
+class JointTraining:
+    """Runs several simulations, each in its own thread, and executes their requests to the engine together.
 
-    One that wants to train or score waits; when all wait, what they want is done at once for all. So threads never
-    compute side by side, and the order of things is always the same.
+    Only one thread runs at a time: a simulation that requests training or predictions waits until all the others do
+    too. Then the requests are executed as one. So the order of computations is always the same.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.baton = threading.Condition()
-        self.parties: list[Party] = []
-        self.waiting: dict[Party, Job | Scoring] = {}
-        self.results: dict[Party, Any] = {}
+        self.turn = threading.Condition()
+        """Held by the thread that runs."""
+        self.running: list[JointEngine] = []
+        self.requests: dict[JointEngine, Request] = {}
+        self.results: dict[JointEngine, Any] = {}
 
-    def play(self, works: Sequence[Callable[["Party"], Any]]) -> list[Any]:
-        """Do several pieces of work, each with an engine of its own; where one fails, its error is its result."""
+    def run(self, works: Sequence[Callable[["JointEngine"], Any]]) -> list[Any]:
+        """Call several functions, each with its own engine; returns their results, or the errors they raised."""
         results: list[Any] = [None] * len(works)
-        self.parties = [Party(self) for _ in works]
+        self.running = [JointEngine(self) for _ in works]
 
-        def do(number: int, party: Party) -> None:
-            with self.baton:
+        def work_on(number: int, engine: JointEngine) -> None:
+            with self.turn:
                 try:
-                    results[number] = works[number](party)
-                except BaseException as error:  # handed to the caller's thread
+                    results[number] = works[number](engine)
+                except BaseException as error:  # raised again in the caller's thread
                     results[number] = error
                 finally:
-                    self.parties.remove(party)
-                    self._serve()  # the others may have waited for this one
+                    self.running.remove(engine)
+                    self._execute_if_all_wait()  # the others may have waited for this one
 
-        numbered = enumerate(list(self.parties))
-        threads = [threading.Thread(target=do, args=each, daemon=True) for each in numbered]
+        numbered = enumerate(list(self.running))
+        threads = [threading.Thread(target=work_on, args=each, daemon=True) for each in numbered]
         for thread in threads:
             thread.start()
         for thread in threads:
-            while thread.is_alive():  # waiting without end would keep Ctrl-C from being heard
+            while thread.is_alive():  # with a timeout, because a join without one blocks Ctrl-C
                 thread.join(0.2)
         return results
 
-    def meet(self, party: "Party", wish: Job | Scoring) -> Any:
-        """Wait until all others wait too; returns what was wished for."""
-        self.waiting[party] = wish
-        self._serve()
-        while party not in self.results:
-            self.baton.wait()
-        result = self.results.pop(party)
+    def execute(self, engine: "JointEngine", request: Request) -> Any:
+        """Wait until all simulations wait, then return the result of the request."""
+        self.requests[engine] = request
+        self._execute_if_all_wait()
+        while engine not in self.results:
+            self.turn.wait()
+        result = self.results.pop(engine)
         if isinstance(result, BaseException):
             raise result
         return result
 
-    def _serve(self) -> None:
-        if not self.parties or len(self.waiting) < len(self.parties):
+    def _execute_if_all_wait(self) -> None:
+        if not self.running or len(self.requests) < len(self.running):
             return
-        parties = [party for party in self.parties if party in self.waiting]
-        wishes = [self.waiting.pop(party) for party in parties]
+        engines = [engine for engine in self.running if engine in self.requests]
+        requests = [self.requests.pop(engine) for engine in engines]
         try:
-            results = self._grant(wishes)
-        except Exception as error:  # everyone waits for it, so everyone must hear of it
-            results = [error] * len(parties)
-        self.results.update(zip(parties, results, strict=True))
-        self.baton.notify_all()
+            results = self._execute_all(requests)
+        except Exception as error:  # every simulation waits for a result, so each gets the error
+            results = [error] * len(engines)
+        self.results.update(zip(engines, results, strict=True))
+        self.turn.notify_all()
 
-    def _grant(self, wishes: list[Job | Scoring]) -> list[Any]:
-        whole = joined(wishes)
-        if whole is None:
-            return [self._alone(wish) for wish in wishes]
-        sizes, found = [len(wish.cohort) for wish in wishes], self._alone(whole)
-        if isinstance(whole, Scoring):
+    def _execute_all(self, requests: list[Request]) -> list[Any]:
+        joint = join_requests(requests)
+        if joint is None:
+            return [self._execute_one(request) for request in requests]
+        sizes, found = [len(request.cohort) for request in requests], self._execute_one(joint)
+        if joint.plan is None:
             return list(torch.split(found, sizes))
         params, velocity, losses = found
-        return list(zip(_apart(params, sizes), _apart(velocity, sizes), torch.split(losses, sizes), strict=True))
+        return list(zip(_split(params, sizes), _split(velocity, sizes), torch.split(losses, sizes), strict=True))
 
-    def _alone(self, wish: Job | Scoring) -> Any:
-        if isinstance(wish, Job):
-            return self.engine.train(wish)
-        return self.engine.scores(wish.method, wish.cohort, wish.samples)
+    def _execute_one(self, request: Request) -> Any:
+        if request.plan is None:
+            return self.engine.predictions(request.method, request.cohort, request.samples)
+        return self.engine.train(request.cohort, request.samples, request.plan)
 
 
-class Party:
-    """The engine of one simulation among several."""
+class JointEngine:
+    """The engine of one simulation in joint training."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
-        self.name = room.engine.name
-        self.net = room.engine.net
-        self.threads = room.engine.threads
+    def __init__(self, joint: JointTraining) -> None:
+        self.joint = joint
+        self.name = joint.engine.name
+        self.net = joint.engine.net
+        self.threads = joint.engine.threads
 
-    def each(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
-        """Apply a hook to every client; a hook belongs to one simulation, so this is not done together."""
-        return self.room.engine.each(hook, cohort, samples)
+    def apply_hook(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
+        """Apply a hook to every client; not joint, because a hook belongs to one simulation."""
+        return self.joint.engine.apply_hook(hook, cohort, samples)
 
-    def scores(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
-        """Return the class each client predicts for each of its samples."""
-        scores: Tensor = self.room.meet(self, Scoring(method, cohort, samples))
-        return scores
+    def predictions(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
+        """Return the class that each client predicts for each of its samples."""
+        found: Tensor = self.joint.execute(self, Request(method, replace(cohort, velocity={}), samples))
+        return found
 
-    def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
+    def train(self, cohort: Cohort, samples: Samples, plan: TrainingPlan) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum and mean losses."""
-        trained: tuple[Tensors, Tensors, Tensor] = self.room.meet(self, job)
-        return trained
+        found: tuple[Tensors, Tensors, Tensor] = self.joint.execute(self, Request(plan.method, cohort, samples, plan))
+        return found
 
 
-def joined(wishes: Sequence[Job | Scoring]) -> Job | Scoring | None:
-    """Return several wishes as one; None where they are not the same work for other clients, or there is only one."""
-    first, cohorts = wishes[0], [wish.cohort for wish in wishes]
-    alike = all(wish.method == first.method and wish.samples is first.samples for wish in wishes)
-    if len(wishes) < 2 or not alike or not _same_names(cohorts):
+def join_requests(requests: Sequence[Request]) -> Request | None:
+    """Return several requests as one; None for a single one, or where they differ in more than their clients."""
+    first, cohorts = requests[0], [request.cohort for request in requests]
+    same = all(request.method == first.method and request.samples is first.samples for request in requests)
+    if len(requests) < 2 or not same or not _same_shapes(cohorts):
         return None
-    jobs = [wish for wish in wishes if isinstance(wish, Job)]
-    if len(jobs) == len(wishes):
-        return joined_job(jobs)
-    return None if jobs else replace(first, cohort=joined_cohort(cohorts))
+    plans = [request.plan for request in requests if request.plan is not None]
+    if not plans:
+        return replace(first, cohort=join_cohorts(cohorts))
+    plan = join_plans(plans) if len(plans) == len(requests) else None
+    return None if plan is None else replace(first, cohort=join_cohorts(cohorts), plan=plan)
 
 
-def joined_job(jobs: Sequence[Job]) -> Job | None:
-    """Return jobs of one method on one federation as one; None where they train differently."""
-    first = jobs[0]
-    phases = [[phase for phase, _ in job.plan] for job in jobs]
-    if any(each != phases[0] for each in phases):
+def join_plans(plans: Sequence[TrainingPlan]) -> TrainingPlan | None:
+    """Return several plans as one; None where phases or settings differ."""
+    first = plans[0]
+    phases = [[phase for phase, _ in plan.phases] for plan in plans]
+    if any(each != phases[0] for each in phases) or any(plan.local != first.local for plan in plans):
         return None
-    if any(job.local != first.local or job.velocity.keys() != first.velocity.keys() for job in jobs):
-        return None
-    orders = zip(*([order for _, order in job.plan] for job in jobs), strict=True)
-    plan = [(phase, joined_order(order)) for phase, order in zip(phases[0], orders, strict=True)]
-    velocity = {name: torch.cat([job.velocity[name] for job in jobs]) for name in first.velocity}
-    return replace(first, cohort=joined_cohort([job.cohort for job in jobs]), plan=plan, velocity=velocity)
+    orders = zip(*([order for _, order in plan.phases] for plan in plans), strict=True)
+    return replace(first, phases=[(phase, join_orders(order)) for phase, order in zip(phases[0], orders, strict=True)])
 
 
-def joined_cohort(cohorts: Sequence[Cohort]) -> Cohort:
-    """Return several cohorts as one; what was common to a cohort becomes each client's own."""
+def join_cohorts(cohorts: Sequence[Cohort]) -> Cohort:
+    """Return several cohorts as one; tensors that were common to a cohort get a client axis."""
 
-    def joined(groups: Sequence[Stacked]) -> Stacked:
+    def joined(groups: Sequence[ClientTensors]) -> ClientTensors:
         names = groups[0].merged()
-        spread = [
+        expanded = [
             {name: value.expand(len(cohort), *value.shape) for name, value in group.common.items()} | group.own
             for group, cohort in zip(groups, cohorts, strict=True)
         ]
-        return Stacked({name: torch.cat([each[name] for each in spread]) for name in names})
+        return ClientTensors({name: torch.cat([each[name] for each in expanded]) for name in names})
 
-    at_first = None if cohorts[0].received is None else joined([cohort.at_first() for cohort in cohorts])
+    received = None if cohorts[0].received is None else joined([cohort.at_start() for cohort in cohorts])
+    clients = torch.cat([cohort.clients for cohort in cohorts])
     return Cohort(
-        torch.cat([cohort.clients for cohort in cohorts]),
+        clients,
+        row_index(clients, cohorts[0].counts.device),
         tuple(name for cohort in cohorts for name in cohort.names),
         joined([cohort.params for cohort in cohorts]),
         joined([cohort.memory for cohort in cohorts]),
         joined([cohort.inbox for cohort in cohorts]),
         torch.cat([cohort.counts for cohort in cohorts]),
-        at_first,
+        {name: torch.cat([cohort.velocity[name] for cohort in cohorts]) for name in cohorts[0].velocity},
+        received,
     )
 
 
-def joined_order(orders: Sequence[Order]) -> Order:
+def join_orders(orders: Sequence[Order]) -> Order:
     """Return the batches of several cohorts as those of one."""
     steps, _, width = (max(order.index.shape[axis] for order in orders) for axis in (1, 2, 3))
 
@@ -189,15 +193,16 @@ def joined_order(orders: Sequence[Order]) -> Order:
     )
 
 
-def _same_names(cohorts: Sequence[Cohort]) -> bool:
-    def names(cohort: Cohort) -> list[Any]:
+def _same_shapes(cohorts: Sequence[Cohort]) -> bool:
+    def shapes(cohort: Cohort) -> list[Any]:
         groups = (cohort.params, cohort.memory, cohort.inbox)
-        return [cohort.received is None, *({name: value.shape[0 if name in group.common else 1 :]
+        return [cohort.received is None, cohort.velocity.keys(),
+                *({name: value.shape[0 if name in group.common else 1 :]
                 for name, value in group.merged().items()} for group in groups)]  # fmt: skip
 
-    return all(names(cohort) == names(cohorts[0]) for cohort in cohorts)
+    return all(shapes(cohort) == shapes(cohorts[0]) for cohort in cohorts)
 
 
-def _apart(tensors: Tensors, sizes: list[int]) -> list[Tensors]:
+def _split(tensors: Tensors, sizes: list[int]) -> list[Tensors]:
     parts = {name: torch.split(value, sizes) for name, value in tensors.items()}
     return [{name: part[number] for name, part in parts.items()} for number in range(len(sizes))]

@@ -1,6 +1,6 @@
-"""Local training of one client, or of all at once: the same lines serve both backends.
+"""Steps of SGD for one client, or for all stacked clients at once: both backends use the same code.
 
-Tensors have a leading client axis where the losses have one; otherwise they are a single client's.
+Tensors have a leading client axis if the losses have one; otherwise they belong to a single client.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,19 +16,19 @@ from fedrema.models.body_and_head import Tensors
 
 
 @dataclass
-class Losses:
-    """Running mean of the training loss, on the device: nothing waits for it."""
+class LossMean:
+    """Running mean of the training loss; it stays on the device, so that no step waits for it."""
 
     total: Tensor
     steps: Tensor
 
     def add(self, value: Tensor, active: Tensor | None) -> None:
-        """Count one step."""
+        """Add the loss of one step."""
         self.total += value if active is None else value.masked_fill(active == 0, 0)
         self.steps += 1 if active is None else active
 
     def mean(self) -> Tensor:
-        """Return the mean per client; 0 for one that took no step."""
+        """Return the mean per client; 0 without a step."""
         return self.total / self.steps.clamp(min=1)
 
 
@@ -36,8 +36,8 @@ def _no_prefix(name: str) -> str:
     return ""
 
 
-class Descent:
-    """The steps of one phase: made once, then taken with one batch after the other."""
+class PhaseSGD:
+    """SGD with momentum in one phase of local training: created once, then called with the batches of each step."""
 
     def __init__(
         self,
@@ -50,23 +50,23 @@ class Descent:
         fused: bool = False,
         prefix_of: Callable[[str], str] = _no_prefix,
     ) -> None:
-        """Prepare.
+        """Select the loss and the parameters of a phase.
 
         Parameters
         ----------
         method, phase, local
-            What is to be done.
+            The method, the phase and the settings of local training.
         names
-            Of all parameters that are ever trained.
+            All parameters that any phase trains.
         value_of
-            Returns the loss, one number or one per client; clients are independent, so the gradient of their sum is
-            each one's own.
+            Computes the loss: one number, or one per client. Clients are independent, so the gradient of the sum of
+            their losses is the gradient of each.
         axes
-            1 where tensors have a leading client axis, else 0.
+            1 if tensors have a leading client axis, else 0.
         fused
-            Norms and steps by the programs for stacked clients on a GPU.
+            Whether to use the GPU kernels for norms and steps of stacked clients.
         prefix_of
-            Returns the prefix of the model that a parameter belongs to: each model is clipped by its own norm.
+            Returns the prefix of the model that a parameter belongs to; each model's gradient is clipped separately.
         """
         self.phase, self.local, self.value_of, self.axes, self.fused = phase, local, value_of, axes, fused
         self.loss: Loss = phase.loss or method.loss
@@ -77,47 +77,47 @@ class Descent:
         self,
         client: Client,
         velocity: Tensors,
-        losses: Losses,
+        losses: LossMean,
         batches: tuple[Batch, ...],
         active: Tensor | None,
         rate: Tensor | None = None,
     ) -> None:
-        """Descend once; `client.params`, `velocity` and `losses` are changed in place.
+        """Take one step; `client.params`, `velocity` and `losses` are changed in place.
 
-        `rate` is the phase's learning rate as a tensor, where the step is recorded and the rate may change later.
+        `rate` is the phase's learning rate as a tensor, for captured steps: the rate may change between replays.
         """
-        recorded = False
+        loss_added = False
 
-        def slope(at: Client, batch: Batch) -> Tensors:
-            nonlocal recorded
+        def raw_gradient(at: Client, batch: Batch) -> Tensors:
+            nonlocal loss_added
             leaves = {name: at.params[name].detach().requires_grad_() for name in self.names}
             with torch.enable_grad():
                 value = self.value_of(self.loss, at.having(params={**at.params, **leaves}), batch)
                 found = torch.autograd.grad(value.sum(), list(leaves.values()), materialize_grads=True)
-            if not recorded:  # where a step takes several gradients, the first is what other methods take
+            if not loss_added:  # of several gradients in a step, the first is comparable between methods
                 losses.add(value.detach(), active)
-                recorded = True
+                loss_added = True
             return dict(zip(self.names, found, strict=True))
 
         def gradient(at: Client, batch: Batch) -> Tensors:
             clipped: Tensors = {}
-            for model in self._models(slope(at, batch)):
+            for model in self._models(raw_gradient(at, batch)):
                 clipped |= scaled(model, self._clip_factor(model))
-            return decayed(clipped, at.params, self.local.weight_decay)
+            return with_weight_decay(clipped, at.params, self.local.weight_decay)
 
         if self.fused and rate is not None and self.phase.step is gradient_step:
-            # Clipping, weight decay, momentum and the step in one pass.
+            # Clipping, weight decay, momentum and the step in one pass over memory.
             decay = self.local.weight_decay
-            for model in self._models(slope(client, batches[0])):
-                self._fused_descend(client.params, velocity, model, self._clip_factor(model), decay, rate, active)
+            for model in self._models(raw_gradient(client, batches[0])):
+                self._fused_step(client.params, velocity, model, self._clip_factor(model), decay, rate, active)
             return
         wanted = self.phase.step(gradient, client, batches)
         move = wanted if isinstance(wanted, Move) else Move(along=wanted)
         if self.fused and rate is not None:
-            self._fused_descend(client.params, velocity, move.along, None, 0.0, rate, active)
+            self._fused_step(client.params, velocity, move.along, None, 0.0, rate, active)
         else:
-            descend(client.params, velocity, move.along, self.phase, active)
-        place(client.params, move.put, active)
+            momentum_step(client.params, velocity, move.along, self.phase, active)
+        overwrite(client.params, move.put, active)
 
     def _models(self, gradient: Tensors) -> list[Tensors]:
         """Return the gradient of each model that the phase trains."""
@@ -129,10 +129,10 @@ class Descent:
     def _clip_factor(self, gradient: Tensors) -> Tensor | None:
         if not self.local.clip or not gradient:
             return None
-        norm = kernels.client_norms(list(gradient.values())) if self.fused else norms(gradient, self.axes)
+        norm = kernels.client_norms(list(gradient.values())) if self.fused else gradient_norms(gradient, self.axes)
         return (self.local.clip / (norm + 1e-6)).clamp(max=1)
 
-    def _fused_descend(
+    def _fused_step(
         self,
         params: Tensors,
         velocity: Tensors,
@@ -156,19 +156,19 @@ class Descent:
         )
 
 
-def descend(
+def momentum_step(
     params: Tensors,
     velocity: Tensors,
     direction: Tensors,
     phase: Phase,
     active: Tensor | None,
 ) -> None:
-    """Take one step of SGD with momentum, in place; a client that is not active stays as it is."""
+    """Take one step of SGD with momentum, in place; clients that are not active do not change."""
     keep: Tensor | float = phase.momentum
     if active is not None:
         keep = torch.full_like(active, phase.momentum).masked_fill_(active == 0, 1.0)
     for name, value in direction.items():
-        if active is not None:  # not times 0: what comes of an empty batch need not be a number
+        if active is not None:  # not multiplied by 0: the gradient of an empty batch may be NaN
             value = value.masked_fill(per_client(active == 0, value), 0)
         velocity[name].mul_(_spread(keep, value)).add_(value)
         if active is None:
@@ -177,15 +177,15 @@ def descend(
             params[name].sub_(velocity[name] * _spread(phase.lr * active, value))
 
 
-def place(params: Tensors, values: Tensors, active: Tensor | None) -> None:
-    """Put values in place; a client that is not active stays as it is."""
+def overwrite(params: Tensors, values: Tensors, active: Tensor | None) -> None:
+    """Overwrite parameters; those of clients that are not active do not change."""
     for name, value in values.items():
         if active is not None:
             value = torch.where(per_client(active == 0, params[name]), params[name], value)
         params[name].copy_(value)
 
 
-def norms(gradient: Tensors, axes: int) -> Tensor:
+def gradient_norms(gradient: Tensors, axes: int) -> Tensor:
     """Return the norm over all tensors: one number, or one per client."""
     each = [
         torch.linalg.vector_norm(value, dim=tuple(range(axes, value.dim()))) if value.dim() > axes else value.abs()
@@ -196,19 +196,19 @@ def norms(gradient: Tensors, axes: int) -> Tensor:
 
 
 def scaled(gradient: Tensors, factor: Tensor | None) -> Tensors:
-    """Return a gradient times a factor, each client's its own."""
+    """Return a gradient times a factor, one number or one per client."""
     if factor is None:
         return gradient
     return {name: value * _spread(factor, value) for name, value in gradient.items()}
 
 
-def decayed(gradient: Tensors, params: Tensors, weight_decay: float) -> Tensors:
-    """Return a gradient with weight decay: after clipping, as it is in torch's SGD."""
+def with_weight_decay(gradient: Tensors, params: Tensors, weight_decay: float) -> Tensors:
+    """Return a gradient plus weight decay, which is added after clipping as in torch's SGD."""
     if not weight_decay:
         return gradient
     return {name: value + weight_decay * params[name] for name, value in gradient.items()}
 
 
 def _spread(factor: Tensor | float, like: Tensor) -> Tensor | float:
-    """Give one number per client the shape to multiply that client's tensor with."""
+    """Reshape one number per client so that it multiplies that client's tensor."""
     return factor if isinstance(factor, float) else per_client(factor.to(like.dtype), like)

@@ -1,4 +1,4 @@
-"""Whether a network can be trained with all clients at once."""
+"""Checks whether a network can be trained with stacked clients."""
 
 import copy
 from typing import Any
@@ -10,19 +10,19 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils.hooks import RemovableHandle
 
 from fedrema.errors import BadInput
-from fedrema.models.batch_norm import RealSamples
+from fedrema.models.batch_norm import MaskedBatchNorm
 from fedrema.models.body_and_head import Net
 
 
 def why_not_stackable(net: Net, sample: Tensor) -> str | None:
     """Return why a network cannot be trained stacked, naming the layer; None if it can.
 
-    Found by trying: one step of two clients, watching which layer was entered and not left when it fails.
+    Runs one step of two clients; if it fails, the culprit is the layer that was entered and not left.
     """
     for name, layer in net.layers():
         if _counts_padding(layer):
             return f"layer {name!r} ({type(layer).__name__}) takes statistics of whole batches"
-    net = copy.deepcopy(net).to(torch.device("cpu"), torch.float32)  # a GPU would load whole libraries for this
+    net = copy.deepcopy(net).to(torch.device("cpu"), torch.float32)  # a GPU would first load large libraries
     sample = sample.to("cpu", torch.float32) if sample.is_floating_point() else sample.cpu()
     trace = _Trace(net)
     params = {name: value.detach().expand(2, *value.shape).clone() for name, value in net.initial.items()}
@@ -30,7 +30,7 @@ def why_not_stackable(net: Net, sample: Tensor) -> str | None:
     net.train(True)
     failure = (RuntimeError, ValueError, NotImplementedError, BadInput)
     try:
-        with trace, net.looking_at(torch.ones(2)):
+        with trace, net.batch_context(torch.ones(2)):
             total = vmap(net, in_dims=(0, None))(leaves, sample.expand(2, *sample.shape[1:])).sum()
     except failure as error:
         return f"{trace.inside()} does not run under vmap ({_reason(error)})"
@@ -43,14 +43,14 @@ def why_not_stackable(net: Net, sample: Tensor) -> str | None:
 
 
 class _Trace:
-    """Which parts of a network are entered and left while it is called."""
+    """Records which parts of a network are entered and left while it is called."""
 
     def __init__(self, net: Net) -> None:
-        self.parts = [(name, part) for name, part in net.parts() if name]
+        self.parts = [(name, part) for name, part in net.submodules() if name]
         self.open: list[tuple[str, nn.Module]] = []
-        """Parts that were entered and not yet left, the innermost last."""
+        """Parts that have been entered but not left, the innermost last."""
         self.inputs: dict[str, tuple[torch.Size, torch.dtype]] = {}
-        """The input of one client of every part that was left."""
+        """Shape and type of one client's input to each part."""
         self.hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> None:
@@ -71,11 +71,11 @@ class _Trace:
             hook.remove()
 
     def inside(self) -> str:
-        """Return the innermost part that was entered and not left."""
+        """Return the innermost part that has been entered but not left."""
         return _label(*self.open[-1]) if self.open else "the network's own forward"
 
     def without_gradient(self, failure: tuple[type[Exception], ...]) -> str:
-        """Return the first layer whose gradient fails under vmap by itself."""
+        """Return the first layer whose gradient fails under vmap when it is called alone."""
         for name, part in self.parts:
             shape, dtype = self.inputs.get(name, (None, None))
             if shape is None or dtype is None or list(part.children()):
@@ -101,10 +101,10 @@ def _reason(error: Exception) -> str:
 
 
 def _counts_padding(layer: nn.Module) -> bool:
-    """Tell whether padded samples and clients that have finished would enter a layer's statistics.
+    """Return whether padding and inactive clients would enter a layer's statistics.
 
-    Ours look at real samples only; a user's own kind of batch norm, or instance norm that remembers, does not.
+    Our batch norm uses real samples only; a user's own batch norm, or instance norm with running statistics, does not.
     """
-    if isinstance(layer, RealSamples) or not isinstance(layer, _NormBase):
+    if isinstance(layer, MaskedBatchNorm) or not isinstance(layer, _NormBase):
         return False
     return isinstance(layer, _BatchNorm) or layer.track_running_stats

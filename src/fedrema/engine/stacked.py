@@ -1,4 +1,4 @@
-"""All clients as one tensor program: the way of a GPU, and of networks too small to fill a CPU."""
+"""Trains all clients as one tensor program: the default on a GPU, and on a CPU for small networks."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,19 +11,19 @@ from torch.func import vmap
 from fedrema.core import Batch, Client, Loss, Method
 from fedrema.core.checks import check_loss, check_scores
 from fedrema.engine import kernels
-from fedrema.engine.cohort import Cohort, Hook, Job, Samples
-from fedrema.engine.cuda_graphs import Recorder, Stage
-from fedrema.engine.feed import batches_of, packed
-from fedrema.engine.precision import Arithmetic, in_training_arithmetic
-from fedrema.engine.sgd import Descent
+from fedrema.engine.batches import Samples, TrainingPlan, pack, stacked_batches
+from fedrema.engine.cohort import Cohort, Hook
+from fedrema.engine.cuda_graphs import CudaGraphs, StaticBuffers
+from fedrema.engine.devices import Arithmetic, in_training_arithmetic
+from fedrema.engine.sgd import PhaseSGD
 from fedrema.models.body_and_head import Net, Tensors
 
 
 class StackedEngine:
-    """Trains all clients step by step together; shorter clients are padded, masked, and held still at the end.
+    """Takes each step for all clients at once; smaller clients are padded, masked, and inactive after their last step.
 
-    On a GPU layers run as our own programs over all clients where those cover them; a step is recorded when it comes
-    for the second time, and from then on replayed.
+    On a GPU, layers run as our own kernels over all clients where these cover them. A step is captured as a CUDA graph
+    when it runs for the second time, and replayed from then on.
     """
 
     name = "stacked"
@@ -32,121 +32,120 @@ class StackedEngine:
         self.net = net
         self.arithmetic = arithmetic
         self.threads = threads
-        """How many share an operation on a CPU; None: as torch is set."""
+        """Threads per operation on a CPU; None: torch's setting."""
         self.fused = kernels.usable(arithmetic.device, arithmetic.dtype, arithmetic.products)
-        self.recorder = Recorder() if arithmetic.device.type == "cuda" else None
+        self.graphs = CudaGraphs() if arithmetic.device.type == "cuda" else None
 
     def computing(self) -> AbstractContextManager[object]:
-        """Return the context that losses and predictions are computed in."""
+        """Return the context in which losses and predictions are computed."""
         if self.fused and self.arithmetic.products == "bf16":
             return kernels.Operators("bf16")
-        # Measured on an H200: in TF32 and float32 torch's own layers are as fast as ours, or faster.
+        # Measured on an H200: in TF32 and float32, torch's layers are at least as fast as our kernels.
         return self.arithmetic.torch_context()
 
     @in_training_arithmetic
-    def each(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
-        """Apply a hook to every client and stack what comes out."""
+    def apply_hook(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
+        """Apply a hook to every client and stack the results."""
         self.net.train(False)
-        nothing = cohort.counts.new_empty((len(cohort), 0))
-        data = samples.stacked(cohort.clients) if samples else Batch(nothing, nothing, nothing, nothing)
+        empty = cohort.counts.new_empty((len(cohort), 0))
+        data = samples.of_cohort(cohort) if samples else Batch(empty, empty, empty, empty)
 
         def computed(client: Client, batch: Batch) -> dict[str, Tensors]:
-            with self.computing(), self.net.looking_at(batch.mask if samples else None):
+            with self.computing(), self.net.batch_context(batch.mask if samples else None):
                 return hook(client, batch)
 
         with torch.no_grad():
-            # Hooks draw from the moment's generator: the same for each client, as in the loop.
-            made: dict[str, Tensors] = _over_clients(computed, cohort, cohort.all(), data, randomness="same")
-        # What a hook hands on as it was is copied, as in the loop: later changes in place must not reach it.
-        held = {
+            # Hooks draw from the round's generator: the same numbers for each client, as in the loop.
+            results: dict[str, Tensors] = _over_clients(computed, cohort, cohort.all(), data, randomness="same")
+        # Tensors that a hook returns unchanged are copied, as in the loop: later changes in place must not reach them.
+        inputs = {
             _storage(value)
-            for group in (cohort.params, cohort.at_first(), cohort.memory, cohort.inbox)
+            for group in (cohort.params, cohort.at_start(), cohort.memory, cohort.inbox)
             for value in group.merged().values()
         }
         return {
-            group: {name: _kept(value, _storage(value) in held) for name, value in named.items()}
-            for group, named in made.items()
+            group: {name: _contiguous(value, _storage(value) in inputs) for name, value in named.items()}
+            for group, named in results.items()
         }
 
     @in_training_arithmetic
-    def scores(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
-        """Return the class each client predicts for each of its samples [k, n]; -1 in the padding."""
+    def predictions(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
+        """Return the class that each client predicts for each of its samples [k, n]; -1 in the padding."""
         self.net.train(False)
 
-        def answered(client: Client, batch: Batch) -> Tensor:
-            with self.net.looking_at(batch.mask):
+        def class_scores(client: Client, batch: Batch) -> Tensor:
+            with self.net.batch_context(batch.mask):
                 scores = method.predict(self.net, client, batch.x)
             return check_scores(method, scores, len(batch.y), self.net.classes)
 
         def predicted(client: Client, data: Batch) -> Tensor:
             with torch.no_grad(), self.computing():
-                logits: Tensor = _over_clients(answered, cohort, client, data)
+                logits: Tensor = _over_clients(class_scores, cohort, client, data)
             return torch.where(data.mask > 0, logits.argmax(-1), -1)
 
-        if self.recorder is None:
-            return predicted(cohort.all(), samples.stacked(cohort.clients))
-        stage = self.recorder.scoring(cohort)
-        counts = samples.counts[cohort.clients].to(stage.rows.device, non_blocking=True)
-        found: Tensor = self.recorder.run(
-            stage,
+        if self.graphs is None:
+            return predicted(cohort.all(), samples.of_cohort(cohort))
+        buffers = self.graphs.prediction_buffers(cohort)
+        counts = samples.counts[cohort.clients].to(buffers.rows.device, non_blocking=True)
+        found: Tensor = self.graphs.run(
+            buffers,
             (method, type(method).predict, id(samples.x)),
             counts,
-            lambda told: predicted(stage.client, samples.gathered(stage.rows, told)),
+            lambda static_counts: predicted(buffers.client, samples.padded(buffers.rows, static_counts)),
         )
         return found.clone()
 
     @in_training_arithmetic
-    def train(self, job: Job) -> tuple[Tensors, Tensors, Tensor]:
-        """Return trained parameters, momentum [k, ...] and the mean loss [k]; nothing given is changed."""
+    def train(self, cohort: Cohort, samples: Samples, plan: TrainingPlan) -> tuple[Tensors, Tensors, Tensor]:
+        """Return trained parameters and momentum [k, ...] and the mean losses [k]; the inputs are not changed."""
         self.net.train(True)
-        cohort, samples = job.cohort, job.samples
-        stage = self.recorder.training(job) if self.recorder else Stage.training(job)
+        buffers = self.graphs.training_buffers(cohort) if self.graphs else StaticBuffers.for_training(cohort)
 
         def value_of(loss: Loss, client: Client, batch: Batch) -> Tensor:
-            def lost(one: Client, its: Batch) -> Tensor:
-                with self.net.looking_at(its.mask, one.params):
+            def one_loss(one: Client, its: Batch) -> Tensor:
+                with self.net.batch_context(its.mask, one.params):
                     return check_loss(loss, loss(self.net, one, its))
 
             with self.computing():
-                value: Tensor = _over_clients(lost, cohort, client, batch, params_axis=0)
+                value: Tensor = _over_clients(one_loss, cohort, client, batch, params_axis=0)
             return value
 
-        for phase, order in job.plan:
-            descent = Descent(
-                job.method,
+        for phase, order in plan.phases:
+            sgd = PhaseSGD(
+                plan.method,
                 phase,
-                job.local,
-                stage.velocity,
+                plan.local,
+                buffers.velocity,
                 value_of,
                 axes=1,
                 fused=self.fused,
                 prefix_of=self.net.prefix_of,
             )
-            plan = packed(order, samples.x.device)
-            if not len(plan):
+            packed = pack(order, samples.x.device)
+            if not len(packed):
                 continue
-            together = bool((order.steps == len(plan)).all())
+            all_active = bool((order.steps == len(packed)).all())
 
-            def step(now: Tensor, descent: Descent = descent, together: bool = together) -> None:
-                batches, active = batches_of(now, samples, stage.rows)
-                stage.take(descent, batches, None if together else active)
+            def step(packed_step: Tensor, sgd: PhaseSGD = sgd, all_active: bool = all_active) -> None:
+                batches, active = stacked_batches(packed_step, samples, buffers.rows)
+                buffers.step(sgd, batches, None if all_active else active)
 
-            stage.set_rate(phase.lr)
-            what = (descent.loss, phase.step, descent.names, phase.momentum, together, job.local, id(samples.x))
-            for now in plan:
-                if self.recorder is None:
-                    step(now)
-                else:  # our programs read the rate where it lies; torch's have it as a number
-                    self.recorder.run(stage, (*what, None if self.fused else phase.lr), now, step)
-        return stage.result(copy=self.recorder is not None)
+            buffers.set_rate(phase.lr)
+            what = (sgd.loss, phase.step, sgd.names, phase.momentum, all_active, plan.local, id(samples.x))
+            for packed_step in packed:
+                if self.graphs is None:
+                    step(packed_step)
+                else:  # our kernels read the rate from memory; torch's step has it as a constant
+                    self.graphs.run(buffers, (*what, None if self.fused else phase.lr), packed_step, step)
+        return buffers.result(copy=self.graphs is not None)
 
 
 def _storage(value: Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
-def _kept(value: Tensor, copy: bool) -> Tensor:
-    # In one memory order whoever is there: sums are rounded by it.
+def _contiguous(value: Tensor, copy: bool) -> Tensor:
+    # One memory layout for every cohort: the layout changes how sums are rounded.
     return value.clone(memory_format=torch.contiguous_format) if copy else value.contiguous()
 
 
@@ -158,10 +157,10 @@ def _over_clients(
     params_axis: int | None = None,
     randomness: str = "error",
 ) -> Any:
-    """Map a function of one client and its batch over all of them; what is common is not copied."""
+    """Map a function of one client and its batch over all clients; common tensors are not copied."""
     axes: dict[str, Any] = {
         "params": params_axis if params_axis is not None else cohort.params.axes(),
-        "received": cohort.at_first().axes(),
+        "received": cohort.at_start().axes(),
         "memory": cohort.memory.axes(),
         "inbox": cohort.inbox.axes(),
         "count": 0,
@@ -172,19 +171,23 @@ def _over_clients(
 
     fields = {name: getattr(client, name) for name in axes}
     if batch.x.device.type == "cpu":
-        # One product for all clients would round otherwise when they are trained in groups; a GPU promises no bits.
-        fields, axes = _spread_out(fields, axes, len(cohort))
+        # A product with common weights would be rounded differently in groups of clients of another size. On a GPU
+        # results need not be equal to the bit.
+        fields, axes = _expanded(fields, axes, len(cohort))
     # vmap refuses an axis for a dict without tensors.
     axes = {name: None if isinstance(fields[name], dict) and not fields[name] else axis for name, axis in axes.items()}
     mapped = vmap(one, in_dims=(axes, 0, 0, 0, 0), randomness=randomness)
     return mapped(fields, batch.x, batch.y, batch.mask, batch.index)
 
 
-def _spread_out(fields: dict[str, Any], axes: dict[str, Any], k: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Give what is common a client axis too, without copying it."""
-    spread = dict(fields)
+def _expanded(fields: dict[str, Any], axes: dict[str, Any], k: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Add a client axis to common tensors, without copying them."""
+    expanded = dict(fields)
     for group, named in axes.items():
         if isinstance(named, dict):
             common = {name: fields[group][name] for name, axis in named.items() if axis is None}
-            spread[group] = {**fields[group], **{name: value.expand(k, *value.shape) for name, value in common.items()}}
-    return spread, dict.fromkeys(axes, 0)
+            expanded[group] = {
+                **fields[group],
+                **{name: value.expand(k, *value.shape) for name, value in common.items()},
+            }
+    return expanded, dict.fromkeys(axes, 0)

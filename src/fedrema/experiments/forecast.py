@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedrema.bench.ceilings import MATRIX, product_rate
 from fedrema.data.datasets import dataset_shape
-from fedrema.engine.memory import GIGABYTE, client_bytes
+from fedrema.engine.costs import GIGABYTE, client_bytes
 from fedrema.experiments.store import Finished, Store
 from fedrema.experiments.work import Task
 from fedrema.models.networks import Network, build_net

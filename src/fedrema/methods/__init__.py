@@ -1,4 +1,4 @@
-"""One file per method; every `Method` in this folder is found by itself."""
+"""One file per method; every `Method` in this folder is registered automatically."""
 
 import importlib
 import pkgutil
@@ -12,7 +12,7 @@ from fedrema.errors import BadInput
 
 @cache
 def registry() -> dict[str, type[Method]]:
-    """Return every method that comes with fedrema, by its name on the command line."""
+    """Return all built-in methods by their name on the command line."""
     found: dict[str, type[Method]] = {}
     for module_name in sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg):
         module = importlib.import_module(f"{__name__}.{module_name}")
@@ -23,7 +23,7 @@ def registry() -> dict[str, type[Method]]:
 
 
 def find_method(name: str) -> type[Method]:
-    """Return a method by its name, or one's own by `module:Class`."""
+    """Return a built-in method by name, or a user's method by `module:Class`."""
     if ":" in name:
         found = load_object(name, "method")
         if not (isinstance(found, type) and issubclass(found, Method)):

@@ -1,4 +1,4 @@
-"""Ditto: a global model as ever, and beside it a personal one that is tied to it."""
+"""Ditto: FedAvg's global model, and a personal model per client regularised towards it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,34 +6,36 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, cross_entropy
+from fedrema.core import Alternative, Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, cross_entropy
 from fedrema.errors import at_least
-from fedrema.methods.shared.second_models import copied, copy_of, model_of, squared_distance
+from fedrema.methods.shared.second_models import copied, copy_of, network_tensors, squared_distance
 from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """Each client keeps a second network v_k and minimises F_k(v) + (λ/2) ‖v − w_g‖², w_g being the model it received.
+    """Each client trains a second network v_k to minimise F_k(v) + (λ/2) ‖v − w_g‖², w_g being the received model.
 
     The global model is FedAvg's: w ← Σ (n_k/n) ŵ_k. In every round a client trains v_k for E epochs, then w for E
-    epochs: twice FedAvg's work. Neither step looks at the other's result, so that their order does not matter (the
-    authors take them in turn on the same batch). Only w travels. Clients are scored with v_k; the global model's
-    accuracy is recorded beside it. With λ = 0 the personal models are Local's, and a large λ ties them to FedAvg's.
+    epochs: twice the local work of FedAvg. Neither uses the other's result, so their order does not matter (the authors
+    alternate on the same batch). Only w is sent. Clients are evaluated with v_k; the accuracy of the global model is
+    recorded too. With λ = 0 the personal models are those of Local; a large λ keeps them close to FedAvg's model.
     """
 
     name: ClassVar[str] = "ditto"
     title: ClassVar[str] = "Ditto"
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
-    reports: ClassVar[Reports] = Reports(colour="#56B4E9", stroke="-.")
+    reports: ClassVar[Reports] = Reports(
+        colour="#56B4E9", stroke="-.", alternatives=(Alternative("global", "global model"),)
+    )
 
     tie: float = 1.0
-    """λ: how strongly a personal model is held to the global one (authors: 1, or chosen from 0.1, 1, 2)."""
+    """λ: strength of the regularisation towards the global model (authors: 1, or chosen from 0.1, 1, 2)."""
     predict_by: Literal["personal", "global"] = "personal"
-    """Which of the two models answers."""
+    """Which of the two models predicts."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without meaning."""
+        """Validate the settings."""
         at_least(0, self, "tie")
 
     def role(self, net: Net, name: str) -> Role:
@@ -41,32 +43,34 @@ class Ditto(Method):
         return Role.PRIVATE if name.startswith("personal.") else Role.SHARED
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
-        """Add v_k, at first a copy of the global model."""
+        """Initialise v_k as a copy of the global model."""
         return client.having(params={**client.params, **copied(client.params, "personal")})
 
     def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
-        """Train v_k, then w."""
+        """Plan E epochs of v_k, then E epochs of w."""
         plan = (local.epochs, local.rate(moment), local.momentum)
-        return Phase(*plan, trains=_personal, loss=self.personal_loss), Phase(*plan, trains=_global)
+        return Phase(*plan, trains=_is_personal, loss=self.personal_loss), Phase(*plan, trains=_is_global)
 
     def personal_loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """F_k(v) + (λ/2) ‖v − w_g‖²."""
+        """Return F_k(v) + (λ/2) ‖v − w_g‖²."""
         own = copy_of(client.params, "personal")
         distance = squared_distance(net, own, client.received)
         return cross_entropy(net(own, batch.x), batch) + self.tie / 2 * distance
 
     def model(self, net: Net, client: Client) -> Tensors:
-        """Answer with v_k."""
-        return copy_of(client.params, "personal") if self.predict_by == "personal" else model_of(net, client.params)
+        """Return v_k, or the global model with `predict_by="global"`."""
+        return (
+            copy_of(client.params, "personal") if self.predict_by == "personal" else network_tensors(net, client.params)
+        )
 
     def beside(self) -> Mapping[str, Method]:
-        """Record the global model's accuracy too."""
+        """Also record the accuracy of the global model."""
         return {} if self.predict_by == "global" else {"global": replace(self, predict_by="global")}
 
 
-def _personal(name: str) -> bool:
+def _is_personal(name: str) -> bool:
     return name.startswith("personal.")
 
 
-def _global(name: str) -> bool:
+def _is_global(name: str) -> bool:
     return not name.startswith("personal.")

@@ -1,4 +1,4 @@
-"""FedAvg: one model for all, the average of everybody's."""
+"""FedAvg: one global model, the average of the clients' models."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,8 @@ from fedrema.core import Method, Reports
 class FedAvg(Method):
     """One global model: w ← Σ (n_k/n) ŵ_k after E local epochs (Algorithm 1 of the paper).
 
-    Every client is scored with the global model, without fine-tuning. All hooks of `Method` default to this.
+    Every client is evaluated with the global model, without fine-tuning. These are the defaults of all hooks of
+    `Method`.
     """
 
     name: ClassVar[str] = "fedavg"

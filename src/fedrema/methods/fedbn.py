@@ -1,4 +1,4 @@
-"""FedBN: batch norm stays at home."""
+"""FedBN: batch-norm layers stay on their client."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,12 +9,13 @@ from fedrema.models.body_and_head import Net
 
 @dataclass(frozen=True)
 class FedBN(Method):
-    """FedAvg without batch norm: its scales, shifts and statistics never leave their client; all else is averaged.
+    """FedAvg except for batch norm: its scales, shifts and statistics stay on the client; everything else is averaged.
 
-    A client whose samples look different (another camera, another hand) keeps what makes its features comparable.
-    Averages are by sample counts (the authors': equal). Clients are scored with the averaged weights and their own
-    batch norm. The layers are found by their kind, not by their names. In a network without batch norm this is FedAvg:
-    `--net mlp-bn`, `cnn-bn` and `alexnet-bn` have it, for any method, so that a comparison is fair.
+    A client whose inputs are distributed differently (another camera, another handwriting) keeps its own normalisation.
+    Averages are weighted by sample counts (the authors': equal weights). Clients are evaluated with the averaged
+    weights and their own batch norm. Batch-norm layers are found by their type, not by their name. For a network
+    without batch norm this is FedAvg. `--net mlp-bn`, `cnn-bn` and `alexnet-bn` have batch norm and work with every
+    method, which allows a fair comparison.
     """
 
     name: ClassVar[str] = "fedbn"
@@ -25,5 +26,5 @@ class FedBN(Method):
     reports: ClassVar[Reports] = Reports(colour="#0072B2", stroke=":")
 
     def role(self, net: Net, name: str) -> Role:
-        """Share everything but batch norm."""
+        """Share everything except batch norm."""
         return Role.PRIVATE if name in net.batch_norm else Role.SHARED

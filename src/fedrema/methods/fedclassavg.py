@@ -1,4 +1,4 @@
-"""FedClassAvg: only classifiers are averaged; features of two views of a sample agree."""
+"""FedClassAvg: only classifiers are averaged; a contrastive loss aligns the features of two views of a sample."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,27 +9,27 @@ from torch import Tensor
 from fedrema.core import Batch, Client, Method, Moment, Reports, Role, cross_entropy
 from fedrema.errors import at_least
 from fedrema.methods.shared.second_models import copied, copy_of
-from fedrema.methods.shared.views import draw_views, seen
+from fedrema.methods.shared.views import apply_views, draw_views
 from fedrema.models.body_and_head import Net, Tensors
 
 TEMPERATURE, BASE_TEMPERATURE = 100.0, 0.07
-"""Of the contrast, as in the authors' code, where features are not brought to one length."""
+"""Temperatures of the contrastive loss in the authors' code, which does not normalise the features."""
 
 
 @dataclass(frozen=True)
 class FedClassAvg(Method):
-    """Bodies stay at home, heads are averaged: CE(x₁) + ρ SupCon(x₁, x₂) + (µ/2) Σ_tensors MSE(φ, φ_received).
+    """Bodies are private, heads are averaged: CE(x₁) + ρ SupCon(x₁, x₂) + (µ/2) Σ_tensors MSE(φ, φ_received).
 
-    x₁ and x₂ are two random views of each sample. SupCon draws together the features of all views of one class against
-    those of the others: the mean over all i of −(T/0.07) · mean_{p ∈ P(i)} log[e^{h_i·h_p/T} / Σ_{a≠i} e^{h_i·h_a/T}],
-    T = 100. The head is averaged by sample counts, φ ← Σ (n_k/n) φ̂_k, and alone travels. Clients are scored as the
-    authors do, after local training, with their own head.
+    x₁ and x₂ are two random views of each sample. SupCon attracts the features of all views of one class and repels
+    those of other classes: the mean over all i of −(T/0.07) · mean_{p ∈ P(i)} log[e^{h_i·h_p/T} / Σ_{a≠i}
+    e^{h_i·h_a/T}], T = 100. The head is averaged by sample counts, φ ← Σ (n_k/n) φ̂_k, and is the only part that is
+    sent. As in the authors' code, clients are evaluated after local training, with their own head.
 
-    Views are shifted, and brighter or darker, with more or less contrast; samples that are not
-    images only the latter. They are drawn anew in every round (the authors train one epoch per round), by a sample's
-    place among its client's. The authors train with Adam, which scales each parameter's step by itself, and with ρ = 1;
-    with SGD and clipped gradients, as for all methods here, a contrast of that size (its factor T/0.07 is 1429) would
-    drown the cross-entropy. They also begin with an epoch of local training that is not counted.
+    A view of an image is shifted and has a random brightness and contrast; other samples only have the latter. The
+    views of a sample are drawn once per round, from the sample's position among its client's samples (the authors train
+    one epoch per round). The authors train with Adam, which scales the step of each parameter separately, and with ρ =
+    1. With SGD and clipped gradients, as for all methods here, a contrastive loss of that size (its factor T/0.07 is
+    1429) would dominate the cross-entropy. The authors also start with an uncounted epoch of local training.
     """
 
     name: ClassVar[str] = "fedclassavg"
@@ -41,16 +41,17 @@ class FedClassAvg(Method):
     reports: ClassVar[Reports] = Reports(colour="#CC79A7", stroke=":")
 
     hold: float = 0.1
-    """µ: how strongly the head is held to the received one (authors: 0.1, their code's default 0)."""
+    """µ: strength of the regularisation of the head towards the received one (authors: 0.1; their code's default:
+    0)."""
     contrast: float = 0.01
-    """ρ: weight of the contrast; 0 switches it off. The authors' 1 belongs to Adam, see above."""
+    """ρ: weight of the contrastive loss; 0 disables it. The authors' value 1 is for Adam, see above."""
     shift: float = 0.07
-    """Share of an image's side by which a view is shifted at most, in each direction; 2 pixels of 28 or 32."""
+    """Largest shift of a view in each direction, as a share of the image side; 2 pixels of 28 or 32."""
     jitter: float = 0.2
-    """How much contrast and brightness of a view change at most."""
+    """Largest change of a view's contrast and brightness."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without meaning."""
+        """Validate the settings."""
         at_least(0, self, "hold", "contrast", "shift", "jitter")
 
     def role(self, net: Net, name: str) -> Role:
@@ -58,44 +59,47 @@ class FedClassAvg(Method):
         return Role.SHARED if net.in_head(name) else Role.PRIVATE
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
-        """Make room for one's own head."""
-        return client.having(memory=_own(net, client))
+        """Store the client's head."""
+        return client.having(memory=_stored_head(net, client))
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
-        """Draw this round's views."""
+        """Draw the views of this round."""
         return client.having(inbox={**client.inbox, "views": draw_views(moment, self.shift, self.jitter).to(data.x)})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """CE(x₁) + ρ SupCon(x₁, x₂) + (µ/2) Σ_tensors MSE(φ, φ_received)."""
+        """Return CE(x₁) + ρ SupCon(x₁, x₂) + (µ/2) Σ_tensors MSE(φ, φ_received)."""
         first, second = (
-            net.features(client.params, seen(batch.x, batch.index, client.inbox["views"][view])) for view in (0, 1)
+            net.features(client.params, apply_views(batch.x, batch.index, client.inbox["views"][view]))
+            for view in (0, 1)
         )
         loss = cross_entropy(net.classify(client.params, first), batch)
         if self.contrast:
             features, labels = torch.cat([first, second]), torch.cat([batch.y, batch.y])
-            loss = loss + self.contrast * supervised_contrast(features, labels, torch.cat([batch.mask, batch.mask]))
+            loss = loss + self.contrast * supervised_contrastive_loss(
+                features, labels, torch.cat([batch.mask, batch.mask])
+            )
         names = [name for name in net.initial if net.in_head(name) and name in net.trainable]
-        apart = [(client.params[name] - client.received[name]).square().mean() for name in names]
-        return loss + self.hold / 2 * torch.stack(apart).sum()
+        differences = [(client.params[name] - client.received[name]).square().mean() for name in names]
+        return loss + self.hold / 2 * torch.stack(differences).sum()
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Keep one's own head."""
-        return client.having(memory=_own(net, client)), {}
+        """Store the trained head."""
+        return client.having(memory=_stored_head(net, client)), {}
 
     def model(self, net: Net, client: Client) -> Tensors:
-        """Answer with one's own head."""
+        """Return the model with the client's own head."""
         return {**client.params, **copy_of(client.memory, "own")}
 
 
-def _own(net: Net, client: Client) -> Tensors:
+def _stored_head(net: Net, client: Client) -> Tensors:
     return copied({name: value for name, value in client.params.items() if net.in_head(name)}, "own")
 
 
-def supervised_contrast(features: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-    """Return SupCon over features [n, d]; a view is contrasted with all others, and padding counts nowhere."""
+def supervised_contrastive_loss(features: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Return SupCon over features [n, d]: each view against all other views; padding is ignored."""
     others = mask * (1 - torch.eye(len(labels), device=mask.device, dtype=mask.dtype))  # [n, n]
     products = features @ features.T / TEMPERATURE
-    log_chance = products - torch.logsumexp(products.masked_fill(others == 0, -torch.inf), dim=1, keepdim=True)
-    alike = others * (labels[:, None] == labels)
-    mean = (log_chance * alike).sum(dim=1) / alike.sum(dim=1).clamp(min=1)
+    log_probability = products - torch.logsumexp(products.masked_fill(others == 0, -torch.inf), dim=1, keepdim=True)
+    same_class = others * (labels[:, None] == labels)
+    mean = (log_probability * same_class).sum(dim=1) / same_class.sum(dim=1).clamp(min=1)
     return -TEMPERATURE / BASE_TEMPERATURE * (mean * mask).sum() / mask.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""FedPAC: features aligned to global prototypes, heads combined as bias and variance advise."""
+"""FedPAC: features are aligned to global prototypes; heads are combined by an estimate of bias and variance."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,45 +11,48 @@ from fedrema.core import (
     Batch,
     Client,
     LocalTraining,
+    Matrix,
     Method,
     Moment,
     Phase,
     Reports,
     Role,
     State,
+    Trace,
     Uploads,
     mix,
 )
 from fedrema.errors import at_least
 from fedrema.methods.shared.prototypes import (
-    Weighing,
+    Weighting,
     aligned_loss,
     class_means,
+    client_prototypes,
     global_prototypes,
-    no_prototypes,
-    own_prototypes,
+    initial_prototypes,
 )
-from fedrema.methods.shared.simplex import least_on_simplex
+from fedrema.methods.shared.simplex import minimise_on_simplex
 from fedrema.models.body_and_head import Net, Tensors
 
 NEGLIGIBLE = 1e-3
-"""Weights below this are the solver's rounding, as in the authors' code."""
+"""Smaller weights are treated as solver error and set to 0, as in the authors' code."""
 
 
 @dataclass(frozen=True)
 class FedPAC(Method):
     """Personalisation with feature alignment and classifier collaboration.
 
-    A client trains its head for an epoch on the cross-entropy, then its body for E epochs on CE + λ · mean
-    (1/d)‖h − c̄_y‖², c̄ being the global prototypes; a class that has none uses the client's own of before
-    training. The server averages bodies by sample counts, and gives client i the head Σ_j α_ij φ̂_j whose weights
-    minimise an estimate of its expected loss, variance plus squared bias: αᵀ P⁽ⁱ⁾ α over Σ α = 1, α ≥ 0,
-    where P⁽ⁱ⁾ = diag(V) + D⁽ⁱ⁾ and D⁽ⁱ⁾_jl = Σ_c ⟨h_ic − h_jc, h_ic − h_lc⟩. With H the rows h_k and G = HHᵀ,
-    D⁽ⁱ⁾_jl = G_ii − G_il − G_ij + G_jl: nothing grows with the square of the features.
+    A client trains its head for one epoch on the cross-entropy, then its body for E epochs on CE + λ · mean (1/d)‖h −
+    c̄_y‖², where c̄ are the global prototypes; for a class without a global prototype, the client uses its own from
+    before training. The server averages the bodies by sample counts. It sends client i the head Σ_j α_ij φ̂_j whose
+    weights minimise an estimate of the client's expected loss, variance plus squared bias: αᵀ P⁽ⁱ⁾ α subject to Σ α =
+    1, α ≥ 0, where P⁽ⁱ⁾ = diag(V) + D⁽ⁱ⁾ and D⁽ⁱ⁾_jl = Σ_c ⟨h_ic − h_jc, h_ic − h_lc⟩. With H the matrix of rows h_k
+    and G = HHᵀ, D⁽ⁱ⁾_jl = G_ii − G_il − G_ij + G_jl, so the cost does not grow with the square of the number of
+    features.
 
-    h_kc = p_kc µ_kc and V_k come from the received body before training. Clients are scored with the averaged body and
-    their combined head; the accuracy right after local training, which the authors also print, is in every record.
-    The authors start every round with fresh momentum: `--no-keep-momentum`.
+    h_kc = p_kc µ_kc and V_k are computed with the received body, before training. Clients are evaluated with the
+    averaged body and their combined head; the accuracy directly after local training, which the authors also report, is
+    recorded too. The authors reset the momentum in every round: `--no-keep-momentum`.
     """
 
     name: ClassVar[str] = "fedpac"
@@ -57,38 +60,63 @@ class FedPAC(Method):
     paper: ClassVar[str] = (
         "Xu et al., Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023"
     )
-    reports: ClassVar[Reports] = Reports(colour="#CC79A7")
+    reports: ClassVar[Reports] = Reports(
+        colour="#CC79A7",
+        traces=(
+            Trace(
+                "own_weight",
+                "own weight",
+                percent=True,
+                description="Mean weight of a client's own head in its new head.",
+            ),
+            Trace(
+                "set_sizes",
+                "number of peers",
+                per_client=True,
+                description="From how many clients each one learns, itself included: those with a weight above 0.",
+            ),
+        ),
+        matrices=(
+            Matrix(
+                "weights",
+                "Weights of classifiers",
+                "weights",
+                description="Weight of the classifier of a column's client in the new classifier of the row's client.",
+            ),
+        ),
+    )
 
     align: float = 1.0
-    """λ: how strongly features are drawn to their class's prototype; 0 switches alignment off."""
+    """λ: strength of the alignment of features with their class prototype; 0 disables alignment."""
     head_epochs: int = 1
-    """Epochs that train the head before the body's."""
+    """Epochs of training the head before the body."""
     head_lr: float = 0.1
-    """Learning rate of the head, not changed by --schedule (authors: 0.1); 0: the body's, as in public codes."""
-    weigh: Weighing = "samples"
-    """Average prototypes by sample counts (authors) or equally over the clients that have them (public codes)."""
+    """Learning rate of the head, not affected by --schedule (authors: 0.1); 0: that of the body, as in public code."""
+    weigh: Weighting = "samples"
+    """Average prototypes by sample counts (authors) or with equal weights over the clients that have them (public
+    code)."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without meaning."""
+        """Validate the settings."""
         at_least(0, self, "align", "head_epochs", "head_lr")
 
     def role(self, net: Net, name: str) -> Role:
-        """Everything travels; the head comes back as one's own."""
+        """Send every parameter; each client receives its own head."""
         return Role.PERSONAL if net.in_head(name) else Role.SHARED
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
-        """Compute h_kc, V_k and one's own prototypes with the received body."""
+        """Compute h_kc, V_k and the client's own prototypes with the received body."""
         features = net.features(client.params, data.x)
         means, counts = class_means(features, data, net.classes)
         share = counts / client.count  # p_kc
         weighted = share[:, None] * means  # h_kc = p_kc µ_kc
-        square = (features.square().sum(dim=1) * data.mask).sum() / client.count  # Σ_c p_kc E[‖f‖² | c]
-        variance = (square - weighted.square().sum()).clamp(min=0) / client.count  # V_k; below 0 is rounding
+        mean_square = (features.square().sum(dim=1) * data.mask).sum() / client.count  # Σ_c p_kc E[‖f‖² | c]
+        variance = (mean_square - weighted.square().sum()).clamp(min=0) / client.count  # V_k; negative by rounding only
         inbox = {"weighted": weighted, "variance": variance, "own": means, "held": (counts > 0).to(means)}
         return client.having(inbox={**client.inbox, **inbox})
 
     def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
-        """Train the head alone, then the body alone."""
+        """Train the head only, then the body only."""
         rate = local.rate(moment)
         return (
             Phase(self.head_epochs, self.head_lr or rate, local.momentum, trains=Net.in_head, loss=super().loss),
@@ -96,7 +124,7 @@ class FedPAC(Method):
         )
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """CE + λ · mean (1/d)‖h − c̄_y‖², from the second round on."""
+        """Return CE + λ · mean (1/d)‖h − c̄_y‖², the second term from the second round on."""
         inbox = client.inbox
         if "prototypes" in inbox:
             prototypes = torch.where(inbox["known"][:, None] > 0, inbox["prototypes"], inbox["own"])
@@ -105,18 +133,18 @@ class FedPAC(Method):
         return aligned_loss(net, client, batch, self.align)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Send the statistics of the received body and, for alignment, prototypes of the trained one."""
+        """Send the statistics of the received body and, with alignment, the prototypes of the trained body."""
         statistics = {name: client.inbox[name] for name in ("weighted", "variance")}
         if not self.align:
             return client, statistics
-        return client, {**own_prototypes(net, client, data), **statistics}
+        return client, {**client_prototypes(net, client, data), **statistics}
 
     def server(self, net: Net, clients: int) -> State:
-        """Remember the prototypes, for classes whose holders are absent for a while."""
-        return no_prototypes(net.classes, net.features_count) if self.align else {}
+        """Return the initial prototypes; they are kept for classes whose clients are absent in a round."""
+        return initial_prototypes(net.classes, net.features_count) if self.align else {}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Hand out the mean body, average prototypes, combine heads."""
+        """Return the mean body, the averaged prototypes and the combined heads."""
         prototypes = global_prototypes(state, uploads, self.weigh) if self.align else {}
         weights = combination_weights(uploads.extras["weighted"], uploads.extras["variance"]).to(uploads.counts)
         trace = {"own_weight": weights.diagonal().mean(), "set_sizes": (weights > 0).sum(dim=1), "weights": weights}
@@ -131,7 +159,7 @@ class FedPAC(Method):
 def combination_weights(weighted: Tensor, variance: Tensor) -> Tensor:
     """Return α [k, k] from h [k, C, d] and V [k]: row i minimises αᵀ (diag(V) + D⁽ⁱ⁾) α on the simplex.
 
-    P⁽ⁱ⁾ is positive semidefinite by construction; should numbers be so extreme that the solver fails, a client keeps
+    P⁽ⁱ⁾ is positive semidefinite by construction. If the values are so extreme that the solver fails, the client keeps
     its own head.
     """
     rows = weighted.flatten(1).cpu().double()
@@ -140,8 +168,10 @@ def combination_weights(weighted: Tensor, variance: Tensor) -> Tensor:
     found = torch.eye(len(gram), dtype=torch.float64)
     for i in range(len(gram)):
         bias = gram[i, i] - gram[i, None, :] - gram[i, :, None] + gram  # D⁽ⁱ⁾
-        alpha = least_on_simplex((variances + bias).numpy())
+        alpha = minimise_on_simplex((variances + bias).numpy())
         if alpha is not None:
             found[i] = torch.from_numpy(alpha)
-    found = torch.where(found < min(NEGLIGIBLE, 0.1 / len(found)), 0.0, found)  # never all of many small ones
+    found = torch.where(
+        found < min(NEGLIGIBLE, 0.1 / len(found)), 0.0, found
+    )  # relative to 1/k, so that a row never becomes 0
     return found / found.sum(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""FedPer: a common body, a head of one's own."""
+"""FedPer: a shared body, and a private head on every client."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from fedrema.models.body_and_head import Net
 class FedPer(Method):
     """The feature extractor is averaged, θ ← Σ (n_k/n) θ̂_k; the classifier φ_k never leaves its client.
 
-    Both are trained together on the cross-entropy. Clients are scored with the averaged θ and their own φ_k.
+    Both are trained jointly on the cross-entropy. Clients are evaluated with the averaged θ and their own φ_k.
     """
 
     name: ClassVar[str] = "fedper"

@@ -1,4 +1,4 @@
-"""FedPrior: one model says what the samples show, everyone's own class frequencies what is usual there."""
+"""FedPrior: one global model, combined with each client's class frequencies as a prior."""
 
 import math
 from dataclasses import dataclass, replace
@@ -8,59 +8,61 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, State, Uploads
+from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, State, Trace, Uploads
 from fedrema.errors import BadInput, at_least
 from fedrema.methods.shared.prototypes import (
     aligned_loss,
-    class_members,
+    class_membership,
+    client_prototypes,
     global_prototypes,
-    no_prototypes,
-    own_prototypes,
+    initial_prototypes,
 )
 from fedrema.methods.shared.second_models import copied, copy_of
-from fedrema.models.body_and_head import Net, Tensors
-from fedrema.models.last_layer import last_layer
+from fedrema.models.body_and_head import Net, Tensors, last_layer
 
 SMOOTHINGS = 2.0 ** torch.arange(-4, 11, 0.5, dtype=torch.float64)
-"""The values of a that are tried, from a sixteenth to over a thousand; the differences are too small for float32."""
+"""Candidate values of a, from 1/16 to over 1000; in float64, because likelihoods differ too little for float32."""
 TEMPERATURES = 2.0 ** torch.arange(-2, 6.5, 0.5)
-"""The values of T that are tried, from a quarter to 64."""
+"""Candidate values of T, from 1/4 to 64."""
 TRUSTS = torch.linspace(0, 1, 5)
-"""The values of b that are tried."""
-REMEMBERED = 0.8
-"""How much of the losses by which T, b and z are chosen is kept from one round to the next: they waver."""
-BEST = "best"
-"""What the copy is called under which the best z so far travels."""
-NEITHER = {"temperature": 1.0, "trust": 1.0}
-"""T and b before anything is known."""
-SENT = ("held_losses", "held_count")
-"""What clients send beside their parameters."""
+"""Candidate values of b."""
+DECAY = 0.8
+"""Decay per round of the held-out losses that select T, b and z; the average over rounds reduces their noise."""
+BEST_PREFIX = "best"
+"""Prefix of the tensors of the best z so far."""
+INITIAL_PAIR = {"temperature": 1.0, "trust": 1.0}
+"""T and b before the first selection."""
+HELD_OUT_STATISTICS = ("held_losses", "held_count")
+"""Held-out statistics that clients send along with their parameters."""
 
 
 @dataclass(frozen=True)
 class FedPrior(Method):
     """FedAvg of a model in which every client has its own, known class frequencies: p_k(y) ∝ π_ky^b e^{z_y/T}.
 
-    log π_k is added to the logits z, in training (with T = b = 1) as in use, where π_kc = (n_kc + a) / (n_k + a C) and
-    n_kc are client k's numbers of samples by class. So z need not learn how frequent classes are at whom, and what is
-    averaged has one meaning everywhere: how much a sample speaks for a class (balanced softmax, or logit adjustment,
-    with each client's own frequencies). A client whose numbers are no more unequal than by chance has a large a, and so
-    equal frequencies: where all clients are such, this is FedAvg.
+    log π_k is added to the logits z, both in training (with T = b = 1) and in prediction, where π_kc = (n_kc + a) /
+    (n_k + a C) and n_kc is the number of client k's samples of class c. z therefore need not learn the class
+    frequencies of each client, and the averaged parameters have the same meaning on all clients: the evidence of a
+    sample for a class (balanced softmax, or logit adjustment, with each client's own frequencies). A client whose class
+    counts are no more unequal than expected by chance gets a large a, and so equal frequencies; if this holds for all
+    clients, the method is FedAvg.
 
-    The longer z is trained, the surer it is of samples it has not seen, until frequencies no longer matter beside it:
-    T takes that back. And how far frequencies can be trusted, b, is found out rather than believed: where they do not
-    help, b = 0 leaves the global model. Both are one number for all. Clients keep some samples from training and send
-    what these lose under each pair (T, b); the server sums that up and hands out the pair that loses least. By the same
-    losses it knows when z gets worse: training goes on, but everyone answers with the z that lost least.
+    The longer z is trained, the more overconfident it becomes on unseen samples, until it dominates the prior; the
+    temperature T corrects this. b is the weight of the prior; b = 0 is the global model, for data where the frequencies
+    do not help. Both are single numbers for all clients, selected on held-out data: each client excludes some samples
+    from training and sends their loss under each pair (T, b); the server sums these losses and selects the pair with
+    the smallest. The same losses show when z gets worse: training continues, but clients predict with the z that had
+    the smallest loss.
 
-    Where samples are few, z learns them by heart. Feature alignment, as in FedPAC and FedReMa+F, works against that:
-    λ · mean (1/d)‖h − c̄_y‖² is added to the loss, c̄ being the prototypes of all clients' features by class.
+    With few samples, z overfits. Feature alignment, as in FedPAC and FedReMa+F, reduces this: λ · mean (1/d)‖h − c̄_y‖²
+    is added to the loss, where c̄ are the prototypes, the means of all clients' features by class.
 
-    z, these losses, T, b, the best z, and the means and numbers of features by class travel. A client's model is a
-    plain network, with W/T and bias/T + b log π_k as its last layer.
+    Clients send z, the held-out losses, and the feature means and counts by class; the server sends z, T, b, the best z
+    and the prototypes. A client's model is a plain network whose last layer has the weight W/T and the bias bias/T + b
+    log π_k.
 
-    It knows of no difference between clients but their class frequencies. Where a class looks different from client to
-    client, alignment costs more than it gains (docs/beyond.md).
+    The method models no difference between clients other than class frequencies. If the same class looks different on
+    different clients, alignment costs more than it gains (docs/beyond.md).
     """
 
     name: ClassVar[str] = "fedprior"
@@ -69,86 +71,91 @@ class FedPrior(Method):
         "ours (docs/beyond.md), after Menon et al., Long-tail Learning via Logit Adjustment, ICLR 2021, and Guo et al.,"
         " On Calibration of Modern Neural Networks, ICML 2017"
     )
-    reports: ClassVar[Reports] = Reports(colour="#D55E00", stroke="--")
+    reports: ClassVar[Reports] = Reports(
+        colour="#D55E00",
+        stroke="--",
+        traces=(Trace("temperature", "temperature T"), Trace("trust", "weight b of the class frequencies")),
+    )
 
     smooth: float = 0.0
-    """a: added to the number of samples of every class, so that what a client has not met is rare, not impossible;
-    0: each client's own, under which its numbers are likeliest."""
+    """a: added to the sample count of every class, so that a class a client has not seen is rare, not impossible; 0:
+    maximum likelihood, separately for each client."""
     align: float = 1.0
-    """λ: how strongly features are drawn to their class's prototype; 0 switches it off, and π_k stays at its client."""
+    """λ: strength of the alignment of features with their class prototype; 0 disables it, and class counts are not
+    sent."""
     held_out: float = 0.1
-    """Share of a client's samples that is kept from training and chooses T, b and z; 0: none, T = b = 1, the last z."""
+    """Share of a client's samples that is held out to select T, b and z; 0: none, T = b = 1 and the last z."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without meaning."""
+        """Validate the settings."""
         at_least(0, self, "smooth", "align")
         if not 0 <= self.held_out <= 0.5:
             raise BadInput(f"--held-out must lie in [0, 0.5], got {self.held_out}.")
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
-        """Begin with no preference, for those who are scored before they first train."""
+        """Initialise log π_k with 0, for clients that are evaluated before they first train."""
         _, bias = last_layer(net)
         return client.having(memory={**client.memory, "log_prior": client.params[bias] * 0})
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
-        """Compute log π_k, and what the samples that are not trained on lose under each (T, b)."""
+        """Compute log π_k, and the loss of the held-out samples under each (T, b)."""
         dtype = client.memory["log_prior"].dtype
-        counts = class_members(self._trained(data), net.classes, dtype).sum(dim=0)
-        counts = counts + (self.smooth or likeliest_smoothing(counts))
+        counts = class_membership(self._without_held_out(data), net.classes, dtype).sum(dim=0)
+        counts = counts + (self.smooth or maximum_likelihood_smoothing(counts))
         log_prior = (counts / counts.sum()).log()
         client = client.having(memory={**client.memory, "log_prior": log_prior})
         if not self.held_out:
             return client
-        few = data.rows(slice(self._every - 1, None, self._every))
-        evidence = net(client.params, few.x) / TEMPERATURES.to(log_prior)[:, None, None, None]  # [T, 1, n, C]
-        usual = TRUSTS.to(log_prior)[:, None, None] * log_prior  # [b, 1, C]
-        chances = functional.log_softmax(evidence + usual, dim=-1)
-        held = class_members(few, net.classes, dtype)
-        losses = -torch.einsum("tbnc,nc->tb", chances, held)
-        return client.having(inbox={**client.inbox, "held_losses": losses, "held_count": held.sum()})
+        held_out = data.rows(slice(self._every - 1, None, self._every))
+        evidence = net(client.params, held_out.x) / TEMPERATURES.to(log_prior)[:, None, None, None]  # [T, 1, n, C]
+        priors = TRUSTS.to(log_prior)[:, None, None] * log_prior  # [b, 1, C]
+        log_probabilities = functional.log_softmax(evidence + priors, dim=-1)
+        membership = class_membership(held_out, net.classes, dtype)
+        losses = -torch.einsum("tbnc,nc->tb", log_probabilities, membership)
+        return client.having(inbox={**client.inbox, "held_losses": losses, "held_count": membership.sum()})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """−log[π_ky e^{z_y} / Σ_c π_kc e^{z_c}] + λ · (1/d)‖h − c̄_y‖², on average."""
-        return aligned_loss(net, self._knowing(net, client), self._trained(batch), self.align)
+        """Return the mean of −log[π_ky e^{z_y} / Σ_c π_kc e^{z_c}] + λ · (1/d)‖h − c̄_y‖²."""
+        return aligned_loss(net, self._with_prior(net, client), self._without_held_out(batch), self.align)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Send prototypes, the losses under each (T, b), and of how many samples they are."""
+        """Send prototypes, the held-out losses under each (T, b), and the number of held-out samples."""
         client, sent = super().end(net, client, data, moment)
-        prototypes = own_prototypes(net, client, self._trained(data)) if self.align else {}
-        losses = {name: client.inbox[name] for name in SENT} if self.held_out else {}
+        prototypes = client_prototypes(net, client, self._without_held_out(data)) if self.align else {}
+        losses = {name: client.inbox[name] for name in HELD_OUT_STATISTICS} if self.held_out else {}
         return client, {**sent, **prototypes, **losses}
 
     def model(self, net: Net, client: Client) -> Tensors:
-        """Answer with z/T + b log π_k, z being the best so far."""
+        """Return the network for z/T + b log π_k with the best z so far."""
         weight, bias = last_layer(net)
-        own = client.memory["log_prior"]
+        log_prior = client.memory["log_prior"]
         if "temperature" not in client.inbox:
-            return {**client.params, bias: client.params[bias] + own}
-        best = copy_of(client.inbox, BEST)
-        cooled = {name: best[name] / client.inbox["temperature"] for name in (weight, bias)}
-        return {**best, **cooled, bias: cooled[bias] + client.inbox["trust"] * own}
+            return {**client.params, bias: client.params[bias] + log_prior}
+        best = copy_of(client.inbox, BEST_PREFIX)
+        scaled = {name: best[name] / client.inbox["temperature"] for name in (weight, bias)}
+        return {**best, **scaled, bias: scaled[bias] + client.inbox["trust"] * log_prior}
 
     def server(self, net: Net, clients: int) -> State:
-        """Remember prototypes, what each (T, b) has lost, and the best z with its T and b."""
-        prototypes = no_prototypes(net.classes, net.features_count) if self.align else {}
+        """Return the initial state: prototypes, the loss of each (T, b), and the best z with its T and b."""
+        prototypes = initial_prototypes(net.classes, net.features_count) if self.align else {}
         state = {**super().server(net, clients), **prototypes}
         if not self.held_out:
             return state
         losses = torch.zeros(len(TEMPERATURES), len(TRUSTS))
         return {
             **state,
-            **copied(net.initial, BEST),
+            **copied(net.initial, BEST_PREFIX),
             "held_losses": losses,
             "held_count": 0.0,
             "least": math.inf,
-            **NEITHER,
+            **INITIAL_PAIR,
         }
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Average models and prototypes; choose T, b and z."""
+        """Average models and prototypes; select T, b and z."""
         answer = super().aggregate(net, state, uploads, moment)
         prototypes = global_prototypes(state, uploads, "samples") if self.align else {}
-        chosen, known, trace = self._choose(state, uploads, answer.shared) if self.held_out else ({}, {}, {})
+        chosen, known, trace = self._select(state, uploads, answer.shared) if self.held_out else ({}, {}, {})
         return replace(
             answer,
             shared={**answer.shared, **prototypes, **chosen},
@@ -156,51 +163,54 @@ class FedPrior(Method):
             trace={**answer.trace, **trace},
         )
 
-    def _choose(self, state: State, uploads: Uploads, newest: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-        """Return the z, T and b to answer with, what to remember for the next choice, and what to show of it."""
+    def _select(self, state: State, uploads: Uploads, newest: Tensors) -> tuple[Tensors, Tensors, Tensors]:
+        """Return the z, T and b to predict with, the state for the next selection, and the trace."""
         before = {name: torch.as_tensor(value).to(uploads.counts.device) for name, value in state.items()}
-        sums = {name: REMEMBERED * before[name] + uploads.extras[name].sum(dim=0) for name in SENT}
+        sums = {name: DECAY * before[name] + uploads.extras[name].sum(dim=0) for name in HELD_OUT_STATISTICS}
         losses, count = sums["held_losses"], sums["held_count"]
         place, loss = losses.argmin(), losses.min() / count.clamp(min=1)
-        # The losses are those of the z that this round began with. While it is better than any before, so may the new
-        # one be, and is used; where nobody has samples to spare nothing is lost, and nothing chosen.
+        # The losses are those of the z at the start of this round. If it is the best so far, the new z is expected to
+        # be at least as good, and is used. Without held-out samples, nothing is selected.
         better = loss <= before["least"]
-        best = {name: torch.where(better, uploads.before[name], value) for name, value in copy_of(before, BEST).items()}
+        best = {
+            name: torch.where(better, uploads.before[name], value)
+            for name, value in copy_of(before, BEST_PREFIX).items()
+        }
         used = {name: torch.where(better, newest[name], value) for name, value in best.items()}
-        likeliest = TEMPERATURES.to(losses)[place // len(TRUSTS)], TRUSTS.to(losses)[place % len(TRUSTS)]
+        selected = TEMPERATURES.to(losses)[place // len(TRUSTS)], TRUSTS.to(losses)[place % len(TRUSTS)]
         pair = {
             name: torch.where(better & (count > 0), value, before[name])
-            for name, value in zip(NEITHER, likeliest, strict=True)
+            for name, value in zip(INITIAL_PAIR, selected, strict=True)
         }
-        known = {**sums, **copied(best, BEST), **pair, "least": torch.where(better, loss, before["least"])}
-        return {**copied(used, BEST), **pair}, known, pair
+        known = {**sums, **copied(best, BEST_PREFIX), **pair, "least": torch.where(better, loss, before["least"])}
+        return {**copied(used, BEST_PREFIX), **pair}, known, pair
 
-    def _knowing(self, net: Net, client: Client) -> Client:
-        """Return the client with log π_k in its last layer's bias."""
+    def _with_prior(self, net: Net, client: Client) -> Client:
+        """Return the client with log π_k added to the bias of its last layer."""
         _, bias = last_layer(net)
         known = client.params[bias] + client.memory["log_prior"]
         return client.having(params={**client.params, bias: known})
 
     @property
     def _every(self) -> int:
-        """Every so many samples one is kept from training: the tenth, say, so that of nine there is none."""
+        """One in this many samples is held out: with 0.1 every tenth, so that a client with nine samples has none."""
         return round(1 / self.held_out)
 
-    def _trained(self, batch: Batch) -> Batch:
-        """Return the samples with those masked that are kept from training."""
+    def _without_held_out(self, batch: Batch) -> Batch:
+        """Return the batch with the held-out samples masked."""
         if not self.held_out:
             return batch
         return replace(batch, mask=batch.mask * (batch.index % self._every != self._every - 1))
 
 
-def likeliest_smoothing(counts: Tensor) -> Tensor:
-    """Return the a under which numbers n_c [C] are likeliest, if class frequencies are drawn from Dirichlet(a, …, a).
+def maximum_likelihood_smoothing(counts: Tensor) -> Tensor:
+    """Return the a under which class counts n_c [C], with frequencies drawn from Dirichlet(a, …, a), are most likely.
 
-    The likelihood is Γ(aC)/Γ(n + aC) · Π_c Γ(n_c + a)/Γ(a). Numbers that chance alone would make as unequal as they
-    are have the largest a: then they say nothing, and all classes count alike.
+    The likelihood is Γ(aC)/Γ(n + aC) · Π_c Γ(n_c + a)/Γ(a). Counts that are no more unequal than expected by chance
+    give the largest a: they carry no information, and all classes get equal frequencies.
     """
-    tried = SMOOTHINGS.to(counts.device)
+    candidates = SMOOTHINGS.to(counts.device)
     classes, total = len(counts), counts.sum()
-    of_classes = (torch.lgamma(counts.double() + tried[:, None]) - torch.lgamma(tried)[:, None]).sum(dim=1)
-    likelihood = torch.lgamma(tried * classes) - torch.lgamma(total + tried * classes) + of_classes
-    return tried[likelihood.argmax()].to(counts)
+    class_terms = (torch.lgamma(counts.double() + candidates[:, None]) - torch.lgamma(candidates)[:, None]).sum(dim=1)
+    likelihood = torch.lgamma(candidates * classes) - torch.lgamma(total + candidates * classes) + class_terms
+    return candidates[likelihood.argmax()].to(counts)

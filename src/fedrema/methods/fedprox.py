@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients do not run away."""
+"""FedProx: FedAvg with a proximal term that limits client drift."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,10 +13,11 @@ from fedrema.models.body_and_head import Net
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """Each client minimises F_k(w) + (µ/2) ‖w − w_g‖², w_g being the model it received.
+    """Each client minimises F_k(w) + (µ/2) ‖w − w_g‖², where w_g is the received model.
 
-    Averaged and scored as FedAvg. The pull µ (w − w_g) is part of the gradient: it is clipped and enters the momentum
-    like the rest. The paper tries µ ∈ {0.001, 0.01, 0.1, 1}; 1 is what the FedReMa paper compares with.
+    Aggregation and evaluation are those of FedAvg. The proximal gradient µ (w − w_g) is part of the gradient: it is
+    clipped and enters the momentum like the rest. The paper tries µ ∈ {0.001, 0.01, 0.1, 1}; the FedReMa paper compares
+    with µ = 1.
     """
 
     name: ClassVar[str] = "fedprox"
@@ -25,13 +26,13 @@ class FedProx(Method):
     reports: ClassVar[Reports] = Reports(colour="#56B4E9")
 
     mu: float = 1.0
-    """µ: how strongly a client is held to the model it received; 0 is FedAvg."""
+    """µ: weight of the proximal term; 0 is FedAvg."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without meaning."""
+        """Validate the settings."""
         at_least(0, self, "mu")
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """F_k(w) + (µ/2) ‖w − w_g‖²."""
+        """Return F_k(w) + (µ/2) ‖w − w_g‖²."""
         distance = squared_distance(net, client.params, client.received)
         return cross_entropy(net(client.params, batch.x), batch) + self.mu / 2 * distance

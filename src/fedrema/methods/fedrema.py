@@ -1,4 +1,4 @@
-"""FedReMa: a common body, and a head averaged with the most relevant peers."""
+"""FedReMa: a shared body, and a head averaged with those of the most relevant clients."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -26,28 +26,35 @@ from fedrema.core import (
 )
 from fedrema.core.similarity import draw_probes, similarity_rows
 from fedrema.errors import BadInput, above_zero, at_least
-from fedrema.methods.shared.prototypes import Weighing, aligned_loss, global_prototypes, no_prototypes, own_prototypes
+from fedrema.methods.shared.prototypes import (
+    Weighting,
+    aligned_loss,
+    client_prototypes,
+    global_prototypes,
+    initial_prototypes,
+)
 from fedrema.models.body_and_head import Net, Tensors
 
 NO_GAP = 1e-6
-"""Differences below this are rounding: nobody can be told apart, so everyone is relevant."""
+"""Smaller gaps are rounding errors: similarities do not distinguish the clients, so all of them are relevant."""
 
 
 @dataclass(frozen=True)
 class FedReMa(Method):
-    """Personalised federated learning via the most relevant peers (Algorithms 1 and 2).
+    """Personalised federated learning via the most relevant clients (Algorithms 1 and 2).
 
-    The feature extractor is averaged over all clients (Eq. 6). While the critical co-learning period (CCP) lasts,
-    each classifier is averaged with those whose answers to a random feature are most like its own (Eqs. 5 and 7),
-    cut off at the largest gap (MDS, Algorithm 1); afterwards with the peers it chose most often (Eq. 10).
+    The feature extractor is averaged over all clients (Eq. 6). During the critical co-learning period (CCP), each
+    classifier is averaged with those whose soft predictions for a random feature are most similar to its own (Eqs. 5
+    and 7); the ranking is cut at its largest gap (MDS, Algorithm 1). After the CCP, the
+    weights of the average are how often the client selected each peer (Eq. 10).
 
-    The paper's extensions are settings: feature alignment (+F) is `align=1`, CE + λ · mean (1/d)‖h − c̄_y‖² with c̄ the
-    global class prototypes, from the second round on; alternating training (+A) is `alternate=True`, E epochs of the
-    head and then E of the body, twice the local work; with both (+A&F) alignment acts on the body's epochs.
+    The paper's extensions are settings. Feature alignment (+F) is `align=1`: CE + λ · mean (1/d)‖h − c̄_y‖² with c̄ the
+    global class prototypes, from the second round on. Alternating training (+A) is `alternate=True`: E epochs of the
+    head and then E of the body, twice the local work. With both (+A&F), alignment applies to the body's epochs.
 
-    The defaults are what the paper says. Where its released code reads otherwise, a setting selects that reading:
-    `probe_high=0.5, probe_per_client=True, peer_temperature=1.0, gap_to_self=False, include_below_gap=False,
-    weigh="uniform", end_at_delta=False`.
+    The defaults follow the paper. Where its released code differs, a setting selects that behaviour: `probe_high=0.5,
+    probe_per_client=True, peer_temperature=1.0, gap_to_self=False, include_below_gap=False, weigh="uniform",
+    end_at_delta=False`.
     """
 
     name: ClassVar[str] = "fedrema"
@@ -61,44 +68,70 @@ class FedReMa(Method):
         emphasis=1.7,
         traces=(
             Trace("mean_gap", "mean gap"),
-            Trace("gap_ratio", "gap relative to its peak"),
-            Trace("set_sizes", "relevant peers", per_client=True),
+            Trace("gap_ratio", "gap relative to its peak", percent=True),
+            Trace(
+                "set_sizes",
+                "number of peers",
+                per_client=True,
+                description="From how many clients each one learns, itself included. After the critical period, a"
+                " client keeps every peer that it has ever chosen, weighted by how often.",
+            ),
         ),
-        period=Period("critical", "critical period", "critical", "by history", measure="gap_ratio", threshold="delta"),
+        period=Period(
+            "critical",
+            "critical period",
+            "critical",
+            "by history",
+            measure="gap_ratio",
+            threshold="delta",
+            description="At first, the gap between the similarities of relevant and other peers is wide. As training"
+            " proceeds, all classifiers become similar and the gap closes. The critical period ends when the gap falls"
+            " to the share δ of its peak: no new peers are chosen, and the gap is no longer measured.",
+        ),
         matrices=(
-            Matrix("sets", "Relevant peers", "selection"),
-            Matrix("G", "Who learns from whom", "counts", state="dependencies"),
+            Matrix(
+                "sets", "Chosen peers", "selection", description="Peers that the client of a row chose in this round."
+            ),
+            Matrix(
+                "G",
+                "Dependency map",
+                "counts",
+                state="dependencies",
+                description="How often the client of a row has chosen the client of a column. After the critical"
+                " period, these counts are the weights with which classifiers are averaged.",
+            ),
         ),
     )
 
     delta: float = 0.5
-    """δ: the critical period ends once the mean gap has fallen to this share of its peak."""
+    """δ: the critical period ends when the mean gap has decreased to this share of its maximum."""
     temperature: float = 0.5
-    """M: divides the logits before the softmax; smaller is sharper."""
+    """M: divides the logits before the softmax; a smaller value gives sharper predictions."""
     peer_temperature: float | None = None
-    """Temperature of the peers' logits where it is not one's own (released code: 1.0)."""
+    """Temperature of the peers' logits (released code: 1.0); default: the same as --temperature."""
     probes: int = 1
-    """Random features per round; similarities are averaged over them."""
+    """Number of random features per round; similarities are averaged over them."""
     probe_high: float = 1.0
-    """Probes are drawn uniformly from [0, this) (released code: 0.5)."""
+    """Upper bound of the uniform distribution [0, bound) of the random features (released code: 0.5)."""
     probe_per_client: bool = False
-    """Draw other probes for each client's row of similarities (released code) instead of the same for all."""
+    """Draw separate random features for each client's row of similarities (released code) instead of common ones."""
     gap_to_self: bool = True
-    """Count the gap right below oneself; without it at least one peer is always chosen (released code)."""
+    """Include the gap between the client itself and its nearest peer; if off, at least one peer is always selected
+    (released code)."""
     include_below_gap: bool = True
-    """The client just below the largest gap still belongs to the set, as in Algorithm 1; not in the released code."""
-    weigh: Weighing = "samples"
-    """Average chosen heads (Eq. 7), and prototypes, by sample counts or equally (released code)."""
+    """Select the client just below the largest gap too, as in Algorithm 1; the released code does not."""
+    weigh: Weighting = "samples"
+    """Average the selected heads (Eq. 7) and the prototypes by sample counts, or with equal weights (released code)."""
     end_at_delta: bool = True
-    """A ratio of exactly δ ends the period (Eq. 9); in the released code it does not."""
+    """End the period also at a ratio of exactly δ (Eq. 9); the released code does not."""
 
     align: float = 0.0
-    """λ of feature alignment (+F; the paper's is 1): draws features to their class's prototype; 0 switches it off."""
+    """λ: strength of feature alignment with class prototypes (+F; paper: 1); 0 disables it."""
     alternate: bool = False
-    """Alternating training (+A): the head for E epochs, then the body for E epochs, instead of both at once."""
+    """Alternating training (+A): the head for E epochs, then the body for E epochs, instead of both jointly."""
 
     def __post_init__(self) -> None:
-        """Refuse settings without meaning."""
+        """Validate the settings."""
         if not 0 <= self.delta <= 1:
             raise BadInput(f"--delta must lie in [0, 1], got {self.delta}.")
         at_least(1, self, "probes")
@@ -108,40 +141,40 @@ class FedReMa(Method):
             above_zero(self, "peer_temperature")
 
     def called(self) -> str:
-        """Name the paper's variants as it does."""
+        """Return the title with the paper's name of the variant."""
         extensions = [letter for letter, on in (("A", self.alternate), ("F", self.align > 0)) if on]
         return f"{self.title}+{'&'.join(extensions)}" if extensions else self.title
 
     def role(self, net: Net, name: str) -> Role:
-        """Everything travels; the head comes back as one's own."""
+        """Send every parameter; each client receives its own head."""
         return Role.PERSONAL if net.in_head(name) else Role.SHARED
 
     def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
-        """Train all at once, or (+A) the head and then the body."""
+        """Train all parameters jointly, or (+A) the head and then the body."""
         training = Phase(local.epochs, local.rate(moment), local.momentum)
         if not self.alternate:
             return (training,)
         return replace(training, trains=Net.in_head, loss=super().loss), replace(training, trains=Net.in_body)
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy; with alignment (+F), + λ · mean (1/d)‖h − c̄_y‖²."""
+        """Return the cross-entropy; with alignment (+F), + λ · mean (1/d)‖h − c̄_y‖²."""
         return aligned_loss(net, client, batch, self.align)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """With alignment, send the means of the trained features by class."""
+        """With alignment, send the mean features by class after training."""
         if not self.align:
             return client, {}
-        return client, own_prototypes(net, client, data)
+        return client, client_prototypes(net, client, data)
 
     def server(self, net: Net, clients: int) -> State:
-        """Remember who chose whom how often (the dependency map G), and how far the period has come."""
-        known = no_prototypes(net.classes, net.features_count) if self.align else {}
-        # Sixteen bits count 32,767 critical rounds; with 10,000 clients G is then 200 MB.
+        """Return the initial state: the dependency map G (who selected whom how often) and the progress of the CCP."""
+        known = initial_prototypes(net.classes, net.features_count) if self.align else {}
+        # 16-bit counts suffice for 32,767 critical rounds; with 10,000 clients G takes 200 MB.
         dependencies = torch.zeros(clients, clients, dtype=torch.int16)
         return {"dependencies": dependencies, "peak": 0.0, "critical": True, **known}
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Lines 7 to 20 of Algorithm 2."""
+        """Compute lines 7 to 20 of Algorithm 2."""
         body, heads = uploads.mean, uploads.params  # θ ← Σ |D_i| θ̂_i / |D|  (Eq. 6)
         weights, state, trace = self.match(net, state, heads, uploads, moment)
         prototypes = global_prototypes(state, uploads, self.weigh) if self.align else {}
@@ -150,7 +183,7 @@ class FedReMa(Method):
     def match(
         self, net: Net, state: State, heads: dict[str, Tensor], uploads: Uploads, moment: Moment
     ) -> tuple[Tensor, State, dict[str, object]]:
-        """Return with which weight each client's head takes each other's [k, k], the new state, and the trace."""
+        """Return the weight of each client's head in each other's average [k, k], the new state, and the trace."""
         present = uploads.clients
         dependencies = torch.as_tensor(state["dependencies"])
         own_head = torch.eye(len(present), dtype=dependencies.dtype, device=dependencies.device)
@@ -158,19 +191,19 @@ class FedReMa(Method):
             return own_head, state, {"critical": state["critical"], "set_sizes": [1] * len(present)}
 
         if not state["critical"]:
-            dependencies = self._introduce(net, dependencies, heads, uploads, moment)
-            weights = _among(dependencies, present)  # φ_k ← Σ g_ki φ̂_i / Σ g_ki  (Eq. 10)
+            dependencies = self._match_new_clients(net, dependencies, heads, uploads, moment)
+            weights = _submatrix(dependencies, present)  # φ_k ← Σ g_ki φ̂_i / Σ g_ki  (Eq. 10)
             weights = torch.where(weights.sum(dim=1, keepdim=True) > 0, weights, own_head)
             trace = {"critical": False, "set_sizes": (weights > 0).sum(dim=1)}
             return weights, {**state, "dependencies": dependencies}, {**trace, "G": dependencies}
 
-        relevant, gaps = self._relevant(net, heads, uploads, moment)  # S and A_k for each client
+        relevant, gaps = self._relevant(net, heads, uploads, moment)  # A_k of each client, from S
         count = uploads.counts if self.weigh == "samples" else torch.ones_like(uploads.counts)
         weights = relevant * count  # φ_k ← Σ_{i∈A_k} |D_i| φ̂_i / |D_{A_k}|  (Eq. 7)
 
         dependencies = dependencies.clone()
         if len(present) == len(dependencies):
-            dependencies += relevant  # server counts G
+            dependencies += relevant  # the server updates G
         else:
             dependencies[present[:, None], present] += relevant.to(dependencies)
         mean_gap = float(gaps.mean())  # Δs̄  (Eq. 8)
@@ -182,6 +215,7 @@ class FedReMa(Method):
         return weights, state, {**trace, "sets": relevant, "G": dependencies}
 
     def _relevant(self, net: Net, heads: dict[str, Tensor], uploads: Uploads, moment: Moment) -> tuple[Tensor, Tensor]:
+        """Return the sets of relevant clients A_k [k, k] and the largest gaps Δs* [k], from the similarities S."""
         whose = uploads.names or tuple(str(client) for client in uploads.clients.tolist())
         names = whose if self.probe_per_client else ()
         probes = draw_probes(net, moment, self.probes, self.probe_high, names)
@@ -194,56 +228,58 @@ class FedReMa(Method):
             gaps.append(found[1])
         return torch.cat(sets), torch.cat(gaps)
 
-    def _introduce(
+    def _match_new_clients(
         self, net: Net, dependencies: Tensor, heads: dict[str, Tensor], uploads: Uploads, moment: Moment
     ) -> Tensor:
-        """Match clients that first appear after the critical period once, to give them a row of G."""
+        """Match clients that first participate after the critical period once, to initialise their rows of G."""
         present = uploads.clients
-        newcomers = dependencies[present, present] == 0  # whoever was ever matched has chosen at least itself
-        if not newcomers.any():
+        new = dependencies[present, present] == 0  # a matched client has selected at least itself
+        if not new.any():
             return dependencies
         relevant, _ = self._relevant(net, heads, uploads, moment)
         dependencies = dependencies.clone()
-        dependencies[present[newcomers][:, None], present] = relevant[newcomers].to(dependencies)
+        dependencies[present[new][:, None], present] = relevant[new].to(dependencies)
         return dependencies
 
 
-def _among(matrix: Tensor, present: Tensor) -> Tensor:
-    """Return the part of a matrix [K, K] that is among those present."""
+def _submatrix(matrix: Tensor, present: Tensor) -> Tensor:
+    """Return the rows and columns of a matrix [K, K] for the clients that are present."""
     return matrix if len(present) == len(matrix) else matrix[present][:, present]
 
 
 def maximum_difference_segmentation(
     similarity: Tensor, gap_to_self: bool = True, include_below_gap: bool = True, first: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Cut each row of S at its largest gap (MDS, Algorithm 1); the rows [b, k] are those of clients `first`, ….
+    """Cut each row of S at its largest gap (MDS, Algorithm 1).
+
+    `similarity` [b, k] holds the rows of b consecutive clients, starting with client `first`.
 
     Returns
     -------
     relevant
-        [b, k] whether client j is in A_i; oneself always is. Among equal similarities the later client ranks
-        higher, among equal gaps the lowest counts.
+        [b, k] whether client j is in A_i; a client is always in its own set. Of equal similarities, that of the client
+        with the larger index ranks higher; of equal gaps, the lowest counts.
     gaps
-        [b] the largest difference Δs*; 0 where it is below rounding, and then everyone is relevant.
+        [b] the largest difference Δs*; 0 if it is smaller than rounding errors, and then all clients are relevant.
     """
-    everyone = torch.arange(similarity.shape[1], device=similarity.device)
-    itself = everyone == (first + torch.arange(len(similarity), device=similarity.device))[:, None]
-    # Without the gap below oneself only the peers are ranked: oneself comes first and is left out.
+    clients = torch.arange(similarity.shape[1], device=similarity.device)
+    is_self = clients == (first + torch.arange(len(similarity), device=similarity.device))[:, None]
+    # Without the gap to the client itself only the peers are ranked: the client sorts first and is skipped.
     skipped = 0 if gap_to_self else 1
-    ranked = similarity if gap_to_self else similarity.masked_fill(itself, -torch.inf)
-    if len(everyone) - skipped < 2:
-        return torch.ones_like(itself), similarity.new_zeros(len(similarity))
+    ranked = similarity if gap_to_self else similarity.masked_fill(is_self, -torch.inf)
+    if len(clients) - skipped < 2:
+        return torch.ones_like(is_self), similarity.new_zeros(len(similarity))
     ascending = _ascending(ranked)[:, skipped:]  # s_idx1 ≤ … ≤ s_idxK
     gaps, place = ascending.diff(dim=1).max(dim=1)  # m = argmax Δs_idx, Δs* = Δs_idxm
     below = ascending.gather(1, place[:, None])  # s_idxm
     chosen = ranked > below  # idx_m+1, …, idx_K
     if include_below_gap:
-        last = torch.where(ranked == below, everyone, -1).max(dim=1, keepdim=True).values
-        chosen |= everyone == last  # A = {idx_m, …, idx_K}
-    indistinct = gaps < NO_GAP
-    return chosen | itself | indistinct[:, None], torch.where(indistinct, 0.0, gaps)
+        last = torch.where(ranked == below, clients, -1).max(dim=1, keepdim=True).values
+        chosen |= clients == last  # A = {idx_m, …, idx_K}
+    no_gap = gaps < NO_GAP
+    return chosen | is_self | no_gap[:, None], torch.where(no_gap, 0.0, gaps)
 
 
 def _ascending(rows: Tensor) -> Tensor:
-    # NumPy sorts the numbers of a row several times as fast as torch does on a CPU.
+    # On a CPU, NumPy sorts rows several times faster than torch.
     return torch.from_numpy(np.sort(rows.numpy(), axis=1)) if rows.device.type == "cpu" else rows.sort(dim=1).values

@@ -9,13 +9,13 @@ from fedrema.models.body_and_head import Net
 
 @dataclass(frozen=True)
 class LGFedAvg(Method):
-    """FedPer the other way round: the head is averaged, φ ← Σ (n_k/n) φ̂_k; the body θ_k never leaves its client.
+    """The reverse of FedPer: the head is averaged, φ ← Σ (n_k/n) φ̂_k; the body θ_k never leaves its client.
 
-    Both are trained together on the cross-entropy. Only the head travels, which is the smaller part of most networks.
-    Clients are scored with their own θ_k and the averaged φ. The authors begin with a model that FedAvg has trained
-    for hundreds of rounds; here everyone begins with the same random network, as for all methods, so that nobody gets
-    rounds that are not counted. Their public code shares convolutions on CIFAR-10, the reverse of the idea; here it is
-    the head, whatever the network.
+    Both are trained jointly on the cross-entropy. Only the head is sent, which is the smaller part of most networks.
+    Clients are evaluated with their own θ_k and the averaged φ. The authors start from a model that FedAvg has trained
+    for hundreds of rounds; here, as for all methods, all clients start from the same random network, so that no
+    uncounted rounds are used. The authors' code for CIFAR-10 shares the convolutions, the reverse of the idea; here the
+    head is shared for every network.
     """
 
     name: ClassVar[str] = "lg-fedavg"

@@ -1,4 +1,4 @@
-"""Local: nobody talks to anybody."""
+"""Local: training without communication."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from fedrema.models.body_and_head import Net
 
 @dataclass(frozen=True)
 class Local(Method):
-    """Each client trains alone on its own samples: what federation has to beat."""
+    """Each client trains alone on its own samples: the baseline that federated training has to outperform."""
 
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "Local"
@@ -17,5 +17,5 @@ class Local(Method):
     reports: ClassVar[Reports] = Reports(colour="#999999")
 
     def role(self, net: Net, name: str) -> Role:
-        """Keep everything at home."""
+        """Keep all parameters private."""
         return Role.PRIVATE

@@ -1,4 +1,4 @@
-"""Any `nn.Module`, split into a feature extractor (body) and a classifier (head), as functions of named tensors."""
+"""Split any `nn.Module` into a feature extractor (body) and a classifier (head), as functions of named tensors."""
 
 import copy
 from contextlib import AbstractContextManager
@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedrema.errors import BadInput, raised_by_user
-from fedrema.models.batch_norm import Sight, adopt
+from fedrema.models.batch_norm import BatchContext, mask_batch_norm
 
 Tensors = dict[str, Tensor]
 """A named set of tensors: one client's, or all clients' with a leading axis."""
 
 
 def size(tensors: Tensors) -> int:
-    """Return the bytes that tensors take, in memory or on the wire."""
+    """Return the number of bytes of tensors."""
     return sum(value.numel() * value.element_size() for value in tensors.values())
 
 
@@ -24,17 +24,17 @@ HEAD_NAMES = ("head", "classifier", "fc")
 
 
 class Net:
-    """A network whose parameters are named `body.…` and `head.…` and are handed in with every call.
+    """A network whose parameters are named `body.…` and `head.…` and are passed with every call.
 
-    The body is the module with its head taken out, so that `module(x) == head(body(x))` must hold: the head is the
-    last thing the module's `forward` calls. That is checked with `sample`.
+    The body is the module without its head, so `module(x) == head(body(x))` must hold: the head must be the last
+    submodule that `forward` calls. This is checked with `sample`.
 
     Parameters
     ----------
     module
-        The network; its present parameters become the initial ones.
+        The network; its current parameters become the initial ones.
     sample
-        An input [n, ...] of the shape it takes; its values do not matter.
+        An input [n, ...] of the right shape; its values do not matter.
     head
         Name of the submodule that is the classifier. Default: `head`, `classifier` or `fc`, whichever exists.
     """
@@ -43,8 +43,8 @@ class Net:
         self.head_name = _head_name(module, head)
         whole = copy.deepcopy(module).eval()
         body = copy.deepcopy(whole)
-        self._sight = Sight()
-        adopt(body, self._sight)
+        self._context = BatchContext()
+        mask_batch_norm(body, self._context)
         self._head = body.get_submodule(self.head_name)
         parent, _, leaf = self.head_name.rpartition(".")
         setattr(body.get_submodule(parent), leaf, nn.Identity())
@@ -57,15 +57,17 @@ class Net:
         inside = tuple(
             f"{name}." for name, layer in self.layers() if isinstance(layer, nn.modules.batchnorm._BatchNorm)
         )
-        self.batch_norm = frozenset(name for name, its in self.original_names.items() if its.startswith(inside))
-        """Scales, shifts and statistics of batch norm."""
+        self.batch_norm = frozenset(
+            name for name, original in self.original_names.items() if original.startswith(inside)
+        )
+        """Names of the scales, shifts and statistics of batch norm."""
         self.trainable = frozenset(name for name, value in self.initial.items() if value.requires_grad)
         self.initial = {name: value.detach().clone() for name, value in self.initial.items()}
         if not self.trainable:
-            raise BadInput("The network has no parameters to train: all of them are frozen.")
+            raise BadInput("The network has no trainable parameters: all of them are frozen.")
         self.integers = False
-        """Whether it takes integers instead of floats, as a network that begins with an embedding does."""
-        features, logits = self._try(whole, sample)
+        """Whether the network takes integers instead of floats, because it begins with an embedding."""
+        features, logits = self._check_composition(whole, sample)
         if features.dim() != 2:
             raise BadInput(
                 f"The head must take one feature vector per sample, got features of shape {tuple(features.shape[1:])}:"
@@ -75,24 +77,24 @@ class Net:
         self.classes = int(logits.shape[1])
 
     @torch.no_grad()
-    def _try(self, whole: nn.Module, sample: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and logits of a sample; refuses where body and head do not make up the whole."""
-        # Random numbers of its shape: zeros would hide a way around a head that has no bias.
+    def _check_composition(self, whole: nn.Module, sample: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits of a sample; raise `BadInput` unless head(body(x)) equals the whole network."""
+        # Random inputs: with zeros, a network that bypasses a head without bias would pass the check.
         sample = torch.rand(sample.shape, generator=torch.Generator().manual_seed(0)).to(sample)
         try:
             expected = whole(sample)
-        except (Exception, SystemExit) as error:  # what a user's layers raise is theirs to read, in one sentence
-            places = torch.zeros(sample.shape, dtype=torch.long)
+        except (Exception, SystemExit) as error:  # any error of the user's layers is reported in one sentence
+            indices = torch.zeros(sample.shape, dtype=torch.long)
             try:
-                expected = whole(places)
-            except (Exception, SystemExit) as again:
+                expected = whole(indices)
+            except (Exception, SystemExit) as second_error:
                 embeds = any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in whole.modules())
-                cause = again if embeds else error
+                cause = second_error if embeds else error
                 reason = (str(cause).splitlines() or [type(cause).__name__])[0].removesuffix(".")
                 reason = raised_by_user(cause) if isinstance(cause, SystemExit) else reason
                 shape = tuple(sample.shape[1:])
                 raise BadInput(f"The network does not accept samples of shape {shape}: {reason}.") from cause
-            self.integers, sample = True, places
+            self.integers, sample = True, indices
         if not isinstance(expected, Tensor) or expected.dim() != 2:
             found = (
                 f"a tensor of shape {tuple(expected.shape)}"
@@ -104,20 +106,20 @@ class Net:
             features = self.features(self.initial, sample)
             logits = self.classify(self.initial, features)
             fits = logits.shape == expected.shape and torch.allclose(logits, expected, atol=1e-5, rtol=1e-4)
-        except Exception:  # what lies behind the head need not take the features in its place
+        except Exception:  # layers after the head may not accept features in place of its output
             fits = False
         if not fits:
             raise BadInput(
-                f"--head {self.head_name} is not the last layer that the network calls:"
+                f"--head {self.head_name} is not the last submodule that the network calls:"
                 " name the submodule whose output is the logits."
             )
         return features, logits
 
     def _collect(self, part: str, module: nn.Module, prefix: str) -> None:
-        # Float buffers (batch-norm statistics) are part of a client's model, though nobody differentiates them.
+        # Float buffers (batch-norm statistics) are part of a client's model, though they have no gradients.
         buffers = ((name, value) for name, value in module.named_buffers() if value.is_floating_point())
         named = [*module.named_parameters(), *buffers]
-        # A module that has parts named body and head need not say body twice.
+        # In a module with submodules `body` and `head`, avoid names such as body.body.0.weight.
         inside = f"{part}." if all(name.startswith(f"{part}.") for name, _ in named) else ""
         for name, value in named:
             full = f"{part}.{name.removeprefix(inside)}"
@@ -128,7 +130,7 @@ class Net:
     def features(self, params: Tensors, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return features h [n, d] of inputs x [n, ...].
 
-        `mask` [n] says which of them are real, for batch norm in training, where they are not a batch's samples.
+        `mask` [n] marks the real samples for batch norm in training, if x are not the samples of the current batch.
         """
         return self._call("body", self._body, params, x, mask)
 
@@ -140,17 +142,17 @@ class Net:
         """Return logits [n, C] of inputs x [n, ...]."""
         return self.classify(params, self.features(params, x, mask), mask)
 
-    def looking_at(self, mask: Tensor | None, own: Tensors | None = None) -> AbstractContextManager[None]:
-        """Return the context in which a batch is looked at.
+    def batch_context(self, mask: Tensor | None, trained: Tensors | None = None) -> AbstractContextManager[None]:
+        """Return a context in which the network computes on a batch.
 
         Parameters
         ----------
         mask
-            [n] which of its samples are real; None where all are, whatever the network is called with.
-        own
-            What the client trains: among these, batch norm's statistics follow the batch.
+            [n] which of its samples are real; None if all are, whatever inputs the network is called with.
+        trained
+            The tensors that the client trains; only batch-norm statistics among them are updated.
         """
-        return self._sight.on(mask, {id(value): value for value in (own or {}).values()})
+        return self._context.entered(mask, {id(value): value for value in (trained or {}).values()})
 
     def classify_all(self, heads: Tensors, h: Tensor) -> Tensor:
         """Return logits [k, n, C] of k stacked heads on the same features h [n, d]."""
@@ -160,47 +162,48 @@ class Net:
 
     @staticmethod
     def in_head(name: str) -> bool:
-        """Tell whether a parameter belongs to the classifier."""
+        """Return whether a parameter belongs to the classifier."""
         return name.startswith("head.")
 
     @staticmethod
     def in_body(name: str) -> bool:
-        """Tell whether a parameter belongs to the feature extractor."""
+        """Return whether a parameter belongs to the feature extractor."""
         return name.startswith("body.")
 
     def trains(self, name: str) -> bool:
-        """Tell whether a tensor can be descended along: not the statistics of batch norm, nor a copy's.
+        """Return whether a tensor is trainable; batch-norm statistics and their copies are not.
 
-        A copy of a parameter has its name after a prefix and a dot; what is no copy was added to be trained.
+        A copy of a parameter has its name after a prefix and a dot; tensors that a method added and that are no copies
+        are trainable.
         """
         original = name.removeprefix(f"{self.prefix_of(name)}.")
         return original in self.trainable or original not in self.initial
 
     def prefix_of(self, name: str) -> str:
-        """Return the prefix of the copy that a tensor belongs to; empty where it belongs to none."""
+        """Return the prefix of the copy that a tensor belongs to; empty if it belongs to none."""
         prefix, _, original = name.partition(".")
         return prefix if name not in self.initial and original in self.initial else ""
 
     def train(self, mode: bool = True) -> None:
-        """Switch dropout and batch norm between training and use."""
+        """Switch dropout and batch norm between training and evaluation mode."""
         if mode != self._body.training or mode != self._head.training:
             self._body.train(mode)
             self._head.train(mode)
 
-    def halves(self) -> tuple[nn.Module, nn.Module]:
-        """Return body and head; their own parameters are the initial ones."""
+    def modules(self) -> tuple[nn.Module, nn.Module]:
+        """Return the modules of body and head; their own parameters are the initial ones."""
         return self._body, self._head
 
     def layers(self) -> list[tuple[str, nn.Module]]:
-        """Return every innermost layer with its name in the user's module."""
+        """Return every layer without submodules, with its name in the user's module."""
         return [
             (name, module)
-            for name, module in self.parts()
+            for name, module in self.submodules()
             if name and not list(module.children()) and not isinstance(module, nn.Identity)
         ]
 
-    def parts(self) -> list[tuple[str, nn.Module]]:
-        """Return every submodule with its name in the user's module; the whole, without its head, has none."""
+    def submodules(self) -> list[tuple[str, nn.Module]]:
+        """Return every submodule with its name in the user's module; the body as a whole has the empty name."""
         prefix = self.head_name
         inside = [(f"{prefix}.{name}" if name else prefix, module) for name, module in self._head.named_modules()]
         return [*self._body.named_modules(), *inside]
@@ -214,9 +217,9 @@ class Net:
 
     def _call(self, part: str, module: nn.Module, params: Tensors, value: Tensor, mask: Tensor | None) -> Tensor:
         given: dict[str, Any] = {name: params[full] for name, full in self._names[part]}
-        with self._sight.on(self._sight.mask if mask is None else mask, self._sight.own):
+        with self._context.entered(self._context.mask if mask is None else mask, self._context.trained):
             result: Tensor = functional_call(module, given, (value,))
-        # Layers may compute in sixteen bits; methods see the precision that parameters have.
+        # Layers may compute in 16 bits; methods see results in the precision of the parameters.
         return result.to(next(iter(given.values())).dtype) if given else result
 
 
@@ -227,14 +230,31 @@ def _head_name(module: nn.Module, head: str | None) -> str:
             module.get_submodule(head)
         except AttributeError:
             raise BadInput(
-                f"--head {head!r} is not a part of the network; its parts are {', '.join(children)}."
+                f"--head {head!r} is not a submodule of the network; its submodules are {', '.join(children)}."
             ) from None
         if head == "":
-            raise BadInput("--head must name a part of the network, got an empty name.")
+            raise BadInput("--head must name a submodule of the network, got an empty name.")
         return head
     for name in HEAD_NAMES:
         if name in children:
             return name
     raise BadInput(
-        f"Which part of the network is the classifier? Say --head NAME; its parts are {', '.join(children) or 'none'}."
+        "--head must name the submodule of the network that is the classifier; its submodules are"
+        f" {', '.join(children) or 'none'}."
     )
+
+
+def last_layer(net: Net) -> tuple[str, str]:
+    """Return the names of the last linear layer's weight and bias."""
+    names = [name for name in net.initial if net.in_head(name) and name in net.trainable]
+    if len(names) < 2 or [net.initial[name].dim() for name in names[-2:]] != [2, 1]:
+        raise BadInput("This method needs a network whose last layer is linear and has a bias.")
+    return names[-2], names[-1]
+
+
+def last_layer_inputs(net: Net, params: Tensors, x: Tensor) -> Tensor:
+    """Return the inputs [n, d] of the last linear layer, by replacing the layer with the identity."""
+    weight, bias = last_layer(net)
+    width = params[weight].shape[1]
+    identity = torch.eye(width, device=x.device, dtype=params[weight].dtype)
+    return net({**params, weight: identity, bias: identity.new_zeros(width)}, x)

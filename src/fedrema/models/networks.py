@@ -1,4 +1,4 @@
-"""The paper's networks, a small one for tables and digits, and anybody's own as `module:function`."""
+"""The paper's networks, a small one for tables and digits, and users' own as `module:function`."""
 
 import inspect
 import itertools
@@ -20,30 +20,30 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Network:
-    """What is trained."""
+    """The network that every client trains."""
 
     net: str = "auto"
-    """mlp, cnn or alexnet (the paper's two); mlp-bn, cnn-bn and alexnet-bn have batch norm; or your own as
-    module:function; auto goes by the shape of a sample."""
+    """Network: mlp, cnn or alexnet (the latter two are the paper's); mlp-bn, cnn-bn or alexnet-bn with batch
+    normalisation; your own as module:function; auto chooses by the shape of a sample."""
     head: str | None = None
-    """Which part of the network is the classifier, for one's own; default: head, classifier or fc."""
+    """Name of the submodule of your own network that is the classifier. Default: head, classifier or fc."""
     hidden: int = 32
-    """Hidden units of the mlp."""
+    """Number of hidden units of the mlp."""
     projection: int = 0
-    """Width of a two-layer projection between features and classifier, as MOON's authors have it; 0: none."""
+    """Width of a two-layer projection between body and classifier, as in MOON's released code; 0: none."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty layer, and a projection inside one's own network."""
+        """Validate the settings."""
         at_least(1, self, "hidden")
         at_least(0, self, "projection")
         if self.projection and ":" in self.net:
             raise BadInput(
-                f"--projection {self.projection} is for mlp, cnn and alexnet: put it into {self.net} yourself."
+                f"--projection {self.projection} is for mlp, cnn and alexnet only: add it to {self.net} itself."
             )
 
 
 class Split(nn.Module):
-    """A body and a head, one after the other."""
+    """A body followed by a head."""
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -57,28 +57,28 @@ class Split(nn.Module):
 
 
 def mlp(shape: Shape, classes: int, hidden: int = 32, projection: int = 0) -> nn.Module:
-    """One hidden layer as the body, one linear layer as the head."""
+    """Return a network with one hidden layer as the body and one linear layer as the head."""
     inputs = int(torch.Size(shape).numel())
     _check_size(f"--hidden {hidden}", inputs, hidden)
     body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU())
-    return _joined("mlp", body, shape, projection, (classes,), lambda features: nn.Linear(features, classes))
+    return _with_head("mlp", body, shape, projection, (classes,), lambda features: nn.Linear(features, classes))
 
 
 def cnn(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
-    """Two 5×5 convolutions; two linear layers as the head: the paper's for MNIST and Fashion-MNIST."""
+    """Return the paper's network for MNIST and Fashion-MNIST: two 5×5 convolutions, then two linear layers."""
     body = nn.Sequential(
         nn.Conv2d(shape[0], 32, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(),
     )  # fmt: skip
-    return _joined(
+    return _with_head(
         "cnn", body, shape, projection, (512, classes),
         lambda features: nn.Sequential(nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, classes)),
     )  # fmt: skip
 
 
 def alexnet(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
-    """Five 3×3 convolutions; three linear layers as the head, without activations: the paper's for CIFAR-10."""
+    """Return the paper's network for CIFAR-10: five 3×3 convolutions, and three linear layers without activations."""
     body = nn.Sequential(
         nn.Conv2d(shape[0], 32, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
         nn.Conv2d(32, 64, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(),
@@ -87,26 +87,26 @@ def alexnet(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
         nn.Conv2d(256, 256, 3, padding=1), nn.MaxPool2d(3, 2), nn.ReLU(),
         nn.Flatten(),
     )  # fmt: skip
-    return _joined(
+    return _with_head(
         "alexnet", body, shape, projection, (1024, 512, classes),
         lambda features: nn.Sequential(nn.Linear(features, 1024), nn.Linear(1024, 512), nn.Linear(512, classes)),
     )  # fmt: skip
 
 
-COPIES = 4
-"""How often a network lies in memory before training begins: as it was made, taken apart, and its initial values."""
+COPIES_IN_MEMORY = 4
+"""Copies of a network in memory before training: the module, the whole, the body with its head, the initial values."""
 
 
 def _check_size(what: str, *widths: int) -> None:
-    """Refuse linear layers of these widths, one after the other, that do not fit into memory."""
+    """Raise `BadInput` if consecutive linear layers of these widths do not fit into memory."""
     numbers = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(widths))
-    check_fits(COPIES * 4 * numbers, f"A network with {what} needs")
+    check_fits(COPIES_IN_MEMORY * 4 * numbers, f"A network with {what} needs")
 
 
-def _joined(
+def _with_head(
     name: str, body: nn.Sequential, shape: Shape, projection: int, widths: Shape, head: Callable[[int], nn.Module]
 ) -> nn.Module:
-    """Put a head, whose layers have these widths, on a body, after a two-layer projection where one is wanted."""
+    """Return a body with a head whose layers have these widths, after a two-layer projection if requested."""
     try:
         with torch.no_grad():
             features = int(body(torch.zeros(1, *shape)).shape[1])
@@ -122,9 +122,9 @@ def _joined(
 
 
 def with_batch_norm(network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Return a network that normalises batches after every convolution and linear layer of its body."""
+    """Return a function that builds a network with batch norm after every convolution and linear layer of its body."""
 
-    def made(*arguments: Any, **options: Any) -> nn.Module:
+    def build(*arguments: Any, **options: Any) -> nn.Module:
         module = network(*arguments, **options)
         layers: list[nn.Module] = []
         for layer in module.get_submodule("body").children():
@@ -135,7 +135,7 @@ def with_batch_norm(network: Callable[..., nn.Module]) -> Callable[..., nn.Modul
                 layers.append(nn.BatchNorm1d(layer.out_features))
         return Split(nn.Sequential(*layers), module.get_submodule("head"))
 
-    return made
+    return build
 
 
 _PLAIN: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "alexnet": alexnet}
@@ -143,9 +143,9 @@ NETWORKS = {**_PLAIN, **{f"{name}-bn": with_batch_norm(network) for name, networ
 
 
 def build_net(settings: Network, shape: Shape, classes: int, seed: int) -> Net:
-    """Return the network, initialised from the training seed.
+    """Build a network, with initial weights drawn from the training seed.
 
-    One's own function is called as `function(shape, classes)`, or without arguments where it takes none.
+    A user's own function is called as `function(shape, classes)`, or without arguments if it takes none.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, "initial weights"))
@@ -156,14 +156,14 @@ def build_net(settings: Network, shape: Shape, classes: int, seed: int) -> Net:
 def _module(settings: Network, shape: Shape, classes: int) -> nn.Module:
     name = settings.net
     if name == "auto":
-        # The networks of the paper belong to the sizes of its images; anything else is a table or tiny.
+        # The paper's networks fit the sizes of its images; other data are tables or small images.
         name = "alexnet" if shape[1:] == (32, 32) else "cnn" if shape[1:] == (28, 28) else "mlp"
     if name in ("mlp", "mlp-bn"):
         return NETWORKS[name](shape, classes, settings.hidden, settings.projection)
     if name in NETWORKS:
         if len(shape) != 3:
             raise BadInput(
-                f"--net {name} takes images [channels, height, width], the data has shape {shape}: use --net mlp."
+                f"--net {name} takes images [channels, height, width], not samples of shape {shape}: use --net mlp."
             )
         return NETWORKS[name](shape, classes, projection=settings.projection)
     if ":" not in name:
@@ -174,7 +174,7 @@ def _module(settings: Network, shape: Shape, classes: int) -> nn.Module:
 
 
 def own_module(name: str, shape: Shape, classes: int) -> tuple[nn.Module, str]:
-    """Return the network that `module:function` makes, and the call that made it."""
+    """Return the network that a user's `module:function` builds, and the text of the call."""
     function = load_object(name, "network")
     if not callable(function) or isinstance(function, nn.Module):
         kind = type(function).__name__
@@ -183,7 +183,7 @@ def own_module(name: str, shape: Shape, classes: int) -> tuple[nn.Module, str]:
         try:
             arguments = (shape, classes) if inspect.signature(function).parameters else ()
             module = function(*arguments)
-        except (Exception, SystemExit) as error:  # what a user's function raises is theirs to read, in one sentence
+        except (Exception, SystemExit) as error:  # any error of the user's function is reported in one sentence
             raise BadInput(f"--net {name!r} cannot be built: {raised_at(error)}.") from error
     if not isinstance(module, nn.Module):
         raise BadInput(f"--net {name!r} must return a torch.nn.Module, got {type(module).__name__}.")

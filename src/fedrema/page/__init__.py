@@ -1,1 +1,1 @@
-"""The page: one HTML file about runs, written once (`fedrema report`) or served while they go on (`fedrema watch`)."""
+"""The page about runs: one HTML file (`fedrema report`), or served and updated while runs train (`fedrema watch`)."""

@@ -1,4 +1,4 @@
-"""A real browser without a window, for tests and pictures of the page; needs the extra `browser` and a Chromium."""
+"""Headless Chromium for tests and screenshots of the page; needs the extra `browser` and Chromium."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 @contextmanager
 def chromium() -> "Iterator[Browser]":
-    """Start the system's Chromium, or the one that playwright has installed."""
+    """Start the Chromium of the system, or the one that Playwright has installed."""
     from playwright.sync_api import sync_playwright
 
     found = next(filter(None, map(shutil.which, NAMES)), None)
     with sync_playwright() as playwright:
-        # A sandbox needs rights that containers lack; only pages made here are opened.
+        # The sandbox needs rights that containers lack; only our own pages are opened.
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
         browser.close()

@@ -1,63 +1,171 @@
-"""The page's document: everything that it shows, as plain data, in three parts that grow at different speeds."""
+"""The document that the page shows, as plain data: the main part, without single clients and pairs of clients."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 import fedrema
-from fedrema.data.options import UNUSED
+from fedrema.base.options import Purpose
+from fedrema.config.settings import Settings
+from fedrema.core.reports import HEAD_SIMILARITY
+from fedrema.data import DataSettings
 from fedrema.errors import BadInput
 from fedrema.experiments.matching import true_groups
 from fedrema.page.encode import plain
 from fedrema.page.reading import ThinnedRun, thinned_notes
-from fedrema.page.status import status_of
-from fedrema.reporting.curves import WORDS, group_curve
-from fedrema.reporting.differences import Difference, paired_differences
+from fedrema.page.status import Status, status_of
+from fedrema.reporting.curves import WORDS, group_curve, looks_of
+from fedrema.reporting.differences import paired_differences
 from fedrema.reporting.groups import Group, data_title, group_runs
-from fedrema.reporting.plots import Look, looks
-from fedrema.reporting.tables import DIFFERENCES, EXPLANATION, OTHER_DATA
+from fedrema.reporting.plots import Look
+from fedrema.reporting.tables import DIFFERENCES, EXPLANATION, OTHER_DATA, period_columns
 
 ACCURACIES = ("honest_accuracy", "best_accuracy", "final_accuracy", "worst_tenth")
 QUANTITIES = ("accuracy", "worst_tenth", "trained_accuracy", "loss")
+COSTS = ("seconds", "bytes_up", "bytes_down")
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
-PLACES = ("out", "overwrite", "config", "tuned", "quiet", "open", "track", "data-dir", "scratch")
-SCALARS = ("mean_gap", "gap_ratio", "critical", "own_weight")
+HIDDEN = Settings.names(Purpose.OUTPUT, Purpose.PLACE) - {"partition-file"}
+"""Settings that are not shown: local paths are omitted because the page may be shared."""
+FILES = ("federation", "partition-file")
+"""Settings of which only the file's name is shown."""
+PARTITIONING = frozenset(
+    field.name.replace("_", "-") for field in fields(DataSettings) if field.metadata.get("partitions")
+)
+"""Settings that have no meaning with own data."""
+
+Json = dict[str, Any]
+"""An object of a method's declaration or of config.json, passed on as it is."""
 
 
-def main_part(runs: Sequence[ThinnedRun], live: bool = False, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return all but single clients and pairs of clients."""
+class CurvePart(TypedDict):
+    """A quantity by round, over the seeds of a group; accuracies in percent."""
+
+    rounds: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    period_end: float | None
+
+
+class GroupPart(TypedDict):
+    """Runs that differ only in the training seed."""
+
+    label: str
+    method: str
+    seeds: int
+    colour: str
+    dash: str
+    emphasis: float
+    reports: Json
+    """What the method declares (`fedrema.core.Reports`), and the similarity that is recorded for every method."""
+    curves: dict[str, CurvePart]
+    statistics: dict[str, tuple[float, float | None] | None]
+    """Mean and standard deviation over seeds, by name."""
+
+
+class Series(TypedDict):
+    """A quantity by round, of one run."""
+
+    rounds: list[int]
+    values: list[float]
+
+
+class RunPart(TypedDict):
+    """One run."""
+
+    group: int
+    seed: int
+    data: str
+    names: list[str]
+    classes: int | None
+    class_names: list[str] | None
+    true_groups: list[int] | None
+    train_counts: list[int] | None
+    test_counts: list[int] | None
+    series: dict[str, Series]
+    """What the method traces per round, by name."""
+    in_period: bool
+    """Whether the method's period had not ended in the last round."""
+    threshold: float | None
+    """The value at which the method's period ends."""
+    bytes: dict[str, int]
+    seconds: dict[str, float]
+    settings: Json
+    holds: dict[str, int | None]
+    ran_on: Json
+    status: Status
+
+
+class DifferencesPart(TypedDict):
+    """Paired differences between groups and the reference."""
+
+    reference: str
+    rows: list[Json]
+
+
+class MainPart(TypedDict):
+    """Everything but single clients and pairs of clients."""
+
+    title: str
+    made: str
+    version: str
+    live: bool
+    notes: list[str]
+    explanation: str
+    confidence: str
+    words: dict[str, tuple[str, str]]
+    periods: dict[str, str]
+    """Headings of the columns with the lengths of methods' periods, by name."""
+    groups: list[GroupPart]
+    runs: list[RunPart]
+    differences: dict[str, DifferencesPart | None]
+    comparable: bool
+
+
+def main_part(runs: Sequence[ThinnedRun], live: bool = False, notes: Sequence[str] = ()) -> MainPart:
+    """Return the main part of the document."""
     groups = group_runs(runs) if runs else []
-    counted = [run for group in groups for run in group.runs if isinstance(run, ThinnedRun)]
+    shown = _runs_of(groups)
     same_data = len({group.fingerprint for group in groups}) <= 1
-    shown = zip(groups, looks([group.method for group in groups]), strict=True)
-    found: dict[str, Any] = plain(
-        {
-            "title": data_title(groups) if groups else "",
-            "made": datetime.now(UTC).isoformat(timespec="seconds"),
-            "version": fedrema.__version__,
-            "live": live,
-            "notes": [*notes, *thinned_notes(counted), *([] if same_data else [OTHER_DATA])],
-            "explanation": EXPLANATION,
-            "confidence": DIFFERENCES,
-            "words": {quantity: WORDS[quantity] for quantity in QUANTITIES},
-            "groups": [_group(group, look) for group, look in shown],
-            "runs": [_run(run, next(at for at, group in enumerate(groups) if run in group.runs)) for run in counted],
-            "differences": {quantity: _differences(counted, quantity) for quantity in ACCURACIES} if groups else {},
-            "comparable": same_data,
-        }
-    )
+    periods = period_columns(groups)
+    part: MainPart = {
+        "title": data_title(groups) if groups else "",
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": fedrema.__version__,
+        "live": live,
+        "notes": [*notes, *thinned_notes(shown), *([] if same_data else [OTHER_DATA])],
+        "explanation": EXPLANATION,
+        "confidence": DIFFERENCES,
+        "words": {quantity: WORDS[quantity] for quantity in QUANTITIES},
+        "periods": periods,
+        "groups": [
+            _group(group, look, (*ACCURACIES, *periods, *COSTS))
+            for group, look in zip(groups, looks_of(groups), strict=True)
+        ],
+        "runs": [_run(run, next(at for at, group in enumerate(groups) if run in group.runs)) for run in shown],
+        "differences": {quantity: _differences(shown, quantity) for quantity in ACCURACIES} if groups else {},
+        "comparable": same_data,
+    }
+    found: MainPart = plain(part)
     return found
 
 
-def order(runs: Sequence[ThinnedRun]) -> list[ThinnedRun]:
+def in_order(runs: Sequence[ThinnedRun]) -> list[ThinnedRun]:
     """Return the runs in the order in which every part of the document has them."""
-    return [run for group in group_runs(runs) for run in group.runs if isinstance(run, ThinnedRun)]
+    return _runs_of(group_runs(runs)) if runs else []
 
 
-def _group(group: Group, look: Look) -> dict[str, Any]:
+def _runs_of(groups: Sequence[Group]) -> list[ThinnedRun]:
+    return [run for group in groups for run in group.runs if isinstance(run, ThinnedRun)]
+
+
+def _group(group: Group, look: Look, quantities: Sequence[str]) -> GroupPart:
     curves = {quantity: _curve(group, look, quantity) for quantity in QUANTITIES}
-    quantities = (*ACCURACIES, "critical_rounds", "seconds", "bytes_up", "bytes_down")
+    reports = replace(group.reports, matrices=(HEAD_SIMILARITY, *group.reports.matrices))
     return {
         "label": group.label,
         "method": group.method,
@@ -65,29 +173,30 @@ def _group(group: Group, look: Look) -> dict[str, Any]:
         "colour": look.colour,
         "dash": DASHES[look.stroke],
         "emphasis": look.emphasis,
+        "reports": msgspec.to_builtins(reports),
         "curves": {quantity: curve for quantity, curve in curves.items() if curve},
         "statistics": {
-            name: [statistic.mean, statistic.spread] if (statistic := group.statistic(name)) else None
+            name: (statistic.mean, statistic.spread) if (statistic := group.statistic(name)) else None
             for name in quantities
         },
     }
 
 
-def _curve(group: Group, look: Look, quantity: str) -> dict[str, Any] | None:
+def _curve(group: Group, look: Look, quantity: str) -> CurvePart | None:
     try:
         curve = group_curve(group, look, quantity)
-    except BadInput:  # not a number per round
+    except BadInput:  # not one number per round
         return None
     if curve is None:
         return None
-    digits = {name: [round(float(one), 5) for one in getattr(curve, name)] for name in ("mean", "low", "high")}
-    return {"rounds": curve.rounds.tolist(), **digits, "critical_end": curve.critical_end}
+    mean, low, high = ([round(float(one), 5) for one in values] for values in (curve.mean, curve.low, curve.high))
+    return {"rounds": curve.rounds.tolist(), "mean": mean, "low": low, "high": high, "period_end": curve.period_end}
 
 
-def _run(run: ThinnedRun, group: int) -> dict[str, Any]:
-    traces = [(record.round, record.trace) for record in run.rounds]
-    scalars = {name: _series(traces, name) for name in SCALARS}
-    federation = run.config["federation"]
+def _run(run: ThinnedRun, group: int) -> RunPart:
+    federation, period = run.config["federation"], run.reports.period
+    series = {trace.name: _series(run, trace.name) for trace in run.reports.traces if not trace.per_client}
+    inside = [record.trace[period.name] for record in run.rounds if period is not None and period.name in record.trace]
     return {
         "group": group,
         "seed": run.settings["seed"],
@@ -95,13 +204,14 @@ def _run(run: ThinnedRun, group: int) -> dict[str, Any]:
         "names": run.names,
         "classes": federation.get("classes"),
         "class_names": federation.get("class_names"),
-        "true_groups": _groups(run),
+        "true_groups": _true_groups(run),
         "train_counts": federation.get("train_counts"),
         "test_counts": federation.get("test_counts"),
-        "series": {name: pairs for name, pairs in scalars.items() if pairs["rounds"]},
-        "delta": run.settings.get("delta"),
+        "series": {name: one for name, one in series.items() if one["rounds"]},
+        "in_period": bool(inside and inside[-1]),
+        "threshold": run.settings.get(period.threshold.replace("_", "-")) if period and period.threshold else None,
         "bytes": _bytes(run),
-        "seconds": run.summary.get("seconds", {}),
+        "seconds": run.summary.seconds,
         "settings": _settings(run),
         "holds": _holds(federation),
         "ran_on": run.config.get("ran_on", {}),
@@ -109,44 +219,46 @@ def _run(run: ThinnedRun, group: int) -> dict[str, Any]:
     }
 
 
-def _settings(run: ThinnedRun) -> dict[str, Any]:
-    """Return the settings that define a run. Local paths are omitted because the page may be shared."""
-    left_out: tuple[str, ...] = PLACES
+def _settings(run: ThinnedRun) -> Json:
+    """Return the settings that define a run."""
+    hidden = HIDDEN
     if "dataset" not in run.config["federation"].get("info", {}):
-        # Older versions recorded these for own data too, where they mean nothing.
-        left_out = (*PLACES, *(name.replace("_", "-") for name in UNUSED))
-    shown = {name: value for name, value in run.settings.items() if name not in left_out}
-    for name in ("federation", "partition-file"):
+        # Older versions recorded these for own data too, where they have no meaning.
+        hidden = HIDDEN | PARTITIONING
+    shown = {name: value for name, value in run.settings.items() if name not in hidden}
+    for name in FILES:
         if shown.get(name):
             shown[name] = Path(shown[name]).name
     return shown
 
 
-def _holds(federation: dict[str, Any]) -> dict[str, Any]:
-    """Return what the clients really hold; a deployment's server does not know how many samples that is."""
+def _holds(federation: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the size of the data; the server of a deployment does not know the number of samples."""
     counts = {"training samples": federation.get("train_counts"), "test samples": federation.get("test_counts")}
     facts = {"number of clients": len(federation["names"]), "number of classes": federation.get("classes")}
     return {**facts, **{name: sum(each) for name, each in counts.items() if each}}
 
 
-def _groups(run: ThinnedRun) -> list[int] | None:
+def _true_groups(run: ThinnedRun) -> list[int] | None:
     # Settings have defaults that mean nothing where clients brought their own data.
-    dealt = run.config["federation"].get("info", {}).get("partition") == "grouped"
-    return true_groups(run.settings, len(run.names)) if dealt else None
+    grouped = run.config["federation"].get("info", {}).get("partition") == "grouped"
+    return true_groups(run.settings, len(run.names)) if grouped else None
 
 
-def _series(traces: Sequence[tuple[int, Mapping[str, Any]]], name: str) -> dict[str, Any]:
-    known = [(number, trace[name]) for number, trace in traces if isinstance(trace.get(name), (int, float, bool))]
-    return {"rounds": [number for number, _ in known], "values": [value for _, value in known]}
+def _series(run: ThinnedRun, name: str) -> Series:
+    known = [
+        (record.round, value) for record in run.rounds if isinstance(value := record.trace.get(name), (int, float))
+    ]
+    return {"rounds": [number for number, _ in known], "values": [float(value) for _, value in known]}
 
 
-def _bytes(run: ThinnedRun) -> dict[str, Any]:
-    return {name: run.summary[f"bytes_{name}"] for name in ("up", "down") if run.summary.get(f"bytes_{name}")}
+def _bytes(run: ThinnedRun) -> dict[str, int]:
+    sent = {"up": run.summary.bytes_up, "down": run.summary.bytes_down}
+    return {name: count for name, count in sent.items() if count}
 
 
-def _differences(runs: Sequence[ThinnedRun], quantity: str) -> dict[str, Any] | None:
-    found: list[Difference] = paired_differences(runs, quantity)
+def _differences(runs: Sequence[ThinnedRun], quantity: str) -> DifferencesPart | None:
+    found = paired_differences(runs, quantity)
     if not found:
         return None
-    rows = [{name: getattr(one, name) for name in ("label", "pairs", "mean", "low", "high", "reason")} for one in found]
-    return {"reference": found[0].reference, "rows": rows}
+    return {"reference": found[0].reference, "rows": [msgspec.to_builtins(one) for one in found]}

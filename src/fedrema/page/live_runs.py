@@ -1,51 +1,52 @@
-"""Runs that are being watched: looks for what is new, and makes the parts of the document that have changed."""
+"""Runs that are watched: finds new records, and rebuilds the parts of the document that have changed."""
 
 import contextlib
 import threading
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, get_args
 
 from fedrema.errors import BadInput
-from fedrema.page.clients import people_part
-from fedrema.page.document import main_part, order
+from fedrema.page.clients import clients_part
+from fedrema.page.document import in_order, main_part
 from fedrema.page.reading import ThinnedRun
 from fedrema.page.relations import relations_part
-from fedrema.page.status import status_of
+from fedrema.page.render import Part, PartName
+from fedrema.page.status import Status, status_of
 from fedrema.runs.directory import RunDirectory
 
 SEARCH = 1.0
-"""Seconds between two searches for new runs."""
+"""Seconds between searches for new runs."""
 REST = 10.0
-"""A part that took a second to make is made again after this many at the earliest."""
+"""Minimum seconds between two versions of a part, for each second that it takes to make."""
 
 
-class Followed:
-    """The runs in a folder, which may not be there yet; safe to be asked from several threads."""
+class LiveRuns:
+    """The runs in a folder, which may be empty at first; safe to use from several threads."""
 
-    PARTS: ClassVar[tuple[str, ...]] = ("main", "people", "relations")
+    PARTS: ClassVar[tuple[PartName, ...]] = get_args(PartName)
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lock = threading.RLock()
         self.known: dict[Path, ThinnedRun] = {}
         self.runs: list[ThinnedRun] = []
-        self.versions = dict.fromkeys(self.PARTS, 0)
-        self.made: dict[str, tuple[int, Any]] = {}
+        self.versions: dict[PartName, int] = dict.fromkeys(self.PARTS, 0)
+        self.made: dict[PartName, tuple[int, Part]] = {}
         self.cost = dict.fromkeys(self.PARTS, 0.0)
-        self.asked = dict.fromkeys(self.PARTS, 0.0)
+        self.begun = dict.fromkeys(self.PARTS, 0.0)
         self.waiting = dict.fromkeys(self.PARTS, False)
         self.seen: dict[Path, float] = {}
         self.damaged: dict[Path, tuple[object, str]] = {}
-        """Runs that cannot be read, with the state of their files and the complaint."""
+        """Runs that cannot be read, with the state of their files and the error message."""
         self.searched = -SEARCH
 
-    def look(self) -> None:
-        """Look for new runs, new rounds and new matrices."""
+    def refresh(self) -> None:
+        """Find new runs, records and matrices."""
         with self.lock:
             changed = False
             if time.monotonic() - self.searched >= SEARCH:
-                changed = self._look_for_runs()
+                changed = self._find_runs()
                 self.searched = time.monotonic()
             for run in list(self.known.values()):
                 try:
@@ -55,18 +56,18 @@ class Followed:
                     changed = True
             if changed:
                 self.runs = self._in_order()
-                self.waiting |= {"main": True, "people": True}
+                self.waiting |= {"main": True, "clients": True}
             if self._new_matrices():
                 self.waiting["relations"] = True
             for name in self.PARTS:
-                rested = time.monotonic() - self.asked[name] >= REST * self.cost[name]
+                rested = time.monotonic() - self.begun[name] >= REST * self.cost[name]
                 if self.waiting[name] and (rested or not self.versions[name]):
                     self.waiting[name] = False
-                    self.asked[name] = time.monotonic()
+                    self.begun[name] = time.monotonic()
                     self.versions[name] += 1
 
-    def part(self, name: str) -> Any:
-        """Return a part as of the last look."""
+    def part(self, name: PartName) -> Part:
+        """Return a part as of the last refresh."""
         with self.lock:
             version = self.versions[name]
             if name not in self.made or self.made[name][0] != version:
@@ -75,12 +76,12 @@ class Followed:
                 self.cost[name] = time.monotonic() - begun
             return self.made[name][1]
 
-    def status(self) -> list[dict[str, Any]]:
-        """Say how each run is doing."""
+    def status(self) -> list[Status]:
+        """Return the status of each run."""
         with self.lock:
             return [status_of(run) for run in self.runs]
 
-    def _make(self, name: str) -> Any:
+    def _make(self, name: PartName) -> Part:
         try:
             return self._made_of(name, self.runs)
         except BadInput:
@@ -90,26 +91,26 @@ class Followed:
                 except BadInput as error:
                     self._leave_out(run.path, error)
             self.runs = self._in_order()
-            self.waiting = dict.fromkeys(self.PARTS, True)  # every part has the same runs
+            self.waiting = dict.fromkeys(self.PARTS, True)  # all parts have the same runs
             return self._made_of(name, self.runs)
 
-    def _made_of(self, name: str, runs: list[ThinnedRun]) -> Any:
+    def _made_of(self, name: PartName, runs: list[ThinnedRun]) -> Part:
         if name == "main":
-            notes = [f"{complaint} The run is left out." for _, complaint in self.damaged.values()]
+            notes = [f"{message} The run is not shown." for _, message in self.damaged.values()]
             return main_part(runs, live=True, notes=notes)
-        return people_part(runs) if name == "people" else relations_part(runs)
+        return clients_part(runs) if name == "clients" else relations_part(runs)
 
     def _leave_out(self, folder: Path, error: BadInput) -> None:
-        """Show a run no longer that was removed or damaged; the page says which are damaged."""
+        """Stop showing a run that was removed or damaged; the page names the damaged ones."""
         self.known.pop(folder, None)
         if RunDirectory(folder).looks_like_run():
-            self.damaged[folder] = _state(folder), self._without_place(str(error))
+            self.damaged[folder] = _state(folder), self._without_folder(str(error))
 
-    def _without_place(self, complaint: str) -> str:
-        """Return a complaint without the place of the watched folder, which is nobody's business who looks."""
-        return complaint.replace(f"{self.folder}/", "")
+    def _without_folder(self, message: str) -> str:
+        """Return an error message without the path of the watched folder: other users may see the page."""
+        return message.replace(f"{self.folder}/", "")
 
-    def _look_for_runs(self) -> bool:
+    def _find_runs(self) -> bool:
         changed = False
         found = {file.parent for name in ("config.json", "rounds.jsonl") for file in self.folder.rglob(name)}
         for folder in self.damaged.keys() - found:
@@ -121,8 +122,8 @@ class Followed:
             changed |= self.damaged.pop(folder, None) is not None
             try:
                 run = ThinnedRun(folder)
-                order([run])
-            except OSError:  # it has just been removed
+                in_order([run])
+            except OSError:  # removed in the meantime
                 continue
             except BadInput as error:  # damaged, or another program's config.json
                 self._leave_out(folder, error)
@@ -133,7 +134,7 @@ class Followed:
         return changed
 
     def _in_order(self) -> list[ThinnedRun]:
-        return order(list(self.known.values())) if self.known else []
+        return in_order(list(self.known.values()))
 
     def _new_matrices(self) -> bool:
         now = {}
@@ -146,7 +147,7 @@ class Followed:
 
 
 def _state(folder: Path) -> object:
-    """Return what changes when a file of a run does."""
+    """Return times and sizes of a run's files, which change when a file does."""
     directory = RunDirectory(folder)
     found = []
     for file in (

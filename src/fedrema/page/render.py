@@ -1,37 +1,40 @@
-"""Makes one HTML file of a document: styles, scripts, Plotly and data inside, so that it needs no network."""
+"""Writes the document as one HTML file that includes styles, scripts, Plotly and data, and needs no network."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import Literal
 
 from fedrema.base.files import write_text
-from fedrema.page.clients import people_part
-from fedrema.page.document import main_part, order
+from fedrema.page.clients import ClientsPart, clients_part
+from fedrema.page.document import MainPart, in_order, main_part
 from fedrema.page.reading import ThinnedRun
-from fedrema.page.relations import relations_part
+from fedrema.page.relations import RelationsPart, relations_part
 from fedrema.runs.directory import find_runs
 
 SCRIPTS = (
     "base.js", "charts.js", "headline.js", "learning.js", "clients.js", "path.js", "relations.js", "graph.js",
-    "sets.js", "period.js", "cost.js", "settings.js", "live.js", "main.js",
+    "peers.js", "traces.js", "cost.js", "settings.js", "live.js", "main.js",
 )  # fmt: skip
-"""In the order in which they build on each other."""
+"""In the order in which they depend on each other."""
+
+PartName = Literal["main", "clients", "relations"]
+Part = MainPart | ClientsPart | RelationsPart
+"""A part of the document; parts are updated separately."""
 
 
 def write_page(folders: Sequence[Path], path: Path) -> None:
-    """Write the page about all runs among and below the folders."""
-    runs = order([ThinnedRun(folder) for folder in find_runs(folders)])
-    parts = {"main": main_part(runs), "people": people_part(runs), "relations": relations_part(runs)}
-    write_text(path, page(parts))
+    """Write the page about all runs in the folders and below them."""
+    runs = in_order([ThinnedRun(folder) for folder in find_runs(folders)])
+    write_text(path, page({"main": main_part(runs), "clients": clients_part(runs), "relations": relations_part(runs)}))
 
 
-def page(parts: dict[str, Any]) -> str:
-    """Return the page as text."""
+def page(parts: Mapping[PartName, Part]) -> str:
+    """Return the page as HTML."""
     assets = resources.files("fedrema.page") / "assets"
-    # The file alone: importing plotly takes half a second.
+    # Only the file: importing plotly takes half a second.
     plotly = resources.files("plotly") / "package_data" / "plotly.min.js"
     scripts = "\n".join((assets / name).read_text(encoding="utf-8") for name in SCRIPTS)
     return Template((assets / "page.html").read_text(encoding="utf-8")).substitute(
@@ -44,7 +47,7 @@ def page(parts: dict[str, Any]) -> str:
     )
 
 
-def as_text(part: Any) -> str:
-    """Return JSON that may stand inside a script element, whatever names clients have."""
+def as_text(part: object) -> str:
+    """Return JSON that is safe inside a script element, whatever the clients' names are."""
     text = json.dumps(part, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,4 +1,4 @@
-"""`fedrema watch`: the page over HTTP while runs go on. It only reads, and hands out no files."""
+"""`fedrema watch`: serves the page over HTTP while runs train. It only reads, and serves no files."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import uvicorn
@@ -20,12 +19,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from fedrema.errors import BadInput
-from fedrema.page.live_runs import Followed
+from fedrema.page.live_runs import LiveRuns
 from fedrema.page.render import as_text, page
 
-SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_BETWEEN_EVENTS = 0.5
 LOOPBACK = ("127.0.0.1", "localhost", "[")
-"""Starlette cuts [::1] off at its first colon; no name in the DNS begins with a bracket."""
+"""Host names of this machine. Starlette truncates [::1] at its first colon; no DNS name begins with a bracket."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -35,25 +34,27 @@ HEADERS = {
 }
 
 
-def watching_app(folder: Path, hosts: Sequence[str] = LOOPBACK) -> Starlette:
-    """Return the application that shows a folder's runs to requests that name one of the hosts.
+def watch_app(folder: Path, hosts: Sequence[str] = LOOPBACK) -> Starlette:
+    """Return the application that shows the runs in a folder to requests for one of the hosts.
 
-    A page elsewhere that lets its name point to this machine (DNS rebinding) names another host, and is refused.
+    Requests for other host names are refused, which prevents DNS rebinding.
     """
-    followed = Followed(folder)
-    # A huge run takes a moment to read: it has been read when the browser asks.
-    threading.Thread(target=followed.look, daemon=True).start()
+    live = LiveRuns(folder)
+    # A large run takes a while to read: start before the browser connects.
+    threading.Thread(target=live.refresh, daemon=True).start()
 
     async def first(request: Request) -> Response:
-        await run_in_threadpool(followed.look)
-        return HTMLResponse(await run_in_threadpool(page, {"main": followed.part("main")}), headers=HEADERS)
+        await run_in_threadpool(live.refresh)
+        html = await run_in_threadpool(lambda: page({"main": live.part("main")}))
+        return HTMLResponse(html, headers=HEADERS)
 
     async def part(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in followed.PARTS:
+        asked = request.path_params["name"]
+        name = next((name for name in live.PARTS if name == asked), None)
+        if name is None:
             return PlainTextResponse("There is no such part.", status_code=404, headers=HEADERS)
-        await run_in_threadpool(followed.look)
-        text = await run_in_threadpool(lambda: as_text(followed.part(name)))
+        await run_in_threadpool(live.refresh)
+        text = await run_in_threadpool(lambda: as_text(live.part(name)))
         return Response(text, media_type="application/json", headers=HEADERS)
 
     async def events(request: Request) -> Response:
@@ -61,7 +62,7 @@ def watching_app(folder: Path, hosts: Sequence[str] = LOOPBACK) -> Starlette:
             ending: Callable[[], bool] = getattr(request.app.state, "ending", bool)
             return ending() or await request.is_disconnected()
 
-        return StreamingResponse(_events(followed, gone), media_type="text/event-stream", headers=HEADERS)
+        return StreamingResponse(_events(live, gone), media_type="text/event-stream", headers=HEADERS)
 
     return Starlette(
         routes=[Route("/", first), Route("/parts/{name}", part), Route("/events", events)],
@@ -69,18 +70,16 @@ def watching_app(folder: Path, hosts: Sequence[str] = LOOPBACK) -> Starlette:
     )
 
 
-async def _events(followed: Followed, gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[str]:
-    """Yield what has changed, as soon as it has; now and then how the runs are doing."""
-    told: Any = None
+async def _events(live: LiveRuns, gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[str]:
+    """Yield the versions of the parts and the status of the runs whenever they change."""
+    sent = ""
     while not await gone():
-        await run_in_threadpool(followed.look)
-        now = {"versions": followed.versions, "status": await run_in_threadpool(followed.status)}
-        if now != told:
-            told = json.loads(json.dumps(now))
-            yield f"data: {json.dumps(now)}\n\n"
-        else:
-            yield ": nothing new\n\n"
-        await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+        await run_in_threadpool(live.refresh)
+        now = json.dumps({"versions": live.versions, "status": await run_in_threadpool(live.status)})
+        # The comment keeps the connection alive, and shows when the browser has closed it.
+        yield f"data: {now}\n\n" if now != sent else ": no change\n\n"
+        sent = now
+        await asyncio.sleep(SECONDS_BETWEEN_EVENTS)
 
 
 def serve(folder: Path, host: str, port: int, ready: Callable[[str], None]) -> None:
@@ -88,17 +87,17 @@ def serve(folder: Path, host: str, port: int, ready: Callable[[str], None]) -> N
     listener = _listener(host, port)
     port = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    app = watching_app(folder, names_of(host))
+    app = watch_app(folder, host_names(host))
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, lifespan="off", ws="none")
     server = uvicorn.Server(config)
     app.state.ending = lambda: server.should_exit
     ready(f"http://{shown}:{port}/")
-    with contextlib.suppress(KeyboardInterrupt):  # the ordinary end
+    with contextlib.suppress(KeyboardInterrupt):  # the usual end
         server.run(sockets=[listener])
 
 
-def names_of(host: str) -> tuple[str, ...]:
-    """Return how a machine that listens on an address may be called by those who ask."""
+def host_names(host: str) -> tuple[str, ...]:
+    """Return the host names that are valid in requests to a server that listens on an address."""
     if host in (*LOOPBACK, "::1"):
         return LOOPBACK
     addresses = [
@@ -112,9 +111,9 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen()  # who asks before the server is up waits, and is not turned away
+        listener.listen()  # connections made before the server has started wait
     except OSError as error:
         listener.close()
         reason = error.strerror or error
-        raise BadInput(f"--host {host} --port {port} cannot be used: {reason}; --port 0 takes any free one.") from error
+        raise BadInput(f"--host {host} --port {port} cannot be used: {reason}; --port 0 selects a free one.") from error
     return listener

@@ -1,43 +1,66 @@
-"""How a run is doing: going on, stopped or finished; how long it still takes; who is missing."""
+"""The status of a run: its state, the time it still needs, and which clients are missing."""
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
-from fedrema.page.reading import ThinnedRun
+from fedrema.page.reading import ABSENT, FAILED, ThinnedRun
 from fedrema.runs.lock import Writer
 
 SILENCE = 60.0
-"""Seconds without news after which a run on another machine is no longer said to be going on."""
+"""Seconds without a new record after which a run on another machine no longer counts as running."""
 SHOWN_NAMES = 12
 
+State = Literal["running", "finished", "stopped", "silent"]
 
-def status_of(run: ThinnedRun) -> dict[str, Any]:
-    """Say how a run is doing now."""
-    now = time.time()
-    done, wanted = run.file.count, int(run.config["settings"]["rounds"])
+
+class MissingClients(TypedDict):
+    """Clients without an upload in the last round; the lists name the first few."""
+
+    absent: list[str]
+    absent_count: int
+    failed: list[str]
+    failed_count: int
+
+
+class Status(MissingClients):
+    """The status of a run; times in seconds since 1970."""
+
+    state: State
+    done: int
+    rounds: int
+    seconds_left: float | None
+    checkpoint: float | None
+    """When the checkpoint was written."""
+    updated: float | None
+    """When the last record was written."""
+
+
+def status_of(run: ThinnedRun) -> Status:
+    """Return the present status of a run."""
+    done, wanted = run.file.count, int(run.settings["rounds"])
     writer = run.directory.trainer()
-    state = _state(run, writer, now)
+    state = _state(run, writer, time.time())
     return {
         "state": state,
         "done": done,
         "rounds": wanted,
         "seconds_left": _seconds_left(run, writer, done, wanted) if state == "running" else None,
         "checkpoint": _changed(run.directory.checkpoint_file),
-        "news": _changed(run.directory.rounds_file) or _changed(run.directory.config_file),
+        "updated": _changed(run.directory.rounds_file) or _changed(run.directory.config_file),
         **_missing(run),
     }
 
 
-def _state(run: ThinnedRun, writer: Writer | None, now: float) -> str:
+def _state(run: ThinnedRun, writer: Writer | None, now: float) -> State:
     if run.finished:
         return "finished"
     if writer is None:
         return "stopped"
     if writer.is_here:
         return "running" if writer.is_alive() else "stopped"
-    news = max(_changed(run.directory.rounds_file) or 0.0, writer.since)
-    return "running" if now - news < SILENCE else "silent"
+    updated = max(_changed(run.directory.rounds_file) or 0.0, writer.since)
+    return "running" if now - updated < SILENCE else "silent"
 
 
 def _seconds_left(run: ThinnedRun, writer: Writer | None, done: int, wanted: int) -> float | None:
@@ -47,15 +70,14 @@ def _seconds_left(run: ThinnedRun, writer: Writer | None, done: int, wanted: int
     return (wanted - done) * (latest - writer.since) / (done - (writer.first or 0))
 
 
-def _missing(run: ThinnedRun) -> dict[str, Any]:
-    """Say who did not count in the last round."""
-    if not run.rounds:
+def _missing(run: ThinnedRun) -> MissingClients:
+    if not run.kept:
         return {"absent": [], "failed": [], "absent_count": 0, "failed_count": 0}
-    record, names = run.rounds[-1], run.names
-    there = {int(row) for row in record.participants}
-    failed = {names[row]: "" for row in map(int, record.dropped) if row < len(names)}
-    failed |= record.rejected
-    absent = [name for row, name in enumerate(names) if row not in there and name not in failed]
+    last, names = run.kept[-1], run.names
+    presence = last.clients.presence
+    failed = {name: "" for name, value in zip(names, presence, strict=True) if value == FAILED}
+    failed |= last.record.rejected
+    absent = [name for name, value in zip(names, presence, strict=True) if value == ABSENT]
     return {
         "absent": absent[:SHOWN_NAMES],
         "absent_count": len(absent),

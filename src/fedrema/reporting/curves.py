@@ -1,11 +1,12 @@
-"""How groups of runs learn, round by round: a picture for a paper."""
+"""Curves of groups of runs by round, as a figure for a paper."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
+from fedrema.core.reports import Trace
 from fedrema.errors import BadInput
 from fedrema.reporting.groups import Group, data_title, group_runs
 from fedrema.reporting.plots import (
@@ -23,11 +24,10 @@ from fedrema.runs.run import Run
 WORDS = {
     "accuracy": ("Accuracy", "Test accuracy of the clients' models (%)"),
     "trained_accuracy": ("Accuracy after local training", "Test accuracy right after local training (%)"),
-    "worst_tenth": ("The worst-served clients", "Test accuracy of the worst-served tenth (%)"),
-    "loss": ("Training loss", "Mean loss of local training"),
-    "mean_gap": ("Mean gap", "Mean largest gap between similarities"),
-    "gap_ratio": ("Mean gap", "Mean gap as a share of its peak"),
+    "worst_tenth": ("Accuracy of the worst tenth", "Test accuracy of the worst tenth of the clients (%)"),
+    "loss": ("Training loss", "Mean training loss"),
 }
+"""Title and y label of the quantities that every method has."""
 PERCENT = ("accuracy", "trained_accuracy", "worst_tenth")
 
 
@@ -38,7 +38,7 @@ def draw_curves(
     size: tuple[float, float] = (7.2, 4.4),
     dots_per_inch: int = 200,
 ) -> None:
-    """Draw a mean curve per group of runs, with a band over its seeds, as PNG, SVG or PDF by the file's ending.
+    """Draw a mean curve per group of runs, with a band over its seeds, as PNG, SVG or PDF by the file's suffix.
 
     `quantity` is any number in a round's record or in the method's trace; groups without it are left out. `size` is in
     inches.
@@ -46,61 +46,85 @@ def draw_curves(
     path = Path(path)
     kind = picture_kind(path)
     groups = group_runs(runs)
-    shown = zip(groups, looks([group.method for group in groups]), strict=True)
+    shown = zip(groups, looks_of(groups), strict=True)
     curves = [curve for group, look in shown if (curve := group_curve(group, look, quantity))]
     if not curves:
-        raise BadInput(f"There is no {quantity!r} to draw: no round of these runs has it.")
-    # Imported here: it takes half a second that only a picture is worth.
+        raise BadInput(f"Quantity {quantity!r} cannot be drawn: no round of these runs has it.")
+    # Imported here: the import takes half a second.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     draw_lines(axes, curves)
-    axes.set_ylabel(_words(quantity)[1])
+    title, label = quantity_words(quantity, groups)
+    axes.set_ylabel(label)
     cut = quantity in PERCENT and cut_start(axes, curves)
-    axes.set_title(f"{_words(quantity)[0]} by round: {data_title(groups)}", fontsize=10.5, loc="left")
+    axes.set_title(f"{title} by round: {data_title(groups)}", fontsize=10.5, loc="left")
     figure.supxlabel(_caption(curves, cut), fontsize=8, color="0.35", x=0.01, ha="left")
     name_curves(figure, [(axes, [curve.end for curve in curves])])
-    with written_whole(path) as temporary:
+    with atomic_file(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=dots_per_inch)
 
 
 def picture_kind(path: Path) -> str:
-    """Return png, svg or pdf by a file's ending; refuses any other."""
+    """Return png, svg or pdf, by the suffix of a file name; refuse any other."""
     kind = path.suffix.lstrip(".").lower()
     if kind not in ("png", "svg", "pdf"):
         raise BadInput(f"--plot {path} cannot be drawn: names ending in .png, .svg or .pdf are valid.")
     return kind
 
 
+def looks_of(groups: Sequence[Group]) -> list[Look]:
+    """Return a distinct look for each group, as its method declares where possible."""
+    declared = {group.method: group.reports for group in reversed(groups)}
+    return looks([group.method for group in groups], declared)
+
+
 def group_curve(group: Group, look: Look, quantity: str) -> Curve | None:
+    """Return the curve of a quantity over the seeds of a group; None where its runs share no round that has it."""
     found = []
     for run in group.counted:
         try:
             rounds, values = run.curve(quantity)
-        except BadInput:  # this run has no such quantity, or no round yet
+        except BadInput:  # this run does not have the quantity, or has no round yet
             continue
         if values.ndim != 1 or values.dtype.kind not in "bif":
-            raise BadInput(f"{quantity!r} cannot be drawn: it is not one number per round.")
+            raise BadInput(f"Quantity {quantity!r} cannot be drawn: it is not one number per round.")
         found.append(dict(zip(rounds.tolist(), values.astype(float).tolist(), strict=True)))
-    factor = 100 if quantity in PERCENT else 1
-    return curve_over_seeds(group.label, look, found, factor, _critical_end(group))
+    trace = declared_trace(quantity, [group])
+    factor = 100 if quantity in PERCENT or (trace is not None and trace.percent) else 1
+    period = group.reports.period
+    return curve_over_seeds(group.label, look, found, factor, period_end(group), period.title if period else "period")
 
 
-def _critical_end(group: Group) -> float | None:
+def declared_trace(quantity: str, groups: Sequence[Group]) -> Trace | None:
+    """Return the declaration of a quantity that a method of the groups traces; None for any other."""
+    traces = (trace for group in groups for trace in group.reports.traces)
+    return next((trace for trace in traces if trace.name == quantity), None)
+
+
+def period_end(group: Group) -> float | None:
+    """Return the last round of the method's period, averaged over seeds; None where one has none, or no end of it."""
+    period = group.reports.period
+    if period is None:
+        return None
     ends = []
     for run in group.counted:
-        critical = {record.round: record.trace.get("critical") for record in run.rounds}
-        known = {number: flag for number, flag in critical.items() if flag is not None}
-        if not any(known.values()) or all(known.values()):
+        inside = {record.round: record.trace[period.name] for record in run.rounds if period.name in record.trace}
+        if not any(inside.values()) or all(inside.values()):
             return None
-        ends.append(max(number for number, flag in known.items() if flag))
+        ends.append(max(number for number, flag in inside.items() if flag))
     return float(np.mean(ends)) if ends else None
 
 
-def _words(quantity: str) -> tuple[str, str]:
-    plain = quantity.replace("_", " ").capitalize()
-    return WORDS.get(quantity, (plain, plain))
+def quantity_words(quantity: str, groups: Sequence[Group]) -> tuple[str, str]:
+    """Return the title and the y label of a quantity."""
+    if quantity in WORDS:
+        return WORDS[quantity]
+    trace = declared_trace(quantity, groups)
+    words = trace.title if trace else quantity.replace("_", " ")
+    title = words[:1].upper() + words[1:]
+    return title, f"{title} (%)" if trace and trace.percent else title
 
 
 def _caption(curves: Sequence[Curve], cut: bool) -> str:

@@ -1,4 +1,4 @@
-"""Tables for papers written in LaTeX, with the package booktabs."""
+"""LaTeX tables, for the package booktabs."""
 
 from collections.abc import Sequence
 
@@ -23,12 +23,12 @@ SPECIAL = {
 
 
 def escaped(text: str) -> str:
-    """Return text that LaTeX shows as it is."""
+    """Return text with LaTeX's special characters escaped."""
     return "".join(SPECIAL.get(character, character) for character in text)
 
 
 def tabular(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: str) -> list[str]:
-    """Return the lines of a table of cells that are LaTeX already; `columns` aligns them."""
+    """Return the lines of a table from cells in LaTeX; `columns` is their alignment."""
     lines = [" & ".join(cells) + r" \\" for cells in (headings, *rows)]
     return [
         rf"\begin{{tabular}}{{{columns}}}",

@@ -1,4 +1,4 @@
-"""Groups of runs side by side: a table, as text, Markdown, LaTeX or CSV."""
+"""Tables that compare groups of runs, as text, Markdown, LaTeX or CSV."""
 
 import csv
 import io
@@ -17,6 +17,7 @@ from fedrema.reporting.differences import Difference, paired_differences
 from fedrema.reporting.groups import Group, Statistic, group_runs
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.runs.run import Run
+from fedrema.simulation.records import PRIMARY
 
 __all__ = [
     "comparison_csv",
@@ -35,12 +36,12 @@ ACCURACIES = {
     "final_accuracy": "final (last 5)",
     "worst_tenth": "worst tenth",
 }
-COUNTS = {"critical_rounds": "critical rounds", "seconds": "seconds"}
+SECONDS = {"seconds": "seconds"}
 MISSING = "–"
 EXPLANATION = (
     "Accuracy in percent, mean ± standard deviation over seeds. best: the round is chosen by the samples that score"
-    " it; honest: by the other half of them; final: mean of the last 5 scored rounds; worst tenth: final, of the"
-    " worst-served clients."
+    " it; honest: by the other half of them; final: mean of the last 5 evaluated rounds; worst tenth: final, of the"
+    " tenth of the clients with the lowest accuracy."
 )
 OTHER_DATA = "The groups ran on different data: their accuracies are not comparable."
 DIFFERENCES = "Intervals are 95 % t intervals over common seeds, not corrected for the number of comparisons."
@@ -62,7 +63,7 @@ class _Comparison:
 
 
 class PrintableTable(JupyterMixin):
-    """A table with notes: `print` writes it as text, a rich console and a notebook with bold letters."""
+    """A table with notes: plain text with `print`, with bold type in a rich console or a notebook."""
 
     def __init__(self, *parts: RenderableType) -> None:
         self.parts = parts
@@ -79,11 +80,11 @@ class PrintableTable(JupyterMixin):
 
 
 def comparison_table(runs: Sequence[Run]) -> PrintableTable:
-    """Return one row per group of runs that differ only in the training seed, with what the columns mean below."""
+    """Return a table with a row per group of runs that differ only in the training seed, and notes on the columns."""
     compared = _compare(runs)
     table = plain_table(compared.headings)
     for row in compared.rows:
-        # Close together, so that everything fits into 80 columns.
+        # Without spaces, so that everything fits into 80 columns.
         table.add_row(*(Text(cell.text.replace(" ± ", "±"), "bold" if cell.best else "") for cell in row))
     return PrintableTable(table, *(Text(note, "dim") for note in compared.notes))
 
@@ -97,7 +98,7 @@ def differences_table(found: Sequence[Difference], quantity: str = "honest_accur
 
 
 def plain_table(headings: Sequence[str], texts: int = 1) -> Table:
-    """Return an empty table for a terminal: the first columns hold words, the others numbers."""
+    """Return an empty table for a terminal: the first `texts` columns are left-aligned, the others hold numbers."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
         if place < texts:
@@ -108,14 +109,14 @@ def plain_table(headings: Sequence[str], texts: int = 1) -> Table:
 
 
 def markdown_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
-    """Return the lines of a Markdown table: the first columns hold words, the others numbers."""
+    """Return the lines of a Markdown table: the first `texts` columns are left-aligned, the others hold numbers."""
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in (headings, *rows)]
     first, *rest = [f"| {' | '.join(row)} |" for row in escaped]
     return [first, "|" + "---|" * texts + "---:|" * (len(headings) - texts), *rest]
 
 
 def comparison_markdown(runs: Sequence[Run], quantity: str = "honest_accuracy", reference: str | None = None) -> str:
-    """Return the table, its notes, and the paired differences as Markdown."""
+    """Return the table, its notes and the paired differences as Markdown."""
     compared = _compare(runs)
     lines = markdown_lines(
         compared.headings,
@@ -154,23 +155,24 @@ def _latex_cell(cell: _Cell, place: int) -> str:
 
 
 def _numbers(text: str, form: str = "%s") -> str:
-    """Return text with its numbers in LaTeX's mathematics, where a minus is longer than a hyphen."""
+    """Return text with its numbers in LaTeX's math mode, which sets a minus sign instead of a hyphen."""
     words = NUMBER.split(text)
     found = ["$" + form % number.replace("±", r"\pm") + "$" for number in NUMBER.findall(text)]
     return "".join(itertools.chain.from_iterable(itertools.zip_longest(map(escaped, words), found, fillvalue="")))
 
 
 def comparison_csv(runs: Sequence[Run], quantity: str = "honest_accuracy", reference: str | None = None) -> str:
-    """Return the table as CSV: accuracies and differences from 0 to 1 in full precision; empty where unknown."""
+    """Return the table as CSV: accuracies and differences from 0 to 1 with all digits; empty where unknown."""
     differences = {one.label: one for one in paired_differences(runs, quantity, reference)}
-    quantities = (*ACCURACIES, *COUNTS)
+    groups = group_runs(runs)
+    quantities = (*ACCURACIES, *period_columns(groups), *SECONDS)
     heading = ["method", "seeds", "running", "data"]
     heading += [column for name in quantities for column in (name, f"{name}_std")]
     heading += ["compared", "reference", "difference", "difference_low", "difference_high", "pairs"]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(heading)
-    for group in group_runs(runs):
+    for group in groups:
         row: list[str | int | float | None] = [group.label, len(group.counted), group.progress, group.fingerprint]
         for name in quantities:
             statistic = group.statistic(name)
@@ -181,32 +183,40 @@ def comparison_csv(runs: Sequence[Run], quantity: str = "honest_accuracy", refer
     return stream.getvalue()
 
 
+def period_columns(groups: Sequence[Group]) -> dict[str, str]:
+    """Return the headings of the lengths of the methods' periods, by their names in summaries."""
+    periods = [group.reports.period for group in groups]
+    return {f"{period.name}_rounds": f"{period.inside} rounds" for period in periods if period is not None}
+
+
 def _compare(runs: Sequence[Run]) -> _Comparison:
     groups = group_runs(runs)
     same_data = len({group.fingerprint for group in groups}) == 1
-    columns = {name: [group.statistic(name) for group in groups] for name in (*ACCURACIES, *COUNTS)}
-    if not any(columns["critical_rounds"]):
-        del columns["critical_rounds"]
-    headings = ACCURACIES | COUNTS
+    periods = period_columns(groups)
+    headings = ACCURACIES | periods | SECONDS
+    columns = {name: [group.statistic(name) for group in groups] for name in headings}
+    columns = {name: column for name, column in columns.items() if name not in periods or any(column)}
     cells = {name: _column(name, statistics, same_data) for name, statistics in columns.items()}
     rows = [
         (_Cell(_named(group)), _Cell(str(len(group.counted))), *(cells[name][place] for name in columns))
         for place, group in enumerate(groups)
     ]
-    notes = tuple(filter(None, (EXPLANATION, _beside(groups), "" if same_data else OTHER_DATA)))
+    notes = tuple(filter(None, (EXPLANATION, _alternatives(groups), "" if same_data else OTHER_DATA)))
     return _Comparison(("method", "seeds", *(headings[name] for name in columns)), tuple(rows), notes)
 
 
-def _beside(groups: Sequence[Group]) -> str:
-    """Say how well methods do by their other conventions of scoring."""
-    told = []
+def _alternatives(groups: Sequence[Group]) -> str:
+    """Return a sentence with the accuracies under other ways of scoring, which some methods declare."""
+    found = []
     for group in groups:
-        found = {name for run in group.counted for record in run.rounds[-1:] for name in record.alternatives}
-        for name in sorted(found):
-            best, final = (group.statistic(f"{kind}_{name}_accuracy") for kind in ("best", "final"))
+        titles = {alternative.name: alternative.title for alternative in group.reports.alternatives}
+        names = {name for run in group.counted for name in run.summary.alternatives}
+        for name in sorted(names):
+            best, final = (group.statistic(f"{kind}_{name}_{PRIMARY}") for kind in ("best", "final"))
             if best and final:
-                told.append(f"{group.label} {name} {100 * best.mean:.1f} best, {100 * final.mean:.1f} final")
-    return f"By other conventions of scoring: {'; '.join(told)}." if told else ""
+                words = f"{group.label}, {titles.get(name, name)}"
+                found.append(f"{words}: {100 * best.mean:.1f} best, {100 * final.mean:.1f} final")
+    return f"Scored in other ways: {'; '.join(found)}." if found else ""
 
 
 def _named(group: Group) -> str:
@@ -215,7 +225,7 @@ def _named(group: Group) -> str:
 
 def _column(name: str, statistics: Sequence[Statistic | None], same_data: bool) -> list[_Cell]:
     known = [statistic.mean for statistic in statistics if statistic]
-    # The best stands out only where there is something to be better than.
+    # The best value is highlighted only where there is another to compare it with.
     highest = max(known) if name in ACCURACIES and same_data and len(known) > 1 else None
     return [
         _Cell(_format(name, statistic), statistic is not None and statistic.mean == highest) for statistic in statistics
@@ -232,8 +242,8 @@ def _format(name: str, statistic: Statistic | None) -> str:
 
 
 def _two_lines(heading: str) -> str:
-    first, _, second = heading.partition(" ")
-    return f"{first}\n{second}" if heading in (ACCURACIES | COUNTS).values() and second else heading
+    splits = heading in ACCURACIES.values() or heading.endswith(" rounds")
+    return "\n".join(heading.split(" ", 1)) if splits else heading
 
 
 def _difference_title(found: Sequence[Difference], quantity: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedrema.base.files import make_folder, sync, written_whole
+from fedrema.base.files import atomic_file, make_folder, sync
 from fedrema.core import State
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHANGED, REMEDY
 from fedrema.runs.tensors import Altered, NotWhole, read_metadata, read_tensors, write_tensors
@@ -46,12 +46,12 @@ def save_state(state: SimulationState, file: Path, belongs_to: str, more: dict[s
     }
     header = {"fedrema": json.dumps(facts)}
     if file.parent.exists():
-        with written_whole(file) as temporary:
+        with atomic_file(file) as temporary:
             write_tensors(temporary, tensors, header)
         return
     # The folder appears with its first checkpoint in it: one without has lost it.
     folder = file.parent.with_name(f".{file.parent.name}.{secrets.token_hex(4)}.part")
-    with written_whole(folder / file.name) as temporary:
+    with atomic_file(folder / file.name) as temporary:
         write_tensors(temporary, tensors, header)
     try:
         make_folder(file.parent.parent)
@@ -80,9 +80,9 @@ def load_state(file: Path, belongs_to: str | None, device: torch.device | None =
     return SimulationState(
         facts["clients"],
         facts["round"],
-        Stacked(groups.get("own", {}), groups.get("common", {})),
+        ClientTensors(groups.get("own", {}), groups.get("common", {})),
         groups.get("memory", {}),
-        Stacked(groups.get("inbox own", {}), groups.get("inbox common", {})),
+        ClientTensors(groups.get("inbox own", {}), groups.get("inbox common", {})),
         groups.get("velocity", {}),
         server,
     )

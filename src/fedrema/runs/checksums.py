@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedrema.base.files import written_whole
-from fedrema.data.archives import check_archive
+from fedrema.base.files import atomic_file
+from fedrema.data.npz import check_archive
 from fedrema.errors import BadInput
 
 CHECKSUM = "checksum"
@@ -43,7 +43,7 @@ def _of_object(content: dict[str, Any], belongs_to: str) -> str:
 
 def write_arrays(file: Path, arrays: dict[str, np.ndarray], belongs_to: str) -> None:
     """Write a `.npz` with a checksum, whole or not at all."""
-    with written_whole(file) as temporary, temporary.open("wb") as stream:
+    with atomic_file(file) as temporary, temporary.open("wb") as stream:
         checksum = np.array(_of_arrays(arrays, belongs_to))
         np.savez_compressed(stream, allow_pickle=False, **arrays, **{CHECKSUM: checksum})
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedrema.config.settings import Settings
 from fedrema.core import Client
 from fedrema.data import Federation
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.directory import is_deployed
@@ -40,8 +40,8 @@ def counted_clients(state: SimulationState, config: Mapping[str, Any]) -> tuple[
     held = replace(
         state,
         clients=len(rows),
-        params=Stacked(own, state.params.common),
-        inbox=Stacked(mail, state.inbox.common),
+        params=ClientTensors(own, state.params.common),
+        inbox=ClientTensors(mail, state.inbox.common),
     )
     return held, [known["names"][row] for row in rows], [known["train_counts"][row] for row in rows]
 
@@ -60,7 +60,7 @@ def depends_on_nodes(
     """
     known = config["federation"]
     shape = tuple(known["sample_shape"])
-    simulation = replace(settings.simulation.anywhere(), device="cpu", backend="loop")
+    simulation = replace(settings.simulation.for_inspection(), device="cpu", backend="loop")
     simulator = prepare(replace(settings, simulation=simulation), _dummy(shape, int(known["classes"])), module)
     if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
         return True  # on samples of its own
@@ -72,7 +72,7 @@ def depends_on_nodes(
 
     def predicted(change: int) -> Tensor:
         params = {**_changed(begun.params.row(0), change), **held}
-        memory = _changed(Stacked(begun.memory).row(0), change)
+        memory = _changed(ClientTensors(begun.memory).row(0), change)
         simulator.net.train(False)
         with torch.no_grad():
             return simulator.method.predict(simulator.net, Client(params, params, memory, inbox, count), x)

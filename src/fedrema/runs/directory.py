@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedrema.base.files import make_folder, sync, write_text, written_whole
+from fedrema.base.files import atomic_file, make_folder, sync, write_text
 from fedrema.core.reports import Reports
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
@@ -324,7 +324,7 @@ class RunDirectory:
         if not self.rounds_file.exists() or self.rounds_file.stat().st_size > end:
             # A new file, by which those who follow the run notice. What is cut off need not be readable.
             whole = self.rounds_file.read_bytes()[:end] if end else b""
-            with written_whole(self.rounds_file) as temporary:
+            with atomic_file(self.rounds_file) as temporary:
                 temporary.write_bytes(whole)
         return kept
 

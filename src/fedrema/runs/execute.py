@@ -223,7 +223,7 @@ class Prepared:
         with self.lock:
             first = self.state.round
             self.lock.training_from(first)
-            rounds = self.simulator.play(self.state)
+            rounds = self.simulator.run(self.state)
             if self.replace is not None:
                 begun = list(itertools.islice(rounds, 1))
                 self.replace()
@@ -263,7 +263,7 @@ class Prepared:
         if state.round < self.simulator.settings.rounds:
             raise Interrupted(f"Stopped after round {state.round}; go on with: fedrema resume {directory.path}")
         directory.write_summary(records, len(relations))
-        tracked.end()
+        tracked.finish()
         return Run(directory.path)
 
     def _due(self, seconds: float) -> bool:

@@ -15,10 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.core import Client, Method, overrides
 from fedrema.data import build_federation
-from fedrema.engine import Stacked
+from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checkpoint import load_state
@@ -229,7 +229,7 @@ def writing_to(run: Run, place: Path) -> AbstractContextManager[object]:
 
 def trained_client(run: Run, state: SimulationState, params: Tensors, row: int) -> Client:
     """Return the client in a row of the last checkpoint, on the CPU, with the parameters it uses."""
-    groups = (params, Stacked(state.memory).row(row), state.inbox.row(row))
+    groups = (params, ClientTensors(state.memory).row(row), state.inbox.row(row))
     used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
     count = run.config["federation"]["train_counts"][row]
     return Client(used, used, memory, inbox, torch.tensor(float(count)))
@@ -243,7 +243,7 @@ def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, o
     if file.exists() and not overwrite:
         raise BadInput(f"{file} already exists: choose another with --out, or --overwrite to replace it.")
     model = plain_model(run.config)
-    with writing_to(run, file), written_whole(file) as temporary:
+    with writing_to(run, file), atomic_file(file) as temporary:
         _save(model.tensors({key: value.detach().cpu() for key, value in params.items()}), temporary)
     return file
 
@@ -370,11 +370,11 @@ def parameters_in_use(
         raise BadInput(
             f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt (adapt=False)."
         )
-    simulator = prepare(replace(settings, simulation=settings.simulation.anywhere()), federation, module)
+    simulator = prepare(replace(settings, simulation=settings.simulation.for_inspection()), federation, module)
     placed = load_state(run.directory.checkpoint_file, run.config["identity"], simulator.device)
     adapted: dict[int, Tensors] = {}
     # In the groups in which they were scored: the last bits depend on who is computed together.
-    for part in simulator.parts(torch.arange(placed.clients)):
+    for part in simulator.groups(torch.arange(placed.clients)):
         wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
         if wanted:
             cohort = simulator.cohort(placed, part)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from fedrema.config.settings import Settings
 from fedrema.data import Federation, build_federation
-from fedrema.engine import Party, Room
+from fedrema.engine import JointEngine, JointTraining
 from fedrema.errors import Diverged
 from fedrema.runs.execute import Interrupted, Prepared, Watcher, begin_on
 from fedrema.runs.run import Run
@@ -76,7 +76,7 @@ def _at_once(first: Prepared, wanted: int) -> int:
     if simulator.device.type not in DEVICES or simulator.engine.name != "stacked" or simulator.storage.on_disk:
         return 1
     clients = max(1, round(simulator.settings.participation * len(simulator.federation)))
-    return max(1, min(wanted, simulator.room_for() // clients))
+    return max(1, min(wanted, simulator.clients_in_memory() // clients))
 
 
 def _play(prepared: Sequence[Prepared], watches: Sequence[Watcher]) -> list[Outcome]:
@@ -84,13 +84,13 @@ def _play(prepared: Sequence[Prepared], watches: Sequence[Watcher]) -> list[Outc
         if len(prepared) == 1:
             return [_outcome(prepared[0], request, watches[0])]
 
-        def play(party: Party, each: Prepared, watch: Watcher) -> Outcome:
+        def play(party: JointEngine, each: Prepared, watch: Watcher) -> Outcome:
             each.simulator.engine = party
-            each.simulator.company = len(prepared)
+            each.simulator.joint_runs = len(prepared)
             return _outcome(each, request, watch)
 
         works = [partial(play, each=each, watch=watch) for each, watch in zip(prepared, watches, strict=True)]
-        found = Room(prepared[0].simulator.engine).play(works)
+        found = JointTraining(prepared[0].simulator.engine).run(works)
     errors = [each for each in found if isinstance(each, BaseException) and not isinstance(each, Diverged)]
     if errors:
         raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])

@@ -21,7 +21,7 @@ from fedrema.config.settings import Settings, as_arguments, parse_settings
 from fedrema.core import Method
 from fedrema.data import Federation
 from fedrema.engine import REVISIONS, choose_device
-from fedrema.engine.loop import lanes
+from fedrema.engine.backends import parallel_clients
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
@@ -51,6 +51,7 @@ def describe(
     federation = simulator.federation
     return {
         "method": method_name(settings.method),
+        "title": settings.method.called(),
         "settings": settings.described() | ({"net": GIVEN} if own_module else {}),
         "identity": identity_of(settings, federation, own_module),
         "revisions": revisions_of(settings.method, simulator.device.type),
@@ -240,7 +241,7 @@ def computed_as_before(settings: Settings, config: Mapping[str, Any]) -> Setting
     backend, threads, total = (ran_on.get(name) for name in ("backend", "threads_per_operation", "threads"))
     if threads is None and isinstance(total, int) and total > 0:  # begun before it was recorded
         clients = len(config["federation"]["names"])
-        threads = total // lanes(total, clients) if backend == "loop" else total
+        threads = total // parallel_clients(total, clients) if backend == "loop" else total
     if chosen.backend == "auto" and backend in ("loop", "stacked"):
         chosen = replace(chosen, backend=backend)
     if not chosen.threads and isinstance(threads, int) and threads > 0:

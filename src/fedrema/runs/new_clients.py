@@ -14,8 +14,9 @@ from fedrema.base.user_code import load_object, raised_at, working_folder_import
 from fedrema.core import Moment, Role, average
 from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.data import Federation
-from fedrema.data.federation import parse_meta, read_npz
-from fedrema.engine import Cohort, Stacked
+from fedrema.data.federation import parse_meta
+from fedrema.data.npz import read_npz
+from fedrema.engine import ClientTensors, Cohort
 from fedrema.errors import BadInput, FedremaError
 from fedrema.methods.fedrema import maximum_difference_segmentation
 from fedrema.models.body_and_head import Tensors
@@ -67,7 +68,7 @@ def personalize(
         raise BadInput(f"--data {data} has samples of shape {newcomer.sample_shape}; the run was trained on {shape}.")
     settings = settings.fitted(newcomer, net.integers)  # a deployment's nodes chose their batches themselves
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
-    simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.anywhere())
+    simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.for_inspection())
     state = load_state(directory.checkpoint_file, directory.config()["identity"], simulator.device)
     state, names, train_counts = counted_clients(state, directory.config())
     counts = torch.tensor(train_counts).to(simulator.counts)
@@ -152,19 +153,18 @@ def _arrive(simulator: Simulator, state: SimulationState) -> Cohort:
         elif simulator.method.role(simulator.net, name) is Role.PERSONAL:
             params[name] = state.params.own[name].mean(dim=0)
     cohort = simulator.cohort(new, torch.zeros(1, dtype=torch.long))
-    return simulator.newly_begun(
-        replace(cohort, params=Stacked(_row(params)), inbox=Stacked(common=state.inbox.common))
+    return simulator.start_new_clients(
+        replace(cohort, params=ClientTensors(_row(params)), inbox=ClientTensors(common=state.inbox.common))
     )
 
 
 def _train(simulator: Simulator, cohort: Cohort, moment: Moment) -> Cohort:
     """Play a client's part of a round."""
-    begun = simulator.begin(cohort, moment)
-    params, _, losses = simulator.local_training(begun, {}, moment)
+    trained, losses = simulator.local_training(simulator.begin(cohort, moment), moment)
     if not torch.isfinite(losses).all():
         raise BadInput("Fine-tuning on --data diverged: its loss is not finite; fewer --epochs may help.")
-    ended, _ = simulator.end(replace(begun, params=Stacked(params), received=begun.params), moment)
-    return replace(ended, inbox=cohort.inbox, received=None)
+    ended, _ = simulator.end(trained, moment)
+    return replace(ended, inbox=cohort.inbox, velocity={}, received=None)
 
 
 def _row(params: Tensors) -> Tensors:
@@ -186,7 +186,7 @@ def _match(
     similarity = head_similarity(net, together, probes, temperature=0.5)
     chosen = maximum_difference_segmentation(similarity)[0][-1]
     weights = chosen * torch.cat([counts, simulator.counts])
-    matched = Stacked({**trained, **_row(average(together, weights))})
+    matched = ClientTensors({**trained, **_row(average(together, weights))})
     shares = weights / weights.sum()
     peers = {name: float(weight) for name, weight in zip([*names, "itself"], shares, strict=True) if weight > 0}
     return replace(cohort, params=matched), peers

@@ -67,7 +67,7 @@ class PredictingClient(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "PredictingClient":
         # Constants inside the network follow the client's tensors to a device.
-        for part in self.net.halves():
+        for part in self.net.modules():
             part._apply(fn)  # type: ignore[no-untyped-call]  # torch does not annotate it
         return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]  # nor this
 

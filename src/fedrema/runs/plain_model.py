@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedrema.errors import BadInput
-from fedrema.models.batch_norm import release
+from fedrema.models.batch_norm import restore_batch_norm
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.models.networks import Network, build_net, own_module
 from fedrema.runs.manifest import GIVEN
@@ -82,7 +82,7 @@ def plain_model(config: Mapping[str, Any], module: nn.Module | None = None) -> P
     for full, original in net.original_names.items():
         layer, _, leaf = original.rpartition(".")
         names[full] = f"{places[layer]}.{leaf}"
-    modules = [release(copy.deepcopy(layer)) for _, layer in layers]
+    modules = [restore_batch_norm(copy.deepcopy(layer)) for _, layer in layers]
     # A layer's repr is the call that makes it.
     construction = f"Sequential({', '.join(repr(layer) for layer in modules)})"
     imports = ("from torch.nn import *",)

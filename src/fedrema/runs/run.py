@@ -48,6 +48,11 @@ class Run:
         return str(self.config["method"])
 
     @property
+    def title(self) -> str:
+        """The method's title in tables and figures."""
+        return str(self.config.get("title") or self.method.partition(":")[2] or self.method)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """All settings, under their names on the command line."""
         return dict(self.config["settings"])

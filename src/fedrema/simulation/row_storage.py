@@ -1,4 +1,4 @@
-"""Where tensors with a row for every client are kept: in memory or, where there are too many, in files."""
+"""Storage of tensors with a row for every client: in memory, or in files if they do not fit."""
 
 import math
 import mmap
@@ -10,14 +10,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedrema.engine.cohort import RowIndex
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 
 
 class RowStorage:
-    """Makes room for rows; on disk they are ordinary tensors too, whose pages the system fetches and writes.
+    """Allocates rows in memory or in memory-mapped files, which are ordinary tensors too.
 
-    The files have no names: whatever ends the program, nothing of them is left.
+    The files are temporary and have no names, so that none is left behind when the program ends.
     """
 
     def __init__(self, device: torch.device, on_disk: bool = False, folder: Path | None = None) -> None:
@@ -42,36 +43,36 @@ class RowStorage:
         return torch.frombuffer(mapped, dtype=like.dtype).view(shape)
 
     def keep(self, value: Tensor) -> Tensor:
-        """Put rows here, unless they are here already."""
+        """Return rows in this storage; copies them if they are elsewhere."""
         if not self.on_disk:
             return value.to(self.device)
-        kept = self.zeros(len(value), value[0]) if len(value) else value
-        kept.copy_(value)
-        return kept
+        stored = self.zeros(len(value), value[0]) if len(value) else value
+        stored.copy_(value)
+        return stored
 
     def release(self) -> None:
-        """Let go of the memory that files take at the moment; their content stays."""
+        """Release the memory that caches the files; their content is kept."""
         for mapped in list(self._maps):
             if hasattr(mapped, "madvise"):  # not on Windows
                 mapped.madvise(mmap.MADV_DONTNEED)
 
 
 class Rows:
-    """Named tensors [count, ...] that are put together from groups of clients."""
+    """Named tensors [count, ...] that are filled group by group."""
 
     def __init__(self, count: int, storage: RowStorage) -> None:
         self.count, self.storage = count, storage
         self.tensors: Tensors = {}
 
     def put(self, first: int, values: Tensors) -> None:
-        """Add the rows of some clients, the first of which has this place."""
+        """Write the rows of a group of clients, beginning with row `first`."""
         for name, value in values.items():
             if len(value) == self.count and not self.storage.on_disk:
                 self.tensors[name] = value
                 continue
             kept = self.tensors.get(name)
             if kept is None or kept.shape[1:] != value.shape[1:]:
-                # What has an entry per sample is as long as the longest client so far.
+                # Tensors with an entry per sample are as long as those of the largest client so far.
                 kept = self._widened(kept, value)
             assign(kept, slice(first, first + len(value)), value)
             self.tensors[name] = kept
@@ -85,10 +86,10 @@ class Rows:
         return wide
 
 
-def assign(everyone: Tensor, rows: Tensor | slice, values: Tensor) -> None:
-    """Write some clients' rows, in place; where theirs are shorter (an entry per sample), the rest becomes 0."""
-    if everyone.shape[1:] == values.shape[1:]:
-        everyone[rows] = values.to(everyone)
+def assign(stored: Tensor, rows: RowIndex, values: Tensor) -> None:
+    """Write some clients' rows in place; rows that are shorter (with an entry per sample) are padded with 0."""
+    if stored.shape[1:] == values.shape[1:]:
+        stored[rows] = values.to(stored)
     else:
-        everyone[rows] = 0
-        everyone[rows, : values.shape[1]] = values.to(everyone)
+        stored[rows] = 0
+        stored[rows, : values.shape[1]] = values.to(stored)

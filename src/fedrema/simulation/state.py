@@ -1,4 +1,4 @@
-"""What changes from round to round, and what a round leaves behind."""
+"""The state of a simulated federation, which every round updates, and the result of a round."""
 
 import time
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedrema.core import Answer, Role, State
 from fedrema.core.checks import BadMethod
-from fedrema.engine import Stacked, places
+from fedrema.engine import ClientTensors, row_index
+from fedrema.engine.cohort import RowIndex
 from fedrema.errors import Diverged
 from fedrema.models.body_and_head import Tensors, size
 from fedrema.simulation.records import RoundRecord
@@ -18,28 +19,28 @@ from fedrema.simulation.row_storage import RowStorage, assign
 from fedrema.simulation.uploads import RoundUploads
 
 COMMON = (Role.SHARED, Role.COLLECTED)
-"""Roles of which one copy serves everybody."""
+"""Roles of parameters of which all clients have the same copy."""
 
 
 @dataclass
 class SimulationState:
-    """Everything that changes from round to round; a checkpoint holds exactly this."""
+    """Everything that changes from round to round; the content of a checkpoint."""
 
     clients: int
-    """How many there are."""
+    """Number of clients K."""
     round: int
-    params: Stacked
-    """Shared parameters once, personal and private ones for every client."""
+    params: ClientTensors
+    """Shared and collected parameters once, personal and private ones for every client."""
     memory: Tensors
-    """[K, ...] what clients keep for themselves."""
-    inbox: Stacked
-    """What the server sent beside parameters."""
+    """[K, ...] private tensors of the clients."""
+    inbox: ClientTensors
+    """What the server sent besides parameters."""
     velocity: Tensors
-    """[K, ...] momentum, where it is kept between rounds."""
+    """[K, ...] momentum, if it is kept between rounds."""
     server: State
 
     def check(self, answer: Answer, roles: Mapping[str, Role], memory: Tensors, method: str) -> None:
-        """Refuse an answer that cannot be handed out, before anything changes: no half a round is left behind."""
+        """Raise an error for an answer that cannot be applied, before anything changes."""
         for name, role in roles.items():
             if role in COMMON and name not in answer.shared:
                 raise BadMethod(f"{method}.aggregate must return {name!r} as shared.")
@@ -47,78 +48,81 @@ class SimulationState:
             if name not in self.memory:
                 raise BadMethod(f"{method}.start must add {name!r} to the memory.")
         made = [*answer.shared.items(), *answer.personal.items()]
-        # One question for all: on a GPU every answer is waited for.
+        # A single check of all tensors: each one synchronises with the GPU.
         if made and not torch.isfinite(torch.stack([value.sum().to(made[0][1]) for _, value in made])).all():
             name = next(name for name, value in made if not torch.isfinite(value).all())
             raise Diverged(f"Training diverged in round {self.round + 1}: {method}.aggregate made {name} not finite.")
 
-    def hand_out(self, collected: RoundUploads, roles: Mapping[str, Role], answer: Answer) -> None:
-        """Put in place what came back from the server, and what the clients keep for themselves."""
-        clients = collected.clients
-        trained = {**collected.seen.tensors, **collected.kept.tensors}
+    def apply(self, uploads: RoundUploads, roles: Mapping[str, Role], answer: Answer) -> None:
+        """Store the server's answer, and the clients' private parameters, memory and momentum."""
+        indices: dict[torch.device, RowIndex] = {}
+
+        def put(stored: Tensor, values: Tensor | None) -> None:
+            assert values is not None
+            if stored.device not in indices:
+                indices[stored.device] = row_index(uploads.clients, stored.device)
+            assign(stored, indices[stored.device], values)
+
+        trained = {**uploads.seen.tensors, **uploads.kept.tensors}
         for name, role in roles.items():
             if role in COMMON:
                 self.params.common[name] = answer.shared[name]
             else:
-                self._put(self.params.own[name], clients, answer.personal.get(name, trained.get(name)))
-        for name, value in collected.memory.tensors.items():
-            self._put(self.memory[name], clients, value)
+                put(self.params.own[name], answer.personal.get(name, trained.get(name)))
+        for name, value in uploads.memory.tensors.items():
+            put(self.memory[name], value)
         for name, value in self.velocity.items():
-            if len(clients) == self.clients:  # rows ascend; no method ever sees momentum, so nobody else holds it
-                self.velocity[name] = collected.velocity.tensors[name]
+            if len(uploads.clients) == self.clients:  # no copy: methods cannot hold references to momentum
+                self.velocity[name] = uploads.velocity.tensors[name]
             else:
-                self._put(value, clients, collected.velocity.tensors[name])
+                put(value, uploads.velocity.tensors[name])
         self.inbox.common.update({name: value for name, value in answer.shared.items() if name not in roles})
         for name, value in answer.personal.items():
             if name not in roles:
-                everyone = value.new_zeros(self.clients, *value.shape[1:])
-                self._put(self.inbox.own.setdefault(name, everyone), clients, value)
+                zeros = value.new_zeros(self.clients, *value.shape[1:])
+                put(self.inbox.own.setdefault(name, zeros), value)
         self.server = answer.state
 
-    def _put(self, everyone: Tensor, clients: Tensor, values: Tensor | None) -> None:
-        assert values is not None
-        assign(everyone, places(clients, self.clients, everyone.device), values)
-
     def download(self, roles: Mapping[str, Role], clients: list[int]) -> int:
-        """Return the bytes that clients fetch at the start of a round."""
+        """Return the bytes that clients download at the start of a round."""
         common = {name: value for name, value in self.params.common.items() if roles[name] in COMMON}
         own = {name: value[0] for name, value in self.params.own.items() if roles[name] is Role.PERSONAL}
-        # Nothing but zeros: this client has not had mail of its own yet.
-        mail = {name: value[torch.tensor(clients)] for name, value in self.inbox.own.items()}
-        came = {name: value[value.reshape(len(value), -1).any(dim=1)] for name, value in mail.items()}
-        return (size(common) + size(self.inbox.common) + size(own)) * len(clients) + size(came)
+        # Rows of zeros are those of clients that have not received anything of their own yet.
+        inboxes = {name: value[torch.tensor(clients)] for name, value in self.inbox.own.items()}
+        sent = {name: value[value.reshape(len(value), -1).any(dim=1)] for name, value in inboxes.items()}
+        return (size(common) + size(self.inbox.common) + size(own)) * len(clients) + size(sent)
 
     def placed(self, storage: RowStorage, device: torch.device) -> "SimulationState":
-        """Return the same with what every client holds on a storage, and all else on a device."""
+        """Move the rows of the clients to a storage and everything else to a device; returns this state."""
 
         def moved(tensors: Tensors) -> Tensors:
             return {name: value.to(device) for name, value in tensors.items()}
 
-        def shelved(tensors: Tensors) -> Tensors:
+        def stored(tensors: Tensors) -> Tensors:
             return {name: storage.keep(tensors.pop(name)) for name in list(tensors)}
 
-        self.params = Stacked(shelved(self.params.own), moved(self.params.common))
-        self.memory, self.velocity = shelved(self.memory), shelved(self.velocity)
-        self.inbox = Stacked(moved(self.inbox.own), moved(self.inbox.common))
+        self.params = ClientTensors(stored(self.params.own), moved(self.params.common))
+        self.memory, self.velocity = stored(self.memory), stored(self.velocity)
+        self.inbox = ClientTensors(moved(self.inbox.own), moved(self.inbox.common))
         self.server = on_device(self.server, device)
         return self
 
 
 @dataclass(frozen=True)
 class Round:
-    """The result of a round: its record and, on request, matrices between clients."""
+    """The result of a round: its record and, if requested, matrices between clients."""
 
     record: RoundRecord
     relations: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Clock:
-    """Seconds by part of a round; where several simulations train together, each counts its share."""
+    """Measures seconds by part of a round; simulations that are trained jointly count their share each."""
 
-    def __init__(self, device: torch.device, company: int = 1) -> None:
+    def __init__(self, device: torch.device, joint_runs: int = 1) -> None:
         self.device = device
-        self.company = company
-        self.laps = dict.fromkeys(("train", "aggregate", "evaluate", "other"), 0.0)
+        self.joint_runs = joint_runs
+        self.seconds = dict.fromkeys(("train", "aggregate", "evaluate", "other"), 0.0)
         self.last = time.perf_counter()
 
     def lap(self, part: str) -> None:
@@ -126,7 +130,7 @@ class Clock:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
-        self.laps[part] += (now - self.last) / self.company
+        self.seconds[part] += (now - self.last) / self.joint_runs
         self.last = now
 
 

@@ -1,4 +1,4 @@
-"""What the clients of a round leave behind, group by group, until the whole round has succeeded."""
+"""The uploads of a round, collected group by group; the state changes only after the whole round has succeeded."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from fedrema.simulation.row_storage import Rows, RowStorage
 
 
 class RoundUploads:
-    """Collects groups of trained clients; shared parameters go into a running mean and need no room of their own."""
+    """The results of all clients that trained in a round; shared parameters are added to a running mean at once."""
 
     def __init__(self, clients: Tensor, counts: Tensor, storage: RowStorage, keep_heads: bool) -> None:
         self.clients, self.counts = clients, counts
@@ -22,7 +22,7 @@ class RoundUploads:
         memory = RowStorage(counts.device)
         self.mean = Mean()
         self.seen = Rows(len(clients), memory)
-        """What the server sees of each client."""
+        """Parameters that the server sees for each client: personal and collected ones."""
         self.extras = Rows(len(clients), memory)
         self.heads = Rows(len(clients), memory) if keep_heads else None
         self.kept = Rows(len(clients), storage)
@@ -32,12 +32,11 @@ class RoundUploads:
         self.losses: list[Tensor] = []
         self.names: list[str] = []
         self.tallies: list[tuple[np.ndarray, np.ndarray]] = []
+        """Correct predictions of each group right after local training."""
         self.bytes_up = 0
 
-    def add(
-        self, cohort: Cohort, extras: Tensors, velocity: Tensors, losses: Tensor, roles: Mapping[str, Role]
-    ) -> None:
-        """Take in the next group, after its training."""
+    def add(self, cohort: Cohort, extras: Tensors, losses: Tensor, roles: Mapping[str, Role]) -> None:
+        """Add the next group after its training."""
         first, trained = len(self.names), cohort.params.own
         of = {role: {name: value for name, value in trained.items() if roles[name] is role} for role in Role}
         self.mean.add(of[Role.SHARED], self.weights[first : first + len(cohort)])
@@ -45,15 +44,15 @@ class RoundUploads:
         self.kept.put(first, of[Role.PRIVATE])
         self.extras.put(first, extras)
         self.memory.put(first, cohort.memory.own)
-        self.velocity.put(first, velocity)
+        self.velocity.put(first, cohort.velocity)
         if self.heads is not None:
             self.heads.put(first, {name: value for name, value in trained.items() if Net.in_head(name)})
         self.losses.append(losses)
         self.names += cohort.names
         self.bytes_up += size(trained) - size(of[Role.PRIVATE]) + size(extras)
 
-    def uploads(self) -> Uploads:
-        """Return what arrives at the server."""
+    def for_server(self) -> Uploads:
+        """Return what the server receives."""
         rows = self.clients.to(self.counts.device)
         seen, extras = self.seen.tensors, self.extras.tensors
         return Uploads(rows, seen, extras, self.counts, tuple(self.names), self.mean.total)
@@ -64,7 +63,7 @@ class RoundUploads:
 
 
 def check_finite(cohort: Cohort, losses: Tensor, extras: Tensors, number: int) -> None:
-    """Refuse clients whose training has diverged, by name."""
+    """Raise an error that names the clients whose training has diverged."""
     values = (*cohort.params.own.values(), *extras.values())
     sums = [value.sum(dim=tuple(range(1, value.dim()))) if value.dim() > 1 else value for value in values]
     finite = torch.isfinite(torch.stack([losses, *(total.to(losses) for total in sums)])).all(dim=0).tolist()

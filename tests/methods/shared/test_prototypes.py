@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedrema.core import Batch, Uploads
-from fedrema.methods.shared.prototypes import alignment, class_means, global_prototypes, no_prototypes
+from fedrema.methods.shared.prototypes import alignment, class_means, global_prototypes, initial_prototypes
 
 
 def numbers(*rows) -> torch.Tensor:
@@ -55,21 +55,21 @@ COUNTS = [[3, 4, 0, 0], [1, 0, 2, 0]]
 
 
 def test_global_prototypes_weigh_by_samples():
-    found = global_prototypes(no_prototypes(4, 2), sent(MEANS, COUNTS), "samples")
+    found = global_prototypes(initial_prototypes(4, 2), sent(MEANS, COUNTS), "samples")
     # class 0: (3·(1, 2) + 1·(5, 6)) / 4; classes 1 and 2 have one holder each
     assert found["prototypes"].tolist() == [[2, 3], [10, 10], [7, 9], [0, 0]]
     assert found["known"].tolist() == [1, 1, 1, 0]
 
 
 def test_global_prototypes_can_weigh_every_holder_alike():
-    found = global_prototypes(no_prototypes(4, 2), sent(MEANS, COUNTS), "uniform")
+    found = global_prototypes(initial_prototypes(4, 2), sent(MEANS, COUNTS), "uniform")
     assert found["prototypes"].tolist() == [[3, 4], [10, 10], [7, 9], [0, 0]]
     assert found["known"].tolist() == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("weigh", ["samples", "uniform"])
 def test_a_class_that_nobody_sent_keeps_its_prototype_and_an_unheard_one_stays_unknown(weigh):
-    first = global_prototypes(no_prototypes(4, 2), sent(MEANS, COUNTS), weigh)
+    first = global_prototypes(initial_prototypes(4, 2), sent(MEANS, COUNTS), weigh)
     later = global_prototypes(first, sent([[[-1, -1], [0, 0], [0, 0], [0, 0]]], [[2, 0, 0, 0]]), weigh)
     assert later["prototypes"].tolist() == [[-1, -1], [10, 10], [7, 9], [0, 0]]
     assert later["known"].tolist() == [1, 1, 1, 0]
@@ -77,7 +77,7 @@ def test_a_class_that_nobody_sent_keeps_its_prototype_and_an_unheard_one_stays_u
 
 
 def test_a_prototype_at_the_origin_is_known():
-    found = global_prototypes(no_prototypes(2, 2), sent([[[0, 0], [0, 0]]], [[1, 0]]), "samples")
+    found = global_prototypes(initial_prototypes(2, 2), sent([[[0, 0], [0, 0]]], [[1, 0]]), "samples")
     assert found["known"].tolist() == [1, 0]
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fedrema.methods.shared.second_models import copied, copy_of, model_of, per_client, squared_distance
+from fedrema.methods.shared.second_models import copied, copy_of, network_tensors, per_client, squared_distance
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import Split
 
@@ -18,7 +18,7 @@ def test_a_copy_has_its_names_after_a_prefix():
     assert list(both) == ["body.0.weight", "head.bias", "own.body.0.weight", "own.head.bias"]
     assert copy_of(both, "own") == tensors
     net = make_net()
-    assert list(model_of(net, {**copied(net.initial, "own"), **net.initial})) == list(net.initial)
+    assert list(network_tensors(net, {**copied(net.initial, "own"), **net.initial})) == list(net.initial)
 
 
 def test_statistics_are_never_descended_along_nor_are_those_of_a_copy():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedrema.methods.shared.simplex import least_on_simplex
+from fedrema.methods.shared.simplex import minimise_on_simplex
 
 
 def by_scipy(matrix: np.ndarray) -> np.ndarray:
@@ -47,7 +47,7 @@ def check_optimal(matrix: np.ndarray, alpha: np.ndarray) -> None:
 @pytest.mark.parametrize("size", [2, 3, 5, 10, 20])
 def test_the_weights_are_those_of_another_solver(size, seed):
     matrix = random_problem(size, size + 5, seed) + 0.5 * np.eye(size)
-    alpha = least_on_simplex(matrix)
+    alpha = minimise_on_simplex(matrix)
     assert alpha == pytest.approx(by_scipy(matrix), abs=1e-4)
     check_optimal(matrix, alpha)
 
@@ -57,7 +57,7 @@ def test_the_weights_are_those_of_another_solver(size, seed):
 def test_a_matrix_that_lacks_rank_is_solved_as_well(size, rank, seed):
     # There may be many optima: what counts is the value.
     matrix = random_problem(size, rank, seed)
-    alpha = least_on_simplex(matrix)
+    alpha = minimise_on_simplex(matrix)
     assert value(matrix, alpha) == pytest.approx(value(matrix, by_scipy(matrix)), abs=1e-6)
     check_optimal(matrix, alpha)
 
@@ -66,48 +66,48 @@ def test_a_matrix_that_lacks_rank_is_solved_as_well(size, rank, seed):
 def test_independent_errors_weigh_by_the_inverse_of_their_variance(size):
     variances = np.random.default_rng(size).uniform(0.5, 5, size)
     expected = (1 / variances) / (1 / variances).sum()
-    assert least_on_simplex(np.diag(variances)) == pytest.approx(expected, abs=1e-5)
+    assert minimise_on_simplex(np.diag(variances)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_two_by_hand():
     # f(a) = 2a² + 2·a(1−a) + 4(1−a)² has the slope 8a − 6: a = ¾.
-    assert least_on_simplex(np.array([[2.0, 1.0], [1.0, 4.0]])) == pytest.approx([0.75, 0.25], abs=1e-6)
+    assert minimise_on_simplex(np.array([[2.0, 1.0], [1.0, 4.0]])) == pytest.approx([0.75, 0.25], abs=1e-6)
     # With 3 beside the diagonal, 2a² + 6a(1−a) + 6(1−a)² has the slope 4a − 6 < 0: all on the first.
-    assert least_on_simplex(np.array([[2.0, 3.0], [3.0, 6.0]])) == pytest.approx([1, 0], abs=1e-6)
+    assert minimise_on_simplex(np.array([[2.0, 3.0], [3.0, 6.0]])) == pytest.approx([1, 0], abs=1e-6)
 
 
 def test_both_triangles_count():
     # Only the upper one is read, and both stand for it: a diagonal reading would give (2/3, 1/3).
     matrix = np.array([[2.0, 1.0], [1.0, 4.0]])
-    assert least_on_simplex(matrix)[0] != pytest.approx(2 / 3, abs=0.05)
-    assert least_on_simplex(matrix[::-1, ::-1].copy()) == pytest.approx([0.25, 0.75], abs=1e-6)
+    assert minimise_on_simplex(matrix)[0] != pytest.approx(2 / 3, abs=0.05)
+    assert minimise_on_simplex(matrix[::-1, ::-1].copy()) == pytest.approx([0.25, 0.75], abs=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-12, 1e-6, 1.0, 1e6, 1e12, 1e300])
 def test_the_scale_does_not_matter(scale):
     matrix = random_problem(6, 8, seed=1) + np.eye(6)
-    assert least_on_simplex(scale * matrix) == pytest.approx(by_scipy(matrix), abs=1e-5)
+    assert minimise_on_simplex(scale * matrix) == pytest.approx(by_scipy(matrix), abs=1e-5)
 
 
 def test_one_takes_it_all():
     for only in (0.0, 3.0, -1.0):
-        assert least_on_simplex(np.array([[only]])).tolist() == [1]
+        assert minimise_on_simplex(np.array([[only]])).tolist() == [1]
 
 
 def test_where_nothing_differs_all_count_alike():
-    assert least_on_simplex(np.zeros((4, 4))).tolist() == [0.25] * 4
-    assert least_on_simplex(np.ones((4, 4))) == pytest.approx([0.25] * 4, abs=1e-6)
+    assert minimise_on_simplex(np.zeros((4, 4))).tolist() == [0.25] * 4
+    assert minimise_on_simplex(np.ones((4, 4))) == pytest.approx([0.25] * 4, abs=1e-6)
 
 
 def test_numbers_that_are_none_have_no_solution():
-    assert least_on_simplex(np.full((3, 3), np.nan)) is None
+    assert minimise_on_simplex(np.full((3, 3), np.nan)) is None
     matrix = np.eye(3)
     matrix[0, 0] = np.nan
-    assert least_on_simplex(matrix) is None
+    assert minimise_on_simplex(matrix) is None
 
 
 def test_the_matrix_is_not_changed():
     matrix = random_problem(5, 5, seed=0)
     before = matrix.copy()
-    least_on_simplex(matrix)
+    minimise_on_simplex(matrix)
     assert (matrix == before).all()

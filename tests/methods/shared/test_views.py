@@ -3,13 +3,13 @@
 import torch
 
 from fedrema.core import Moment
-from fedrema.methods.shared.views import VARIETY, draw_views, seen
+from fedrema.methods.shared.views import VIEWS, apply_views, draw_views
 
 
 def test_an_image_is_shifted_with_its_border_continued_and_scaled():
     image = torch.arange(16.0).reshape(1, 1, 4, 4)
     views = torch.tensor([[0.25, -0.5, 2.0, 1.0]])  # one row down, two columns left, twice the contrast, brighter by 1
-    found = seen(image, torch.tensor([0]), views)
+    found = apply_views(image, torch.tensor([0]), views)
     rows, columns = [0, 0, 1, 2], [2, 3, 3, 3]
     expected = [[2 * (4 * row + column) + 1 for column in columns] for row in rows]
     assert found[0, 0].tolist() == expected
@@ -18,12 +18,12 @@ def test_an_image_is_shifted_with_its_border_continued_and_scaled():
 def test_each_sample_has_its_own_view_by_its_place():
     x = torch.ones(3, 2)
     views = torch.tensor([[0.5, 0.5, 2.0, 0.0], [0.0, 0.0, 3.0, 1.0]])
-    assert seen(x, torch.tensor([0, 1, 2]), views)[:, 0].tolist() == [2.0, 4.0, 2.0]  # the table begins again
+    assert apply_views(x, torch.tensor([0, 1, 2]), views)[:, 0].tolist() == [2.0, 4.0, 2.0]  # the table begins again
 
 
 def test_views_lie_in_their_range_and_change_with_the_round():
     tables = draw_views(Moment(1, 5, 0), shift=0.1, jitter=0.2)
-    assert tables.shape == (2, VARIETY, 4)
+    assert tables.shape == (2, VIEWS, 4)
     assert tables[..., :2].abs().max() <= 0.1
     assert (tables[..., 2] - 1).abs().max() <= 0.2
     assert tables[..., 3].abs().max() <= 0.2

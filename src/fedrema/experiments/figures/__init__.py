@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedrema.base.files import written_whole
+from fedrema.base.files import atomic_file
 from fedrema.experiments.figures.clients import figure_of_clients
 from fedrema.experiments.figures.gap import figure_of_gap
 from fedrema.experiments.figures.learning import figure_of_curves, figure_of_matching
@@ -45,7 +45,7 @@ def draw(picture: Picture, experiment: Experiment, seeds: int, store: Store, fol
     figure.set_layout_engine("none")  # everything has its place now: to find it again for each file takes long
     for path, undated in zip(paths, ({}, {"CreationDate": None}), strict=True):
         # TrueType, so that letters can be searched and journals take it; no date: same results, same file.
-        with written_whole(path) as temporary, matplotlib.rc_context({"pdf.fonttype": 42}):
+        with atomic_file(path) as temporary, matplotlib.rc_context({"pdf.fonttype": 42}):
             figure.savefig(temporary, format=path.suffix[1:], dpi=DOTS_PER_INCH, metadata=undated)
     return paths
 

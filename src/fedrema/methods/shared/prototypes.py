@@ -1,4 +1,4 @@
-"""Class prototypes: the mean feature of each class, at one client and over clients."""
+"""Class prototypes: the mean feature of each class, on one client and over all clients."""
 
 from typing import Literal
 
@@ -9,40 +9,40 @@ from torch.nn import functional
 from fedrema.core import Batch, Client, State, Uploads, cross_entropy
 from fedrema.models.body_and_head import Net, Tensors
 
-Weighing = Literal["samples", "uniform"]
+Weighting = Literal["samples", "uniform"]
 
 
-def class_members(data: Batch, classes: int, dtype: torch.dtype) -> Tensor:
-    """Return [n, C] 1 where a real sample is of a class, else 0."""
+def class_membership(data: Batch, classes: int, dtype: torch.dtype) -> Tensor:
+    """Return a matrix [n, C] that is 1 where a real sample belongs to a class, else 0."""
     return functional.one_hot(data.y, classes).to(dtype) * data.mask[:, None].to(dtype)
 
 
 def class_means(values: Tensor, data: Batch, classes: int) -> tuple[Tensor, Tensor]:
-    """Return the mean of `values` [n, d] over the real samples of each class [C, d], and their numbers [C].
+    """Return the mean of `values` [n, d] over the real samples of each class [C, d], and the class counts [C].
 
-    A class without samples has the mean 0 and the number 0.
+    For a class without samples, both are 0.
     """
-    member = class_members(data, classes, values.dtype)
+    member = class_membership(data, classes, values.dtype)
     counts = member.sum(dim=0)
     return member.T @ values / counts.clamp(min=1)[:, None], counts
 
 
-def own_prototypes(net: Net, client: Client, data: Batch) -> Tensors:
-    """Return what a client sends: the means of its features by class, and of how many samples they are."""
+def client_prototypes(net: Net, client: Client, data: Batch) -> Tensors:
+    """Return what a client sends: the mean feature of each class and the number of samples."""
     means, counts = class_means(net.features(client.params, data.x), data, net.classes)
     return {"means": means, "label_counts": counts}
 
 
-def no_prototypes(classes: int, width: int) -> State:
-    """Return what a server that has heard of no class remembers."""
+def initial_prototypes(classes: int, width: int) -> State:
+    """Return the server state before any prototype is known."""
     return {"prototypes": torch.zeros(classes, width), "known": torch.zeros(classes)}
 
 
-def global_prototypes(state: State, uploads: Uploads, weigh: Weighing) -> Tensors:
-    """Average what clients sent as `means` [k, C, d] and `label_counts` [k, C]: C̄_c = Σ_k (n_kc/n_c) μ_kc.
+def global_prototypes(state: State, uploads: Uploads, weigh: Weighting) -> Tensors:
+    """Average the clients' `means` [k, C, d] with their `label_counts` [k, C]: C̄_c = Σ_k (n_kc/n_c) μ_kc.
 
-    With `uniform`, every client that holds a class counts equally. A class that nobody sent keeps the prototype it
-    had; `known` [C] is 1 for classes that have one.
+    With `uniform`, all clients that hold a class have equal weights. A class that no client sent keeps its previous
+    prototype; `known` [C] is 1 for classes that have one.
     """
     means, counts = uploads.extras["means"], uploads.extras["label_counts"]
     weights = counts if weigh == "samples" else (counts > 0).to(counts.dtype)
@@ -65,7 +65,7 @@ def aligned_loss(net: Net, client: Client, batch: Batch, strength: float) -> Ten
 
 
 def alignment(features: Tensor, batch: Batch, prototypes: Tensor, known: Tensor) -> Tensor:
-    """Return the mean over a batch of (1/d)‖h − c̄_y‖²; a sample whose class has no prototype adds nothing."""
+    """Return the mean of (1/d)‖h − c̄_y‖² over a batch; samples of a class without a prototype count as 0."""
     distances = (features - prototypes[batch.y]).square().mean(dim=1)
     counted = batch.mask * known[batch.y].to(batch.mask.dtype)
     return (distances * counted).sum() / batch.mask.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""Second networks: a copy of a network's tensors has their names after a prefix and a dot."""
+"""Second models: the tensors of a copy of the network have the same names after a prefix and a dot."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from fedrema.models.body_and_head import Net, Tensors
 
 
 def copied(tensors: Tensors, prefix: str) -> Tensors:
-    """Return tensors under the names of a copy."""
+    """Return the tensors under the names of a copy: with a prefix and a dot."""
     return {f"{prefix}.{name}": value for name, value in tensors.items()}
 
 
@@ -16,18 +16,18 @@ def copy_of(tensors: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
 
 
-def model_of(net: Net, tensors: Tensors) -> Tensors:
-    """Return the network's own tensors among others."""
+def network_tensors(net: Net, tensors: Tensors) -> Tensors:
+    """Return the tensors that belong to the network itself, without copies and additional tensors."""
     return {name: tensors[name] for name in net.initial}
 
 
 def squared_distance(net: Net, first: Tensors, second: Tensors) -> Tensor:
-    """Return ‖w − v‖² over all that the first has of the network's trainable tensors: not batch norm's statistics."""
+    """Return ‖w − v‖² over the network's trainable tensors that `first` has; batch-norm statistics do not count."""
     names = [name for name in net.initial if name in net.trainable and name in first]
-    apart = [(first[name] - second[name]).square().sum() for name in names]
-    return sum(apart[1:], start=apart[0])
+    distances = [(first[name] - second[name]).square().sum() for name in names]
+    return sum(distances[1:], start=distances[0])
 
 
 def per_client(values: Tensor, like: Tensor) -> Tensor:
-    """Give one number, or one number per client, the shape to be multiplied with a tensor of theirs."""
+    """Reshape one number, or one per client, so that it broadcasts against a tensor of one or of all clients."""
     return values.reshape((*values.shape, *[1] * (like.dim() - values.dim())))

@@ -1,10 +1,10 @@
-// The document, what is chosen, and small things that every picture needs.
+// The document, the state of the controls, and functions that every figure needs.
 const parts = {};
-const state = { run: 0, client: null, round: null, quantity: 'accuracy', difference: 'honest_accuracy', matrix: null };
+const state = { run: 0, client: null, round: null, quantity: 'accuracy', difference: 'honest_accuracy', matrix: null, trace: null };
 const byId = (id) => document.getElementById(id);
 
 function readParts() {
-  for (const name of ['main', 'people', 'relations']) {
+  for (const name of ['main', 'clients', 'relations']) {
     const element = byId(`part-${name}`);
     parts[name] = element ? JSON.parse(element.textContent) : null;
     element?.remove();
@@ -12,11 +12,11 @@ function readParts() {
 }
 
 const unpacked = new WeakMap();
-// Numbers as sixteen bits; the highest pattern stands for what was not measured.
+// Arrays are sixteen-bit codes; the highest code is a missing value.
 function unpack(packed) {
   if (!packed) return null;
   if (!unpacked.has(packed)) {
-    const bytes = Uint8Array.from(atob(packed.data), (letter) => letter.charCodeAt(0));
+    const bytes = Uint8Array.from(atob(packed.data), (character) => character.charCodeAt(0));
     const view = new DataView(bytes.buffer);
     const values = new Float32Array(bytes.length / 2);
     for (let place = 0; place < values.length; place += 1) {
@@ -66,7 +66,7 @@ function secondsInWords(seconds) {
 }
 const plural = (count, word) => `${count.toLocaleString('en')} ${word}${count === 1 ? '' : 's'}`;
 
-// Client names may hold anything; Plotly reads some HTML in texts.
+// Client names may contain anything; Plotly interprets some HTML in texts.
 const safe = (text) => String(text).replace(/&/g, '&amp;').replace(/</g, '&lt;').replace(/>/g, '&gt;');
 const short = (text) => (String(text).length > 14 ? `${String(text).slice(0, 13)}…` : String(text));
 
@@ -89,14 +89,29 @@ function options(select, items, chosen) {
   select.value = chosen ?? '';
 }
 
-function say(sentence) {
-  byId('spoken').textContent = sentence;
+// For screen readers.
+function announce(sentence) {
+  byId('announcement').textContent = sentence;
 }
 
 const currentRun = () => parts.main.runs[state.run];
 const currentGroup = () => parts.main.groups[currentRun().group];
-const people = () => parts.people?.runs[state.run] ?? null;
+const clientsOfRun = () => parts.clients?.runs[state.run] ?? null;
 const relations = () => parts.relations?.runs[state.run] ?? null;
+// What the method of a run declares about its reports.
+const reportsOf = (run) => parts.main.groups[run.group].reports;
+const matrixOf = (name) =>
+  reportsOf(currentRun()).matrices.find((matrix) => matrix.name === name) ?? {
+    name,
+    title: name,
+    kind: null,
+    description: `The matrix that the method calls ${name}.`,
+  };
+const firstOfKind = (found, kinds) =>
+  kinds
+    .map((kind) => Object.keys(found?.matrices ?? {}).find((name) => matrixOf(name).kind === kind))
+    .find((name) => name != null) ?? null;
+const capitalised = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const nameOf = (client) => currentRun().names[client] ?? String(client);
 function runLabel(run) {
   const group = parts.main.groups[run.group];

@@ -1,6 +1,6 @@
-// Pictures: each has a function that says what to draw now; those on the screen are drawn first.
+// Figures: each has a function that returns its data and layout; visible figures are drawn first.
 const pictures = new Map();
-// Told apart by every kind of colour vision; black and white change places with the background.
+// Distinguishable with colour blindness; black and white are swapped on a dark background.
 const hues = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#8C6BB1', '#7F7F7F'];
 const marks = ['circle', 'square', 'diamond', 'triangle-up', 'cross', 'star', 'pentagon', 'hexagram'];
 const isDark = () => document.documentElement.dataset.theme === 'dark';
@@ -35,7 +35,7 @@ function axis(more = {}) {
   };
 }
 
-// From the first round to the last, without the margin that markers would add.
+// From the first round to the last, without the margin that Plotly adds for markers.
 function spanOf(rounds) {
   const [first, last] = [Math.min(...rounds), Math.max(...rounds)];
   return last > first ? [first, last] : [first - 0.5, last + 0.5];
@@ -48,7 +48,7 @@ const roundAxis = (rounds, more = {}) =>
     ...more,
   });
 
-function dressed(layout) {
+function withDefaults(layout) {
   return {
     paper_bgcolor: css('card'),
     plot_bgcolor: css('card'),
@@ -97,7 +97,7 @@ function exportAs(entry, kind) {
 
 function render(entry) {
   entry.stale = false;
-  const drawn = entry.draw() ?? { empty: 'There is nothing to show here.' };
+  const drawn = entry.draw() ?? { empty: 'No data.' };
   entry.rows = drawn.rows ?? null;
   entry.figure.hidden = Boolean(drawn.hidden);
   entry.exports.hidden = !drawn.rows;
@@ -119,16 +119,16 @@ function render(entry) {
   }
   entry.plot.setAttribute('role', 'img');
   entry.plot.setAttribute('aria-label', drawn.words ?? caption.textContent);
-  Plotly.react(entry.plot, drawn.data, dressed(drawn.layout ?? {}), { displayModeBar: false, responsive: true });
+  Plotly.react(entry.plot, drawn.data, withDefaults(drawn.layout ?? {}), { displayModeBar: false, responsive: true });
   if (!entry.seen && entry.clicked) entry.plot.on('plotly_click', entry.clicked);
   entry.seen = true;
   performance.mark('picture');
 }
 
-// On the screen now; the others one by one, so that the page stays quick however much there is.
-// Numbers and tables come first: Plotly is large, and is only read once they are on the screen.
+// Visible figures are drawn at once, the others one by one, so that the page stays responsive.
+// Plotly is large: it is parsed after numbers and tables have been shown.
 let queued = null;
-function wakePlotly() {
+function loadPlotly() {
   const source = byId('plotly-source');
   document.head.append(Object.assign(document.createElement('script'), { textContent: source.textContent }));
   source.remove();
@@ -172,6 +172,6 @@ const clientBox = (row, width = 0.5) => ({
 });
 function emptyRelations() {
   const { settings, status } = currentRun();
-  if (settings.record === 'relations' && status.state !== 'finished') return 'Comes with the next checkpoint.';
-  return 'Not recorded. Add --record relations to fedrema run, and this picture appears.';
+  if (settings.record === 'relations' && status.state !== 'finished') return 'Available after the next checkpoint.';
+  return 'Not recorded. Run fedrema run with --record relations to see this figure.';
 }

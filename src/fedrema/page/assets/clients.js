@@ -1,6 +1,6 @@
-// Every client: accuracy sorted, with what it holds beside it.
+// Clients sorted by accuracy, and the classes of their samples.
 function sortedClients() {
-  const final = unpack(people()?.final)?.values;
+  const final = unpack(clientsOfRun()?.final)?.values;
   if (!final) return null;
   const everyone = Array.from(final.keys()).filter((client) => !Number.isNaN(final[client]));
   return everyone.sort((a, b) => final[a] - final[b] || b - a);
@@ -16,7 +16,7 @@ function accuracyRange(traces) {
 }
 
 function labelsOf() {
-  const labels = people()?.labels;
+  const labels = clientsOfRun()?.labels;
   if (!labels) return null;
   const [train, test] = [unpack(labels.train), unpack(labels.test)];
   return {
@@ -29,9 +29,9 @@ function labelsOf() {
 
 function drawClients() {
   const order = sortedClients();
-  if (!order?.length) return { empty: 'No client has been scored yet.' };
+  if (!order?.length) return { empty: 'No client has been evaluated yet.' };
   const run = currentRun();
-  const final = unpack(people().final).values;
+  const final = unpack(clientsOfRun().final).values;
   const labels = labelsOf();
   const few = order.length <= 60;
   const places = order.map((_, place) => place);
@@ -45,7 +45,7 @@ function drawClients() {
     );
   for (const { other, at } of same) {
     const group = parts.main.groups[other.group];
-    const values = unpack(parts.people.runs[at].final)?.values;
+    const values = unpack(parts.clients.runs[at].final)?.values;
     if (!values) continue;
     data.push({
       type: 'scatter',
@@ -117,7 +117,7 @@ function drawClients() {
         title: 'Client',
       }),
     },
-    caption: `Each row is a client of ${runLabel(run)}, the best served at the top: the mean accuracy of its last five scored rounds${labels ? ', and beside it how many samples of each class it holds' : ''}. Choose a client here or above to follow it through every picture.${same.length > 1 ? ' Click a name in the legend to see another method with the same seed.' : ''}${labels ? '' : ' What the clients hold is not known here.'}`,
+    caption: `Each row is a client of ${runLabel(run)}, sorted by its mean accuracy over the last five evaluated rounds${labels ? '; on the right, its number of samples of each class' : ''}. Select a client here or above to highlight it in every figure.${same.length > 1 ? ' Click a name in the legend to show another method with the same seed.' : ''}${labels ? '' : ' The class counts of the clients are not known.'}`,
     rows: () => [
       [
         'client',

@@ -1,5 +1,5 @@
 // Seconds and bytes by part.
-const costParts = { train: 'training', aggregate: 'server', evaluate: 'scoring', other: 'the rest' };
+const costParts = { train: 'training', aggregate: 'aggregation', evaluate: 'evaluation', other: 'other' };
 
 function groupMeans(pick) {
   return parts.main.groups.map((group, at) => {
@@ -44,14 +44,14 @@ function stackedBars(found, words, unit, title, scale = 1) {
 
 function drawTime() {
   const found = groupMeans((run) => run.seconds).filter(({ values }) => Object.keys(values).length);
-  if (!found.length) return { empty: 'Not known yet.' };
+  if (!found.length) return { empty: 'Not available yet.' };
   return {
     ...stackedBars(found, costParts, 's', 'seconds for all rounds'),
     words: found
       .map(({ group, values }) => `${group.label}: ${secondsInWords(Object.values(values).reduce((a, b) => a + b, 0))}`)
       .join('; '),
     caption:
-      "How long a run took on the machine it ran on, mean over its seeds: training of all clients, the server's step, scoring of all clients, and the rest.",
+      'Time of a run on its machine, mean over seeds: training of all clients, aggregation on the server, evaluation of all clients, and other work.',
     rows: () => [
       ['method', 'part', 'seconds'],
       ...found.flatMap(({ group, values }) =>
@@ -63,7 +63,7 @@ function drawTime() {
 
 function drawTraffic() {
   const found = groupMeans((run) => run.bytes).filter(({ values }) => Object.keys(values).length);
-  if (!found.length) return { empty: 'Nothing has been sent, or it was not counted.' };
+  if (!found.length) return { empty: 'Nothing was sent, or it was not counted.' };
   const most = Math.max(...found.map(({ values }) => Object.values(values).reduce((a, b) => a + b, 0)));
   const [scale, unit] = [
     [1e12, 'TB'],
@@ -78,7 +78,7 @@ function drawTraffic() {
       .map(({ group, values }) => `${group.label}: ${bytesInWords(Object.values(values).reduce((a, b) => a + b, 0))}`)
       .join('; '),
     caption:
-      'What travels between the clients and the server, over all rounds and clients, mean over seeds. Models travel; samples never do.',
+      'Data sent between clients and server, over all rounds and clients, mean over seeds. Only models and statistics are sent, never samples.',
     rows: () => [
       ['method', 'direction', 'bytes'],
       ...found.flatMap(({ group, values }) =>

@@ -1,4 +1,4 @@
-// The graph of who learns from whom: each client's strongest ties, and the clusters that they suggest.
+// Graph of who learns from whom: the strongest ties of each client, and clusters computed from them.
 function strongTies(page, most = 5) {
   const ties = new Map();
   page.forEach((row, at) => {
@@ -19,7 +19,7 @@ function strongTies(page, most = 5) {
   return [...ties.values()];
 }
 
-// How much of what clients take from others comes from their own group, beside what chance would give.
+// Weight of peers from the own group, compared with what random peers would have.
 function withinGroups(page, groups) {
   const shares = [];
   const chance = [];
@@ -32,7 +32,7 @@ function withinGroups(page, groups) {
     );
     chance.push((groups.filter((group) => group === groups[at]).length - 1) / (groups.length - 1));
   });
-  return ` The data was dealt in ${new Set(groups).size} groups: ${percent(mean(shares), 0)} of what a client takes from others comes from its own group; by chance it would be ${percent(mean(chance), 0)}.`;
+  return ` The data was partitioned into ${new Set(groups).size} groups: ${percent(mean(shares), 0)} of the weight of a client's peers is in its own group; with random peers it would be ${percent(mean(chance), 0)}.`;
 }
 
 function drawGraph() {
@@ -42,7 +42,7 @@ function drawGraph() {
   const [page, from] = pageKnown(unpack(found.matrices[source]), state.round);
   const ties = strongTies(page);
   const place = found.clients.indexOf(state.client);
-  const dealt = currentRun().true_groups;
+  const groups = currentRun().true_groups;
   const strongest = Math.max(...ties.map((tie) => tie.share), 1e-9);
   const mine = (tie) => place < 0 || tie.a === place || tie.b === place;
   const bins = [0, 1, 2].map((bin) =>
@@ -90,28 +90,29 @@ function drawGraph() {
         opacity: members.map((at) => (place < 0 || near.has(at) || at === place ? 1 : 0.2)),
       },
       hovertext: members.map(
-        (at) => `client ${safe(names[at])}${dealt ? `, dealt to group ${dealt[found.clients[at]] + 1}` : ''}`,
+        (at) => `client ${safe(names[at])}${groups ? `, group ${groups[found.clients[at]] + 1}` : ''}`,
       ),
       hovertemplate: '%{hovertext}<extra>%{fullData.name}</extra>',
     });
   }
   const bare = { visible: false, fixedrange: isNarrow() };
   const what = {
-    G: 'how often one has chosen the other so far',
-    weights: "the weight of the other's classifier",
-    S: 'how alike they are',
-  }[source];
-  const whose = place >= 0 ? ` Heavy lines: the ties of client ${nameOf(state.client)}.` : '';
+    counts: 'how often it has chosen them so far',
+    weights: 'their weights in its model',
+    selection: 'its choice in this round',
+    similarity: 'similarity',
+  }[matrixOf(source).kind];
+  const whose = place >= 0 ? ` Thick lines: the peers of client ${nameOf(state.client)}.` : '';
   return {
     data,
     layout: { height: isNarrow() ? 360 : 470, xaxis: bare, yaxis: bare, showlegend: clusters.length <= 8 },
     words: `Graph of ${names.length} clients in ${clusters.length} clusters, with ${ties.length} ties, round ${found.rounds[from]}.`,
     caption:
-      `Each dot is a client; a line joins it to each of the five it depends on most (thicker: more), by ${what}. Colour and shape: clusters that the lines suggest, found without looking at the data.${
-        dealt && ties.length
+      `Each point is a client, connected to its five most important peers by ${what} (thicker: more). Colours and shapes: clusters computed from these connections alone.${
+        groups && ties.length
           ? `${withinGroups(
               page,
-              found.clients.map((client) => dealt[client]),
+              found.clients.map((client) => groups[client]),
             )}`
           : ''
       }${whose} ${found.notes.join(' ')}`.trim(),

@@ -1,10 +1,13 @@
-// The result: cards, table of methods, differences with their confidence.
-const columns = [
+// Results: cards, table of methods, differences with confidence intervals.
+const accuracies = [
   ['honest_accuracy', 'honest', 'honest accuracy'],
   ['best_accuracy', 'best (peeks)', 'best accuracy'],
   ['final_accuracy', 'final (last 5)', 'final accuracy'],
-  ['worst_tenth', 'worst tenth', 'accuracy of the worst-served tenth'],
-  ['critical_rounds', 'critical rounds'],
+  ['worst_tenth', 'worst tenth', 'accuracy of the worst tenth'],
+];
+const columns = () => [
+  ...accuracies,
+  ...Object.entries(parts.main.periods),
   ['seconds', 'seconds'],
   ['bytes_up', 'sent'],
   ['bytes_down', 'received'],
@@ -26,7 +29,7 @@ function card(name, value, more) {
   );
 }
 
-// Whether it goes on or was stopped, the progress above the page says.
+// The status at the top of the page says whether it is running or stopped.
 function progressOf(group) {
   const going = parts.main.runs.filter(
     (run) => parts.main.groups[run.group] === group && run.status.state !== 'finished',
@@ -36,8 +39,7 @@ function progressOf(group) {
     : '';
 }
 
-const stillCritical = (group) =>
-  parts.main.runs.some((run) => parts.main.groups[run.group] === group && run.series.critical?.values.at(-1));
+const inPeriod = (group) => parts.main.runs.some((run) => parts.main.groups[run.group] === group && run.in_period);
 
 function drawCards() {
   const best = leader();
@@ -50,7 +52,7 @@ function drawCards() {
       card(
         several && parts.main.comparable ? `${best.label} leads: accuracy` : `${best.label}: accuracy`,
         percent(value),
-        `honest: no peeking; ${over}`,
+        `honest accuracy; ${over}`,
       ),
     );
     const found = parts.main.differences.honest_accuracy?.rows.filter((row) => row.mean != null) ?? [];
@@ -61,26 +63,25 @@ function drawCards() {
         next.low == null
           ? between
           : next.low <= 0 && next.high >= 0
-            ? `may be luck: ${between}, with 95 % confidence`
-            : `95 % sure: ${between}`;
+            ? `not significant: ${between}, 95 % confidence`
+            : `95 % confidence: ${between}`;
       cards.push(card(`Ahead of ${next.label} by`, `${Math.abs(100 * next.mean).toFixed(1)} points`, sure));
     }
     const worst = best.statistics.worst_tenth;
     if (worst)
-      cards.push(card('The worst-served tenth', percent(worst[0]), `of the clients with ${best.label}, last rounds`));
-    const critical = best.statistics.critical_rounds;
-    if (critical)
+      cards.push(card('Worst tenth of the clients', percent(worst[0]), `${best.label}, last five evaluated rounds`));
+    const { period } = best.reports;
+    const lasted = period && best.statistics[`${period.name}_rounds`];
+    if (lasted)
       cards.push(
         card(
-          'Peers were sought for',
-          `${+critical[0].toFixed(1)} rounds`,
-          stillCritical(best)
-            ? 'so far: the critical period has not ended'
-            : 'the critical period; then each keeps the peers it chose most',
+          `Length of the ${period.title}`,
+          `${+lasted[0].toFixed(1)} rounds`,
+          inPeriod(best) ? 'so far: it has not ended' : `later rounds: ${period.after}`,
         ),
       );
   } else {
-    cards.push(card('Accuracy', '–', 'no round has been scored yet'));
+    cards.push(card('Accuracy', '–', 'no round has been evaluated yet'));
   }
   const run = currentRun();
   if (cards.length < 4)
@@ -98,7 +99,7 @@ function cellText(name, statistic) {
 
 function drawComparison() {
   const groups = parts.main.groups;
-  const shown = columns.filter(([name]) => groups.some((group) => group.statistics[name]));
+  const shown = columns().filter(([name]) => groups.some((group) => group.statistics[name]));
   const highest = Object.fromEntries(
     shown
       .filter(([name]) => isAccuracy(name))
@@ -140,13 +141,13 @@ function drawComparison() {
       ...shown.flatMap(([name]) => group.statistics[name] ?? ['', '']),
     ]),
   ];
-  return { rows, caption: `${parts.main.explanation} Sent and received: by all clients together, over the whole run.` };
+  return { rows, caption: `${parts.main.explanation} Sent and received: by all clients, over the whole run.` };
 }
 
 function drawDifferences() {
   const found = parts.main.differences[state.difference];
   if (parts.main.groups.length < 2) return { hidden: true };
-  if (!found) return { empty: 'Nothing to compare yet.' };
+  if (!found) return { empty: 'No comparison is available yet.' };
   const drawn = found.rows.filter((row) => row.mean != null).sort((a, b) => a.mean - b.mean);
   if (!drawn.length) return { empty: found.rows.map((row) => `${row.label}: ${row.reason}`).join('; ') };
   const trace = {
@@ -197,7 +198,7 @@ function drawDifferences() {
         rangemode: 'tozero',
       }),
     },
-    caption: `How far each method lies from ${found.reference}, seed by seed. The bar is where the true difference lies with 95 % confidence: if it does not touch zero, luck is an unlikely explanation. ${parts.main.confidence}${rest}`,
+    caption: `Mean paired difference of each method to ${found.reference}, with its 95 % confidence interval. An interval that does not include zero indicates a significant difference. ${parts.main.confidence}${rest}`,
     rows: () => [
       ['method', 'reference', 'difference', 'low', 'high', 'pairs', 'reason'],
       ...found.rows.map((row) => [row.label, found.reference, row.mean, row.low, row.high, row.pairs, row.reason]),

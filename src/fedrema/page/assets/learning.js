@@ -1,13 +1,12 @@
-// Curves by round, a band over seeds, the end of the critical period, and the client that is followed.
+// Curves by round, with a band over seeds, the end of methods' periods, and the selected client.
 const explained = {
-  accuracy: "Share of test samples that each client's own model gets right, over all clients.",
-  worst_tenth: 'Accuracy of the tenth of the clients that is served worst: is anybody left behind?',
-  trained_accuracy:
-    'Accuracy right after local training, before the server mixes the models: how good training alone is.',
-  loss: 'What local training makes smaller. A low loss with a low accuracy means learning by heart.',
+  accuracy: "Share of test samples that the clients' own models classify correctly, over all clients.",
+  worst_tenth: 'Mean accuracy of the tenth of the clients with the lowest accuracy.',
+  trained_accuracy: 'Accuracy right after local training, before aggregation.',
+  loss: 'Mean loss of local training. A low loss with a low accuracy indicates overfitting.',
 };
 
-// Low first rounds would squeeze all that follows: they may run out of the frame.
+// Low values of the first rounds would compress the rest: they may be cut off.
 function firstRoundsCut(curves) {
   if (Math.min(...curves.map((curve) => curve.rounds.length)) < 10) return null;
   const later = curves.flatMap((curve) => curve.low.slice(Math.max(2, Math.floor(curve.low.length / 8))));
@@ -21,11 +20,12 @@ function firstRoundsCut(curves) {
 function drawLearning() {
   const quantity = state.quantity;
   const groups = parts.main.groups.filter((group) => group.curves[quantity]);
-  if (!groups.length) return { empty: 'No round has been scored yet.' };
+  if (!groups.length) return { empty: 'No round has been evaluated yet.' };
   const isShare = quantity !== 'loss';
   const every = groups.flatMap((group) => group.curves[quantity].rounds);
   const data = [];
   const shapes = [];
+  const ended = new Set();
   const faint = groups.length > 4 ? 0.1 : 0.18;
   let banded = false;
   for (const group of groups) {
@@ -45,11 +45,12 @@ function drawLearning() {
         y: [...curve.high, ...[...curve.low].reverse()],
       });
     }
-    if (curve.critical_end != null) {
+    if (curve.period_end != null) {
+      ended.add(group.reports.period.title);
       shapes.push({
         type: 'line',
-        x0: curve.critical_end,
-        x1: curve.critical_end,
+        x0: curve.period_end,
+        x1: curve.period_end,
         yref: 'paper',
         y0: 0,
         y1: 1,
@@ -72,13 +73,13 @@ function drawLearning() {
     });
   }
   const own = { accuracy: 'accuracy', trained_accuracy: 'trained', loss: 'loss' }[quantity];
-  const table = unpack(people()?.[own]);
+  const table = unpack(clientsOfRun()?.[own]);
   if (state.client != null && table) {
     data.push({
       type: 'scatter',
       mode: 'lines+markers',
       name: `client ${safe(nameOf(state.client))}`,
-      x: people().rounds,
+      x: clientsOfRun().rounds,
       y: columnOf(table, state.client).map((value) => value * (isShare ? 100 : 1)),
       line: { color: css('ink'), width: 2.2 },
       marker: { size: 4, color: css('ink') },
@@ -106,9 +107,9 @@ function drawLearning() {
         : groups.length > 1
           ? 'One training seed each.'
           : 'One training seed.',
-      shapes.length ? 'Dotted: the critical period ends, and with it the search for the most relevant peers.' : '',
-      cut ? 'Some of the first rounds lie below the frame; a double click shows all.' : '',
-      state.client != null && table ? `Heavy line: client ${nameOf(state.client)} in ${runLabel(currentRun())}.` : '',
+      ended.size ? `Dotted: end of the ${[...ended].join(' or ')}.` : '',
+      cut ? 'Some of the first rounds are below the visible range; double-click to show all.' : '',
+      state.client != null && table ? `Thick line: client ${nameOf(state.client)} in ${runLabel(currentRun())}.` : '',
     ]
       .filter(Boolean)
       .join(' '),

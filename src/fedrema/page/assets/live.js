@@ -1,5 +1,5 @@
-// While a run goes on: progress, and new parts of the document as they come.
-const stateWords = { running: 'Running', finished: 'Finished', stopped: 'Stopped', silent: 'No news' };
+// While runs train: progress, and new versions of the parts of the document.
+const stateWords = { running: 'Running', finished: 'Finished', stopped: 'Stopped', silent: 'No update' };
 let lost = false;
 
 function statusCard(run) {
@@ -7,15 +7,15 @@ function statusCard(run) {
   const facts = [`round ${status.done.toLocaleString('en')} of ${status.rounds.toLocaleString('en')}`];
   const now = Date.now() / 1000;
   if (status.seconds_left != null) facts.push(`about ${secondsInWords(status.seconds_left)} left`);
-  if (status.news && status.state !== 'finished')
-    facts.push(`last news ${secondsInWords(Math.max(0, now - status.news))} ago`);
+  if (status.updated && status.state !== 'finished')
+    facts.push(`last update ${secondsInWords(Math.max(0, now - status.updated))} ago`);
   if (status.state !== 'finished')
     facts.push(
       status.checkpoint
         ? `checkpoint ${secondsInWords(Math.max(0, now - status.checkpoint))} old`
         : 'no checkpoint yet',
     );
-  if (status.state === 'stopped') facts.push('fedrema resume goes on with it');
+  if (status.state === 'stopped') facts.push('continue it with fedrema resume');
   const more = (names, count) =>
     `${names.join(', ')}${count > names.length ? ` and ${count - names.length} more` : ''}`;
   if (status.absent_count && status.done)
@@ -56,7 +56,7 @@ function drawProgress() {
         make(
           'span',
           { class: 'state lost' },
-          'fedrema watch has ended, or cannot be reached: this page no longer changes.',
+          'fedrema watch has ended or cannot be reached: this page is no longer updated.',
         ),
       ),
     );
@@ -68,7 +68,7 @@ function drawProgress() {
         make(
           'span',
           { class: 'facts' },
-          `${plural(rest, 'more run')}: ${parts.main.runs.filter((run) => run.status.state === 'finished').length} of ${parts.main.runs.length} are finished.`,
+          `${plural(rest, 'more run')}: ${parts.main.runs.filter((run) => run.status.state === 'finished').length} of ${parts.main.runs.length} runs are finished.`,
         ),
       ),
     );
@@ -98,18 +98,18 @@ function goLive() {
     lost = true;
     drawProgress();
   };
-  setInterval(drawProgress, 5000); // ages grow also where there is no news
+  setInterval(drawProgress, 5000); // the ages grow between updates
 
-  // Of news that arrive while older ones are being drawn only the latest count.
+  // Updates that arrive while an earlier one is drawn replace each other.
   async function catchUp() {
     busy = true;
     while (latest) {
       const now = latest;
       latest = null;
       try {
-        await take(now);
+        await update(now);
       } catch {
-        /* the server is gone, or the run is being replaced: the next news will do */
+        /* the server has ended, or the run is being replaced: wait for the next update */
       }
       await new Promise((done) => {
         setTimeout(done, 500);
@@ -118,7 +118,7 @@ function goLive() {
     busy = false;
   }
 
-  async function take(now) {
+  async function update(now) {
     const changed = Object.keys(now.versions).filter((name) => versions[name] !== now.versions[name]);
     const fresh = {};
     for (const name of changed) fresh[name] = await fetchPart(name);

@@ -1,5 +1,5 @@
-// Puts everything together: choices, their consequences, light and dark.
-const steering = {
+// Controls, and what each of them redraws.
+const controls = {
   'choose-run': (value) => {
     state.run = Number(value);
     keepChoice();
@@ -18,17 +18,23 @@ const steering = {
     state.matrix = value;
     redraw('heat');
   },
+  'choose-trace': (value) => {
+    state.trace = value;
+    redraw('peers');
+  },
 };
 
 function follow(client) {
   state.client = client;
   showChoices();
-  redraw('learning', 'clients', 'path', 'heat', 'graph', 'sets');
-  say(client == null ? 'All clients are shown.' : `Every picture now follows client ${nameOf(client)}.`);
+  redraw('learning', 'clients', 'path', 'heat', 'graph', 'peers');
+  announce(client == null ? 'No client is highlighted.' : `Client ${nameOf(client)} is highlighted in every figure.`);
 }
 
-// A choice that the other run does not have is given up.
+// Resets choices that the selected run does not have.
 function keepChoice() {
+  const traces = clientTraces();
+  if (!traces.some((trace) => trace.name === state.trace)) state.trace = traces[0]?.name ?? null;
   if (state.client != null && state.client >= currentRun().names.length) state.client = null;
   const found = relations();
   if (!found) {
@@ -37,7 +43,8 @@ function keepChoice() {
     return;
   }
   if (state.round == null || state.round >= found.rounds.length) state.round = found.rounds.length - 1;
-  if (!found.matrices[state.matrix]) state.matrix = found.matrices.S ? 'S' : Object.keys(found.matrices)[0];
+  if (!found.matrices[state.matrix])
+    state.matrix = firstOfKind(found, ['similarity', 'counts', 'weights', 'selection']) ?? Object.keys(found.matrices)[0];
 }
 
 function showChoices() {
@@ -61,8 +68,15 @@ function showChoices() {
   );
   options(
     byId('choose-difference'),
-    columns.filter(([, , words]) => words).map(([name, , words]) => [name, words]),
+    accuracies.map(([name, , words]) => [name, words]),
     state.difference,
+  );
+  const traces = clientTraces();
+  byId('choose-trace').parentElement.hidden = traces.length < 2;
+  options(
+    byId('choose-trace'),
+    traces.map((trace) => [trace.name, trace.title]),
+    state.trace,
   );
   const found = relations();
   byId('round-bar').hidden = !found || found.rounds.length < 2;
@@ -76,7 +90,7 @@ function showChoices() {
     byId('round-shown').textContent = words;
     options(
       byId('choose-matrix'),
-      Object.keys(found.matrices).map((name) => [name, matrixWords[name]?.[0] ?? name]),
+      Object.keys(found.matrices).map((name) => [name, matrixOf(name).title]),
       state.matrix,
     );
   }
@@ -88,7 +102,7 @@ function refresh() {
   for (const section of document.querySelectorAll('main > section, body > .bar'))
     section.hidden = main.runs.length === 0;
   byId('made').textContent =
-    `fedrema ${main.version} · ${main.live ? 'as of' : 'made'} ${new Date(main.made).toLocaleString()}`;
+    `fedrema ${main.version} · ${main.live ? 'updated' : 'written'} ${new Date(main.made).toLocaleString()}`;
   if (!main.runs.length) return;
   if (state.run >= main.runs.length) state.run = 0;
   keepChoice();
@@ -108,20 +122,28 @@ function refresh() {
   redraw();
 }
 
-function wear(theme) {
+function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   byId('theme').setAttribute('aria-pressed', String(theme === 'dark'));
 }
 
-function begin() {
-  wear(window.matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
-  readParts();
-  const first = parts.main.runs.findIndex((run, at) => parts.relations?.runs[at]?.graph?.source === 'G');
+// The run with the most emphasised method among those that show who learns from whom; otherwise one of the best group.
+function firstRun() {
+  const { groups, runs } = parts.main;
+  const kind = (run, at) => {
+    const source = parts.relations?.runs[at]?.graph?.source;
+    return reportsOf(run).matrices.find((matrix) => matrix.name === source)?.kind ?? 'similarity';
+  };
+  const peers = runs.filter((run, at) => kind(run, at) !== 'similarity');
+  peers.sort((a, b) => groups[b.group].emphasis - groups[a.group].emphasis);
   const best = leader();
-  state.run = Math.max(
-    0,
-    first >= 0 ? first : parts.main.runs.findIndex((run) => parts.main.groups[run.group] === best),
-  );
+  return Math.max(0, runs.indexOf(peers[0] ?? runs.find((run) => groups[run.group] === best)));
+}
+
+function begin() {
+  setTheme(window.matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
+  readParts();
+  state.run = firstRun();
   for (const [id, draw] of [
     ['comparison', drawComparison],
     ['differences', drawDifferences],
@@ -130,15 +152,15 @@ function begin() {
     ['path', drawPath],
     ['heat', drawHeat],
     ['graph', drawGraph],
-    ['sets', drawSets],
-    ['period', drawPeriod],
+    ['peers', drawPeers],
+    ['traces', drawTraces],
     ['time', drawTime],
     ['traffic', drawTraffic],
     ['settings', drawSettings],
   ])
     picture(id, draw);
-  for (const id of ['clients', 'heat', 'graph', 'sets']) pictures.get(id).clicked = chooseFrom;
-  for (const [id, change] of Object.entries(steering))
+  for (const id of ['clients', 'heat', 'graph', 'peers']) pictures.get(id).clicked = chooseFrom;
+  for (const [id, change] of Object.entries(controls))
     byId(id).addEventListener('change', (event) => change(event.target.value));
   byId('clear-client').addEventListener('click', () => follow(null));
   byId('choose-round').addEventListener('input', (event) => {
@@ -147,7 +169,7 @@ function begin() {
     redraw('heat', 'graph');
   });
   byId('theme').addEventListener('click', () => {
-    wear(isDark() ? 'light' : 'dark');
+    setTheme(isDark() ? 'light' : 'dark');
     refresh();
   });
   byId('all-settings').addEventListener('toggle', () => redraw('settings'));
@@ -160,7 +182,7 @@ function begin() {
   const afterPaint = () =>
     requestAnimationFrame(() =>
       setTimeout(() => {
-        wakePlotly();
+        loadPlotly();
         if (parts.main.live) goLive();
       }, 0),
     );

@@ -1,10 +1,10 @@
-// All clients through the rounds, or the one that is followed.
+// Accuracy of all clients by round, or of the selected client.
 function drawPath() {
-  const found = people();
+  const found = clientsOfRun();
   const table = unpack(found?.accuracy);
   byId('path-heading').textContent =
-    state.client == null ? 'All clients through the rounds' : `Client ${nameOf(state.client)} through the rounds`;
-  if (!table) return { empty: 'No client has been scored yet.' };
+    state.client == null ? 'All clients by round' : `Client ${nameOf(state.client)} by round`;
+  if (!table) return { empty: 'No client has been evaluated yet.' };
   const rounds = found.rounds;
   const sorted = rounds.map((_, at) =>
     known(rowOf(table, at))
@@ -38,12 +38,12 @@ function drawPath() {
     },
   ];
   let caption =
-    'Half of the clients lie above the line, half below; the band holds the middle 80 % of them. A narrow band means that nobody is left behind.';
+    'Line: median over clients; band: 10th to 90th percentile. A narrow band means that accuracies are similar for all clients.';
   let absent = [];
   if (state.client != null) {
     const own = columnOf(table, state.client).map((value) => 100 * value);
     const trained = unpack(found.trained);
-    const there = unpack(found.there);
+    const presence = unpack(found.presence);
     data.push({
       type: 'scatter',
       mode: 'lines+markers',
@@ -66,8 +66,8 @@ function drawPath() {
         line: { color: ink('#E69F00'), width: 1.6, dash: 'dot' },
         hovertemplate: 'round %{x}: %{y:.1f} %<extra>after local training</extra>',
       });
-    if (there)
-      absent = columnOf(there, state.client)
+    if (presence)
+      absent = columnOf(presence, state.client)
         .map((value, place) => [Math.round(value), rounds[place]])
         .filter(([value]) => value < 2);
     if (absent.length)
@@ -80,7 +80,7 @@ function drawPath() {
         marker: { symbol: 'x', size: 7, color: css('bad') },
         hovertemplate: 'round %{x}: absent or failed<extra></extra>',
       });
-    caption = `Client ${nameOf(state.client)}: the heavy line is the model that it uses, dotted the same right after local training, before the server has mixed it with others'. The band is where most clients lie.`;
+    caption = `Thick line: the model of client ${nameOf(state.client)}; dotted: right after local training, before aggregation. Band: 10th to 90th percentile of all clients.`;
   }
   if (found.note) caption += ` ${found.note}`;
   return {

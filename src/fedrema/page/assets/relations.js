@@ -1,19 +1,6 @@
-// Pairs of clients: the matrices by round.
-const matrixWords = {
-  S: [
-    'similarity S',
-    'How alike the classifiers of two clients are: both answer the same random question, and S compares the answers; 1 is the same. Similar clients lie side by side, so that groups show as light squares.',
-  ],
-  G: [
-    'dependency map G',
-    "How often the client of a row has chosen the client of a column. After the critical period these counts are the weights with which it takes the other's classifier.",
-  ],
-  sets: ['chosen peers', 'Whom the client of a row has chosen in this round: light is chosen.'],
-  weights: ['weights of classifiers', 'With which weight the client of a row takes the classifier of a column.'],
-};
-
+// Matrices between clients by round.
 function pageKnown(stack, at) {
-  // A round in which nothing of the kind was recorded shows the last one before it.
+  // In a round without this matrix, the last one before it is shown.
   for (let place = at; place >= 0; place -= 1) {
     const page = pageOf(stack, place);
     if (page.some((row) => row.some((value) => !Number.isNaN(value)))) return [page, place];
@@ -24,10 +11,7 @@ function pageKnown(stack, at) {
 function drawHeat() {
   const found = relations();
   if (!found) return { empty: emptyRelations() };
-  const [label, sentence] = matrixWords[state.matrix] ?? [
-    state.matrix,
-    `The matrix that the method calls ${state.matrix}.`,
-  ];
+  const { title, description } = matrixOf(state.matrix);
   const stack = unpack(found.matrices[state.matrix]);
   const [page, from] = pageKnown(stack, state.round);
   const names = found.clients.map((client) => currentRun().names[client]);
@@ -60,7 +44,7 @@ function drawHeat() {
           },
         ];
   const stale = from !== state.round ? ` Recorded in round ${found.rounds[from]}.` : '';
-  const hidden = state.client != null && place < 0 ? ` Client ${nameOf(state.client)} is not among those drawn.` : '';
+  const hidden = state.client != null && place < 0 ? ` Client ${nameOf(state.client)} is not among those shown.` : '';
   return {
     data: [
       {
@@ -92,9 +76,9 @@ function drawHeat() {
       }),
       yaxis: axis({ ...ticks, showgrid: false, autorange: 'reversed', scaleanchor: 'x', constrain: 'domain' }),
     },
-    words: `Heat map of ${label} in round ${found.rounds[from]}, ${names.length} by ${names.length} clients.`,
+    words: `Heat map: ${title}, round ${found.rounds[from]}, ${names.length} by ${names.length} clients.`,
     caption:
-      `${sentence}${place >= 0 ? ` Framed: client ${nameOf(state.client)}.` : ''}${stale}${hidden} ${found.notes.join(' ')}`.trim(),
+      `${description}${place >= 0 ? ` Frame: client ${nameOf(state.client)}.` : ''}${stale}${hidden} ${found.notes.join(' ')}`.trim(),
     rows: () => [
       ['client', ...names],
       ...page.map((row, at) => [

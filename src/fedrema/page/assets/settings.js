@@ -1,7 +1,7 @@
 // Settings and versions, one column per group.
 function drawSettings() {
   const firsts = parts.main.groups.map((_, at) => parts.main.runs.find((run) => run.group === at));
-  const told = (value) =>
+  const shown = (value) =>
     value == null
       ? '–'
       : value === true
@@ -13,7 +13,7 @@ function drawSettings() {
                 .map((pair) => pair.join(' '))
                 .join(', ')
             : String(value);
-  // Short enough for a column; config.json has them whole.
+  // Shortened for a column; config.json has the full values.
   const brief = { commit: (value) => value?.slice(0, 10), started: (value) => value?.slice(0, 16).replace('T', ' ') };
   const versions = (run) => ({
     ...Object.fromEntries(
@@ -26,7 +26,7 @@ function drawSettings() {
   const of = (pick, kind) =>
     [...new Set(firsts.flatMap((run) => Object.keys(pick(run))))]
       .filter((name) => kind !== 'setting' || name !== 'seed')
-      .map((name) => ({ kind, name, values: firsts.map((run) => told(pick(run)[name])) }));
+      .map((name) => ({ kind, name, values: firsts.map((run) => shown(pick(run)[name])) }));
   const seeds = {
     kind: 'setting',
     name: 'seeds run',
@@ -81,7 +81,7 @@ function drawSettings() {
   const table = make('table', {}, make('thead', {}, head), make('tbody', {}, ...body));
   const scroll = byId('settings').querySelector('.scroll');
   const all = byId('settings').querySelector('details');
-  // All of them would be a wall; open while someone reads, also when new rounds arrive.
+  // Most settings are hidden at first; the choice is kept when new rounds arrive.
   const lasting = rows.filter((row) => row.differs || main.has(row.name)).length;
   body.forEach((line, at) => {
     line.hidden = !all.open && at >= lasting;

@@ -1,118 +1,125 @@
-"""Sends a run's numbers and pictures to TensorBoard, MLflow or W&B, where their packages are installed."""
+"""Sends a run's numbers and figures to TensorBoard, MLflow or Weights & Biases while it trains."""
 
-import importlib
 import importlib.util
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+
+import numpy as np
 
 from fedrema.base.terminal import print_safe
+from fedrema.core.reports import HEAD_SIMILARITY, Reports
 from fedrema.errors import BadInput
+from fedrema.reporting.curves import draw_curves
+from fedrema.reporting.matrices import declared_matrix, heat_map, order_by_similarity
+from fedrema.reporting.trackers.services import SERVICES, Tracker
 from fedrema.runs.directory import RunDirectory
-from fedrema.simulation.records import RoundRecord
-
-MODULES = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
-"""What each needs to be installed."""
-
-
-class Tracker(Protocol):
-    """A place that numbers and pictures are sent to."""
-
-    def __init__(self, directory: RunDirectory, config: dict[str, Any], after: int) -> None:
-        """Begin, or go on after a round."""
-
-    def scalars(self, number: int, values: dict[str, float]) -> None:
-        """Take the numbers of a round."""
-
-    def pictures(self, number: int, files: dict[str, Path]) -> None:
-        """Take pictures, as PNG files, by name."""
-
-    def close(self, finished: bool) -> None:
-        """Write out everything."""
+from fedrema.runs.run import Run
+from fedrema.simulation.records import PRIMARY, RoundRecord
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse what is not installed, before anything is run."""
+    """Refuse trackers whose packages are not installed, before anything is run."""
     for name in names:
-        if importlib.util.find_spec(MODULES[name]) is None:
+        if importlib.util.find_spec(name) is None:
             raise BadInput(f"--track {name} needs a package that is not installed: pip install 'fedrema[{name}]'.")
 
 
 class Tracking:
-    """Everything that a run is sent to."""
+    """The trackers of one run. One that fails is dropped with a message; training continues."""
 
-    def __init__(self, trackers: list[Tracker], directory: RunDirectory) -> None:
-        self.trackers, self.directory = trackers, directory
+    def __init__(self, trackers: Sequence[Tracker], directory: RunDirectory) -> None:
+        self.trackers, self.directory = list(trackers), directory
+        self.reports = directory.reports()
         self.finished = False
-
-    def _send(self, what: Callable[[Tracker], None]) -> None:
-        """Send to all; one that fails is left out from now on, for training is worth more than its diary."""
-        for tracker in list(self.trackers):
-            try:
-                what(tracker)
-            except Exception as error:  # whatever another program's store or network does
-                self.trackers.remove(tracker)
-                name = type(tracker).__module__.rpartition("_")[2]
-                print_safe(f"fedrema: {name} gets no more numbers of {self.directory.path}: {error}", file=sys.stderr)
 
     def round(self, record: RoundRecord) -> None:
         """Send the numbers of a round."""
         if self.trackers:
-            values = scalars_of(record)
+            values = scalars_of(record, self.reports)
             self._send(lambda tracker: tracker.scalars(record.round, values))
 
-    def close(self) -> None:
-        """Let all write out everything."""
-        self._send(lambda tracker: tracker.close(self.finished))
-
-    def end(self) -> None:
-        """Send pictures of the run, which has ended."""
+    def finish(self) -> None:
+        """Send figures of the run, which is finished."""
         self.finished = True
         if self.trackers:
-            from fedrema.reporting.trackers.figures import drawn
+            with drawn_figures(Run(self.directory.path)) as (number, files):
+                self._send(lambda tracker: tracker.figures(number, files))
 
-            with drawn(self.directory) as (number, files):
-                self._send(lambda tracker: tracker.pictures(number, files))
+    def close(self) -> None:
+        """Flush all trackers."""
+        self._send(lambda tracker: tracker.close(self.finished))
+
+    def _send(self, action: Callable[[Tracker], None]) -> None:
+        for tracker in list(self.trackers):
+            try:
+                action(tracker)
+            except Exception as error:  # any error of another program's store or network
+                self.trackers.remove(tracker)
+                message = f"fedrema: {tracker.name} failed and receives no more numbers of {self.directory.path}"
+                print_safe(f"{message}: {error}", file=sys.stderr)
 
 
 @contextmanager
 def tracking(names: Sequence[str], directory: RunDirectory, after: int) -> Iterator[Tracking]:
-    """Keep connections open while a run is played."""
-    trackers: list[Tracker] = []
-    everyone = Tracking(trackers, directory)
+    """Start trackers, and close them at the end; `after` is the round from which the run continues."""
+    everyone = Tracking([], directory)
     try:
         for name in names:
-            kind = importlib.import_module(f"fedrema.reporting.trackers.to_{name}").Tracker
             try:
-                trackers.append(kind(directory, directory.config(), after))
-            except Exception as error:  # whatever another program's store, server or account lacks
+                everyone.trackers.append(SERVICES[name](directory, after))
+            except Exception as error:  # any error of another program's store, server or account
                 reason = " ".join(str(error).split()).rstrip(".")
                 again = f"fedrema resume {directory.path} tries again"
-                raise BadInput(f"--track {name} cannot begin: {reason}; {again}.") from error
+                raise BadInput(f"--track {name} cannot start: {reason}; {again}.") from error
         yield everyone
     finally:
         everyone.close()
 
 
-def scalars_of(record: RoundRecord) -> dict[str, float]:
-    """Return the plain numbers of a round's record by name: those of its parts as part/name."""
-    names = [*record.metrics, "worst_tenth", *(f"trained_{name}" for name in record.trained)]
-    found = {name: record.quantity(name) for name in (*names, "loss", "bytes_up", "bytes_down")}
+def scalars_of(record: RoundRecord, reports: Reports) -> dict[str, float]:
+    """Return the numbers of a round by name; of a quantity per client that the method traces, the mean."""
+    found: dict[str, object] = {"loss": record.loss, "bytes_up": record.bytes_up, "bytes_down": record.bytes_down}
+    for prefix, metrics in (("", record.metrics), ("trained_", record.trained)):
+        found |= {f"{prefix}{name}": metric.value for name, metric in metrics.items()}
+    found["worst_tenth"] = record.quantity("worst_tenth")
+    for name, values in record.alternatives.items():
+        found |= {f"beside/{name}" + ("" if metric == PRIMARY else f"_{metric}"): one for metric, one in values.items()}
     found |= {f"seconds/{name}": value for name, value in record.seconds.items()}
     found |= {f"trace/{name}": value for name, value in record.trace.items()}
-    for name, values in record.alternatives.items():
-        found |= {f"{name}/{metric}": value for metric, value in values.items()}
-    if record.nodes is not None:
-        found |= {f"epsilon/{name}": value for name, value in record.nodes.epsilon.items()}
-    sizes = record.trace.get("set_sizes")
-    if isinstance(sizes, list) and sizes:
-        found["trace/mean_set_size"] = sum(sizes) / len(sizes)
+    for trace in reports.traces:
+        traced = record.trace.get(trace.name)
+        if trace.per_client and isinstance(traced, list) and traced:
+            found[f"trace/mean_{trace.name}"] = sum(traced) / len(traced)
     found["clients/took_part"] = len(record.participants)
     found["clients/failed"] = len(record.dropped) + len(record.rejected)
-    return {name: float(value) for name, value in found.items() if _is_number(value)}
+    return {name: float(value) for name, value in found.items() if isinstance(value, (bool, int, float))}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float))
+@contextmanager
+def drawn_figures(run: Run) -> Iterator[tuple[int, dict[str, Path]]]:
+    """Yield the last round and the figures of a run as PNG files, which are deleted afterwards.
+
+    They show the accuracy, what the method traces by round, and the matrices between clients that were recorded; of
+    these, the selection of one round is left out.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files: dict[str, Path] = {}
+        for quantity in ("accuracy", *(trace.name for trace in run.reports.traces if not trace.per_client)):
+            if any(quantity in record for record in run.rounds):
+                files[quantity] = Path(folder) / f"{quantity}.png"
+                draw_curves([run], files[quantity], quantity)
+        relations = run.relations()
+        latest = relations[max(relations)] if relations else {}
+        similarity = latest.get(HEAD_SIMILARITY.name)
+        if similarity is not None and len(similarity) > 1:
+            order = order_by_similarity(similarity)
+            for name, values in latest.items():
+                matrix = declared_matrix(name, run.reports)
+                if matrix.kind != "selection":
+                    files[name] = Path(folder) / f"{name}.png"
+                    figure = heat_map(values[np.ix_(order, order)], f"{matrix.title}, round {max(relations)}")
+                    figure.savefig(files[name], dpi=120)
+        yield (run.rounds[-1].round if run.rounds else 0), files

@@ -1,0 +1,49 @@
+"""fedrema data."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedrema.cli.arguments import parse_arguments
+
+if TYPE_CHECKING:
+    from fedrema.data.datasets import DatasetStatus
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """List the datasets, and where each is stored or downloaded from."""
+
+    data_dir: Path | None = None
+    """Folder of the datasets. Default: $FEDREMA_DATA, otherwise the user's cache folder."""
+    fetch: tuple[str, ...] = ()
+    """Download and verify these datasets now instead of at first use."""
+
+
+def data(arguments: list[str]) -> int:
+    """Print where each dataset is."""
+    asked = parse_arguments(Data, arguments, "fedrema data")
+    from rich.table import Table
+
+    from fedrema.base.terminal import Console
+    from fedrema.data import dataset_status, load_pool
+
+    for name in asked.fetch:
+        load_pool(name, asked.data_dir)
+    table = Table("dataset", "samples", "shape", "classes", box=None, padding=(0, 2, 0, 0))
+    table.add_column("location", overflow="fold")
+    for status in dataset_status(asked.data_dir):
+        shape = "×".join(map(str, status.shape))
+        table.add_row(status.name, f"{status.samples:,}", shape, str(status.classes), _location(status))
+    Console().print(table)
+    return 0
+
+
+def _location(status: "DatasetStatus") -> str:
+    if status.address is None:
+        return "included with scikit-learn"
+    if status.found is not None:
+        return str(status.found)
+    if status.missing_from is not None:
+        return f"incomplete in {status.missing_from}: no {', '.join(status.missing)}"
+    return f"not downloaded; at first use from {status.address}"

@@ -1,0 +1,218 @@
+"""fedrema deploy init, demo, add, key, renew: create a federation, or change its nodes, keys and certificates."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedrema.cli.arguments import (
+    asks_for_help,
+    fill,
+    parse_arguments,
+    parse_options,
+    positional,
+    run_options,
+)
+from fedrema.cli.deploy import Place, say, show
+from fedrema.cli.option_help import options_of
+from fedrema.config.settings import Settings, make_settings
+from fedrema.errors import BadInput
+
+DEMO_ROUNDS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Init:
+    """Create a federation: app, certificates, keys, start scripts, systemd units and a compose file.
+
+    METHOD is the method (default: fedrema); all options of fedrema run METHOD are accepted as well.
+    """
+
+    dir: Path = positional()
+    """The folder to create."""
+    method: str = positional("fedrema")
+    """The method; your own as module:Class."""
+    nodes: str = "3"
+    """Names of the nodes, separated by commas; or their number, for node-1, node-2, …"""
+    host: str = "localhost"
+    """Host names or addresses of the server, separated by commas; nodes connect to the first."""
+    port: int = 9092
+    """Port for the nodes; the next one is used by commands on the server's machine."""
+    deal: bool = False
+    """For a trial: partition --dataset among the nodes, as data.npz in each node's folder."""
+    sample_shape: str = ""
+    """Shape of a sample in the nodes' own data, such as 3x32x32; not needed with --deal."""
+    classes: int = 0
+    """Number of classes in the nodes' own data, with labels 0, 1, 2, …; not needed with --deal."""
+    class_names: str = ""
+    """Labels in the nodes' own data, separated by commas, instead of --classes: sick,healthy."""
+    least_clients: int = 2
+    """A round needs valid replies from at least this many nodes."""
+    most_clients: int = 100
+    """Largest number of nodes, including those that join later."""
+    most_samples: int = 0
+    """Reject a node that reports more samples than this; 0: more than ten times the median."""
+    most_noise: float = 0.0
+    """Largest standard deviation of noise that nodes with a privacy budget may add to their updates; 0: none."""
+    wait_seconds: float = 600.0
+    """Stop when fewer than --least-clients nodes have been connected, or have replied, for this long."""
+    round_seconds: float = 300.0
+    """Close a round after this long; later replies are ignored."""
+
+
+def init(arguments: list[str]) -> int:
+    """Create a federation's folder."""
+    asked, settings = _parse(Init, arguments, "fedrema deploy init")
+    from fedrema.deploy.setup import Members, create_federation
+
+    hosts = tuple(host.strip() for host in asked.host.split(",") if host.strip())
+    if not hosts:
+        raise BadInput("--host must name the server, got an empty value.")
+    members = Members(_names(asked.nodes), hosts, asked.port)
+    create_federation(asked.dir, members, settings, _plan(asked, settings), partition=asked.deal)
+    local = settings.local
+    batch = f"--batch {local.batch}" if local.batch else "a batch that each node chooses from its number of samples"
+    print(f"Training: --lr {local.lr:g}, {batch}, --epochs {local.epochs}, {settings.simulation.rounds} rounds.")
+    print(f"Created {asked.dir}; {asked.dir / 'README.md'} explains its folders.")
+    print(f"Server:  fedrema deploy server {asked.dir / 'server'}")
+    print(f"Node:    fedrema deploy client {asked.dir / 'nodes' / _names(asked.nodes)[0]}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Demo(Init):
+    """Run a federation on this machine for a few rounds: a server and three nodes, each in its own process.
+
+    METHOD is the method (default: fedrema); all options of fedrema run METHOD are accepted as well.
+    """
+
+    rounds: int = DEMO_ROUNDS
+    """Number of rounds."""
+
+
+def demo(arguments: list[str]) -> int:
+    """Create a federation of a few nodes on this machine, and run it."""
+    asked, settings = _parse(Demo, arguments, "fedrema deploy demo", {"deal": True, "rounds": DEMO_ROUNDS})
+    from fedrema.deploy.demo import run_demo
+
+    plan = dataclasses.replace(_plan(asked, settings), least_clients=len(_names(asked.nodes)))
+    code = run_demo(asked.dir, _names(asked.nodes), settings, plan, say)
+    if code == 0:
+        show(asked.dir)
+        print(f"Run: {asked.dir / 'server' / 'run'}  (for fedrema compare, export and report)")
+        print(f"A node's personal model: fedrema deploy model {asked.dir / 'nodes' / _names(asked.nodes)[0]}")
+    return code
+
+
+@dataclasses.dataclass(frozen=True)
+class Add:
+    """Add a node; a running server accepts it within seconds."""
+
+    dir: Path = positional()
+    """The federation's folder."""
+    name: str = positional()
+    """The name of the node."""
+
+
+def add(arguments: list[str]) -> int:
+    """Add a node to a federation."""
+    asked = parse_arguments(Add, arguments, "fedrema deploy add")
+    from fedrema.deploy.folder import NodeFolder
+    from fedrema.deploy.setup import add_node
+
+    others = sorted((asked.dir / "nodes").glob("*/node.toml"))
+    if not others:
+        raise BadInput(f"{asked.dir} holds no nodes: name a folder that fedrema deploy init created.")
+    node = add_node(asked.dir, asked.name, NodeFolder.open(others[0].parent).config.server)
+    print(f"Created {node}: copy it to the node. {asked.name} can connect once {asked.dir / 'server'} has its key.")
+    return 0
+
+
+def key(arguments: list[str]) -> int:
+    """Replace a node's key."""
+    asked = parse_arguments(Place, arguments, "fedrema deploy key", "Replace a node's key; run it on the node.")
+    from fedrema.deploy.folder import NodeFolder
+    from fedrema.deploy.setup import new_key
+
+    folder = NodeFolder.open(asked.dir)
+    new_key(folder.path)
+    print(f"Copy {folder.path / 'node.pub'} to the server as keys/{folder.name}.pub, then restart the node.")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Renew:
+    """Renew the server's certificate with the same certificate authority; nothing changes for the nodes."""
+
+    dir: Path = positional()
+    """The federation's folder, with authority/ and server/."""
+    host: str = "localhost"
+    """Host names and addresses of the server, separated by commas."""
+
+
+def renew(arguments: list[str]) -> int:
+    """Renew the server's certificate."""
+    asked = parse_arguments(Renew, arguments, "fedrema deploy renew")
+    from fedrema.deploy import setup
+
+    setup.renew(asked.dir, tuple(asked.host.split(",")))
+    print(f"Renewed {asked.dir / 'server' / 'server.crt'}: restart the server.")
+    return 0
+
+
+Command = TypeVar("Command", bound=Init)
+
+
+def _parse(
+    kind: type[Command], arguments: list[str], prog: str, defaults: dict[str, Any] | None = None
+) -> tuple[Command, Settings]:
+    """Return the options of the federation and the settings of the run, from DIR [METHOD] [OPTIONS of both]."""
+    if asks_for_help(arguments):
+        parse_arguments(kind, arguments, prog)
+    has_method = len(arguments) > 1 and not arguments[1].startswith("-")
+    method = arguments[1] if has_method else Init.method
+    own = options_of(kind)
+    shared = [option for option in run_options([method]) if option.name not in {each.name for each in own}]
+    given = {**(defaults or {}), **parse_options([*own, *shared], arguments, prog)}
+    asked = fill(kind, given, prog)
+    of_the_run = {option.name.replace("-", "_") for option in run_options([method])}
+    values = {name: value for name, value in given.items() if name in of_the_run}
+    if asked.deal:
+        values = {"clients": len(_names(asked.nodes)), **values}
+    else:
+        from fedrema.deploy.run_config import HELD_BY_NODES
+
+        values["federation"] = HELD_BY_NODES
+    return asked, make_settings(method, values, prog).fitted(None)
+
+
+def _names(nodes: str) -> tuple[str, ...]:
+    if nodes.isdigit():
+        return tuple(f"node-{number}" for number in range(1, int(nodes) + 1))
+    return tuple(name.strip() for name in nodes.split(","))
+
+
+def _plan(asked: Init, settings: Settings) -> Any:
+    from fedrema.data import build_federation
+    from fedrema.deploy.run_config import Plan
+    from fedrema.deploy.setup import NO_FOLDER
+
+    shape, classes = asked.sample_shape, asked.classes
+    names = tuple(name.strip() for name in asked.class_names.split(",")) if asked.class_names else ()
+    if asked.deal:
+        federation = build_federation(settings.data)
+        shape, classes = "x".join(map(str, federation.sample_shape)), federation.classes
+        names = federation.own_class_names
+    elif not shape or not (classes or names):
+        raise BadInput(
+            "--sample-shape and --classes must say what the nodes' own data is like (or --class-names); for a trial,"
+            " --deal partitions a dataset instead."
+        )
+    elif classes and names:
+        raise BadInput("--classes and --class-names exclude each other: give one of them.")
+    elif len(set(names)) < len(names) or "" in names:
+        raise BadInput(f"--class-names must name each class once, got {asked.class_names!r}.")
+    named = json.dumps(names) if names else ""
+    limited = ("least_clients", "most_clients", "most_samples", "most_noise", "wait_seconds", "round_seconds")
+    limits = {name: getattr(asked, name) for name in limited}
+    return Plan(NO_FOLDER, shape, len(names) or classes, named, **limits)

@@ -1,0 +1,166 @@
+"""Shared by `fedrema grid` and `fedrema reproduce`: their options, the selection of cells, and their execution."""
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from fedrema.cli.arguments import as_arguments
+from fedrema.cli.live_table import LiveTable
+from fedrema.cli.spread import devices_named
+from fedrema.config.presets import Values
+from fedrema.data import build_federation, save_prepared
+from fedrema.errors import BadInput, at_least
+from fedrema.experiments.forecast import Forecaster
+from fedrema.experiments.launchers import Here, Launcher, Workers
+from fedrema.experiments.spec import Cell, Experiment
+from fedrema.experiments.spec_file import read_experiment
+from fedrema.experiments.store import Store
+from fedrema.experiments.work import Task, divided, missing, outdated
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentOptions:
+    """What is run, where, and where the results are written."""
+
+    out: Path | None = None
+    """Folder of the results. Default: results/NAME, after the file (the paper: results/paper)."""
+    seeds: int | None = None
+    """Number of training seeds 0, 1, …. Default: the number in the file."""
+    rounds: int | None = None
+    """Number of rounds of every run, instead of those in the file; published numbers are then left out."""
+    only: str | None = None
+    """Run only the rows and columns with these names, separated by commas."""
+    minutes: float | None = None
+    """Start only runs that should finish within this many minutes; the same command continues later."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to train on; auto uses all GPUs, if there are any."""
+    workers: int = 1
+    """Number of cells to run at the same time on each device; small networks do not use a GPU fully."""
+    launcher: Literal["local", "ray"] = "local"
+    """local: this machine; ray: the Ray cluster at RAY_ADDRESS, or a local one (pip install 'fedrema[ray]')."""
+    prepare: Path | None = None
+    """Only partition the data, into this folder, for machines without the datasets: use it there as --data-dir."""
+    quiet: bool = False
+    """Show no progress and no table."""
+
+    def __post_init__(self) -> None:
+        """Validate the options."""
+        for name, least in (("seeds", 1), ("rounds", 1), ("minutes", 0), ("workers", 1)):
+            if getattr(self, name) is not None:
+                at_least(least, self, name)
+
+    def changes(self) -> dict[str, str | int]:
+        """Return the options that override the settings of every cell."""
+        return {"device": self.device, **({"rounds": self.rounds} if self.rounds else {})}
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """An experiment, and the cells of it to run now."""
+
+    experiment: Experiment
+    cells: tuple[Cell, ...]
+    seeds: int
+
+
+def check_folder(out: Path) -> Path:
+    """Check, before anything is run, that results can be written to a folder."""
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"--out {out}: {path} is a file; name a folder for the results.")
+    return out
+
+
+def read(file: Path, asked: ExperimentOptions, changes: Values | None = None) -> Experiment:
+    """Read an experiment, with changes to the settings of every cell."""
+    experiment = read_experiment(file, tuple(as_arguments({**(changes or {}), **asked.changes()})))
+    return experiment.titled_anew(f"{experiment.title} ({asked.rounds} rounds)") if asked.rounds else experiment
+
+
+def select(experiments: Iterable[Experiment], names: str | None, seeds: int | None) -> list[Part]:
+    """Return the cells of the named rows and columns, or all; experiments without any are left out."""
+    experiments = list(experiments)
+    wanted = None if names is None else {name.strip() for name in names.split(",")}
+    known = {line.name for each in experiments for line in (*each.rows, *each.columns) if line.name}
+    if wanted and (unknown := sorted(wanted - known)):
+        raise BadInput(f"--only {unknown[0]!r} is neither a row nor a column; valid are {', '.join(sorted(known))}.")
+    parts = [Part(each, _cells(each, wanted), seeds or each.seeds) for each in experiments]
+    return [part for part in parts if part.cells]
+
+
+def _cells(experiment: Experiment, wanted: set[str] | None) -> tuple[Cell, ...]:
+    if wanted is None:
+        return experiment.cells
+    rows, columns = ({line.name for line in lines} & wanted for lines in (experiment.rows, experiment.columns))
+    return tuple(
+        cell
+        for cell in experiment.cells
+        if (rows or columns) and (not rows or cell.row.name in rows) and (not columns or cell.column.name in columns)
+    )
+
+
+def execute(
+    parts: Sequence[Part], order: Sequence[Part], asked: ExperimentOptions, store: Store, work: Path
+) -> list[str]:
+    """Run what is missing, in the order given, and return the errors.
+
+    Raises
+    ------
+    Interrupted
+        On Ctrl-C or SIGTERM; finished runs are kept, and the same call continues.
+    """
+    known: set[str] = set()
+    tasks = [task for part in order for task in missing(part.cells, part.seeds, store, known)]
+    launcher = _launcher(asked, store, work) if tasks else Here(store, work)
+    forecaster = Forecaster(store, asked.device, launcher.at_once)
+    if not asked.quiet:
+        print(forecaster.of(tasks), file=sys.stderr)
+        if older := {key for part in parts for key in outdated(part.cells, part.seeds, store)}:
+            what = "1 finished run is outdated" if len(older) == 1 else f"{len(older)} finished runs are outdated"
+            print(f"{what}: computed by an older revision of fedrema, run again.", file=sys.stderr)
+    tasks = divided(tasks, launcher.at_once)
+    begun = time.monotonic()
+
+    def fits(task: Task) -> bool:
+        if asked.minutes is None:
+            return True
+        left = 60 * asked.minutes - (time.monotonic() - begun)
+        # Others run at the same time, so that each takes longer than its share.
+        return left > 0 and (forecaster.seconds(task) or 0.0) <= left
+
+    failed: list[str] = []
+    with LiveTable([(part.experiment, part.seeds) for part in parts], tasks, store, forecaster, asked.quiet) as table:
+        for event in launcher.play(tasks, fits, table.report):
+            table.report(event)
+            failed += event.failed
+    with contextlib.suppress(OSError):  # not empty, because runs will be resumed; or never created
+        work.rmdir()
+    return failed
+
+
+def _launcher(asked: ExperimentOptions, store: Store, work: Path) -> Launcher:
+    if asked.launcher == "ray":
+        from fedrema.experiments.ray_launcher import OnRay
+
+        return OnRay(store, asked.workers, asked.device)
+    devices = devices_named(asked.device) or [""]
+    if asked.workers * len(devices) > 1:
+        return Workers(store, work, devices, asked.workers)
+    return Here(store, work)
+
+
+def prepare(parts: Sequence[Part], folder: Path) -> None:
+    """Partition the data of all cells, for machines that have no datasets."""
+    made = set()
+    for part in parts:
+        for cell in part.cells:
+            for seed in range(part.seeds if cell.vary == "both" else 1):
+                data = cell.settings(seed).data
+                own = data.federation is not None or data.partition_file is not None or data.dataset == "digits"
+                if data not in made and not own:
+                    made.add(data)
+                    print(save_prepared(build_federation(data), folder))

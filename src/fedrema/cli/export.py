@@ -1,0 +1,50 @@
+"""fedrema export."""
+
+import dataclasses
+from pathlib import Path
+
+from fedrema.cli.arguments import parse_arguments, positional
+from fedrema.errors import BadInput
+
+
+@dataclasses.dataclass(frozen=True)
+class Export:
+    """Write each client's model as safetensors, with a README that shows how to load it in plain PyTorch."""
+
+    dirs: tuple[Path, ...] = positional()
+    """At least one folder of a run, or folder that contains runs."""
+    out: Path | None = None
+    """Folder for the models of a single run. Default: models in the run's folder."""
+    clients: tuple[str, ...] = ()
+    """Names of the clients to export. Default: all."""
+    overwrite: bool = False
+    """Replace models that were exported before."""
+    adapt: bool = True
+    """Apply the method's final local adaptation to each model first, if it has one (FedBABU, Per-FedAvg)."""
+
+
+def export(arguments: list[str]) -> int:
+    """Export models."""
+    asked = parse_arguments(Export, arguments, "fedrema export")
+    from fedrema.base.terminal import print_safe
+    from fedrema.runs.directory import EXPORT_INDEX, find_runs, read_object
+    from fedrema.runs.export import export_models
+    from fedrema.runs.run import Run
+
+    runs = [Run(folder) for folder in find_runs(asked.dirs)]
+    if asked.out is not None and len(runs) > 1:
+        raise BadInput(f"--out {asked.out} is for the models of one run, but there are {len(runs)}: name one of them.")
+    for run in runs:
+        written = export_models(run, asked.out, asked.clients or None, asked.overwrite, adapt=asked.adapt)
+        folder = asked.out or run.path / "models"
+        models = "model" if len(written) == 1 else "models"
+        print_safe(f"{len(written)} {models}: {folder} (its README.md shows how to load one)")
+        index = read_object(folder / EXPORT_INDEX, "cannot be read")
+        if elsewhere := [entry["client"] for entry in index.get("only_on_nodes", [])]:
+            print_safe(
+                "The complete models of these clients exist only on their nodes; there, fedrema deploy model "
+                f"NODE_FOLDER writes them: {', '.join(elsewhere)}."
+            )
+        if never := index.get("never_counted"):
+            print_safe(f"These clients have not contributed to any round: {', '.join(never)}.")
+    return 0

@@ -1,0 +1,82 @@
+"""fedrema methods."""
+
+import dataclasses
+import inspect
+from typing import TYPE_CHECKING
+
+from fedrema.cli.arguments import parse_arguments, positional
+
+if TYPE_CHECKING:
+    from fedrema.base.terminal import Console
+    from fedrema.config.presets import Values
+    from fedrema.core import Method
+
+
+@dataclasses.dataclass(frozen=True)
+class Methods:
+    """List the methods with their settings and papers."""
+
+    name: str | None = positional(None)
+    """Describe only this method, in full; your own as module:Class."""
+    paper: bool = False
+    """List the names that --paper accepts, with their settings."""
+
+
+def methods(arguments: list[str]) -> int:
+    """Print the methods, one of them, or the paper's presets."""
+    asked = parse_arguments(Methods, arguments, "fedrema methods")
+    from fedrema.base.terminal import Console
+    from fedrema.methods import find_method, registry
+
+    console = Console()
+    if asked.paper:
+        _print_presets(console)
+        return 0
+    chosen = [find_method(asked.name)] if asked.name else list(registry().values())
+    for kind in chosen:
+        _print_method(console, kind, in_full=asked.name is not None)
+    if not asked.name:
+        console.print(
+            "fedrema methods NAME describes one method in full; fedrema run NAME --help-all lists all its options."
+        )
+    return 0
+
+
+def _print_presets(console: "Console") -> None:
+    from rich.text import Text
+
+    from fedrema.config.presets import PRESETS
+
+    for name, preset in PRESETS.items():
+        own = "".join(f"\n  {method}: {_as_options(values)}" for method, values in preset.own.items() if values)
+        console.print(Text.assemble((name, "bold"), f"  {_as_options(preset.common)}{own}"), highlight=False)
+
+
+def _as_options(values: "Values") -> str:
+    from fedrema.cli.arguments import as_arguments
+
+    return " ".join(as_arguments(values))
+
+
+def _print_method(console: "Console", kind: type["Method"], in_full: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedrema.base.options import field_documentation, valid_choices
+    from fedrema.methods import registry
+
+    paragraphs = inspect.cleandoc(kind.__doc__ or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in (paragraphs if in_full else paragraphs[:1]))
+    own = f"{kind.__module__}:{kind.__qualname__}"
+    called = kind.name if registry().get(kind.name) is kind else own
+    console.print(Text.assemble((kind.title, "bold"), f"  (fedrema run {called})"), highlight=False)
+    console.print(text, highlight=False)
+    console.print(kind.paper, style="dim", highlight=False)
+    settings = field_documentation(kind)
+    if settings:
+        table = Table("setting", "default", "meaning", box=None, padding=(0, 2, 0, 0))
+        for name, (default, meaning) in settings.items():
+            shown = "required" if default is dataclasses.MISSING else str(default)
+            table.add_row(*map(Text, (f"--{name}", shown, meaning + valid_choices(kind, name))))
+        console.print(table)
+    console.print()

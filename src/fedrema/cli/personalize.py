@@ -1,0 +1,77 @@
+"""fedrema personalize."""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedrema.cli.arguments import parse_arguments, positional
+from fedrema.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedrema.base.terminal import Console
+    from fedrema.runs.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class Personalize:
+    """Make a model for a new client that did not take part in training: match its head once, fine-tune, evaluate."""
+
+    data: str
+    """The new client's samples: a .npz file with x, y and optionally split (otherwise some samples are set aside for
+    testing); or module:function, which returns (x, y) or (x, y, split)."""
+    dir: Path = positional()
+    """The folder of a run, or one that contains runs, such as several seeds; each run yields a model."""
+    out: Path | None = None
+    """File for the model. Default: newcomers/NAME.safetensors in the run's folder."""
+    epochs: int | None = None
+    """Epochs of training before matching, and of fine-tuning after it. Default: those of the run."""
+    overwrite: bool = False
+    """Replace the model in --out, if there is one."""
+
+
+def personalize(arguments: list[str]) -> int:
+    """Print the accuracy on a new client after each step, and write its model: one for each run."""
+    asked = parse_arguments(Personalize, arguments, "fedrema personalize")
+    from rich.text import Text
+
+    from fedrema.base.terminal import Console
+    from fedrema.runs.directory import RunDirectory, find_runs
+    from fedrema.runs.run import Run
+
+    is_run = RunDirectory(asked.dir).config_file.is_file() or not asked.dir.is_dir()
+    runs = [Run(folder) for folder in ([asked.dir] if is_run else find_runs([asked.dir]))]
+    if asked.out is not None and len(runs) > 1:
+        raise BadInput(f"--out {asked.out} is for the model of one run, but there are {len(runs)}: name one of them.")
+    console = Console()
+    for run in runs:
+        if len(runs) > 1:
+            console.print(Text(str(run.path), "bold"))
+        _personalize(asked, run, console)
+    return 0
+
+
+def _personalize(asked: Personalize, run: "Run", console: "Console") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedrema.base.terminal import safe
+    from fedrema.runs.export import write_model
+    from fedrema.runs.new_clients import newcomer_name
+    from fedrema.runs.new_clients import personalize as make_model
+
+    made, name = make_model(run.path, asked.data, asked.epochs), newcomer_name(asked.data)
+    out = write_model(run, made.params, name, asked.out, asked.overwrite)
+    table = Table("stage", "accuracy", box=None, padding=(0, 2, 0, 0))
+    for stage, accuracy in made.accuracy.items():
+        table.add_row(stage, "–" if accuracy is None else f"{accuracy:.1%}")
+    console.print(Text(f"{safe(name)}: {made.train} samples to train on, {made.test} to test with."))
+    console.print(table)
+    if made.peers:
+        largest = sorted(made.peers.items(), key=lambda pair: -pair[1])
+        named = ", ".join(f"{safe(peer)} {weight:.0%}" for peer, weight in largest[:12])
+        more = f", and {len(largest) - 12} more" if len(largest) > 12 else ""
+        console.print(Text(f"It learns from: {named}{more}"))
+    else:
+        reason = "all clients have the same head" if made.head_role == "shared" else "heads never leave their clients"
+        console.print(f"It uses only the shared parameters: with this method {reason}.")
+    console.print(Text(f"Model: {out}"), soft_wrap=True)

@@ -1,0 +1,52 @@
+"""fedrema resume."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedrema.cli.arguments import as_arguments, parse_arguments, positional
+
+if TYPE_CHECKING:
+    from fedrema.cli.progress import RunProgress
+    from fedrema.config.settings import Settings
+    from fedrema.runs.joint import Outcome, Watching
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """Resume an interrupted run from its last checkpoint; the results are the same as without the interruption.
+
+    In a folder that contains several runs all of them are resumed, and those that had not started yet are run.
+    """
+
+    dir: Path = positional()
+    """The folder of a run, or one that contains runs."""
+    rounds: int | None = None
+    """Train up to this round instead of the one first asked for."""
+    data_dir: Path | None = None
+    """Folder of the datasets, if they have moved."""
+    device: str | None = None
+    """Where to train, if not on the same device as before: auto, cpu or cuda."""
+    quiet: bool = False
+    """Show no progress and no results, and write no report."""
+    open: bool = False
+    """Open the report in the browser at the end."""
+
+
+def resume(arguments: list[str]) -> int:
+    """Resume a run, or all runs in a folder."""
+    asked = parse_arguments(Resume, arguments, "fedrema resume")
+    from fedrema.cli.run import follow
+    from fedrema.runs.directory import RunDirectory
+    from fedrema.runs.series import resume_series, runs_in
+
+    changes = tuple(as_arguments({name: getattr(asked, name) for name in ("rounds", "data_dir", "device")}))
+    wanted = runs_in(asked.dir, changes)
+    for settings in wanted:
+        RunDirectory(settings.output.folder).lock().check()
+
+    def outcomes(watching: "Watching", progress: "RunProgress") -> Iterator[tuple["Settings", "Outcome"]]:
+        return resume_series(wanted, watching, changes)
+
+    return follow(outcomes, wanted, asked.dir, asked.quiet, asked.open, resumed=True)

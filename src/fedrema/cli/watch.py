@@ -1,0 +1,44 @@
+"""fedrema watch."""
+
+import dataclasses
+import webbrowser
+from pathlib import Path
+
+from fedrema.cli.arguments import parse_arguments, positional
+from fedrema.errors import BadInput
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """Show runs in the browser while they train; reads their folders and changes nothing."""
+
+    dir: Path = positional()
+    """The folder of a run, or a folder that contains runs or will contain them."""
+    host: str = "127.0.0.1"
+    """Address to listen on; with any other than the default, everybody who reaches this address can see the page."""
+    port: int = 8384
+    """Port to listen on; 0 selects a free one."""
+    open: bool = False
+    """Open the page in the browser."""
+
+    def __post_init__(self) -> None:
+        """Validate the port."""
+        if not 0 <= self.port <= 65535:
+            raise BadInput(f"--port must lie in 0 to 65535, got {self.port}.")
+
+
+def watch(arguments: list[str]) -> int:
+    """Serve the page until interrupted."""
+    asked = parse_arguments(Watch, arguments, "fedrema watch")
+    if not asked.dir.is_dir():
+        raise BadInput(f"{asked.dir} is not a folder: name the folder of a run, or one for several runs.")
+    from fedrema.base.terminal import print_safe
+    from fedrema.page.server import serve
+
+    def ready(address: str) -> None:
+        print_safe(f"Watching {asked.dir}: {address}  (stop with Ctrl-C)", flush=True)
+        if asked.open:
+            webbrowser.open(address)
+
+    serve(asked.dir, asked.host, asked.port, ready)
+    return 0

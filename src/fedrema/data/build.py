@@ -1,0 +1,176 @@
+"""Build the federation that the settings describe: from a dataset and a partition, a partition file, or own data.
+
+A federation can be prepared in advance for machines without the dataset: `save_prepared` stores it under a name derived
+from the settings, and `build_federation` finds it there.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrema.data import partitions
+from fedrema.data.checks import are_integers
+from fedrema.data.datasets import Pool, is_available, load_pool, pool_size, search_folders
+from fedrema.data.federation import Federation
+from fedrema.data.npz import read_npz
+from fedrema.data.options import DataSettings
+from fedrema.data.user_data import load_user_data
+from fedrema.errors import BadInput
+
+PREPARED_FOLDER = "federations"
+"""Subfolder of a data folder that holds prepared federations."""
+
+_PARTITION_SETTINGS: dict[str, tuple[str, ...]] = {
+    "grouped": ("s", "groups"),
+    "dirichlet": ("alpha",),
+    "shards": ("classes_per_client",),
+    "iid": (),
+    "quantity": ("alpha",),
+}
+"""Settings that each partition depends on, in addition to the numbers of clients and samples."""
+
+
+def build_federation(settings: DataSettings, download: bool = True) -> Federation:
+    """Build the federation that the settings describe; equal settings give equal federations."""
+    if settings.federation is not None:
+        return load_user_data(settings.federation, settings.data_seed, settings.test_share)
+    if settings.partition_file is not None:
+        pool = load_pool(settings.dataset, settings.data_dir, download)
+        return _from_partition_file(settings, settings.partition_file, pool)
+    # Checked before loading, which may download 160 MB.
+    requested = partitions.describe_request(settings.clients, settings.samples)
+    partitions.check_total(pool_size(settings.dataset), settings.clients * settings.samples, requested)
+    names = ("dataset", "partition", "clients", "samples", *_PARTITION_SETTINGS[settings.partition])
+    info: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    info |= {"test_share": settings.test_share, "data_seed": settings.data_seed}
+    if not is_available(settings.dataset, settings.data_dir) and (found := find_prepared(info, settings.data_dir)):
+        return found
+    pool = load_pool(settings.dataset, settings.data_dir, download)
+    parts = _partition(settings, pool)
+    index = np.concatenate(parts)
+    client = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return _select(settings, pool, index, client, None, info)
+
+
+def _partition(settings: DataSettings, pool: Pool) -> partitions.Indices:
+    """Return the indices of the samples of each client."""
+    clients, samples, seed = settings.clients, settings.samples, settings.data_seed
+    match settings.partition:
+        case "grouped":
+            return partitions.grouped(pool.y, pool.classes, clients, samples, settings.s, settings.groups, seed)
+        case "dirichlet":
+            return partitions.dirichlet(pool.y, pool.classes, clients, samples, settings.alpha, seed)
+        case "shards":
+            return partitions.shards(pool.y, pool.classes, clients, samples, settings.classes_per_client, seed)
+        case "iid":
+            return partitions.iid(pool.y, clients, samples, seed)
+        case "quantity":
+            return partitions.quantity(pool.y, clients, samples, settings.alpha, seed)
+
+
+def _select(
+    settings: DataSettings,
+    pool: Pool,
+    index: NDArray[np.int64],
+    client: NDArray[Any],
+    split: NDArray[Any] | None,
+    info: dict[str, Any],
+) -> Federation:
+    """Return the federation of the samples at `index`, which belong to the clients `client`."""
+    return Federation.from_arrays(
+        pool.x[index],
+        pool.y[index],
+        client,
+        split,
+        classes=pool.classes,
+        info=info,
+        data_seed=settings.data_seed,
+        test_share=settings.test_share,
+    )
+
+
+def _from_partition_file(settings: DataSettings, path: Path, pool: Pool) -> Federation:
+    """Return the federation that a partition file describes."""
+    if path.suffix == ".json":
+        index, client, split = _read_json(path)
+    else:
+        arrays = read_npz(path, required=("index", "client"), optional=("split",))
+        index, client, split = arrays["index"], arrays["client"], arrays.get("split")
+    if index.dtype.kind not in "iu" or index.ndim != 1 or index.shape != client.shape:
+        raise BadInput(
+            f"--partition-file {path}: index and client must have the same length, and index must hold whole numbers."
+        )
+    if not len(index) or index.min() < 0 or index.max() >= len(pool.y):
+        raise BadInput(
+            f"--partition-file {path}: indices must lie between 0 and {len(pool.y) - 1}, the samples of {pool.name}."
+        )
+    values, uses = np.unique(index, return_counts=True)
+    if (uses > 1).any():
+        raise BadInput(
+            f"--partition-file {path} assigns sample {values[np.argmax(uses)]} more than once; use each sample once."
+        )
+    info = {"dataset": pool.name, "partition_file": path.name}
+    try:
+        return _select(settings, pool, index, client, split, info)
+    except BadInput as error:
+        raise BadInput(f"--partition-file {path}: {error}") from error
+
+
+def _read_json(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+    """Return indices, client names and, if the file has them, splits."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"--partition-file {path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"--partition-file {path} is not valid JSON: {error}.") from error
+    entries = list(table.values()) if isinstance(table, dict) else []
+    has_splits = bool(entries) and all(isinstance(entry, dict) for entry in entries)
+    lists = [indices for entry in entries for indices in entry.values()] if has_splits else entries
+    if not lists or not all(isinstance(indices, list) for indices in lists):
+        raise BadInput(
+            f"--partition-file {path} must map each client to a list of indices, or each client to "
+            '{"train": [...], "test": [...]}.'
+        )
+    rows = [
+        (index, name, part)
+        for name, entry in table.items()
+        for part, indices in (entry if has_splits else {"": entry}).items()
+        for index in indices
+    ]
+    if empty := set(table) - {name for _, name, _ in rows}:
+        raise BadInput(
+            f"--partition-file {path}: client {min(empty)!r} has no samples; every client needs at least one."
+        )
+    index, client, split = (np.array(column) for column in zip(*rows, strict=True))
+    if are_integers(table):
+        client = client.astype(np.int64)
+    return index, client, split if has_splits else None
+
+
+def find_prepared(info: dict[str, Any], data_dir: Path | None) -> Federation | None:
+    """Return the prepared federation of these settings; None if no search folder has it."""
+    for folder in search_folders(data_dir):
+        file = _prepared_file(info, folder)
+        if file.is_file():
+            found = Federation.load(file)
+            if found.info != info:
+                raise BadInput(f"{file} was prepared with settings other than its name says: prepare it again.")
+            return found
+    return None
+
+
+def save_prepared(federation: Federation, folder: Path) -> Path:
+    """Save a federation in a data folder under the name that `find_prepared` looks for, and return its path."""
+    file = _prepared_file(federation.info, folder)
+    federation.save(file)
+    return file
+
+
+def _prepared_file(info: dict[str, Any], folder: Path) -> Path:
+    digest = hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()[:12]
+    return folder / PREPARED_FOLDER / f"{info['dataset']}-{digest}.npz"

@@ -1,0 +1,12 @@
+"""Commands that must fail."""
+
+from fedrema.cli import main
+
+
+def refused(capsys, *arguments):
+    """Run a command that must fail; return its one sentence."""
+    assert main(list(arguments)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err

@@ -1,0 +1,204 @@
+"""The table that fills up, fed with events that were made up; once with real ones, in a pseudo-terminal."""
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+
+import pytest
+from rich.console import Console
+
+from fedrema.cli import live_table
+from fedrema.cli.live_table import LiveTable
+from fedrema.experiments.forecast import Forecaster
+from fedrema.experiments.launchers import Event
+from fedrema.experiments.spec_file import read_experiment
+from fedrema.experiments.store import FORMAT, PARTS, Store, key_of
+from fedrema.experiments.work import missing
+
+FILE = """
+title = "Two by two"
+seeds = 2
+[settings]
+rounds = 10
+clients = 4
+samples = 40
+hidden = 4
+epochs = 1
+[columns.small]
+title = "small steps"
+lr = 0.01
+[columns.large]
+title = "large steps"
+lr = 0.1
+[rows.fedavg]
+title = "FedAvg"
+[rows.fedper]
+title = "FedPer"
+"""
+
+
+class Played:
+    """An experiment of which runs are kept that never took place, and the table that is shown of it."""
+
+    def __init__(self, folder, quiet=False, text=FILE):
+        (folder / "two.toml").write_text(text)
+        self.experiment = read_experiment(folder / "two.toml", ("--device", "cpu"))
+        self.store = Store(folder / "cells")
+        self.store.folder.mkdir()
+        self.tasks = missing(self.experiment.cells, 2, self.store)
+        self.table = LiveTable(
+            [(self.experiment, 2)], self.tasks, self.store, Forecaster(self.store, "cpu", workers=2), quiet
+        )
+
+    def keep(self, task, seed, accuracy=None, seconds=20.0):
+        """Keep a run, or that it has diverged; every round takes two seconds."""
+        settings = task.cell.settings(seed)
+        flat = {name: str(value) if name == "out" else value for name, value in settings.flat().items()}
+        parts = {part: {} for part in PARTS} | {"method": task.cell.method, "settings": flat}
+        if accuracy is not None:
+            parts["ran_on"] = {"device": "cpu"}
+            parts["summary"] = {"rounds": 10, "best_accuracy": accuracy, "seconds": {"train": seconds}}
+        failed = "" if accuracy is not None else "Training diverged."
+        file = self.store.folder / f"{key_of(settings)}.json"
+        file.write_text(json.dumps({"format": FORMAT, **parts, "failed": failed}))
+
+    def shown(self):
+        """Return what a terminal shows now, line by line, without what is empty."""
+        console = Console(file=io.StringIO(), width=100)
+        console.print(self.table.render())
+        lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+        return [line for line in lines if line and set(line) != {"─"}]
+
+
+@pytest.fixture
+def played(tmp_path):
+    return Played(tmp_path)
+
+
+def test_it_fills_up(played):
+    small, large, other, last = played.tasks
+    assert [task.cell.title for task in played.tasks] == [
+        "FedAvg, small steps", "FedAvg, large steps", "FedPer, small steps", "FedPer, large steps",
+    ]  # fmt: skip
+    table = played.table
+    table.report(Event("began", small))
+    assert played.shown()[0] == "Two by two"
+    assert played.shown()[2:5] == ["FedAvg … ·", "FedPer · ·", "FedAvg, small steps: starting"]
+    assert re.fullmatch(r"0 of 8 runs finished, about (a second|\d+ seconds) left", played.shown()[-1])
+
+    table.report(Event("round", small, seed=0, round=4, accuracy=0.25))
+    assert played.shown()[4] == "FedAvg, small steps: round 4/10, seed 1 of 2, accuracy 25.0 %"
+    table.report(Event("round", small, seed=1, round=6, accuracy=0.5))
+    assert played.shown()[4] == "FedAvg, small steps: round 6/10 of 2 seeds, accuracy 37.5 %"
+
+    played.keep(small, 0, 0.5)
+    played.keep(small, 1, 0.6)
+    table.report(Event("ended", small))
+    table.report(Event("began", large))
+    table.report(Event("began", other))
+    assert played.shown()[2:-1] == [
+        "FedAvg 55.0 ± 7.1 …", "FedPer … ·", "FedAvg, large steps: starting", "FedPer, small steps: starting",
+    ]  # fmt: skip
+    # Two seconds a round, as is known now: 3 tasks of 2 runs of 10 rounds, two at a time.
+    assert played.shown()[-1] == "2 of 8 runs finished, about 60 seconds left"
+    table.report(Event("round", large, seed=0, round=10, accuracy=0.5))
+    table.report(Event("round", large, seed=1, round=5))
+    assert played.shown()[4] == "FedAvg, large steps: round 5/10, seed 2 of 2"  # one after the other
+    assert played.shown()[-1] == "3 of 8 runs finished, about 45 seconds left"
+
+    played.keep(large, 0, 0.7)  # one of two seeds
+    played.keep(large, 1)
+    played.keep(other, 0)
+    played.keep(other, 1)
+    for task in (large, other):
+        table.report(Event("ended", task, failed=("…",)))
+    table.report(Event("began", last))
+    assert played.shown()[2:4] == ["FedAvg 55.0 ± 7.1 70.0 (1)", "FedPer diverged …"]
+    assert played.shown()[-1] == "6 of 8 runs finished, about 20 seconds left"
+    played.keep(last, 0, 0.7)
+    table.report(Event("refused", last, failed=("its process ended with code 130",)))  # stopped after its first seed
+    assert played.shown() == ["7 of 8 runs finished"]
+
+
+def test_in_this_process_rounds_belong_to_what_has_begun(played):
+    task = played.tasks[0]
+    played.table.report(Event("began", task))
+    played.table.report(Event("round", seed=1, round=3, accuracy=0.0))
+    assert "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 0.0 %" in played.shown()
+
+
+def test_without_columns_there_is_one_of_accuracies(tmp_path):
+    text = re.sub(r"(?s)\[columns.small\].*?(?=\[rows)", "", FILE)
+    played = Played(tmp_path, text=text)
+    played.table.report(Event("began", played.tasks[0]))
+    assert played.shown()[1:4] == ["accuracy", "FedAvg …", "FedPer ·"]
+
+
+def test_without_a_terminal_a_line_tells_of_each_task(played, capsys):
+    small, large, *_ = played.tasks
+    with played.table as table:
+        table.report(Event("began", small))
+        table.report(Event("round", small, round=3, accuracy=0.5))
+        assert capsys.readouterr().err == ""
+        played.keep(small, 0, 0.5)
+        played.keep(small, 1, 0.6)
+        table.report(Event("ended", small))
+        line = "FedAvg, small steps: 55.0 ± 7.1 (best accuracy); 2 of 8 runs finished, about 60 seconds left\n"
+        assert capsys.readouterr().err == line
+        table.report(Event("began", large))
+        table.report(Event("refused", large, failed=("FedAvg, large steps: no data.",)))
+        assert re.match(r"FedAvg, large steps: no result; 2 of 8 runs finished, about 40 s", capsys.readouterr().err)
+
+
+def test_of_a_long_task_a_line_tells_now_and_then(played, capsys, monkeypatch):
+    monkeypatch.setattr(live_table, "SECONDS_BETWEEN_LINES", 0.0)
+    task = played.tasks[0]
+    played.table.report(Event("began", task))
+    capsys.readouterr()
+    played.table.report(Event("round", task, seed=0, round=3, accuracy=0.5))
+    told = capsys.readouterr().err
+    state = "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 50.0 %"
+    assert told.startswith(f"{state}; 0 of 8 runs finished, about ")
+    assert told.count("\n") == 1
+
+
+def test_quiet_says_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(live_table, "SECONDS_BETWEEN_LINES", 0.0)
+    played = Played(tmp_path, quiet=True)
+    with played.table as table:
+        for kind in ("began", "round", "ended"):
+            table.report(Event(kind, played.tasks[0], round=3))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_in_a_terminal_the_table_is_shown_while_it_fills_up(programs, tmp_path):
+    (tmp_path / "two.toml").write_text(FILE)
+    ours, theirs = pty.openpty()
+    command = [programs / "fedrema", "grid", "two.toml", "--device", "cpu", "--out", "out", "--rounds", "1"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # on Linux a terminal that nobody has open any more is an error
+            part = b""
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    assert process.wait() == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert "8 runs to play: about" in text
+    while_it_fills_up, _, at_the_end = text.rpartition("Two by two")
+    assert "Two by two" in while_it_fills_up
+    assert "…" in while_it_fills_up
+    assert "·" in while_it_fills_up
+    assert re.search(r"\d of 8 runs finished, about .* left", while_it_fills_up)
+    assert "runs finished" not in at_the_end
+    assert "Written: out/two.md" in at_the_end
+    assert len(list((tmp_path / "out" / "cells").glob("*.json"))) == 8

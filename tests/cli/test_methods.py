@@ -1,0 +1,59 @@
+"""fedrema methods."""
+
+import sys
+
+import pytest
+
+import fedrema
+from fedrema.cli import main
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+def test_methods(capsys):
+    assert main(["methods"]) == 0
+    shown = capsys.readouterr().out
+    for kind in fedrema.registry().values():
+        assert kind.title in shown
+    assert "--delta" in shown
+    assert main(["methods", "fedrema"]) == 0
+    assert "Eq. 6" in capsys.readouterr().out
+    assert main(["methods", "--paper"]) == 0
+    assert "table1-cifar10" in capsys.readouterr().out
+
+
+OWN_METHOD = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+from fedrema import Method
+
+@dataclass(frozen=True)
+class Own(Method):
+    '''One of my own [/b].'''
+    name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "Own [/bold]"
+    paper: ClassVar[str] = "none [red]"
+    way: Literal["here", "there"] = "here"
+    '''Which way [1].'''
+    bare: float = 0.5
+"""
+
+
+def test_ones_own_method_is_explained(capsys, in_an_empty_folder):
+    (in_an_empty_folder / "a_method_of_mine.py").write_text(OWN_METHOD)
+    try:
+        assert main(["methods", "a_method_of_mine:Own"]) == 0
+    finally:
+        sys.modules.pop("a_method_of_mine", None)
+    shown = capsys.readouterr().out
+    assert "Own [/bold]  (fedrema run a_method_of_mine:Own)" in shown
+    assert "One of my own [/b]." in shown
+    assert "none [red]" in shown
+    assert "Which way [1]. One of here, there." in shown
+    assert "--bare" in shown

@@ -1,0 +1,25 @@
+"""fedrema partition."""
+
+import pytest
+
+import fedrema
+from fedrema.cli import main
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+def test_partition_saves_draws_and_can_be_trained_on(in_an_empty_folder, capsys):
+    assert (
+        main(["partition", "--partition", "dirichlet", "--alpha", "0.3", "--save", "fed.npz", "--plot", "fed.png"]) == 0
+    )
+    shown = capsys.readouterr().out
+    assert "Saved: fed.npz" in shown
+    assert "Drawn: fed.png" in shown
+    assert (in_an_empty_folder / "fed.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["run", "fedavg", "--federation", "fed.npz", "--rounds", "2", "--quiet", "--out", "run"]) == 0
+    assert fedrema.load("run").config["federation"]["fingerprint"] == fedrema.Federation.load("fed.npz").fingerprint
