@@ -1,4 +1,4 @@
-"""A federation that has ended goes on when more rounds are asked for, and ends at once when none are."""
+"""A finished federation continues when its number of rounds is raised, and otherwise exits at once."""
 
 import re
 import sys
@@ -24,7 +24,7 @@ from tests.deploy.flower_in_process import InProcessGrid
 NAMES = ("north", "south", "west")
 
 
-def founded(folder, *more):
+def created(folder, *more):
     words = ["--epochs", "1", "--samples", "40", "--hidden", "6", "--device", "cpu", "--precision", "float64", *more]
     assert main(["deploy", "init", str(folder), "fedrema", "--deal", "--nodes", ",".join(NAMES), *words]) == 0
     return ServerFolder.open(folder)
@@ -38,7 +38,7 @@ def set_rounds(place, rounds):
 
 
 class Control:
-    """Stands for Flower: a run that is started is conducted in this process, with the real nodes' folders."""
+    """Replaces Flower: conducts a started run in this process, with the real folders of the nodes."""
 
     def __init__(self, place):
         self.place, self.starts = place, 0
@@ -63,7 +63,7 @@ class Control:
 
 @pytest.fixture
 def served(monkeypatch):
-    """Return what serves a federation to its end; returns how many runs Flower was asked to start, and the code."""
+    """Return a function that serves a federation and returns the exit code and the number of started runs."""
     monkeypatch.setattr(services, "SECONDS_BETWEEN_CHECKS", 0.0)
 
     def serve(place):
@@ -85,14 +85,14 @@ def served(monkeypatch):
 
 
 def test_raising_the_rounds_continues_training(tmp_path, served):
-    place = founded(tmp_path / "stopped", "--rounds", "2")
+    place = created(tmp_path / "stopped", "--rounds", "2")
     assert served(place) == (0, 1)
     ended = Run(place.run).rounds
     set_rounds(place, 4)
     assert read_status(place).state == "stopped"
     assert served(place) == (0, 1)
     assert read_status(place).state == "finished"
-    whole = founded(tmp_path / "whole", "--rounds", "4")
+    whole = created(tmp_path / "whole", "--rounds", "4")
     assert served(whole) == (0, 1)
     run, expected = Run(place.run), Run(whole.run)
     assert [record["round"] for record in run.rounds] == [1, 2, 3, 4]
@@ -106,8 +106,8 @@ def test_raising_the_rounds_continues_training(tmp_path, served):
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_with_no_more_rounds_the_server_ends_at_once(rounds, tmp_path, served):
-    place = founded(tmp_path / "federation", "--rounds", "2")
+def test_without_more_rounds_the_server_exits_at_once(rounds, tmp_path, served):
+    place = created(tmp_path / "federation", "--rounds", "2")
     assert served(place) == (0, 1)
     files = {file: file.read_bytes() for file in place.run.rglob("*") if file.is_file()}
     set_rounds(place, rounds)
@@ -116,8 +116,8 @@ def test_with_no_more_rounds_the_server_ends_at_once(rounds, tmp_path, served):
 
 
 @pytest.mark.parametrize("rounds", ['"many"', "0", "true"])
-def test_rounds_that_are_no_number_are_refused(rounds, tmp_path, served):
-    place = founded(tmp_path / "federation", "--rounds", "2")
+def test_an_invalid_number_of_rounds_is_refused(rounds, tmp_path, served):
+    place = created(tmp_path / "federation", "--rounds", "2")
     set_rounds(place, rounds)
     with pytest.raises(BadInput, match=r"pyproject.toml: rounds must be a whole number of at least 1, got"):
         place.run_config()

@@ -1,4 +1,4 @@
-"""What a node and a server keep on disk belongs to the revision of fedrema, and to the method file, that wrote it."""
+"""The state of a node or server is resumed only by the same revision of fedrema with the same method file."""
 
 import sys
 
@@ -42,8 +42,8 @@ class Both:
         self.run = RunState(folder / "server", self.settings, plan, self.central)
         self.start_node = lambda: Node(self.settings, federation, folder / "node")
 
-    def play(self):
-        """Play a round and save it."""
+    def run_round(self):
+        """Run a round and save it."""
         self.run.open()
         node = self.start_node()
         record = self.central.complete_round({node.name: node.reply_to(self.central.request(node.name))})
@@ -51,9 +51,9 @@ class Both:
         self.run.lock.release()
 
 
-def test_another_revision_of_the_method_goes_on_with_neither(tmp_path, monkeypatch):
-    Both("ditto", tmp_path).play()
-    Both("ditto", tmp_path).play()
+def test_another_revision_of_the_method_resumes_neither(tmp_path, monkeypatch):
+    Both("ditto", tmp_path).run_round()
+    Both("ditto", tmp_path).run_round()
     monkeypatch.setattr(Ditto, "revision", 7, raising=False)
     later = Both("ditto", tmp_path)
     for start in (later.run.open, later.start_node):
@@ -61,10 +61,10 @@ def test_another_revision_of_the_method_goes_on_with_neither(tmp_path, monkeypat
             start()
 
 
-def test_another_method_file_goes_on_with_neither(own, tmp_path):
-    Both("my_deployed_method:Mine", tmp_path).play()
+def test_another_method_file_resumes_neither(own, tmp_path):
+    Both("my_deployed_method:Mine", tmp_path).run_round()
     sys.modules.pop("my_deployed_method")
-    Both("my_deployed_method:Mine", tmp_path).play()
+    Both("my_deployed_method:Mine", tmp_path).run_round()
     sys.modules.pop("my_deployed_method")
     own.write_text(f"{OWN}    # changed\n")
     later = Both("my_deployed_method:Mine", tmp_path)

@@ -20,7 +20,7 @@ ARGUMENTS = [
 ]
 
 
-def play(settings, federation, folder=None):
+def run_rounds(settings, federation, folder=None):
     """Run rounds with real nodes, in this process; the simulator decides which of them take part."""
     simulator = prepare(settings, federation)
     nodes = [Node(settings, federation.only(row), folder and folder / str(row)) for row in range(len(federation))]
@@ -44,7 +44,7 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method, late)
     who = ("--participation", "0.6", *(("--late", "0.6", "--late-round", "2") if late else ()))
     settings = parse_settings(method, [*more, *ARGUMENTS, *quick_arguments(method), *who])
     federation = build_federation(settings.data)
-    central, nodes, records = play(settings, federation)
+    central, nodes, records = run_rounds(settings, federation)
     simulator = prepare(settings, federation)
     state = simulator.start()
     rows = [central.registry.names.index(node.name) for node in nodes]  # clients have rows in the order of joining

@@ -23,26 +23,26 @@ def child(tmp_path, code):
     return SupervisedProcess("it", [sys.executable, "-c", code], log=tmp_path / "it.log")
 
 
-def test_warnings_are_no_errors_of_flowers(tmp_path, monkeypatch):
+def test_warnings_are_not_errors_in_flowers_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     assert "PYTHONWARNINGS" not in flower_environment(tmp_path / "home", tmp_path)
 
 
-def test_a_server_whose_flower_cannot_start_ends(tmp_path, monkeypatch):
+def test_a_server_exits_if_flower_cannot_start(tmp_path, monkeypatch):
     monkeypatch.setattr("fedrema.base.processes.LONGEST_DELAY", 0.0)
     monkeypatch.setattr("fedrema.deploy.services.SECONDS_BETWEEN_CHECKS", 0.01)
-    said = []
+    reported = []
     arguments = ["--deal", "--nodes", "north,south", "--host", "localhost", "--port", str(free_port())]
     assert main(["deploy", "init", str(tmp_path / "federation"), "fedavg", *arguments]) == 0
-    service = ServerService(ServerFolder.open(tmp_path / "federation" / "server"), said.append)
+    service = ServerService(ServerFolder.open(tmp_path / "federation" / "server"), reported.append)
     broken = [child(tmp_path, "print('no room')"), child(tmp_path, "import time; time.sleep(99)")]
     service.superlink, service.superexec = broken
     assert service.serve() == 1
-    assert said[-1] == f"it was started 5 times and never answered; see {tmp_path / 'it.log'}"
+    assert reported[-1] == f"it was started 5 times and never answered; see {tmp_path / 'it.log'}"
     assert all(one.process.poll() is not None for one in broken)
 
 
-def test_nothing_calls_home(tmp_path):
+def test_flower_sends_no_telemetry_and_installs_nothing(tmp_path):
     own = flower_environment(tmp_path / "home", tmp_path)
     assert own["FLWR_TELEMETRY_ENABLED"] == "0"
     assert own["FLWR_DISABLE_UPDATE_CHECK"] == "1"
@@ -67,10 +67,10 @@ def test_one_server_at_a_time(tmp_path):
         with pytest.raises(BadInput, match=rf"is in use by process {other.pid} on "), locked_run(folder):
             raise AssertionError
         other.kill()
-    assert not RunLock(folder).is_held()  # a killed one leaves no trace
+    assert not RunLock(folder).is_held()  # a killed process holds no lock
 
 
-def test_why_it_ended_is_left_beside_the_folder(tmp_path):
+def test_the_reason_of_a_failure_is_written_next_to_the_folder(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(BadInput), locked_run(folder):
         raise BadInput("too few")
@@ -78,7 +78,7 @@ def test_why_it_ended_is_left_beside_the_folder(tmp_path):
     assert "too few" in log_file(folder).read_text()
     with pytest.raises(ZeroDivisionError), locked_run(folder):
         print(1 / 0)
-    assert stop_reason(folder) == ""  # a bug is not a reason to give up; it is in the log
+    assert stop_reason(folder) == ""  # an unexpected error is only in the log
     assert "ZeroDivisionError" in log_file(folder).read_text()
 
 
@@ -93,15 +93,15 @@ def test_why_it_ended_is_left_beside_the_folder(tmp_path):
         ("/v1/control/start-run", 9093, True),
     ],
 )
-def test_the_gate(path, port, reached):
-    heard, said = [], []
+def test_other_machines_reach_only_the_interface_for_nodes(path, port, reached):
+    served, sent = [], []
 
     async def app(scope, receive, send):
-        heard.append(scope["path"])
+        served.append(scope["path"])
 
     async def send(message):
-        said.append(message)
+        sent.append(message)
 
     asyncio.run(restricted(app, 9093)({"type": "http", "path": path, "server": ("10.0.0.7", port)}, None, send))
-    assert heard == ([path] if reached else [])
-    assert (said[0]["status"] if said else None) == (None if reached else 404)
+    assert served == ([path] if reached else [])
+    assert (sent[0]["status"] if sent else None) == (None if reached else 404)

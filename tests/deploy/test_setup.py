@@ -35,12 +35,12 @@ def made(tmp_path, capsys):
 
 def refused(capsys, *arguments):
     assert main(["deploy", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    return printed
 
 
-def test_everything_that_a_federation_needs_is_there(made):
+def test_a_new_federation_has_all_its_files(made):
     server, node = made / "server", made / "nodes" / "north"
     for file in ("README.md", "compose.yaml", "Dockerfile", "authority/ca.key", "authority/ca.crt"):
         assert (made / file).is_file()
@@ -52,7 +52,7 @@ def test_everything_that_a_federation_needs_is_there(made):
     assert not [file for file in made.rglob("*") if file.is_file() and "$" in file.name]
 
 
-def test_secrets_are_for_their_owner_alone(made):
+def test_only_the_owner_can_read_secrets(made):
     for file in ("authority/ca.key", "server/server.key", "server/superexec.secret", "nodes/north/node.key"):
         assert stat.S_IMODE((made / file).stat().st_mode) == 0o600
     for folder in ("authority", "nodes/north"):
@@ -80,11 +80,11 @@ def test_the_certificate_is_for_the_servers_names_and_signed_by_the_authority(ma
 def test_openssl_agrees(made):
     command = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver"]
     files = ["-CAfile", "authority/ca.crt", "server/server.crt"]
-    told = subprocess.run([*command, *files], cwd=made, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+    verified = subprocess.run([*command, *files], cwd=made, capture_output=True, text=True)
+    assert verified.returncode == 0, verified.stderr
 
 
-def test_a_nodes_key_is_one_that_flower_takes(made):
+def test_a_nodes_key_has_the_format_of_flower(made):
     public = made / "server" / "keys" / "north.pub"
     assert public.read_bytes() == public_half(made / "nodes" / "north" / "node.key")
     assert public.read_text().startswith("ecdsa-sha2-nistp384 ")
@@ -119,7 +119,7 @@ def test_each_node_gets_its_own_samples_and_no_others(made):
     assert not {row.tobytes() for row in first} & {row.tobytes() for row in second}
 
 
-def test_places_are_read_back(made):
+def test_folders_are_read_back(made):
     server, node = ServerFolder.open(made), NodeFolder.open(made / "nodes" / "south")
     assert (server.config.port, server.config.control_port, server.control_address) == (9092, 9093, "127.0.0.1:9093")
     assert ServerFolder.open(made / "server") == server
@@ -127,7 +127,7 @@ def test_places_are_read_back(made):
     assert node.node_config()["data"] == str(made / "nodes" / "south" / "data.npz")
 
 
-def test_a_node_is_added_and_its_key_made_anew(made, capsys):
+def test_a_node_is_added_and_its_key_replaced(made, capsys):
     assert main(["deploy", "add", str(made), "west"]) == 0
     first = (made / "server" / "keys" / "west.pub").read_bytes()
     assert NodeFolder.open(made / "nodes" / "west").config.server == "fl.example.org:9092"
@@ -168,12 +168,12 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
         (["fedavg", "--sample-shape", "8by8", "--classes", "3"], "sample-shape must be written as 3x32x32"),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(arguments, sentence, tmp_path, capsys):
+def test_invalid_arguments_are_refused_and_leave_no_files(arguments, sentence, tmp_path, capsys):
     assert sentence in refused(capsys, "init", str(tmp_path / "new"), *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_taken_stays_as_it_is(made, capsys):
+def test_an_existing_folder_is_not_changed(made, capsys):
     before = sorted(made.rglob("*"))
     assert "already exists" in refused(capsys, "init", str(made), "fedavg", "--deal")
     assert sorted(made.rglob("*")) == before
@@ -194,12 +194,12 @@ def test_a_folder_that_is_taken_stays_as_it_is(made, capsys):
         ),
     ],
 )
-def test_a_nodes_file_with_something_wrong(text, sentence, tmp_path, capsys):
+def test_an_invalid_node_toml_is_refused(text, sentence, tmp_path, capsys):
     (tmp_path / "node.toml").write_text(text)
     assert sentence in refused(capsys, "client", str(tmp_path))
 
 
-def test_a_folder_that_is_none(tmp_path, capsys):
+def test_a_folder_without_a_federation_is_refused(tmp_path, capsys):
     assert "has no node.toml" in refused(capsys, "client", str(tmp_path))
     assert "has no server.toml" in refused(capsys, "server", str(tmp_path))
     assert "has no server.toml" in refused(capsys, "status", str(tmp_path))
@@ -212,26 +212,26 @@ def test_a_folder_that_is_none(tmp_path, capsys):
         make_server_certificate(tmp_path, tmp_path, ("a",))
 
 
-def test_samples_that_are_not_there(made, capsys):
+def test_missing_samples_and_keys_are_refused(made, capsys):
     (made / "nodes" / "north" / "data.npz").unlink()
     assert "data = 'data.npz' does not exist" in refused(capsys, "client", str(made / "nodes" / "north"))
     (made / "nodes" / "south" / "node.key").unlink()
     assert "has no node.key" in refused(capsys, "client", str(made / "nodes" / "south"))
 
 
-def test_another_authority_does_not_do(made, tmp_path):
-    make_authority(tmp_path, "somebody else")
+def test_another_authority_has_not_issued_the_certificate(made, tmp_path):
+    make_authority(tmp_path, "another federation")
     certificate = x509.load_pem_x509_certificate((made / "server" / "server.crt").read_bytes())
     other = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
     with pytest.raises(ValueError, match="does not match certificate issuer"):
         certificate.verify_directly_issued_by(other)
 
 
-def test_help_tells_everything(capsys):
+def test_help_lists_all_commands(capsys):
     assert main(["deploy"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for command in ("init", "server", "client", "status", "add", "key", "renew", "demo"):
-        assert f"  {command} " in said
+        assert f"  {command} " in printed
 
 
 def test_nodes_with_their_own_data_get_the_defaults_of_own_data(tmp_path, capsys):
@@ -248,7 +248,7 @@ def test_nodes_with_their_own_data_get_the_defaults_of_own_data(tmp_path, capsys
     assert own_samples(str(tmp_path / "data.npz"), settings, "node-1", plan.names).test.sum() == 10
 
 
-def test_the_nodes_labels_are_named(tmp_path, capsys):
+def test_class_names_become_part_of_the_plan(tmp_path, capsys):
     folder = tmp_path / "federation"
     assert main(["deploy", "init", str(folder), "fedavg", "--sample-shape", "6", "--class-names", "sick, well"]) == 0
     config = tomllib.loads((folder / "server" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]

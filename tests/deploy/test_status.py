@@ -31,8 +31,8 @@ def place(tmp_path, capsys):
     return ServerFolder.open(tmp_path / "f")
 
 
-def played(place, spoil=lambda node, reply: reply):
-    """Play the federation in this process, with its nodes' own folders."""
+def conducted(place, spoil=lambda node, reply: reply):
+    """Conduct the federation in this process, with the folders of its nodes."""
     config = read_toml(place.app / "pyproject.toml", "the app")["tool"]["flwr"]["app"]["config"]
     config["folder"] = str(place.run)
     nodes = [NodeFolder.open(place.path.parent / "nodes" / name) for name in NAMES]
@@ -45,7 +45,7 @@ def played(place, spoil=lambda node, reply: reply):
         Conductor(grid, *read_run_config(config), pause=lambda seconds: None).conduct(lock)
 
 
-def test_before_it_has_begun(place):
+def test_before_the_first_round(place):
     now = read_status(place)
     assert (now.state, now.method, now.round, now.rounds) == ("stopped", "fedavg", 0, 2)
     assert [(member.name, member.state, member.last_round) for member in now.members] == [
@@ -55,21 +55,21 @@ def test_before_it_has_begun(place):
 
 
 def test_after_the_last_round(place, capsys):
-    played(place, spoil=lambda node, reply: None if node == 8 and reply.metadata.group_id == "2" else reply)
+    conducted(place, spoil=lambda node, reply: None if node == 8 and reply.metadata.group_id == "2" else reply)
     now = read_status(place)
     assert (now.state, now.round) == ("finished", 2)
     assert [member.last_round for member in now.members] == [2, 1, 2]
     assert now.members[1].trouble == "round 2: no reply within 300 s"
     assert all(0 <= member.accuracy <= 1 for member in now.members)
     assert main(["deploy", "status", str(place.path)]) == 0
-    said = capsys.readouterr().out
-    assert "fedavg: finished; round 2 of 2, accuracy" in said
-    assert "no reply within 300 s" in said
+    printed = capsys.readouterr().out
+    assert "fedavg: finished; round 2 of 2, accuracy" in printed
+    assert "no reply within 300 s" in printed
     assert main(["deploy", "status", str(place.path.parent), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [member["name"] for member in told["members"]] == list(NAMES)
-    assert told["checkpoint_age"] >= 0
-    # The nodes' owners have a log of their own.
+    status = json.loads(capsys.readouterr().out)
+    assert [member["name"] for member in status["members"]] == list(NAMES)
+    assert status["checkpoint_age"] >= 0
+    # A node's owner has a log.
     assert "accuracy" in (place.path.parent / "nodes" / "north" / "node.log").read_text()
 
 
@@ -85,7 +85,7 @@ def test_rejected_and_clipped_replies_are_counted_by_node(place):
             reply.content["facts"]["count"] = 10**9
         return reply
 
-    played(place, spoil)
+    conducted(place, spoil)
     north, south, west = read_status(place).members
     assert (north.rejected, north.clipped, north.trouble) == (0, 0, "")
     assert (south.rejected, south.clipped, south.last_round) == (1, 0, 2)

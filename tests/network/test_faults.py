@@ -177,6 +177,6 @@ def test_the_server_waits_for_too_few_nodes_and_then_stops(tmp_path):
         for name in ("server", "node-1", "node-2"):
             network.start(name)
         assert network.finish() == 2
-    said = network.output("server")
-    assert "the server waits for clients; connected: " in said
-    assert "Only 2 of at least 3 clients were connected after 20 s (node-1, node-2)" in said
+    printed = network.output("server")
+    assert "the server waits for clients; connected: " in printed
+    assert "Only 2 of at least 3 clients were connected after 20 s (node-1, node-2)" in printed

@@ -54,12 +54,12 @@ def test_strangers_never_take_part(tmp_path):
                 stranger.supervise()
             network.wait(lambda: network.rounds() >= 3)
             members = {member["name"] for member in network.status()["members"]}
-        said = {why: stranger.log.read_text() for why, stranger in strangers.items()}
-        assert members == set(network.names), said
+        logs = {why: stranger.log.read_text() for why, stranger in strangers.items()}
+        assert members == set(network.names), logs
         assert network.finish() == 0
     assert all(record["participants"] == [0, 1, 2] for record in network.records())
-    assert not any("SuperNode ID" in words for words in said.values()), said
-    assert all(said.values())
+    assert not any("SuperNode ID" in words for words in logs.values()), logs
+    assert all(logs.values())
 
 
 def test_only_the_interface_for_nodes_is_open(tmp_path):

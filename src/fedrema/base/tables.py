@@ -10,7 +10,7 @@ import msgspec
 from fedrema.errors import BadInput
 
 T = TypeVar("T")
-KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
 
 
 def read_table(kind: type[T], values: Mapping[str, object], where: str) -> T:
