@@ -39,7 +39,7 @@ def test_values_are_read_by_their_names_in_the_file():
         ({"name": "a", "port": True}, "x.toml: port must be a whole number or none, got True."),
         ({"name": "a", "quiet": 1}, "x.toml: quiet must be true or false, got 1."),
         (
-            {"name": "a", "wait_seconds": 1},
+            {"wait_seconds": 1},
             "x.toml: wait_seconds is unknown; valid are name, wait-seconds, port, quiet.",
         ),
         ({"name": "a", "wait-seconds": -1.0}, "x.toml: --wait-seconds must be 0 or more, got -1.0."),
