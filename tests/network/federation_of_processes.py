@@ -9,6 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("flwr")
+
 from fedrema.base.processes import free_port
 from fedrema.cli.arguments import parse_settings
 from fedrema.deploy.run_config import Plan

@@ -9,6 +9,8 @@ import urllib.request
 
 import pytest
 
+pytest.importorskip("flwr")
+
 from fedrema.base.processes import SupervisedProcess, free_port, stopped_on_exit
 from fedrema.deploy.services import flower_environment
 from fedrema.deploy.setup import new_key

@@ -72,7 +72,7 @@ def test_a_late_client_that_has_not_taken_part_yet_follows_the_shared_model(meth
     played = simulator(method, make_federation(), LOCAL, late=0.25, late_round=3, rounds=5)
     (late,) = [row for row, joins in enumerate(played.participation.joins) if joins == 3]
     others = [row for row in range(4) if row != late]
-    played.choose = lambda number: (others, [late] if number == 4 else [])  # once it fails on the way
+    played.participation.choose = lambda number: (others, [late] if number == 4 else [])  # once it fails on the way
     state = played.start()
     for record in (each.record for each in played.run(state)):
         if record["round"] >= 3:
@@ -83,7 +83,7 @@ def test_a_late_client_that_has_not_taken_part_yet_follows_the_shared_model(meth
 @pytest.mark.parametrize("method", WITH_COPIES, ids=label)
 def test_clients_from_the_start_keep_what_they_began_with_until_they_take_part(method):
     played = simulator(method, make_federation(), LOCAL, rounds=3)
-    played.choose = lambda number: ([0, 1, 2], [])
+    played.participation.choose = lambda number: ([0, 1, 2], [])
     state = played.start()
     before = {name: value[3].clone() for name, value in (state.params.own | state.memory).items()}
     list(played.run(state))
