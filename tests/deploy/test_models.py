@@ -120,13 +120,13 @@ def test_models_before_adaptation_can_be_exported_from_the_server(tmp_path, caps
     assert "trains a little more" in (tmp_path / "server" / "models" / "README.md").read_text()
 
 
-def test_a_client_that_never_counted_is_listed_and_a_late_one_has_its_round(tmp_path, capsys):
+def test_a_client_whose_replies_were_never_used_is_listed(tmp_path, capsys):
     def spoil(number, reply):
         return None if number == node(3) and reply.metadata.group_id else reply
 
     Federated(tmp_path, spoil=spoil).conductor().conduct()
     assert main(["export", str(tmp_path / "server")]) == 0
-    assert "They have not counted in any round: 3." in capsys.readouterr().out
+    assert "These clients have not contributed to any round: 3." in capsys.readouterr().out
     index = json.loads((tmp_path / "server" / "models" / "index.json").read_text())
     assert [entry["client"] for entry in index["clients"]] == ["0", "1", "2"]
     assert index["never_counted"] == ["3"]
