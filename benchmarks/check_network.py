@@ -1,10 +1,10 @@
-"""Load on the network path: fails where our FedAvg costs over 1.1 times Flower's own.
+"""Cost of a round over the network: fails if our FedAvg takes more than 1.1 times as long as Flower's own.
 
 python benchmarks/check_network.py
 
 A hundred nodes in Flower's simulation engine, one after the other: Flower's FedAvg with a plain PyTorch client, our
 FedAvg and our FedReMa, with the same network, samples and single epoch, so that almost nothing but the cost of a round
-is left. Seconds per round are medians, the better of two plays; bytes are those of one node in one round.
+is left. Seconds per round are medians, the better of two runs; bytes are those of one node in one round.
 """
 
 import json
@@ -19,7 +19,16 @@ from pathlib import Path
 import numpy as np
 
 os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-WORDS = "--net mlp --hidden 200 --epochs 1 --batch 20 --lr 0.05 --device cpu --backend loop --no-keep-momentum --rounds"
+SETTINGS = {
+    "net": "mlp",
+    "hidden": 200,
+    "epochs": 1,
+    "batch": 20,
+    "lr": 0.05,
+    "keep-momentum": False,
+    "device": "cpu",
+    "backend": "loop",
+}
 SAMPLES, FEATURES, CLASSES = 40, 784, 10
 LIMIT = 1.1
 
@@ -36,21 +45,20 @@ def make_samples(file: Path, nodes: int) -> None:
 
 
 def ours(method: str, file: Path, folder: Path, nodes: int, rounds: int) -> dict[str, float]:
-    """Play one of our methods; returns seconds per round, and bytes per node and round."""
+    """Run one of our methods; return seconds per round, and bytes per node and round."""
     from flwr.app import Context, Message
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from fedrema.config.settings import parse_settings
-    from fedrema.deploy import client_app
-    from fedrema.deploy.conductor import Conductor
-    from fedrema.deploy.plan import Plan, read_run_config, run_config
+    from fedrema.config.settings import make_settings
+    from fedrema.deploy import flower_client_app
+    from fedrema.deploy.flower_conductor import Conductor
+    from fedrema.deploy.run_config import Plan, read_run_config, run_config
     from fedrema.runs.run import Run
 
-    words = [*WORDS.split(), str(rounds), "--federation", str(file)]
     plan = Plan(str(folder), str(FEATURES), CLASSES, least_clients=nodes, most_clients=nodes)
-    config = run_config(parse_settings(method, words, own_data=True), plan)
+    config = run_config(make_settings(method, {**SETTINGS, "rounds": rounds, "federation": str(file)}), plan)
     server, client = ServerApp(), ClientApp()
 
     @server.main()
@@ -59,10 +67,10 @@ def ours(method: str, file: Path, folder: Path, nodes: int, rounds: int) -> dict
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
-        told = Context(context.run_id, context.node_id, context.node_config, context.state, config)
-        return client_app.train(message, told)
+        configured = Context(context.run_id, context.node_id, context.node_config, context.state, config)
+        return flower_client_app.train(message, configured)
 
-    client.query()(client_app.who)
+    client.query()(flower_client_app.identify)
     run_simulation(server, client, nodes, backend_config={"client_resources": {"num_cpus": 1}})
     records = Run(folder).rounds
     seconds = [sum(record.seconds.values()) for record in records[1:]]
@@ -71,7 +79,7 @@ def ours(method: str, file: Path, folder: Path, nodes: int, rounds: int) -> dict
 
 
 def flowers(file: Path, nodes: int, rounds: int) -> dict[str, float]:
-    """Play Flower's FedAvg with a client as its tutorials write one."""
+    """Run Flower's FedAvg with a client as in its tutorials."""
     import torch
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
@@ -87,10 +95,10 @@ def flowers(file: Path, nodes: int, rounds: int) -> dict[str, float]:
     @client.train()
     def train(message: Message, context: Context) -> Message:
         from fedrema.data import DataSettings
-        from fedrema.deploy.client_app import dealt
+        from fedrema.deploy.node import partitioned_dataset
 
-        # Read once per process, as by our own client: it is not reading files that is compared.
-        one = dealt(DataSettings(federation=str(file))).only(int(context.node_config["partition-id"]))
+        # Read once per process, as our own client does: reading files is not part of the comparison.
+        one = partitioned_dataset(DataSettings(federation=str(file))).only(int(context.node_config["partition-id"]))
         net = network()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimiser = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
@@ -110,7 +118,7 @@ def flowers(file: Path, nodes: int, rounds: int) -> dict[str, float]:
         return Message(content, reply_to=message)
 
     class Timed(FedAvg):
-        """Flower's FedAvg, with a look at the clock after each round."""
+        """Flower's FedAvg, which records the time after each round."""
 
         def aggregate_train(self, *arguments, **named):  # type: ignore[no-untyped-def]
             result = super().aggregate_train(*arguments, **named)
@@ -128,7 +136,7 @@ def flowers(file: Path, nodes: int, rounds: int) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table; --quick takes few nodes and rounds, to see that it runs."""
+    """Print the table; --quick uses few nodes and rounds, to check that it runs."""
     if arguments and arguments[0] == "one":
         name, file, folder, nodes, rounds = json.loads(arguments[1])
         found = flowers(file, nodes, rounds) if name == "flower" else ours(name, file, Path(folder), nodes, rounds)
@@ -139,7 +147,7 @@ def main(arguments: list[str]) -> int:
         file = Path(folder) / "samples.npz"
         make_samples(file, nodes)
         found: dict[str, dict[str, float]] = {}
-        for name in ("flower", "fedavg", "fedrema") * 2:  # the better of two, in turn: others use the machine as well
+        for name in ("flower", "fedavg", "fedrema") * 2:  # the better of two, alternating: the machine may be shared
             shutil.rmtree(Path(folder) / name, ignore_errors=True)
             asked = json.dumps([name, str(file), str(Path(folder) / name), nodes, rounds])
             command = [sys.executable, __file__, "one", asked]

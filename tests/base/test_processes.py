@@ -23,7 +23,7 @@ def until(what, seconds=20.0):
     return found
 
 
-def test_a_process_that_ends_is_started_again_after_a_pause(tmp_path):
+def test_a_process_that_exits_is_restarted_after_a_delay(tmp_path):
     one = child(tmp_path, "print('it hurts')")
     with stopped_on_exit(one):
         assert one.supervise() == ""
@@ -31,12 +31,12 @@ def test_a_process_that_ends_is_started_again_after_a_pause(tmp_path):
         first = one.process.pid
         assert sentence == "it has exited (it hurts); it restarts in 1 s"
         assert one.supervise() == ""
-        assert one.process.pid == first  # not at once
+        assert one.process.pid == first  # not immediately
         until(lambda: one.supervise() or one.process.pid != first)
         assert until(one.supervise).endswith("in 2 s")
 
 
-def test_whatever_a_process_has_started_ends_with_it(tmp_path):
+def test_descendants_of_a_process_are_stopped_with_it(tmp_path):
     code = (
         "import subprocess, sys, time\n"
         "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
@@ -51,7 +51,7 @@ def test_whatever_a_process_has_started_ends_with_it(tmp_path):
     assert one.process.poll() is not None
 
 
-def test_being_stopped_ends_the_processes(tmp_path):
+def test_a_stop_request_stops_the_processes(tmp_path):
     one = child(tmp_path, "import time; time.sleep(99)")
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(StopRequested), stopped_on_exit(one):  # noqa: PT012
@@ -62,7 +62,7 @@ def test_being_stopped_ends_the_processes(tmp_path):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_lines_are_tail_once_and_whole(tmp_path):
+def test_a_log_tail_returns_complete_lines_once(tmp_path):
     file = tmp_path / "log"
     file.write_text("long ago\n")
     tail = LogTail(file)

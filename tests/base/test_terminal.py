@@ -156,17 +156,17 @@ def test_names_and_errors_of_nodes(tmp_path, capsys):
     from flwr.app import Error, Message
 
     from fedrema.cli.deploy import say
-    from fedrema.deploy.conductor import Conductor
-    from fedrema.deploy.places import NodePlace, ServerPlace
-    from fedrema.deploy.plan import read_run_config
-    from fedrema.deploy.presence import beside, present
+    from fedrema.deploy.flower_conductor import Conductor
+    from fedrema.deploy.folder import NodeFolder, ServerFolder
+    from fedrema.deploy.run_config import read_run_config
+    from fedrema.deploy.run_state import locked_run, log_file
     from tests.deploy.flower_in_process import InProcessGrid
 
     words = ["--rounds", "2", "--epochs", "1", "--samples", "40", "--hidden", "6"]
     assert main(["deploy", "init", str(tmp_path / "f"), "fedavg", "--deal", "--nodes", "a,b,c", *words]) == 0
-    place = ServerPlace.open(tmp_path / "f")
-    config = {**place.config(), "folder": str(place.run)}
-    nodes = [NodePlace.open(tmp_path / "f" / "nodes" / name) for name in "abc"]
+    place = ServerFolder.open(tmp_path / "f")
+    config = {**place.run_config(), "folder": str(place.run)}
+    nodes = [NodeFolder.open(tmp_path / "f" / "nodes" / name) for name in "abc"]
     for node in nodes:
         node.kept.mkdir()
 
@@ -176,13 +176,13 @@ def test_names_and_errors_of_nodes(tmp_path, capsys):
             return Message(Error(2, reasons[reply.metadata.group_id]), reply_to=grid.sent[-1])
         return reply
 
-    grid = InProcessGrid(config, [node.config() for node in nodes], {7: EVIL, 8: f"{EVIL}2", 9: "[/y]"}, spoil)
-    with present(place.run) as lock:
+    grid = InProcessGrid(config, [node.node_config() for node in nodes], {7: EVIL, 8: f"{EVIL}2", 9: "[/y]"}, spoil)
+    with locked_run(place.run) as lock:
         Conductor(grid, *read_run_config(config), pause=lambda seconds: None).conduct(lock)
     capsys.readouterr()
-    log = beside(place.run, "log").read_text(encoding="utf-8")
+    log = log_file(place.run).read_text(encoding="utf-8")
     assert_clean(log)
-    assert f"client {SHOWN}2 does not count: fedrema: all is well" in log
+    assert f"the reply of client {SHOWN}2 is not used: fedrema: all is well" in log
     assert main(["deploy", "status", str(place.path)]) == 0
     assert main(["export", str(place.run)]) == 0
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A Flower grid in this process: every message goes through Flower's records and the real client app, and back."""
+"""A Flower grid in this process: every message passes through Flower's records and the real client app."""
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -6,11 +6,11 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedrema.deploy import client_app
+from fedrema.deploy import flower_client_app
 
 
 class InProcessGrid(Grid):
-    """Nodes with their configurations; `spoil` may change a reply on its way, or drop it.
+    """Nodes with their configurations; `spoil` may change a reply, or drop it.
 
     What else a grid must have by Flower's base class is never called by the conductor; a call would fail.
     """
@@ -55,13 +55,13 @@ class InProcessGrid(Grid):
             pushed.append(identity)
             self.sent.append(message)
             try:
-                reply = client_app.app(message, self.contexts[node])
-            except Exception as error:  # as Flower does it
+                reply = flower_client_app.app(message, self.contexts[node])
+            except Exception as error:  # as Flower does
                 reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
             reply = self.spoil(node, reply)
             if reply is not None:
                 self.received.append((node, reply))
-            else:  # what Flower says of a message whose time is over
+            else:  # what Flower returns for an expired message
                 reply = Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE), reply_to=message)
             self.replies[identity] = reply
         return pushed

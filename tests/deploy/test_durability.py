@@ -1,4 +1,4 @@
-"""A crash of server and nodes at every point: closed rounds and the account of releases survive it."""
+"""Crashes of server and nodes at every point: completed rounds and the privacy account survive them."""
 
 from dataclasses import replace
 
@@ -7,10 +7,9 @@ import torch
 
 pytest.importorskip("flwr")
 
-from fedrema.deploy.ledger import Ledger
-from fedrema.deploy.letters import Reply
-from fedrema.deploy.privacy import Guard
-from fedrema.deploy.protection import Protection
+from fedrema.deploy.messages import Reply
+from fedrema.deploy.privacy import PrivacyGuard, PrivacySettings
+from fedrema.deploy.run_state import RunState
 from fedrema.runs.checkpoint import counted_on, read_checkpoint
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
@@ -23,41 +22,41 @@ QUICK = ["--samples", "20", "--hidden", "4", "--rounds", "3"]
 @pytest.mark.parametrize("noise", [0.0, 4.0])
 def test_no_release_is_forgotten(noise, tmp_path, monkeypatch):
     begun = {"weight": torch.zeros(3)}
-    protection = Protection(privacy_clip=1.0, privacy_noise=noise)
+    protection = PrivacySettings(privacy_clip=1.0, privacy_noise=noise)
     (tmp_path / "disk").mkdir()
     with Crashes(tmp_path / "disk", monkeypatch) as crashes:
         for release in range(1, 4):
-            guard = Guard(protection, tmp_path / "disk" / "privacy.json")
-            guard.cover(Reply(release, 5, {"weight": torch.ones(3)}), begun)
+            guard = PrivacyGuard(protection, tmp_path / "disk" / "privacy.json")
+            guard.protect(Reply(release, 5, {"weight": torch.ones(3)}), begun)
             crashes.promise(release)
     for tree, promise in crashes.states():
         rebuild(tree, tmp_path / "rebuilt")
-        known = len(Guard(protection, tmp_path / "rebuilt" / "privacy.json").releases)
+        known = len(PrivacyGuard(protection, tmp_path / "rebuilt" / "privacy.json").account.releases)
         assert known in ((promise or 0), (promise or 0) + 1)
 
 
 class Recorded:
-    """A federation that was conducted to its end, with every crash on the way."""
+    """A finished federation, with the disk's state after a crash at every point."""
 
     def __init__(self, tmp_path, monkeypatch):
         (tmp_path / "disk").mkdir()
         self.crashes = Crashes(tmp_path / "disk", monkeypatch)
-        close = Ledger.closed
+        save = RunState.save_round
 
-        def closed(ledger, record):
-            close(ledger, record)
-            self.crashes.promise(record["round"])
+        def save_round(run, record):
+            save(run, record)
+            self.crashes.promise(record.round)
 
         with self.crashes:
-            monkeypatch.setattr(Ledger, "closed", closed)
-            # Heads are private: a node that forgets its own cannot go on.
+            monkeypatch.setattr(RunState, "save_round", save_round)
+            # Heads are private: a node that loses its own cannot resume.
             conductor = Federated(tmp_path / "disk", "fedper", QUICK).conductor()
             conductor.conduct()
         self.common = conductor.central.state.params.common
-        self.rounds = timeless(tmp_path / "disk" / "server")
+        self.rounds = without_times(tmp_path / "disk" / "server")
 
 
-def timeless(folder):
+def without_times(folder):
     return [replace(record, seconds={}, bytes_down=0) for record in Run(folder).rounds]
 
 
@@ -66,7 +65,7 @@ def recorded(tmp_path, monkeypatch):
     return Recorded(tmp_path, monkeypatch)
 
 
-def test_no_crash_undoes_a_round_that_was_closed(recorded, tmp_path):
+def test_no_crash_loses_a_completed_round(recorded, tmp_path):
     states = list(recorded.crashes.states())
     assert {promise for _, promise in states} == {None, 1, 2, 3}
     for tree, promise in states:
@@ -78,23 +77,23 @@ def test_no_crash_undoes_a_round_that_was_closed(recorded, tmp_path):
             directory.check_rounds(counted_on(facts).rounds)
 
 
-def go_on_everywhere(recorded, states, tmp_path):
+def resume_after(recorded, states, tmp_path):
     for tree, promise in states:
-        if promise is None:  # it had not yet closed a round, and begins anew
+        if promise is None:  # no round was completed: it starts again
             continue
         rebuild(tree, tmp_path / "rebuilt")
         conductor = Federated(tmp_path / "rebuilt", "fedper", QUICK).conductor()
         conductor.conduct()
-        assert timeless(tmp_path / "rebuilt" / "server") == recorded.rounds
+        assert without_times(tmp_path / "rebuilt" / "server") == recorded.rounds
         for name, value in recorded.common.items():
             assert torch.equal(conductor.central.state.params.common[name], value)
 
 
-def test_after_some_crashes_a_federation_ends_as_if_unhurt(recorded, tmp_path):
+def test_after_some_crashes_a_federation_gets_the_same_result(recorded, tmp_path):
     states = [pair for pair in recorded.crashes.states() if pair[1]]
-    go_on_everywhere(recorded, states[:: max(1, len(states) // 12)], tmp_path)
+    resume_after(recorded, states[:: max(1, len(states) // 12)], tmp_path)
 
 
 @pytest.mark.matrix
-def test_after_every_crash_a_federation_ends_as_if_unhurt(recorded, tmp_path):
-    go_on_everywhere(recorded, recorded.crashes.states(), tmp_path)
+def test_after_every_crash_a_federation_gets_the_same_result(recorded, tmp_path):
+    resume_after(recorded, recorded.crashes.states(), tmp_path)

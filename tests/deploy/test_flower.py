@@ -1,4 +1,4 @@
-"""The Flower apps, in process: the same models as simulated, faults that hurt nobody else, going on after a crash."""
+"""The Flower apps in process: the same models as simulated, faults that affect no other client, resuming."""
 
 import json
 
@@ -10,11 +10,11 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord
 
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.core import Role
 from fedrema.data import build_federation
-from fedrema.deploy.conductor import Conductor
-from fedrema.deploy.plan import Plan, read_run_config, run_config
+from fedrema.deploy.flower_conductor import Conductor
+from fedrema.deploy.run_config import Plan, read_run_config, run_config
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.execute import prepare
@@ -66,12 +66,12 @@ def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(me
     assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in records]
     assert [record["client_accuracy"] for record in run.rounds] == [record["client_accuracy"] for record in records]
     assert run.summary["best_accuracy"] == max(record["accuracy"] for record in records)
-    assert all(record["rejected"] == {} and "clipped" not in record for record in run.rounds)
+    assert all(record.nodes.rejected == {} and record.nodes.clipped == {} for record in run.rounds)
     assert_nothing_else_left(made, conductor, state.params)
 
 
 def assert_nothing_else_left(made, conductor, params):
-    """Only what the method declares leaves a node."""
+    """Check that only what the method declares leaves a node."""
     net, central = conductor.central.net, conductor.central
     travelling = {name for name in params.merged() if made.settings.method.role(net, name) is not Role.PRIVATE}
     for _, reply in made.grid.received:
@@ -86,7 +86,7 @@ def assert_nothing_else_left(made, conductor, params):
 
 
 def spoiled(change):
-    """Return what spoils the replies of node 1, from the second round on."""
+    """Return a function that changes the replies of node 1 to round 2."""
 
     def spoil(number, reply):
         if number == node(1) and reply.metadata.group_id == "2" and not reply.has_error():
@@ -115,7 +115,7 @@ def with_count(count):
 
 
 def with_header(header):
-    """Replace what the first array's data says of itself."""
+    """Replace the header of the first array."""
 
     def spoil(reply):
         record = reply.content.array_records["params"]
@@ -152,14 +152,14 @@ def first(arrays, change):
         (lambda reply: None, "no reply within"),
     ],
 )
-def test_a_bad_reply_hurts_nobody_else(change, why, tmp_path):
+def test_an_invalid_reply_affects_no_other_client(change, why, tmp_path):
     made = Federated(tmp_path, spoil=spoiled(change))
     made.conductor().conduct()
     run = Run(tmp_path / "server")
     assert [record["participants"] for record in run.rounds] == [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3]]
     assert why in run.rounds[1]["rejected"]["1"]
     assert run.rounds[0]["rejected"] == run.rounds[2]["rejected"] == {}
-    # The others learn what they learn when the client just stays away in that round.
+    # The result is the same as if the client were absent in that round.
     absent = Federated(tmp_path / "absent", spoil=spoiled(lambda reply: None))
     conductor = absent.conductor()
     conductor.conduct()
@@ -168,16 +168,16 @@ def test_a_bad_reply_hurts_nobody_else(change, why, tmp_path):
     ]
 
 
-def test_a_server_that_was_killed_goes_on_with_the_next_round(tmp_path):
+def test_a_killed_server_resumes_with_the_next_round(tmp_path):
     whole = Federated(tmp_path / "whole")
     straight = whole.conductor()
     straight.conduct()
     made = Federated(tmp_path / "killed")
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     conductor._round()
-    conductor.ledger.lock.release()  # then it is killed, and its lock is gone
+    conductor.run.lock.release()  # then it is killed, and its lock is gone
     again = made.conductor()
     again.conduct()
     assert again.central.registry == straight.central.registry
@@ -189,12 +189,12 @@ def test_a_server_that_was_killed_goes_on_with_the_next_round(tmp_path):
 
 
 def test_a_round_that_is_lost_leaves_no_trace_on_a_node(tmp_path):
-    # Momentum and model stay at home: had the lost round counted there, the third would begin from another model.
+    # Momentum and model stay on the node: if it kept those of the lost round, the third would start from another model.
     lost = Federated(tmp_path / "lost", "local", spoil=spoiled(lambda reply: None))
     lost.conductor().conduct()
     never = Federated(tmp_path / "never", "local")
     conductor = never.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     never.grid.offline = {node(1)}
     conductor._round()
@@ -205,10 +205,10 @@ def test_a_round_that_is_lost_leaves_no_trace_on_a_node(tmp_path):
     assert kept[0]["loss"] == kept[1]["loss"]
 
 
-def test_too_few_clients_are_waited_for_and_named(tmp_path):
+def test_the_server_waits_for_too_few_clients_and_names_them(tmp_path):
     made = Federated(tmp_path, least_clients=3, wait_seconds=0.0)
     made.grid.offline = {node(1), node(2)}
-    with pytest.raises(BadInput, match=r"Only 2 of at least 3 clients were there after 0 s \(0, 3\)"):
+    with pytest.raises(BadInput, match=r"Only 2 of at least 3 clients were connected after 0 s \(0, 3\)"):
         made.conductor().conduct()
 
 
@@ -216,12 +216,12 @@ def test_a_client_that_joins_late_takes_part_from_then_on(tmp_path):
     made = Federated(tmp_path)
     made.grid.offline = {node(3)}
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     made.grid.offline = set()
     conductor._round()
     conductor._round()
-    conductor.ledger.finish({})
+    conductor.run.finish({})
     run = Run(tmp_path / "server")
     assert [record["participants"] for record in run.rounds] == [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3]]
     assert json.loads((tmp_path / "server" / "config.json").read_text())["federation"]["names"] == ["0", "1", "2", "3"]
@@ -252,7 +252,7 @@ def test_settings_survive_the_run_configuration(tmp_path):
         ({"least-clients": 0}, "--least-clients must be at least 1"),
     ],
 )
-def test_a_plan_that_cannot_be_is_refused(change, sentence, tmp_path):
+def test_an_invalid_plan_is_refused(change, sentence, tmp_path):
     with pytest.raises(BadInput, match=sentence):
         read_run_config({**Federated(tmp_path).config, **change})
 
@@ -265,7 +265,7 @@ def test_a_folder_of_another_plan_is_refused(tmp_path):
         other.conductor().conduct()
 
 
-def test_a_round_in_which_nobody_counts_is_played_again(tmp_path):
+def test_a_round_without_usable_replies_is_repeated(tmp_path):
     lost = []
 
     def spoil(node, reply):
@@ -282,21 +282,21 @@ def test_a_round_in_which_nobody_counts_is_played_again(tmp_path):
     ]
 
 
-def test_when_nobody_ever_counts_it_gives_up_and_says_why(tmp_path):
+def test_a_run_without_usable_replies_stops_with_the_reason(tmp_path):
     made = Federated(
         tmp_path, "fedavg", spoil=lambda node, reply: None if reply.metadata.group_id else reply, wait_seconds=0.0
     )
-    with pytest.raises(BadInput, match=r"Nobody has counted in round 1 for 0 s; 0: no reply within 300 s"):
+    with pytest.raises(BadInput, match=r"Round 1 needs 2 usable replies and had 0 for 0 s; 0: no reply within 300 s"):
         made.conductor().conduct()
 
 
-def test_a_server_that_was_killed_before_its_first_round_was_closed_begins_anew(tmp_path):
+def test_a_server_that_was_killed_before_its_first_round_starts_again(tmp_path):
     made = Federated(tmp_path, "fedavg", ["--rounds", "1"])
-    made.conductor().ledger.take_up()  # and then it is gone
+    made.conductor().run.open()  # and then it is killed
     made.conductor().conduct()
     assert [record["round"] for record in Run(tmp_path / "server").rounds] == [1]
     (tmp_path / "server" / "checkpoint" / "state.safetensors").unlink()
-    with pytest.raises(BadInput, match="already exists"):  # rounds that were closed are not replaced
+    with pytest.raises(BadInput, match="already exists"):  # completed rounds are not replaced
         made.conductor().conduct()
     (tmp_path / "server" / "rounds.jsonl").unlink()
     other = Federated(tmp_path, "fedavg", ["--rounds", "1", "--lr", "0.5"])

@@ -1,4 +1,4 @@
-"""What a node can send: nothing stops the server, nothing ruins the others' models, and honest nodes are left alone."""
+"""Hostile replies: none stops the server or damages the other clients' models, and honest replies are accepted."""
 
 import dataclasses
 import io
@@ -13,13 +13,13 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.data import build_federation
-from fedrema.deploy.carried import NO_TRAINING, read_reply, reply_record
-from fedrema.deploy.central import Central
-from fedrema.deploy.ledger import Registry
-from fedrema.deploy.letters import Score
+from fedrema.deploy.flower_records import read_reply, reply_record
+from fedrema.deploy.messages import SCORES_ONLY, Score
 from fedrema.deploy.node import Node
+from fedrema.deploy.registry import Registry
+from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from tests.conftest import make_federation
@@ -43,33 +43,33 @@ class Federated:
         if "--dataset" in more:
             federation = build_federation(self.settings.data)
         self.nodes = [Node(self.settings, federation.only(row)) for row in range(len(counts))]
-        self.central = Central(self.settings, federation.sample_shape, federation.classes, len(counts), **limits)
+        self.central = CentralServer(self.settings, federation.sample_shape, federation.classes, len(counts), **limits)
         for node in self.nodes:
             self.central.registry.row(node.name)
         self.records = []
 
     def round(self, attack=lambda content: None, absent=()):
-        """Play a round; the hostile node's reply is what an attack makes of its content."""
+        """Run a round; `attack` changes the content of the hostile node's reply."""
         replies, unreadable = {}, {}
         for row, node in enumerate(self.nodes):
             if row in absent:
                 continue
-            content = reply_record(node.answer(self.central.letter(node.name)))
+            content = reply_record(node.reply_to(self.central.request(node.name)))
             if row == HOSTILE:
                 attack(content)
             try:
                 replies[node.name] = read_reply(content, self.central.expected)
             except BadInput as error:
                 unreadable[node.name] = str(error)
-        record = self.central.close(replies)
-        record["rejected"] |= unreadable
+        record = self.central.complete_round(replies)
+        record.nodes.rejected.update(unreadable)
         self.records.append(record)
         return record
 
     def accuracy(self, row=0):
-        """Return how well a node is served."""
+        """Return a node's accuracy with the model that it receives."""
         node = self.nodes[row]
-        score = node.answer(self.central.letter(node.name, train=False)).received
+        score = node.reply_to(self.central.request(node.name, train=False)).received
         return sum(score.correct) / sum(score.asked)
 
 
@@ -104,17 +104,17 @@ def with_values(change, group="params", chosen=lambda name: True):
 
 
 def with_facts(**changes):
-    """Return an attack that says something else; None leaves it out."""
+    """Return an attack that changes facts; None removes one."""
 
     def attack(content):
-        told = {**content["facts"], **{name.replace("_", "-"): value for name, value in changes.items()}}
-        content["facts"] = ConfigRecord({name: value for name, value in told.items() if value is not None})
+        facts = {**content["facts"], **{name.replace("_", "-"): value for name, value in changes.items()}}
+        content["facts"] = ConfigRecord({name: value for name, value in facts.items() if value is not None})
 
     return attack
 
 
 def declaring(shape, array):
-    """Return an array whose header inside the data announces another shape than the one it declares."""
+    """Return an array whose header describes another shape than the one it declares."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": np.dtype(array.dtype).str, "fortran_order": False, "shape": shape}
@@ -218,7 +218,7 @@ def _by_column(array):
 def good():
     """A server, and what a node sends it."""
     made = Federated(2)
-    return made.central, made.nodes[0].answer(made.central.letter("n0"))
+    return made.central, made.nodes[0].reply_to(made.central.request("n0"))
 
 
 @pytest.mark.parametrize("attack", UNREADABLE)
@@ -238,12 +238,12 @@ def test_an_honest_reply_arrives_as_it_was_sent(good):
     assert dataclasses.replace(found, params={}, extras={}) == dataclasses.replace(reply, params={}, extras={})
     assert found.params.keys() == reply.params.keys()
     assert all(torch.equal(found.params[name], value) for name, value in reply.params.items())
-    with pytest.raises(BadInput, match="is not expected"):  # a reply that is to bring scores only brings no tensors
-        read_reply(reply_record(reply), NO_TRAINING)
+    with pytest.raises(BadInput, match="is not expected"):  # a reply with scores only has no tensors
+        read_reply(reply_record(reply), SCORES_ONLY)
 
 
 def reversed_update(central, factor):
-    """Return an attack that sends the change of the model that came, multiplied."""
+    """Return an attack that multiplies the change of the received model."""
 
     def attack(content):
         began = {name: value.numpy() for name, value in central.state.params.common.items()}
@@ -309,7 +309,7 @@ def test_the_others_learn_as_if_the_hostile_node_were_absent(attack, nodes):
     settings, change, why = REJECTED[attack]
     method, *more = settings.split()
     made, absent = (Federated(nodes, method, more=more) for _ in range(2))
-    for _ in range(2):  # from its first round on
+    for _ in range(2):  # also in its first round
         record = made.round(change)
         assert list(record["rejected"]) == ["n1"]
         assert re.search(why, record["rejected"]["n1"])
@@ -343,7 +343,7 @@ def test_counts_stay_as_they_were_when_a_node_joined(changed, nodes):
 @pytest.mark.parametrize("begins", [1, 3])
 @pytest.mark.parametrize("method", ["fedavg", "fedrema"])
 @pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.slow), 8])
-def test_updates_multiplied_by_minus_20_do_not_ruin_the_others_models(nodes, method, begins):
+def test_updates_multiplied_by_minus_20_do_not_damage_the_others_models(nodes, method, begins):
     made, absent = Federated(nodes, method), Federated(nodes, method)
     for number in range(1, 7):
         attack = reversed_update(made.central, -20.0) if number >= begins else lambda content: None
@@ -352,17 +352,17 @@ def test_updates_multiplied_by_minus_20_do_not_ruin_the_others_models(nodes, met
     others = [row for row in range(nodes) if row != HOSTILE]
     found, expected = (np.mean([each.accuracy(row) for row in others]) for each in (made, absent))
     assert found >= expected - 0.1
-    hit = [record for record in made.records if "n1" in {**record["rejected"], **record.get("clipped", {})}]
+    hit = [record for record in made.records if "n1" in {**record["rejected"], **record["clipped"]}]
     assert [record["round"] for record in hit] == list(range(begins, 7))
 
 
 def test_the_final_scores_are_bounded_as_well():
     made = Federated(3)
     made.round()
-    scores = {node.name: node.answer(made.central.letter(node.name, train=False)).received for node in made.nodes}
-    honest = made.central.accuracies({name: score for name, score in scores.items() if name != "n1"})
+    scores = {node.name: node.reply_to(made.central.request(node.name, train=False)).received for node in made.nodes}
+    honest = made.central.metrics({name: score for name, score in scores.items() if name != "n1"})
     for asked in ((2**62, 2**62), (10**9, 10**9), (3, 3)):
-        assert made.central.accuracies({**scores, "n1": Score((0, 0), asked)}) == honest
+        assert made.central.metrics({**scores, "n1": Score((0, 0), asked)}) == honest
 
 
 def test_a_moderate_excess_is_clipped_at_first_and_rejected_when_it_is_repeated():
@@ -373,10 +373,10 @@ def test_a_moderate_excess_is_clipped_at_first_and_rejected_when_it_is_repeated(
         history = made.central.registry.norms
         usual = max(history.recent["the change of its shared parameters"])
         made.round(shifted_by(before, 7 * usual))
-    told = [(sorted(record.get("clipped", {})), sorted(record["rejected"])) for record in made.records[1:]]
-    assert told == [(["n1"], []), (["n1"], []), ([], ["n1"]), ([], ["n1"])]
+    found = [(sorted(record["clipped"]), sorted(record["rejected"])) for record in made.records[1:]]
+    assert found == [(["n1"], []), (["n1"], []), ([], ["n1"]), ([], ["n1"])]
     assert "scaled down" in made.records[1]["clipped"]["n1"]
-    assert "it was clipped 2 times lately" in made.records[3]["rejected"]["n1"]
+    assert "it was clipped 2 times in the last 20 rounds" in made.records[3]["rejected"]["n1"]
 
 
 def shifted_by(before, length):
@@ -399,8 +399,8 @@ def test_a_clipped_change_has_the_usual_norm():
     rest.round()
     rest.round(absent=[HOSTILE])
     sent = 8 * made.central.registry.norms.recent["the change of its shared parameters"][0]
-    told = made.round(shifted_by(before, sent))["clipped"]["n1"]
-    usual = sent / float(told.split(" is ")[1].split(" times")[0])
+    why = made.round(shifted_by(before, sent))["clipped"]["n1"]
+    usual = sent / float(why.split(" is ")[1].split(" times")[0])
     # The mean of three equally large nodes: the others' two thirds, and a third of what was clipped.
     shift = {
         name: 3 * (value - before[name]) - 2 * (rest.central.state.params.common[name] - before[name])
@@ -463,16 +463,16 @@ def test_no_check_triggers_in_an_honest_run(method, counts):
     late = len(counts) - 1
     for number in range(1, 7):
         made.round(absent=[late] if late > 1 and number < 4 else [])
-    assert [(record["rejected"], record.get("clipped", {})) for record in made.records] == [({}, {})] * 6
+    assert [(record["rejected"], record["clipped"]) for record in made.records] == [({}, {})] * 6
 
 
 @pytest.mark.parametrize("method", ["creff", "fedpac"])
 def test_no_check_triggers_while_an_honest_node_is_alone(method):
-    # What these send of their features grows many times over when training begins.
+    # The extras of these methods grow many times over in the first rounds.
     made = Federated(2, method, more=["--dataset", "digits", "--clients", "2", "--hidden", "16", "--epochs", "5"])
     for number in range(1, 6):
         made.round(absent=[HOSTILE] if number < 4 else [])
-    assert [(record["rejected"], record.get("clipped", {})) for record in made.records] == [({}, {})] * 5
+    assert [(record["rejected"], record["clipped"]) for record in made.records] == [({}, {})] * 5
 
 
 def test_a_hostile_node_that_is_alone_in_a_round_is_compared_with_the_rounds_before():
@@ -484,7 +484,7 @@ def test_a_hostile_node_that_is_alone_in_a_round_is_compared_with_the_rounds_bef
     assert "change of its shared parameters is absurdly large" in record["rejected"]["n1"]
 
 
-def test_what_the_server_has_learnt_of_nodes_survives_a_checkpoint():
+def test_the_registry_survives_a_checkpoint():
     made = Federated(3)
     for _ in range(2):
         made.round(reversed_update(made.central, 9.0))

@@ -15,7 +15,7 @@ import fedrema
 from fedrema.cli import main
 from fedrema.core import overrides
 from fedrema.data import build_federation
-from fedrema.deploy.client_app import dealt
+from fedrema.deploy.node import partitioned_dataset
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.execute import prepare
@@ -33,7 +33,7 @@ ONLY_ON_NODES = {
 
 
 def node_folder(tmp_path, row):
-    """A node's folder as `fedrema deploy init` makes it, around what the node has kept."""
+    """Return a node's folder as `fedrema deploy init` creates it, with the node's state."""
     folder = tmp_path / "nodes" / str(row)
     folder.mkdir(parents=True)
     (folder / "node.toml").write_text(f'name = "{row}"\nserver = "localhost:9092"\ndata = "data.npz"\n')
@@ -42,7 +42,7 @@ def node_folder(tmp_path, row):
 
 
 def loaded(folder, x):
-    """Return the classes that the README's own lines predict."""
+    """Return the classes that the code in the README predicts."""
     code = re.search(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S).group(1)
     space = {"x": x}
     exec(code.replace('load_file("', f'load_file("{folder}/'), space)
@@ -72,14 +72,14 @@ def test_a_node_writes_its_model_and_the_server_those_it_holds(method, tmp_path,
         assert float(right) == recorded
     # What the server holds.
     assert main(["export", str(run.path)]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     index = json.loads((run.path / "models" / "index.json").read_text())
     names = [entry["client"] for entry in index["clients"]]
     elsewhere = [entry["client"] for entry in index["only_on_nodes"]]
     everyone = [str(number) for number in range(CLIENTS)]
     if method in ONLY_ON_NODES:
         assert (names, elsewhere) == ([], everyone)
-        assert "fedrema deploy model NODE_FOLDER writes them: 0, 1, 2, 3." in said
+        assert "fedrema deploy model NODE_FOLDER writes them: 0, 1, 2, 3." in printed
         assert not list((run.path / "models").glob("[0-9].safetensors"))
         assert (index["shared_file"] is None) == (not run.state().params.common)
     else:
@@ -90,7 +90,7 @@ def test_a_node_writes_its_model_and_the_server_those_it_holds(method, tmp_path,
         assert index["clients"][row]["accuracy"] == recorded
 
 
-def test_a_private_head_is_not_made_up(tmp_path, capsys):
+def test_a_private_head_is_not_exported(tmp_path, capsys):
     Federated(tmp_path, "fedper", ["--rounds", "1"]).conductor().conduct()
     assert main(["export", str(tmp_path / "server")]) == 0
     run = Run(tmp_path / "server")
@@ -112,7 +112,7 @@ def test_a_private_head_is_not_made_up(tmp_path, capsys):
     )
 
 
-def test_what_a_method_that_adapts_left_on_the_server_can_be_exported(tmp_path, capsys):
+def test_models_before_adaptation_can_be_exported_from_the_server(tmp_path, capsys):
     made = Federated(tmp_path, "per-fedavg", [*quick_arguments("per-fedavg"), "--rounds", "1"])
     made.conductor().conduct()
     assert main(["export", str(tmp_path / "server"), "--no-adapt"]) == 0
@@ -120,22 +120,22 @@ def test_what_a_method_that_adapts_left_on_the_server_can_be_exported(tmp_path, 
     assert "trains a little more" in (tmp_path / "server" / "models" / "README.md").read_text()
 
 
-def test_a_client_that_never_counted_is_listed_and_a_late_one_has_its_round(tmp_path, capsys):
+def test_a_client_whose_replies_were_never_used_is_listed(tmp_path, capsys):
     def spoil(number, reply):
         return None if number == node(3) and reply.metadata.group_id else reply
 
     Federated(tmp_path, spoil=spoil).conductor().conduct()
     assert main(["export", str(tmp_path / "server")]) == 0
-    assert "They have not counted in any round: 3." in capsys.readouterr().out
+    assert "These clients have not contributed to any round: 3." in capsys.readouterr().out
     index = json.loads((tmp_path / "server" / "models" / "index.json").read_text())
     assert [entry["client"] for entry in index["clients"]] == ["0", "1", "2"]
     assert index["never_counted"] == ["3"]
 
 
-def test_a_node_that_was_away_at_the_end_keeps_the_model_that_it_was_sent_last(tmp_path, capsys):
+def test_a_node_that_was_absent_at_the_end_keeps_the_last_received_model(tmp_path, capsys):
     made = Federated(tmp_path, "ditto")
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     conductor._round()
     made.grid.offline = {node(1)}
@@ -150,10 +150,10 @@ def test_a_node_that_was_away_at_the_end_keeps_the_model_that_it_was_sent_last(t
     capsys.readouterr()
 
 
-def test_a_node_without_a_model_is_refused_and_nothing_is_replaced_unasked(tmp_path, capsys):
+def test_a_node_without_a_model_is_refused_and_no_model_is_replaced_without_overwrite(tmp_path, capsys):
     made = Federated(tmp_path, "fedavg")
     conductor = made.conductor()
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     folder = node_folder(tmp_path, 0)
     assert main(["deploy", "model", str(folder)]) == 2
@@ -178,16 +178,16 @@ def test_a_new_client_gets_a_model_from_a_deployed_run(method, tmp_path, capsys)
     made = Federated(tmp_path, method, ["--rounds", "2"])
     made.grid.offline = {node(3)}
     made.conductor().conduct()
-    part = dealt(made.settings.data).only(3)
+    part = partitioned_dataset(made.settings.data).only(3)
     part.save(tmp_path / "new.npz")
     arrays = dict(np.load(tmp_path / "new.npz"))
     np.savez(tmp_path / "new.npz", **{name: arrays[name] for name in ("x", "y", "split") if name in arrays})
     out = tmp_path / "new.safetensors"
     assert main(["personalize", str(tmp_path / "server"), "--data", str(tmp_path / "new.npz"), "--out", str(out)]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert out.is_file()
-    assert "fine-tuned" in said
-    assert ("It learns from: " in said) == (method == "fedrema")
+    assert "fine-tuned" in printed
+    assert ("It learns from: " in printed) == (method == "fedrema")
 
 
 def test_the_servers_config_is_complete(tmp_path):

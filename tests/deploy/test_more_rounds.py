@@ -1,4 +1,4 @@
-"""A federation that has ended goes on when more rounds are asked for, and ends at once when none are."""
+"""A finished federation continues when its number of rounds is raised, and otherwise exits at once."""
 
 import re
 import sys
@@ -11,12 +11,12 @@ pytest.importorskip("flwr")
 
 from fedrema.base.processes import SupervisedProcess
 from fedrema.cli import main
-from fedrema.deploy import serving
-from fedrema.deploy.conductor import Conductor
-from fedrema.deploy.places import NodePlace, ServerPlace
-from fedrema.deploy.plan import read_run_config
-from fedrema.deploy.presence import present
-from fedrema.deploy.standing import standing
+from fedrema.deploy import services
+from fedrema.deploy.flower_conductor import Conductor
+from fedrema.deploy.folder import NodeFolder, ServerFolder
+from fedrema.deploy.run_config import read_run_config
+from fedrema.deploy.run_state import locked_run
+from fedrema.deploy.status import read_status
 from fedrema.errors import BadInput
 from fedrema.runs.run import Run
 from tests.deploy.flower_in_process import InProcessGrid
@@ -24,10 +24,10 @@ from tests.deploy.flower_in_process import InProcessGrid
 NAMES = ("north", "south", "west")
 
 
-def founded(folder, *more):
+def created(folder, *more):
     words = ["--epochs", "1", "--samples", "40", "--hidden", "6", "--device", "cpu", "--precision", "float64", *more]
     assert main(["deploy", "init", str(folder), "fedrema", "--deal", "--nodes", ",".join(NAMES), *words]) == 0
-    return ServerPlace.open(folder)
+    return ServerFolder.open(folder)
 
 
 def set_rounds(place, rounds):
@@ -38,7 +38,7 @@ def set_rounds(place, rounds):
 
 
 class Control:
-    """Stands for Flower: a run that is started is conducted in this process, with the real nodes' folders."""
+    """Replaces Flower: conducts a started run in this process, with the real folders of the nodes."""
 
     def __init__(self, place):
         self.place, self.starts = place, 0
@@ -51,20 +51,20 @@ class Control:
 
     def start(self, app, config):
         self.starts += 1
-        nodes = [NodePlace.open(self.place.path.parent / "nodes" / name) for name in NAMES]
+        nodes = [NodeFolder.open(self.place.path.parent / "nodes" / name) for name in NAMES]
         for node in nodes:
             node.kept.mkdir(exist_ok=True)
         known = dict(zip((7, 8, 9), NAMES, strict=True))
-        everything = {**self.place.config(), **config}
-        grid = InProcessGrid(everything, [node.config() for node in nodes], known)
-        with present(self.place.run) as lock:
+        everything = {**self.place.run_config(), **config}
+        grid = InProcessGrid(everything, [node.node_config() for node in nodes], known)
+        with locked_run(self.place.run) as lock:
             Conductor(grid, *read_run_config(everything), pause=lambda seconds: None).conduct(lock)
 
 
 @pytest.fixture
 def served(monkeypatch):
-    """Return what serves a federation to its end; returns how many runs Flower was asked to start, and the code."""
-    monkeypatch.setattr(serving, "SECONDS_BETWEEN_LOOKS", 0.0)
+    """Return a function that serves a federation and returns the exit code and the number of started runs."""
+    monkeypatch.setattr(services, "SECONDS_BETWEEN_CHECKS", 0.0)
 
     def serve(place):
         control = Control(place)
@@ -73,24 +73,26 @@ def served(monkeypatch):
         def controlling(address, authority):
             yield control
 
-        monkeypatch.setattr(serving, "controlling", controlling)
-        server = serving.Serving(place, lambda sentence: None)
+        monkeypatch.setattr(services, "connected_control", controlling)
+        server = services.ServerService(place, lambda sentence: None)
         waiting = [sys.executable, "-c", "import time; time.sleep(99)"]
-        server.children = (SupervisedProcess("it", waiting, {}, place.state / "it.log"),)
+        server.superlink, server.superexec = (
+            SupervisedProcess("it", waiting, {}, place.state / f"{number}.log") for number in (1, 2)
+        )
         return server.serve(), control.starts
 
     return serve
 
 
 def test_raising_the_rounds_continues_training(tmp_path, served):
-    place = founded(tmp_path / "stopped", "--rounds", "2")
+    place = created(tmp_path / "stopped", "--rounds", "2")
     assert served(place) == (0, 1)
     ended = Run(place.run).rounds
     set_rounds(place, 4)
-    assert standing(place).state == "stopped"
+    assert read_status(place).state == "stopped"
     assert served(place) == (0, 1)
-    assert standing(place).state == "finished"
-    whole = founded(tmp_path / "whole", "--rounds", "4")
+    assert read_status(place).state == "finished"
+    whole = created(tmp_path / "whole", "--rounds", "4")
     assert served(whole) == (0, 1)
     run, expected = Run(place.run), Run(whole.run)
     assert [record["round"] for record in run.rounds] == [1, 2, 3, 4]
@@ -104,8 +106,8 @@ def test_raising_the_rounds_continues_training(tmp_path, served):
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_with_no_more_rounds_the_server_ends_at_once(rounds, tmp_path, served):
-    place = founded(tmp_path / "federation", "--rounds", "2")
+def test_without_more_rounds_the_server_exits_at_once(rounds, tmp_path, served):
+    place = created(tmp_path / "federation", "--rounds", "2")
     assert served(place) == (0, 1)
     files = {file: file.read_bytes() for file in place.run.rglob("*") if file.is_file()}
     set_rounds(place, rounds)
@@ -114,8 +116,8 @@ def test_with_no_more_rounds_the_server_ends_at_once(rounds, tmp_path, served):
 
 
 @pytest.mark.parametrize("rounds", ['"many"', "0", "true"])
-def test_rounds_that_are_no_number_are_refused(rounds, tmp_path, served):
-    place = founded(tmp_path / "federation", "--rounds", "2")
+def test_an_invalid_number_of_rounds_is_refused(rounds, tmp_path, served):
+    place = created(tmp_path / "federation", "--rounds", "2")
     set_rounds(place, rounds)
     with pytest.raises(BadInput, match=r"pyproject.toml: rounds must be a whole number of at least 1, got"):
-        place.config()
+        place.run_config()

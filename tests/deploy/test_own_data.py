@@ -1,4 +1,4 @@
-"""A node's own data, in every form; and what does not fit is refused in a sentence, by the node itself."""
+"""A node's own data in every format; the node refuses data that does not fit."""
 
 import json
 
@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedrema.deploy.client_app import own_samples
-from fedrema.deploy.plan import read_run_config
+from fedrema.deploy.node import own_samples
+from fedrema.deploy.run_config import read_run_config
 from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated
 
@@ -27,7 +27,7 @@ def federation(tmp_path, *data):
     return made
 
 
-def test_a_file_a_folder_and_a_function(tmp_path, monkeypatch):
+def test_data_from_a_file_a_folder_and_a_function(tmp_path, monkeypatch):
     for number, file in enumerate(("one.npz", "folder/south.npz", "whose.npz")):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         x, y = samples(number, classes=3)  # these nodes have seen three of ten classes
@@ -57,7 +57,7 @@ def test_a_file_a_folder_and_a_function(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_samples_of_another_kind(data, sentence, tmp_path):
+def test_samples_of_another_shape_or_class_are_refused(data, sentence, tmp_path):
     np.savez(tmp_path / "odd.npz", x=data[0], y=data[1])
     made = federation(tmp_path, tmp_path / "odd.npz")
     made.conductor().conduct()
@@ -76,7 +76,7 @@ def test_a_node_without_data(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbabu"])
-def test_without_a_folder_flower_keeps_what_never_leaves(method, tmp_path):
+def test_without_a_folder_flower_keeps_the_nodes_state(method, tmp_path):
     accuracies = {}
     for kept in ("folder", "flower"):
         made = Federated(tmp_path / kept, method)
@@ -91,7 +91,7 @@ def test_without_a_folder_flower_keeps_what_never_leaves(method, tmp_path):
     assert accuracies["flower"] == accuracies["folder"]
 
 
-def test_there_is_room_for_so_many_and_no_more(tmp_path):
+def test_no_more_than_most_clients_take_part(tmp_path):
     made = Federated(tmp_path, "fedavg", ["--rounds", "2"], most_clients=3)
     made.conductor().conduct()
     assert [record["participants"] for record in Run(tmp_path / "server").rounds] == [[0, 1, 2]] * 2
@@ -111,7 +111,7 @@ def test_nodes_use_the_classes_of_the_federation_and_not_their_own(tmp_path):
         made.grid.contexts[7 + row].node_config = {"data": str(file), "folder": str(tmp_path / f"node-{row}")}
     settings, plan = read_run_config(made.config)
     for row, expected in enumerate(([0, 1, 2], [1, 2], [2])):
-        held = plan.fitted(own_samples(str(files[row]), settings, "north", plan.names))
+        held = plan.relabelled(own_samples(str(files[row]), settings, "north", plan.names))
         assert (sorted(set(held.y.tolist())), held.class_names) == (expected, tuple(names))
     made.conductor().conduct()
     (record,) = Run(tmp_path / "server").rounds

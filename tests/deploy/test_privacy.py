@@ -1,4 +1,4 @@
-"""Clipping and noise on what leaves a node, by hand; and an account that cannot be cheated."""
+"""Clipping and noise, compared with values computed by hand; and the account of the privacy budget."""
 
 import json
 import math
@@ -12,16 +12,15 @@ pytest.importorskip("opacus")
 
 from flwr.app import ConfigRecord
 
-from fedrema.deploy.letters import Reply, Score
-from fedrema.deploy.privacy import ACCOUNT, Guard, read_account
-from fedrema.deploy.protection import Protection
+from fedrema.deploy.messages import Reply, Score
+from fedrema.deploy.privacy import ACCOUNT, Account, PrivacyGuard, PrivacySettings
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import sealed
 from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated
 
 BEGUN = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[0.0]])}
-TRAINED = {"a": torch.tensor([4.0, 2.0]), "b": torch.tensor([[4.0]])}  # a change of length 5
+TRAINED = {"a": torch.tensor([4.0, 2.0]), "b": torch.tensor([[4.0]])}  # a change of norm 5
 
 
 def reply(**more):
@@ -29,67 +28,67 @@ def reply(**more):
     return Reply(3, 7, dict(TRAINED), {}, 0.5, score, score, **more)
 
 
-def test_a_change_is_cut_to_its_length(tmp_path):
-    guard = Guard(Protection(privacy_clip=2.5), tmp_path / "privacy.json")
-    covered = guard.cover(reply(), BEGUN)
-    torch.testing.assert_close(covered.params["a"], torch.tensor([2.5, 2.0]))
-    torch.testing.assert_close(covered.params["b"], torch.tensor([[2.0]]))
-    assert covered.params["a"].dtype == torch.float32
+def test_a_change_is_clipped_to_its_norm(tmp_path):
+    guard = PrivacyGuard(PrivacySettings(privacy_clip=2.5), tmp_path / "privacy.json")
+    protected = guard.protect(reply(), BEGUN)
+    torch.testing.assert_close(protected.params["a"], torch.tensor([2.5, 2.0]))
+    torch.testing.assert_close(protected.params["b"], torch.tensor([[2.0]]))
+    assert protected.params["a"].dtype == torch.float32
 
 
-def test_a_short_change_and_no_change_stay_as_they_are(tmp_path):
-    guard = Guard(Protection(privacy_clip=9.0), tmp_path / "privacy.json")
-    torch.testing.assert_close(guard.cover(reply(), BEGUN).params["a"], TRAINED["a"])
-    torch.testing.assert_close(guard.cover(reply(), TRAINED).params["a"], TRAINED["a"])
+def test_a_small_change_and_no_change_are_not_clipped(tmp_path):
+    guard = PrivacyGuard(PrivacySettings(privacy_clip=9.0), tmp_path / "privacy.json")
+    torch.testing.assert_close(guard.protect(reply(), BEGUN).params["a"], TRAINED["a"])
+    torch.testing.assert_close(guard.protect(reply(), TRAINED).params["a"], TRAINED["a"])
 
 
 def test_losses_and_scores_stay_at_the_node(tmp_path):
-    covered = Guard(Protection(privacy_clip=1.0), tmp_path / "privacy.json").cover(reply(), BEGUN)
-    assert (covered.loss, covered.received, covered.trained) == (None, None, None)
-    assert covered.epsilon is None  # without noise there is no promise, and none is told
-    assert (covered.round, covered.count) == (3, 7)
+    protected = PrivacyGuard(PrivacySettings(privacy_clip=1.0), tmp_path / "privacy.json").protect(reply(), BEGUN)
+    assert (protected.loss, protected.received, protected.trained) == (None, None, None)
+    assert protected.epsilon is None  # without noise, ε is unbounded
+    assert (protected.round, protected.count) == (3, 7)
 
 
-def test_noise_has_the_strength_that_was_asked_for(tmp_path):
-    guard = Guard(Protection(privacy_clip=2.0, privacy_noise=1.5), tmp_path / "privacy.json")
+def test_noise_has_the_requested_standard_deviation(tmp_path):
+    guard = PrivacyGuard(PrivacySettings(privacy_clip=2.0, privacy_noise=1.5), tmp_path / "privacy.json")
     zeros = {"w": torch.zeros(40_000, dtype=torch.float64)}
-    covered = guard.cover(Reply(1, 5, dict(zeros)), zeros)
-    spread = float(covered.params["w"].std())
+    protected = guard.protect(Reply(1, 5, dict(zeros)), zeros)
+    spread = float(protected.params["w"].std())
     assert abs(spread - 3.0) < 5 * 3.0 / math.sqrt(2 * 40_000)  # five standard errors
-    assert abs(float(covered.params["w"].mean())) < 5 * 3.0 / math.sqrt(40_000)
+    assert abs(float(protected.params["w"].mean())) < 5 * 3.0 / math.sqrt(40_000)
 
 
 def by_hand(releases, noise, delta):
     """The smallest bound over Rényi orders: T releases of a Gaussian of z/2 have T·α / (2·(z/2)²)."""
     orders = np.array([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
     renyi = releases * orders / (2 * (noise / 2) ** 2)
-    return min(renyi - (np.log(delta) + np.log(orders)) / (orders - 1) + np.log((orders - 1) / orders))
+    return float(min(renyi - (np.log(delta) + np.log(orders)) / (orders - 1) + np.log((orders - 1) / orders)))
 
 
 @pytest.mark.parametrize("releases", [1, 10])
-def test_the_budget_is_what_the_formula_says(releases, tmp_path):
-    protection = Protection(privacy_clip=1.0, privacy_noise=8.0, privacy_delta=1e-5)
+def test_epsilon_follows_the_formula(releases, tmp_path):
+    protection = PrivacySettings(privacy_clip=1.0, privacy_noise=8.0, privacy_delta=1e-5)
     for _ in range(releases):  # a new process each time: the account is on disk
-        covered = Guard(protection, tmp_path / "privacy.json").cover(reply(), BEGUN)
-    assert covered.epsilon == pytest.approx(by_hand(releases, 8.0, 1e-5), rel=1e-6)
+        protected = PrivacyGuard(protection, tmp_path / "privacy.json").protect(reply(), BEGUN)
+    assert protected.epsilon == pytest.approx(by_hand(releases, 8.0, 1e-5), rel=1e-6)
     account = json.loads((tmp_path / "privacy.json").read_text())
-    assert account == sealed({"releases": [4.0] * releases}, ACCOUNT)
+    assert account == sealed({"releases": [4.0] * releases, "format": 1}, ACCOUNT)
 
 
 def test_a_node_stops_before_its_budget_is_exceeded(tmp_path):
     budget = by_hand(3, 8.0, 1e-5) + 0.01
-    guard = Guard(Protection(1.0, 8.0, 1e-5, budget), tmp_path / "privacy.json")
+    guard = PrivacyGuard(PrivacySettings(1.0, 8.0, 1e-5, budget), tmp_path / "privacy.json")
     for _ in range(3):
-        guard.check()
-        guard.cover(reply(), BEGUN)
-    with pytest.raises(BadInput, match=r"Its privacy budget is spent: this round would make ε = "):
-        guard.check()
+        guard.check_budget()
+        guard.protect(reply(), BEGUN)
+    with pytest.raises(BadInput, match=r"Its privacy budget is spent: after this round ε would be "):
+        guard.check_budget()
 
 
-def test_what_is_not_covered_does_not_leave(tmp_path):
-    guard = Guard(Protection(privacy_clip=1.0), tmp_path / "privacy.json")
-    with pytest.raises(BadInput, match="sends prototypes beside parameters"):
-        guard.cover(Reply(1, 2, dict(TRAINED), {"prototypes": torch.ones(2)}), BEGUN)
+def test_extras_that_are_not_protected_are_refused(tmp_path):
+    guard = PrivacyGuard(PrivacySettings(privacy_clip=1.0), tmp_path / "privacy.json")
+    with pytest.raises(BadInput, match="sends prototypes besides parameters"):
+        guard.protect(Reply(1, 2, dict(TRAINED), {"prototypes": torch.ones(2)}), BEGUN)
     assert not (tmp_path / "privacy.json").exists()
 
 
@@ -102,16 +101,21 @@ def test_what_is_not_covered_does_not_leave(tmp_path):
         ({"privacy_delta": 1.0}, "privacy-delta must be below 1"),
     ],
 )
-def test_protection_that_protects_nothing_is_refused(settings, sentence):
+def test_invalid_privacy_settings_are_refused(settings, sentence):
     with pytest.raises(BadInput, match=sentence):
-        Protection(**settings)
+        PrivacySettings(**settings)
 
 
 def test_a_federation_with_protected_nodes(tmp_path):
     made = Federated(tmp_path, "fedavg", ["--rounds", "2"], most_noise=2.0)
-    told = {"privacy-clip": 0.5, "privacy-noise": 4.0, "privacy-delta": 1e-5, "privacy-budget": by_hand(1, 4.0, 1e-5)}
-    made.grid.contexts[7].node_config |= {**told, "privacy-budget": told["privacy-budget"] + 0.1}
-    made.grid.contexts[8].node_config |= {**told, "privacy-budget": 0.0}
+    settings = {
+        "privacy-clip": 0.5,
+        "privacy-noise": 4.0,
+        "privacy-delta": 1e-5,
+        "privacy-budget": by_hand(1, 4.0, 1e-5),
+    }
+    made.grid.contexts[7].node_config |= {**settings, "privacy-budget": settings["privacy-budget"] + 0.1}
+    made.grid.contexts[8].node_config |= {**settings, "privacy-budget": 0.0}
     conductor = made.conductor()
     conductor.conduct()
     for node, message in made.grid.received:
@@ -133,22 +137,25 @@ def test_a_federation_with_protected_nodes(tmp_path):
 )
 def test_a_damaged_account_of_releases_is_refused(content, tmp_path):
     (tmp_path / "privacy.json").write_text(content)
-    with pytest.raises(BadInput, match=r"privacy\.json .*restore it from a backup: without it nobody knows"):
-        read_account(tmp_path / "privacy.json")
+    with pytest.raises(
+        BadInput,
+        match=r"privacy\.json .*restore it from a backup: without it, the budget that this node has spent is unknown",
+    ):
+        Account.read(tmp_path / "privacy.json")
 
 
 def test_an_edited_account_of_releases_is_refused_and_an_older_one_read(tmp_path):
     file = tmp_path / "privacy.json"
     file.write_text(json.dumps(sealed({"releases": [4.0, 4.0]}, ACCOUNT)))
-    assert read_account(file) == [4.0, 4.0]
+    assert Account.read(file).releases == [4.0, 4.0]
     file.write_text(file.read_text().replace("[4.0, 4.0]", "[4.0]"))
     with pytest.raises(BadInput, match="was altered or damaged"):
-        read_account(file)
+        Account.read(file)
     file.write_text('{"releases": [4.0]}')
-    assert read_account(file) == [4.0]
+    assert Account.read(file).releases == [4.0]
 
 
-def test_noise_that_the_operator_has_not_allowed_does_not_drown_the_others(tmp_path):
+def test_noise_that_the_operator_has_not_allowed_is_rejected(tmp_path):
     made = Federated(tmp_path, "fedavg", ["--rounds", "1"])
     made.grid.contexts[7].node_config |= {"privacy-clip": 0.5, "privacy-noise": 4.0}
     made.conductor().conduct()
@@ -157,7 +164,7 @@ def test_noise_that_the_operator_has_not_allowed_does_not_drown_the_others(tmp_p
     assert "--most-noise 0 allows" in record["rejected"]["0"]
 
 
-def test_where_all_nodes_add_noise_it_is_usual(tmp_path):
+def test_noise_of_all_nodes_is_accepted(tmp_path):
     made = Federated(tmp_path, "fedavg", ["--rounds", "2"])
     for context in made.grid.contexts.values():
         context.node_config |= {"privacy-clip": 0.5, "privacy-noise": 4.0}

@@ -1,14 +1,14 @@
-"""What a node and a server keep on disk belongs to the revision of fedrema, and to the method file, that wrote it."""
+"""The state of a node or server is resumed only by the same revision of fedrema with the same method file."""
 
 import sys
 
 import pytest
 
-from fedrema.config.settings import parse_settings
-from fedrema.deploy.central import Central
-from fedrema.deploy.ledger import Ledger
+from fedrema.cli.arguments import parse_settings
 from fedrema.deploy.node import Node
-from fedrema.deploy.plan import Plan
+from fedrema.deploy.run_config import Plan
+from fedrema.deploy.run_state import RunState
+from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.methods.ditto import Ditto
 from tests.conftest import make_federation
@@ -37,39 +37,37 @@ class Both:
     def __init__(self, method, folder):
         federation = make_federation(counts=(20,))
         self.settings = parse_settings(method, ARGUMENTS, plain=True)
-        self.central = Central(self.settings, federation.sample_shape, federation.classes, 1)
+        self.central = CentralServer(self.settings, federation.sample_shape, federation.classes, 1)
         plan = Plan(str(folder), "6", 4, least_clients=1)
-        self.ledger = Ledger(folder / "server", self.settings, plan, self.central)
+        self.run = RunState(folder / "server", self.settings, plan, self.central)
         self.start_node = lambda: Node(self.settings, federation, folder / "node")
 
-    def play(self):
-        """Play a round and save it."""
-        self.ledger.take_up()
+    def run_round(self):
+        """Run a round and save it."""
+        self.run.open()
         node = self.start_node()
-        record = self.central.close({node.name: node.answer(self.central.letter(node.name))})
-        self.ledger.closed(record)
-        self.ledger.lock.release()
+        record = self.central.complete_round({node.name: node.reply_to(self.central.request(node.name))})
+        self.run.save_round(record)
+        self.run.lock.release()
 
 
-def test_another_revision_of_the_method_goes_on_with_neither(tmp_path, monkeypatch):
-    Both("ditto", tmp_path).play()
-    Both("ditto", tmp_path).play()
+def test_another_revision_of_the_method_resumes_neither(tmp_path, monkeypatch):
+    Both("ditto", tmp_path).run_round()
+    Both("ditto", tmp_path).run_round()
     monkeypatch.setattr(Ditto, "revision", 7, raising=False)
     later = Both("ditto", tmp_path)
-    for start in (later.ledger.take_up, later.start_node):
-        with pytest.raises(BadInput, match=r"was started with revision \d of Ditto; this .* has revision 7: start"):
+    for start in (later.run.open, later.start_node):
+        with pytest.raises(BadInput, match=r"was begun with revision \d of Ditto; this .* has revision 7: start"):
             start()
 
 
-def test_another_method_file_goes_on_with_neither(own, tmp_path):
-    Both("my_deployed_method:Mine", tmp_path).play()
+def test_another_method_file_resumes_neither(own, tmp_path):
+    Both("my_deployed_method:Mine", tmp_path).run_round()
     sys.modules.pop("my_deployed_method")
-    Both("my_deployed_method:Mine", tmp_path).play()
+    Both("my_deployed_method:Mine", tmp_path).run_round()
     sys.modules.pop("my_deployed_method")
     own.write_text(f"{OWN}    # changed\n")
     later = Both("my_deployed_method:Mine", tmp_path)
-    for start in (later.ledger.take_up, later.start_node):
-        with pytest.raises(
-            BadInput, match=r"cannot be continued: my_deployed_method.py has changed since it was started"
-        ):
+    for start in (later.run.open, later.start_node):
+        with pytest.raises(BadInput, match=r"cannot go on: my_deployed_method.py has changed since it began"):
             start()

@@ -1,4 +1,4 @@
-"""A federation of real processes on loopback, with TLS and keys; ends whatever it has started."""
+"""A federation of real processes on the loopback interface, with TLS and keys, which are stopped at the end."""
 
 import json
 import os
@@ -9,11 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("flwr")
+
 from fedrema.base.processes import free_port
-from fedrema.config.settings import parse_settings
-from fedrema.deploy.flower_environment import environment
-from fedrema.deploy.founding import Founding, found
-from fedrema.deploy.plan import Plan
+from fedrema.cli.arguments import parse_settings
+from fedrema.deploy.run_config import Plan
+from fedrema.deploy.services import flower_environment
+from fedrema.deploy.setup import NO_FOLDER, Members, create_federation
 from fedrema.runs.directory import RunDirectory
 
 ARGUMENTS = (
@@ -33,8 +37,9 @@ class Processes:
         self.settings = parse_settings(method, self.arguments)
         self.port = free_port()
         limits = {"least_clients": 2, "wait_seconds": 120.0, "round_seconds": 60.0, **plan}
-        plan = Plan("/unknown", "1x8x8", 10, **limits)
-        found(folder, Founding(self.names, ("127.0.0.1",), self.port, dealt=True), self.settings, plan)
+        plan = Plan(NO_FOLDER, "1x8x8", 10, **limits)
+        members = Members(self.names, ("127.0.0.1",), self.port)
+        create_federation(folder, members, self.settings, plan, partition=True)
         self.processes = {}
 
     def __enter__(self):
@@ -46,7 +51,7 @@ class Processes:
                 process.terminate()
         for process in self.processes.values():
             process.wait(30)
-        if why[0] is not None:  # what went wrong is seen where pytest shows it
+        if why[0] is not None:  # pytest shows the logs of a failed test
             for log in sorted(self.folder.rglob("*.log")):
                 print(f"== {log.relative_to(self.folder)}", *log.read_text().splitlines()[-25:], sep="\n")
 
@@ -58,7 +63,7 @@ class Processes:
                 [*FEDREMA, "deploy", *side],
                 stdout=log,
                 stderr=log,
-                env=environment(self.folder / "unused", self.folder),
+                env=flower_environment(self.folder / "unused", self.folder),
             )
 
     def start_all(self):
@@ -68,39 +73,39 @@ class Processes:
     def node(self, name):
         return self.folder / "nodes" / name
 
-    def said(self, name):
-        """What a command has printed."""
+    def output(self, name):
+        """Return what a command has printed."""
         return (self.folder / f"{name}.command.log").read_text()
 
     def records(self):
-        """All rounds that have been scored."""
+        """Return the records of all rounds with metrics."""
         return RunDirectory(self.folder / "server" / "run").rounds()
 
     def rounds(self):
-        """How many rounds have been closed, by the server's own log."""
+        """Return how many rounds are completed, by the server's log."""
         log = self.folder / "server" / "run.log"
         return len(re.findall(r"round \d+ of \d+: \d+ clients", log.read_text())) if log.exists() else 0
 
     def status(self):
-        told = subprocess.run(
+        printed = subprocess.run(
             [*FEDREMA, "deploy", "status", str(self.folder), "--json"], capture_output=True, text=True, check=True
         )
-        return json.loads(told.stdout)
+        return json.loads(printed.stdout)
 
-    def wait(self, what, seconds=300.0):
-        """Wait until something is so; returns it."""
+    def wait(self, condition, seconds=300.0):
+        """Wait until a condition is true; return its value."""
         end = time.monotonic() + seconds
-        while not (found := what()):
-            assert time.monotonic() < end, f"waited {seconds:g} s in vain"
+        while not (found := condition()):
+            assert time.monotonic() < end, f"the condition was not true within {seconds:g} s"
             time.sleep(0.3)
         return found
 
     def finish(self, seconds=300.0):
-        """Wait until the server has ended by itself; returns its exit code."""
+        """Wait until the server has exited by itself; return its exit code."""
         return self.processes["server"].wait(seconds)
 
     def kill(self, *words):
-        """kill -9 every process on whose command line all these words stand."""
+        """kill -9 every process whose command line contains all these words."""
         hit = [pid for pid, line in command_lines() if all(word in line for word in words)]
         for pid in hit:
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Faults of processes: each hurts one round at most, and nothing is lost."""
+"""Faults of processes: each affects one round at most, and no state is lost."""
 
 import os
 import signal
@@ -16,23 +16,23 @@ MANY = 60
 
 
 def participants(network, since):
-    """Everybody whose reply has counted after a round."""
+    """Return the rows of the clients whose replies were used after a round."""
     return {row for record in network.records() if record["round"] > since for row in record["participants"]}
 
 
 def heads(network, row):
-    """A client's personal parameters as the server has saved them, and the round."""
+    """Return the round of the server's checkpoint, and a client's personal parameters in it."""
     state = load_state(network.folder / "server" / "run" / "checkpoint" / "state.safetensors", None)
     return state.round, {name: value[row].tolist() for name, value in state.params.own.items()}
 
 
-def test_a_node_that_is_killed_comes_back_to_its_own_head(tmp_path):
+def test_a_node_that_is_killed_resumes_with_its_own_head(tmp_path):
     with Processes(tmp_path / "federation", rounds=MANY, round_seconds=30.0) as network:
         network.start_all()
         network.wait(lambda: {0, 1, 2} <= participants(network, 0))
         log = network.node("node-2") / "state" / "supernode.log"
         before = log.read_text().count("Start `flwr-clientapp`")
-        network.wait(lambda: log.read_text().count("Start `flwr-clientapp`") > before)  # in the midst of a round
+        network.wait(lambda: log.read_text().count("Start `flwr-clientapp`") > before)  # during a round
         network.kill_node("node-2")
         gone = network.rounds() + 1
         network.wait(lambda: network.rounds() >= gone)
@@ -45,16 +45,16 @@ def test_a_node_that_is_killed_comes_back_to_its_own_head(tmp_path):
         members = {member["name"]: member for member in network.status()["members"]}
     assert later > then
     assert kept
-    assert still == kept  # while it was away nobody touched what is its own
+    assert still == kept  # its personal parameters did not change in its absence
     assert members["node-2"]["state"] == "online"
     records = network.records()
     without = [record for record in records if then <= record["round"] <= later]
     assert any("node-2" in record["rejected"] for record in without)
     assert all(row not in record["participants"] for record in without if record["round"] > then)
-    assert "has lost what it kept" not in (network.node("node-2") / "node.log").read_text()
+    assert "has lost its state" not in (network.node("node-2") / "node.log").read_text()
 
 
-def test_a_node_that_never_answers_does_not_hold_the_others_up(tmp_path):
+def test_a_node_that_never_answers_does_not_delay_the_others(tmp_path):
     with Processes(tmp_path / "federation", "fedavg", rounds=MANY, round_seconds=30.0, least_clients=2) as network:
         network.start_all()
         network.wait(lambda: {0, 1, 2} <= participants(network, 0))
@@ -72,14 +72,14 @@ def test_a_node_that_never_answers_does_not_hold_the_others_up(tmp_path):
     assert late
     assert all(record["participants"] == [0, 1] for record in late)
     reasons = {record["rejected"].get("node-3", "") for record in network.records() if begun < record["round"] <= again}
-    assert reasons - {""} <= {"no reply within 30 s", "its node is gone"}
+    assert reasons - {""} <= {"no reply within 30 s", "its node is disconnected"}
     assert reasons - {""}
-    # What it answered to rounds that were closed by then never counted: every record is of one round, in order.
+    # Its late replies to completed rounds were never used: there is one record per round, in order.
     numbers = [record["round"] for record in network.records()]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_the_server_is_killed_and_goes_on_with_the_next_round(tmp_path):
+def test_a_killed_server_resumes_with_the_next_round(tmp_path):
     with Processes(tmp_path / "federation", rounds=6) as network:
         network.start_all()
         network.wait(lambda: network.rounds() >= 2)
@@ -88,8 +88,8 @@ def test_the_server_is_killed_and_goes_on_with_the_next_round(tmp_path):
         closed = network.rounds()
         time.sleep(3)
         network.start("server")
-        assert network.finish() == 0, network.said("server")
-    assert f"going on after round {closed} of 6" in (network.folder / "server" / "run.log").read_text()
+        assert network.finish() == 0, network.output("server")
+    assert f"the run resumes after round {closed} of 6" in (network.folder / "server" / "run.log").read_text()
     assert [record["round"] for record in network.records()] == [1, 2, 3, 4, 5, 6]
     assert all(record["participants"] for record in network.records())
 
@@ -99,7 +99,7 @@ def test_the_app_of_the_server_is_killed_and_started_again(tmp_path):
         network.start_all()
         network.wait(lambda: network.rounds() >= 2)
         assert network.kill("flwr-serverapp", f":{network.port + 1}") >= 1
-        assert network.finish() == 0, network.said("server")
+        assert network.finish() == 0, network.output("server")
     assert [record["round"] for record in network.records()] == [1, 2, 3, 4, 5]
 
 
@@ -108,11 +108,11 @@ def test_an_outage_of_the_superlink_is_survived(tmp_path):
         network.start_all()
         network.wait(lambda: network.rounds() >= 2)
         end = time.monotonic() + 10
-        while time.monotonic() < end:  # whatever is started again within ten seconds is killed again
-            network.kill("fedrema.deploy.superlink", f" {network.port} ")
+        while time.monotonic() < end:  # what restarts within ten seconds is killed again
+            network.kill("fedrema.deploy.flower_superlink", f" {network.port} ")
             time.sleep(0.5)
-        assert network.finish() == 0, network.said("server")
-    assert "Flower's SuperLink has ended" in network.said("server")
+        assert network.finish() == 0, network.output("server")
+    assert "Flower's SuperLink has exited" in network.output("server")
     assert [record["round"] for record in network.records()] == [1, 2, 3, 4, 5]
 
 
@@ -122,14 +122,18 @@ def test_a_round_ends_in_time_while_the_superlink_is_gone(tmp_path):
         network.wait(lambda: network.rounds() >= 1, seconds=600.0)
         log = network.folder / "server" / "run.log"
         (keeper,) = [pid for pid, line in command_lines() if f"deploy server {network.folder}" in line]
-        os.kill(keeper, signal.SIGSTOP)  # so that nobody starts it again
-        assert network.kill("fedrema.deploy.superlink", f" {network.port} ") >= 1
+        os.kill(keeper, signal.SIGSTOP)  # so that it is not restarted
+        assert network.kill("fedrema.deploy.flower_superlink", f" {network.port} ") >= 1
         before = len(log.read_text())
-        # Whatever was sent before the SuperLink was lost, or could not be sent, ends with its round.
+        # Requests that were sent before the outage, or could not be sent, end with their round.
         network.wait(lambda: "no reply within 60 s" in log.read_text()[before:], seconds=180.0)
-        gone = [line for _, line in command_lines() if "fedrema.deploy.superlink" in line and str(network.port) in line]
+        gone = [
+            line
+            for _, line in command_lines()
+            if "fedrema.deploy.flower_superlink" in line and str(network.port) in line
+        ]
         os.kill(keeper, signal.SIGCONT)
-        assert network.finish(600.0) == 0, network.said("server")
+        assert network.finish(600.0) == 0, network.output("server")
     assert gone == []
     assert [record["round"] for record in network.records()] == [1, 2, 3]
 
@@ -137,13 +141,13 @@ def test_a_round_ends_in_time_while_the_superlink_is_gone(tmp_path):
 def test_raising_the_rounds_continues_after_the_last_one(tmp_path):
     with Processes(tmp_path / "federation", rounds=2) as network:
         network.start_all()
-        assert network.finish(600.0) == 0, network.said("server")
+        assert network.finish(600.0) == 0, network.output("server")
         ended = network.records()
         settings = network.folder / "server" / "app" / "pyproject.toml"
         settings.write_text(settings.read_text().replace("rounds = 2\n", "rounds = 4\n"))
         network.start("server")
-        assert network.finish(600.0) == 0, network.said("server")
-    assert "going on after round 2 of 4" in (network.folder / "server" / "run.log").read_text()
+        assert network.finish(600.0) == 0, network.output("server")
+    assert "the run resumes after round 2 of 4" in (network.folder / "server" / "run.log").read_text()
     assert network.records()[:2] == ended
     assert [record["round"] for record in network.records()] == [1, 2, 3, 4]
 
@@ -155,12 +159,12 @@ def test_a_client_joins_late(tmp_path, capsys):
         assert main(["deploy", "add", str(network.folder), "late"]) == 0
         (network.node("late") / "data.npz").write_bytes((network.node("node-1") / "data.npz").read_bytes())
         network.start("late")
-        network.wait(lambda: "late may take part" in network.said("server"))
+        network.wait(lambda: "late may take part" in network.output("server"))
         network.wait(lambda: any(3 in record["participants"] for record in network.records()))
         assert {member["name"] for member in network.status()["members"]} == {*network.names, "late"}
-        # A key that is taken away ends it.
+        # Without its key it no longer takes part.
         (network.folder / "server" / "keys" / "late.pub").unlink()
-        network.wait(lambda: "late may no longer take part" in network.said("server"))
+        network.wait(lambda: "late can no longer take part" in network.output("server"))
         since = network.rounds() + 1
         network.wait(lambda: network.records()[-1]["round"] > since + 1)
         last = network.records()[-1]
@@ -168,11 +172,11 @@ def test_a_client_joins_late(tmp_path, capsys):
     assert last["participants"] == [0, 1, 2]
 
 
-def test_too_few_nodes_are_waited_for_and_given_up(tmp_path):
+def test_the_server_waits_for_too_few_nodes_and_then_stops(tmp_path):
     with Processes(tmp_path / "federation", "fedavg", least_clients=3, wait_seconds=20.0) as network:
         for name in ("server", "node-1", "node-2"):
             network.start(name)
         assert network.finish() == 2
-    said = network.said("server")
-    assert "waiting for clients: there are" in said
-    assert "Only 2 of at least 3 clients were there after 20 s (node-1, node-2)" in said
+    printed = network.output("server")
+    assert "the server waits for clients; connected: " in printed
+    assert "Only 2 of at least 3 clients were connected after 20 s (node-1, node-2)" in printed

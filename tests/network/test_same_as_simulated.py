@@ -1,4 +1,4 @@
-"""Real processes, TLS and keys: the models are those of the simulator, and nothing is left behind."""
+"""Real processes, TLS and keys: the models equal those of the simulator, and no process is left."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.network
 def test_personal_models_are_those_of_the_simulator(method, tmp_path):
     with Processes(tmp_path / "federation", method, least_clients=3) as network:
         network.start_all()
-        assert network.finish() == 0, network.said("server")
+        assert network.finish() == 0, network.output("server")
         assert network.status()["state"] == "finished"
     simulator = prepare(network.settings, build_federation(network.settings.data))
     state = simulator.start()
@@ -42,7 +42,7 @@ def test_personal_models_are_those_of_the_simulator(method, tmp_path):
 def test_a_node_writes_a_model_with_the_accuracy_that_the_server_recorded(method, tmp_path):
     with Processes(tmp_path / "federation", method, rounds=2, least_clients=3) as network:
         network.start_all()
-        assert network.finish() == 0, network.said("server")
+        assert network.finish() == 0, network.output("server")
     records, federation = network.records(), build_federation(network.settings.data)
     test = prepare(network.settings, federation).test
     for row, name in enumerate(network.names):

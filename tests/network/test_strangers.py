@@ -1,4 +1,4 @@
-"""Nobody without a registered key, without TLS or with a foreign authority ever takes part."""
+"""Nodes without a registered key, without TLS or with another authority never take part."""
 
 import shutil
 import socket
@@ -9,19 +9,21 @@ import urllib.request
 
 import pytest
 
+pytest.importorskip("flwr")
+
 from fedrema.base.processes import SupervisedProcess, free_port, stopped_on_exit
-from fedrema.deploy.flower_environment import environment
-from fedrema.deploy.founding import new_key
-from fedrema.deploy.keys import make_authority
+from fedrema.deploy.services import flower_environment
+from fedrema.deploy.setup import new_key
+from fedrema.deploy.tls import make_authority
 from tests.network.federation_of_processes import Processes
 
 pytestmark = pytest.mark.network
 
 
 def supernode(network, *arguments):
-    """A SuperNode of Flower's own, as a stranger would start it."""
-    own = environment(network.folder / "stranger", network.folder)
-    command = [sys.executable, "-m", "fedrema.deploy.supernode", "--superlink", f"127.0.0.1:{network.port}"]
+    """Return a SuperNode that is not part of the federation."""
+    own = flower_environment(network.folder / "stranger", network.folder)
+    command = [sys.executable, "-m", "fedrema.deploy.flower_supernode", "--superlink", f"127.0.0.1:{network.port}"]
     command += ["--port", str(free_port()), *arguments]
     log = network.folder / f"stranger{len(arguments)}{arguments[-1].replace('/', '-')}.log"
     return SupervisedProcess("a stranger", command, own, log)
@@ -34,10 +36,10 @@ def test_strangers_never_take_part(tmp_path):
         authority = str(network.folder / "server" / "ca.crt")
         foreign = tmp_path / "foreign"
         foreign.mkdir()
-        make_authority(foreign, "somebody else")
+        make_authority(foreign, "another federation")
         unknown = tmp_path / "unknown"
         shutil.copytree(network.node("node-1"), unknown)
-        new_key(unknown)  # a key of its own that the server does not know
+        new_key(unknown)  # a key that the server does not know
         node_1 = str(network.node("node-1") / "node.key")
         strangers = {
             "a key that is not registered": supernode(
@@ -45,7 +47,7 @@ def test_strangers_never_take_part(tmp_path):
             ),
             "no key": supernode(network, "--root-certificates", authority),
             "no TLS": supernode(network, "--insecure"),
-            "an authority of somebody else": supernode(
+            "another authority": supernode(
                 network, "--root-certificates", str(foreign / "ca.crt"), "--auth-supernode-private-key", node_1
             ),
         }
@@ -54,12 +56,12 @@ def test_strangers_never_take_part(tmp_path):
                 stranger.supervise()
             network.wait(lambda: network.rounds() >= 3)
             members = {member["name"] for member in network.status()["members"]}
-        said = {why: stranger.log.read_text() for why, stranger in strangers.items()}
-        assert members == set(network.names), said
+        logs = {why: stranger.log.read_text() for why, stranger in strangers.items()}
+        assert members == set(network.names), logs
         assert network.finish() == 0
     assert all(record["participants"] == [0, 1, 2] for record in network.records())
-    assert not any("SuperNode ID" in words for words in said.values()), said
-    assert all(said.values())
+    assert not any("SuperNode ID" in words for words in logs.values()), logs
+    assert all(logs.values())
 
 
 def test_only_the_interface_for_nodes_is_open(tmp_path):
@@ -67,7 +69,7 @@ def test_only_the_interface_for_nodes_is_open(tmp_path):
         network.start("server")
         context = ssl.create_default_context(cafile=network.folder / "server" / "ca.crt")
         base = f"https://127.0.0.1:{network.port}"
-        network.wait(lambda: "may take part" in network.said("server"))
+        network.wait(lambda: "may take part" in network.output("server"))
         for path in ("/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/"):
             for method in ("POST", "GET"):
                 request = urllib.request.Request(base + path, data=b"" if method == "POST" else None, method=method)
@@ -81,7 +83,7 @@ def test_only_the_interface_for_nodes_is_open(tmp_path):
             urllib.request.urlopen(request, context=context)
         assert refused.value.code != 404
         refused.value.close()
-        # Without a certificate that our authority has signed, nobody speaks to anybody.
+        # Clients that do not trust the federation's authority refuse the connection.
         with pytest.raises(ssl.SSLCertVerificationError):
             ssl.create_default_context().wrap_socket(
                 socket.create_connection(("127.0.0.1", network.port)), server_hostname="127.0.0.1"

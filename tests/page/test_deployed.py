@@ -14,7 +14,7 @@ def test_a_deployment_is_shown_while_it_runs_and_afterwards(tmp_path):
 
     conductor = Federated(tmp_path, spoil=spoil).conductor()
     live = LiveRuns(tmp_path / "server")
-    conductor.ledger.take_up()
+    conductor.run.open()
     conductor._round()
     live.refresh()
     (run,) = live.part("main")["runs"]
@@ -29,7 +29,7 @@ def test_a_deployment_is_shown_while_it_runs_and_afterwards(tmp_path):
     (pairs,) = live.part("relations")["runs"]
     assert (pairs["rounds"], sorted(pairs["clients"])) == ([2], [0, 1, 2, 3])
     conductor._round()
-    conductor.ledger.finish({})
+    conductor.run.finish({})
     live.refresh()
     (run,) = live.part("main")["runs"]
     assert (run["status"]["done"], run["status"]["state"]) == (3, "finished")

@@ -8,8 +8,8 @@ from fedrema.cli import main
 from fedrema.config.settings import parse_settings
 from fedrema.core import LocalTraining
 from fedrema.data import build_federation
-from fedrema.deploy.central import Central
 from fedrema.deploy.node import Node
+from fedrema.deploy.server import CentralServer
 from fedrema.methods.apfl import APFL
 from fedrema.methods.ditto import Ditto
 from fedrema.methods.fedala import FedALA
@@ -98,27 +98,27 @@ def test_a_node_that_joins_late_begins_with_the_shared_model(method):
     settings = parse_settings(method, [*ARGUMENTS, "--precision", "float64"])
     federation = build_federation(settings.data)
     nodes = [Node(settings, federation.only(row)) for row in range(4)]
-    central = Central(settings, federation.sample_shape, federation.classes, 4)
+    central = CentralServer(settings, federation.sample_shape, federation.classes, 4)
     for _ in range(3):
-        central.close({node.name: node.answer(central.letter(node.name)) for node in nodes[:3]})
-    letter = central.letter(nodes[3].name)
-    assert letter.late
-    standing = nodes[3]._standing(letter)
-    late = nodes[3].simulator.cohort(standing, torch.zeros(1, dtype=torch.long)).one(0)
+        central.complete_round({node.name: node.reply_to(central.request(node.name)) for node in nodes[:3]})
+    request = central.request(nodes[3].name)
+    assert request.late
+    start = nodes[3]._start_state(request)
+    late = nodes[3].simulator.cohort(start, torch.zeros(1, dtype=torch.long)).one(0)
     assert answers_as_the_shared_model(nodes[3].simulator, central.state, late)
-    central.close({node.name: node.answer(central.letter(node.name)) for node in nodes})
-    assert not central.letter(nodes[3].name).late  # from now on it goes on with its own
+    central.complete_round({node.name: node.reply_to(central.request(node.name)) for node in nodes})
+    assert not central.request(nodes[3].name).late  # from now on it goes on with its own
 
 
 def test_a_node_that_was_there_from_the_start_is_not_late():
     settings = parse_settings("ditto", ARGUMENTS)
     federation = build_federation(settings.data)
     nodes = [Node(settings, federation.only(row)) for row in range(4)]
-    central = Central(settings, federation.sample_shape, federation.classes, 4)
-    central.letter(nodes[1].name)  # it was asked, but did not answer
-    central.close({nodes[0].name: nodes[0].answer(central.letter(nodes[0].name))})
-    assert not central.letter(nodes[1].name).late
-    assert central.letter(nodes[2].name).late
+    central = CentralServer(settings, federation.sample_shape, federation.classes, 4)
+    central.request(nodes[1].name)  # it was asked, but did not answer
+    central.complete_round({nodes[0].name: nodes[0].reply_to(central.request(nodes[0].name))})
+    assert not central.request(nodes[1].name).late
+    assert central.request(nodes[2].name).late
 
 
 @pytest.mark.parametrize("method", ["ditto", "apfl"])

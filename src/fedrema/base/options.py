@@ -30,6 +30,8 @@ class Purpose(StrEnum):
     """A file or folder on this machine."""
     OUTPUT = "output"
     """What is written and displayed."""
+    OPERATION = "operation"
+    """How the server of a deployment operates: it can change while the federation is running."""
 
 
 def option(default: T, purpose: Purpose = Purpose.RESULT, simulated: bool = False, partitions: bool = False) -> T:

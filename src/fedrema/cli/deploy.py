@@ -52,10 +52,10 @@ def server(arguments: list[str]) -> int:
     """Run the server until all rounds have finished."""
     description = "Run the server of a federation; after a stop, resume from the last checkpoint."
     asked = parse_arguments(Place, arguments, "fedrema deploy server", description)
-    from fedrema.deploy.places import ServerPlace
-    from fedrema.deploy.serving import Serving
+    from fedrema.deploy.folder import ServerFolder
+    from fedrema.deploy.services import ServerService
 
-    return Serving(ServerPlace.open(asked.dir), say).serve()
+    return ServerService(ServerFolder.open(asked.dir), say).serve()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Client(Place):
 def client(arguments: list[str]) -> int:
     """Run a node."""
     asked = parse_arguments(Client, arguments, "fedrema deploy client")
-    from fedrema.deploy.joining import join
-    from fedrema.deploy.places import NodePlace
+    from fedrema.deploy.folder import NodeFolder
+    from fedrema.deploy.services import run_node
 
-    place = NodePlace.open(asked.dir)
-    return join(place if asked.server is None else dataclasses.replace(place, server=asked.server), say)
+    folder = NodeFolder.open(asked.dir)
+    return run_node(folder if asked.server is None else folder.with_server(asked.server), say)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +94,13 @@ class Model:
 def model(arguments: list[str]) -> int:
     """Write a node's model."""
     asked = parse_arguments(Model, arguments, "fedrema deploy model")
-    from fedrema.deploy.model import write_model
-    from fedrema.deploy.places import NodePlace
+    from fedrema.deploy.folder import NodeFolder
+    from fedrema.deploy.node_model import export_model
 
-    place = NodePlace.open(asked.dir)
-    sys.path.insert(0, str(place.path))  # it may hold the user's network
-    file = write_model(place, asked.out, asked.overwrite)
-    print_safe(f"Model of {place.name}: {file} (its README.md shows how to load it)")
+    folder = NodeFolder.open(asked.dir)
+    sys.path.insert(0, str(folder.path))  # it may hold the user's network
+    file = export_model(folder, asked.out, asked.overwrite)
+    print_safe(f"Model of {folder.name}: {file} (its README.md shows how to load it)")
     return 0
 
 
@@ -118,10 +118,10 @@ def status(arguments: list[str]) -> int:
     """Print the status of a federation."""
     asked = parse_arguments(Status, arguments, "fedrema deploy status")
     if asked.json:
-        from fedrema.deploy.places import ServerPlace
-        from fedrema.deploy.standing import standing
+        from fedrema.deploy.folder import ServerFolder
+        from fedrema.deploy.status import read_status
 
-        print(json.dumps(standing(ServerPlace.open(asked.dir)).plain(), indent=2))
+        print(json.dumps(dataclasses.asdict(read_status(ServerFolder.open(asked.dir))), indent=2))
     else:
         show(asked.dir)
     return 0
@@ -148,10 +148,10 @@ def say(sentence: str) -> None:
 
 def show(folder: Path) -> None:
     """Print the status of a federation as a table."""
-    from fedrema.deploy.places import ServerPlace
-    from fedrema.deploy.standing import standing
+    from fedrema.deploy.folder import ServerFolder
+    from fedrema.deploy.status import read_status
 
-    now = standing(ServerPlace.open(folder))
+    now = read_status(ServerFolder.open(folder))
     console = Console()
     accuracy = "" if now.accuracy is None else f", accuracy {now.accuracy:.1%}"
     console.print(f"{now.method}: {safe(now.state)}; round {now.round} of {now.rounds}{accuracy}", highlight=False)

@@ -64,12 +64,13 @@ class Init:
 def init(arguments: list[str]) -> int:
     """Create a federation's folder."""
     asked, settings = _parse(Init, arguments, "fedrema deploy init")
-    from fedrema.deploy.founding import Founding, found
+    from fedrema.deploy.setup import Members, create_federation
 
     hosts = tuple(host.strip() for host in asked.host.split(",") if host.strip())
     if not hosts:
         raise BadInput("--host must name the server, got an empty value.")
-    found(asked.dir, Founding(_names(asked.nodes), hosts, asked.port, asked.deal), settings, _plan(asked, settings))
+    members = Members(_names(asked.nodes), hosts, asked.port)
+    create_federation(asked.dir, members, settings, _plan(asked, settings), partition=asked.deal)
     local = settings.local
     batch = f"--batch {local.batch}" if local.batch else "a batch that each node chooses from its number of samples"
     print(f"Training: --lr {local.lr:g}, {batch}, --epochs {local.epochs}, {settings.simulation.rounds} rounds.")
@@ -93,10 +94,10 @@ class Demo(Init):
 def demo(arguments: list[str]) -> int:
     """Create a federation of a few nodes on this machine, and run it."""
     asked, settings = _parse(Demo, arguments, "fedrema deploy demo", {"deal": True, "rounds": DEMO_ROUNDS})
-    from fedrema.deploy.demonstration import demonstrate
+    from fedrema.deploy.demo import run_demo
 
     plan = dataclasses.replace(_plan(asked, settings), least_clients=len(_names(asked.nodes)))
-    code = demonstrate(asked.dir, _names(asked.nodes), settings, plan, say)
+    code = run_demo(asked.dir, _names(asked.nodes), settings, plan, say)
     if code == 0:
         show(asked.dir)
         print(f"Run: {asked.dir / 'server' / 'run'}  (for fedrema compare, export and report)")
@@ -117,13 +118,13 @@ class Add:
 def add(arguments: list[str]) -> int:
     """Add a node to a federation."""
     asked = parse_arguments(Add, arguments, "fedrema deploy add")
-    from fedrema.deploy.founding import add_node
-    from fedrema.deploy.places import NodePlace
+    from fedrema.deploy.folder import NodeFolder
+    from fedrema.deploy.setup import add_node
 
     others = sorted((asked.dir / "nodes").glob("*/node.toml"))
     if not others:
         raise BadInput(f"{asked.dir} holds no nodes: name a folder that fedrema deploy init created.")
-    node = add_node(asked.dir, asked.name, NodePlace.open(others[0].parent).server)
+    node = add_node(asked.dir, asked.name, NodeFolder.open(others[0].parent).config.server)
     print(f"Created {node}: copy it to the node. {asked.name} can connect once {asked.dir / 'server'} has its key.")
     return 0
 
@@ -131,12 +132,12 @@ def add(arguments: list[str]) -> int:
 def key(arguments: list[str]) -> int:
     """Replace a node's key."""
     asked = parse_arguments(Place, arguments, "fedrema deploy key", "Replace a node's key; run it on the node.")
-    from fedrema.deploy.founding import new_key
-    from fedrema.deploy.places import NodePlace
+    from fedrema.deploy.folder import NodeFolder
+    from fedrema.deploy.setup import new_key
 
-    place = NodePlace.open(asked.dir)
-    new_key(place.path)
-    print(f"Copy {place.path / 'node.pub'} to the server as keys/{place.name}.pub, then restart the node.")
+    folder = NodeFolder.open(asked.dir)
+    new_key(folder.path)
+    print(f"Copy {folder.path / 'node.pub'} to the server as keys/{folder.name}.pub, then restart the node.")
     return 0
 
 
@@ -153,9 +154,9 @@ class Renew:
 def renew(arguments: list[str]) -> int:
     """Renew the server's certificate."""
     asked = parse_arguments(Renew, arguments, "fedrema deploy renew")
-    from fedrema.deploy import founding
+    from fedrema.deploy import setup
 
-    founding.renew(asked.dir, tuple(asked.host.split(",")))
+    setup.renew(asked.dir, tuple(asked.host.split(",")))
     print(f"Renewed {asked.dir / 'server' / 'server.crt'}: restart the server.")
     return 0
 
@@ -180,7 +181,7 @@ def _parse(
     if asked.deal:
         values = {"clients": len(_names(asked.nodes)), **values}
     else:
-        from fedrema.deploy.plan import HELD_BY_NODES
+        from fedrema.deploy.run_config import HELD_BY_NODES
 
         values["federation"] = HELD_BY_NODES
     return asked, make_settings(method, values, prog).fitted(None)
@@ -194,8 +195,8 @@ def _names(nodes: str) -> tuple[str, ...]:
 
 def _plan(asked: Init, settings: Settings) -> Any:
     from fedrema.data import build_federation
-    from fedrema.deploy.founding import UNKNOWN
-    from fedrema.deploy.plan import Plan
+    from fedrema.deploy.run_config import Plan
+    from fedrema.deploy.setup import NO_FOLDER
 
     shape, classes = asked.sample_shape, asked.classes
     names = tuple(name.strip() for name in asked.class_names.split(",")) if asked.class_names else ()
@@ -215,4 +216,4 @@ def _plan(asked: Init, settings: Settings) -> Any:
     named = json.dumps(names) if names else ""
     limited = ("least_clients", "most_clients", "most_samples", "most_noise", "wait_seconds", "round_seconds")
     limits = {name: getattr(asked, name) for name in limited}
-    return Plan(UNKNOWN, shape, len(names) or classes, named, **limits)
+    return Plan(NO_FOLDER, shape, len(names) or classes, named, **limits)

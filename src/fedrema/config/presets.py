@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+PlainValue = bool | int | float | str | None
+"""A setting as records hold it: paths are text."""
 Value = bool | int | float | str | Path | Sequence[bool | int | float | str | Path] | None
 """The value of a setting."""
 Values = Mapping[str, Value]

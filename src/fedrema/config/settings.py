@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from fedrema.base.options import Purpose, option, purpose_of
-from fedrema.config.presets import OWN_DATA, PRESETS, Value, Values, data_defaults, training_defaults, training_for
+from fedrema.config.presets import (
+    OWN_DATA,
+    PRESETS,
+    PlainValue,
+    Value,
+    Values,
+    data_defaults,
+    training_defaults,
+    training_for,
+)
 from fedrema.config.values import WrongValue, convert, field_types, listed
 from fedrema.core import LocalTraining, Method, Simulation
 from fedrema.data import DataSettings, Federation
@@ -95,7 +104,7 @@ class Settings:
         """Return the same settings with another training seed."""
         return dataclasses.replace(self, simulation=dataclasses.replace(self.simulation, seed=seed))
 
-    def flat(self) -> dict[str, Value]:
+    def flat(self) -> dict[str, PlainValue]:
         """Return all settings by name, as on the command line; paths as text."""
         return self.values_for(*Purpose)
 
@@ -105,7 +114,7 @@ class Settings:
         every = [field for group in COMMON.values() for field in dataclasses.fields(group)]
         return frozenset(_dashed(field.name) for field in every if purpose_of(field) in purposes)
 
-    def values_for(self, *purposes: Purpose) -> dict[str, Value]:
+    def values_for(self, *purposes: Purpose) -> dict[str, PlainValue]:
         """Return the settings that have these purposes, by name; those of the method define results."""
         groups = [getattr(self, field.name) for field in dataclasses.fields(self)]
         return {
@@ -115,7 +124,7 @@ class Settings:
             if purpose_of(field) in purposes
         }
 
-    def described(self) -> dict[str, Value]:
+    def described(self) -> dict[str, PlainValue]:
         """Return the settings that apply, by name: with own data, not those that partition a dataset."""
         if self.data.federation is None:
             return self.flat()

@@ -1,1 +1,1 @@
-"""The same methods with real clients: a node trains its own model, the central server puts models together."""
+"""Federations of real clients: nodes train on their own machines, and a central server aggregates their models."""

@@ -1,10 +1,11 @@
-"""One client on a machine of its own: a letter comes in, a round of local training goes out.
+"""Training on a node: one client on its own machine, which replies to the requests of the server.
 
-It is the simulator with a federation of one. What it keeps for itself (private parameters, memory, momentum) counts
-only once the server says that the reply did: a round that is lost on the way leaves no trace.
+A node runs the simulator with a federation of one client. Its own state (private parameters, memory, momentum) after a
+round becomes final only when the server confirms that the reply was used: a lost round leaves no trace.
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import torch
 
 from fedrema.config.settings import Settings
 from fedrema.core import Client, Role
-from fedrema.data import Federation
-from fedrema.deploy.letters import Letter, Reply, Score
+from fedrema.data import DataSettings, Federation, build_federation, load_user_data
+from fedrema.data.npz import read_npz
+from fedrema.deploy.messages import Reply, Request, Score
 from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors
@@ -25,12 +27,12 @@ from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import COMMON, Clock, SimulationState
 from fedrema.simulation.uploads import RoundUploads
 
-ME = torch.zeros(1, dtype=torch.long)
-"""The only row there is."""
+ROW = torch.zeros(1, dtype=torch.long)
+"""The row of the only client."""
 
 
 class Node:
-    """A client with its samples and with what it keeps between rounds, in memory or in a folder."""
+    """A client with its samples, and its state between rounds in memory or in a folder."""
 
     def __init__(self, settings: Settings, federation: Federation, folder: Path | None = None) -> None:
         if len(federation) != 1:
@@ -45,84 +47,81 @@ class Node:
             "revisions": revisions_of(settings.method, self.simulator.device.type),
             "inputs": inputs_of(settings),
         }
-        """Kept with what it keeps: another revision of fedrema or another method file cannot go on from it."""
+        """Saved with its state: another revision of fedrema or another method file cannot continue from it."""
         self.states: dict[int, SimulationState] = {0: self.simulator.start()}
-        """What it has kept after a round: the last that counted, and the one that is not yet known to."""
-        begun, local = self.states[0], settings.local
-        self.keeps = bool(begun.params.own or begun.memory or (local.keep_momentum and local.momentum))
-        """Whether there is anything to keep: some methods leave nothing at a client."""
-        self.in_use: Client | None = None
-        """This client as it predicts with what came last: what its `received` score is of."""
+        """Its state after a round: the last whose reply was used, and the one that is not yet confirmed."""
+        initial, local = self.states[0], settings.local
+        self.has_state = bool(initial.params.own or initial.memory or (local.keep_momentum and local.momentum))
+        """Whether the method keeps anything on a client between rounds."""
+        self.client: Client | None = None
+        """This client with the received model, adapted as for prediction; its `received` score is of this."""
         if folder is not None:
-            files = sorted(folder.glob("round-*.safetensors"))
-            for file in files:
+            for file in sorted(folder.glob("round-*.safetensors")):
                 facts, _ = read_checkpoint(file)
                 made_by = facts.get("more") or {}
                 check_unchanged(file, made_by.get("revisions", {}), made_by.get("inputs", {}), settings)
                 state = self.simulator.adopt(load_state(file, self.identity))
                 self.states[state.round] = state
 
-    def answer(self, letter: Letter) -> Reply:
-        """Train from what came and return what the server is to know."""
-        state = self._standing(letter)
+    def reply_to(self, request: Request) -> Reply:
+        """Score the received model, train from it, and return the reply."""
+        state = self._start_state(request)
         simulator, count = self.simulator, int(self.simulator.train.counts[0])
-        used = simulator.adapted(simulator.method, simulator.cohort(state, ME), simulator.moment(letter.round - 1))
+        used = simulator.adapted(simulator.method, simulator.cohort(state, ROW), simulator.moment(request.round - 1))
         received = _score(*simulator.tally_as_is(simulator.method, used))
-        self.in_use = used.one(0)
-        if not letter.train:
-            return Reply(letter.round, count, received=received)
-        collected = RoundUploads(ME, simulator.counts, simulator.storage, keep_heads=False)
-        simulator.train_group(state, ME, simulator.moment(letter.round), collected, Clock(simulator.device))
-        self._keep(letter, state, collected)
+        self.client = used.one(0)
+        if not request.train:
+            return Reply(request.round, count, received=received)
+        collected = RoundUploads(ROW, simulator.counts, simulator.storage, keep_heads=False)
+        simulator.train_group(state, ROW, simulator.moment(request.round), collected, Clock(simulator.device))
+        self._keep(request, state, collected)
+        # The mean over one client is its own model.
+        params = {**collected.mean.total, **_first_row(collected.seen.tensors)}
         return Reply(
-            letter.round,
+            request.round,
             count,
-            # One client's mean is what it trained.
-            {
-                name: value.cpu()
-                for name, value in (*collected.mean.total.items(), *_only(collected.seen.tensors).items())
-            },
-            {name: value.cpu() for name, value in _only(collected.extras.tensors).items()},
+            {name: value.cpu() for name, value in params.items()},
+            {name: value.cpu() for name, value in _first_row(collected.extras.tensors).items()},
             float(collected.client_losses()[0]),
             received,
             _score(*collected.tallies[0]) if collected.tallies else None,
         )
 
-    def begins_with(self, letter: Letter) -> Tensors:
+    def start_params(self, request: Request) -> Tensors:
         """Return all parameters as they are before training."""
-        params = self._standing(letter).params
-        return {**params.common, **_only(params.own)}
+        params = self._start_state(request).params
+        return {**params.common, **_first_row(params.own)}
 
-    def _standing(self, letter: Letter) -> SimulationState:
-        """Return this client at the start of the round: what it kept when it last counted, and what has come since."""
-        if not self.keeps:
-            self.states = {letter.accepted: self.states[0]} | self.states
-        if letter.accepted not in self.states:
+    def _start_state(self, request: Request) -> SimulationState:
+        """Return this client at the start of the round: its state after its last used reply, and what was received."""
+        if not self.has_state:
+            self.states = {request.accepted: self.states[0]} | self.states
+        if request.accepted not in self.states:
             known = ", ".join(map(str, sorted(self.states)))
             raise BadInput(
-                f"Client {self.name!r} has lost what it kept after round {letter.accepted} (it has round {known}): "
+                f"Client {self.name!r} has lost its state after round {request.accepted} (it has round {known}): "
                 "restore its folder, or let it join under another name."
             )
-        state, roles = self.states[letter.accepted], self.simulator.roles(self.states[letter.accepted].params)
+        state, roles = self.states[request.accepted], self.simulator.roles(self.states[request.accepted].params)
         for name, role in roles.items():
-            if role in COMMON and name not in letter.common:
-                raise BadInput(f"The server did not send {name!r}: it runs another method or network.")
+            if role in COMMON and name not in request.common:
+                raise BadInput(f"The server did not send {name!r}: it uses another method or network.")
         device = self.simulator.device
 
-        def here(tensors: Tensors, *, row: bool = False) -> Tensors:
+        def placed(tensors: Tensors, *, row: bool = False) -> Tensors:
             return {name: (value[None] if row else value).to(device) for name, value in tensors.items()}
 
-        params = ClientTensors({**state.params.own, **here(letter.own, row=True)}, here(letter.common))
-        inbox = ClientTensors(here(letter.own_mail, row=True), here(letter.mail))
-        state = replace(state, round=letter.round - 1, params=params, inbox=inbox)
-        if letter.late:  # what it keeps begins with what has come
-            begun = self.simulator.start_new_clients(self.simulator.cohort(state, ME))
-            state = replace(state, params=begun.params, memory=begun.memory.own)
+        params = ClientTensors({**state.params.own, **placed(request.own, row=True)}, placed(request.common))
+        inbox = ClientTensors(placed(request.inbox_own, row=True), placed(request.inbox_common))
+        state = replace(state, round=request.round - 1, params=params, inbox=inbox)
+        if request.late:  # its own state starts from the received model
+            initial = self.simulator.start_new_clients(self.simulator.cohort(state, ROW))
+            state = replace(state, params=initial.params, memory=initial.memory.own)
         return state
 
-    def _keep(self, letter: Letter, state: SimulationState, collected: RoundUploads) -> None:
-        """Remember what does not travel, beside what counted last."""
-        if not self.keeps:
+    def _keep(self, request: Request, state: SimulationState, collected: RoundUploads) -> None:
+        """Keep what is not sent to the server, in addition to the last confirmed state."""
+        if not self.has_state:
             return
         private = {
             name: collected.kept.tensors.get(name, value)
@@ -131,10 +130,10 @@ class Node:
         }
         memory = {**state.memory, **collected.memory.tensors}
         velocity = {**state.velocity, **collected.velocity.tensors}
-        kept = SimulationState(1, letter.round, ClientTensors(private), memory, ClientTensors(), velocity, {})
-        self.states = {letter.accepted: self.states[letter.accepted], letter.round: kept}
+        kept = SimulationState(1, request.round, ClientTensors(private), memory, ClientTensors(), velocity, {})
+        self.states = {request.accepted: self.states[request.accepted], request.round: kept}
         if self.folder is not None:
-            save_state(kept, self._file(letter.round), self.identity, self.made_by)
+            save_state(kept, self._file(request.round), self.identity, self.made_by)
             for file in self.folder.glob("round-*.safetensors"):
                 if file not in {self._file(number) for number in self.states}:
                     file.unlink()
@@ -144,12 +143,39 @@ class Node:
         return self.folder / f"round-{number:06}.safetensors"
 
 
-@functools.lru_cache(maxsize=1)  # Flower's simulation engine plays many nodes in one process
+def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[str]) -> Federation:
+    """Read a node's samples, labelled with the federation's classes.
+
+    `data` is a file, a folder or module:function. A single .npz file need not name its client; of several clients, the
+    one called `name` is taken.
+    """
+    share, seed = settings.data.test_share, settings.data.data_seed
+    file = Path(data)
+    if file.suffix == ".npz" and file.is_file():
+        arrays = read_npz(file, required=("x", "y"), optional=("split", "client", "meta"))
+        if "client" not in arrays:
+            client = np.full(len(arrays["y"]), name)
+            return Federation.from_arrays(
+                arrays["x"], arrays["y"], client, arrays.get("split"), None, None, seed, share, class_names=class_names
+            )
+    federation = load_user_data(data, seed, share, class_names)
+    if len(federation) > 1 and name not in federation.names:
+        raise BadInput(f"data={data} holds {len(federation)} clients, and none is called {name!r}.")
+    return federation.only(federation.names.index(name)) if len(federation) > 1 else federation
+
+
+@functools.lru_cache(maxsize=1)  # Flower's simulation engine runs many nodes in one process
+def partitioned_dataset(data: DataSettings) -> Federation:
+    """Return the partitioned dataset of a federation without data of its own."""
+    return build_federation(data)
+
+
+@functools.lru_cache(maxsize=1)  # as above
 def _network(network: Network, shape: tuple[int, ...], classes: int, seed: int) -> Net:
     return build_net(network, shape, classes, seed)
 
 
-def _only(tensors: Tensors) -> Tensors:
+def _first_row(tensors: Tensors) -> Tensors:
     return {name: value[0] for name, value in tensors.items()}
 
 

@@ -1,108 +1,183 @@
-"""What leaves a node, clipped and blurred: Flower's mechanisms, Opacus's accountant.
+"""Local differential privacy: clipping and Gaussian noise on what leaves a node, and an account of its budget.
 
-A round's change of all parameters that travel is cut to length C, and Gaussian noise of standard deviation z·C is added
-to each entry. Were all the node's samples replaced by others, the cut change could differ by at most 2·C: each release
-is a Gaussian mechanism with noise multiplier z/2, and the accountant composes all releases there ever were.
+A round's change of all parameters that are sent is clipped to norm C, and Gaussian noise of standard deviation z·C is
+added to each entry. If all samples of the node were replaced by others, the clipped change could differ by at most 2·C:
+each release is a Gaussian mechanism with noise multiplier z/2, and Opacus's accountant composes all releases so far.
 """
 
+import dataclasses
 import json
 import warnings
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import msgspec
+import numpy as np
 import torch
-from flwr.supercore.differential_privacy import add_gaussian_noise_inplace, compute_clip_model_update
 
 from fedrema.base.files import write_text
-from fedrema.deploy.letters import Reply
-from fedrema.deploy.protection import Protection
-from fedrema.errors import BadInput
+from fedrema.base.tables import read_table
+from fedrema.deploy.messages import Reply
+from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checksums import sealed, unsealed
 from fedrema.runs.manifest import read_object
 
+if TYPE_CHECKING:
+    from opacus.accountants import RDPAccountant
+
 ACCOUNT = "privacy account"
-RESTORE = "restore it from a backup: without it nobody knows what this node has given away"
+"""Part of the checksum: another file of fedrema cannot be used as an account."""
+FORMAT = 1
+"""Version of the account's file."""
+RESTORE = "restore it from a backup: without it, the budget that this node has spent is unknown"
 
 
-class Guard:
-    """Covers replies before they leave, and keeps the account of what has been given away."""
+@dataclass(frozen=True)
+class PrivacySettings:
+    """The privacy settings in node.toml; by default there is no protection."""
 
-    def __init__(self, protection: Protection, file: Path) -> None:
-        self.protection, self.file = protection, file
-        self.releases: list[float] = []
-        """The noise multiplier of every release."""
-        if file.exists():
-            self.releases = read_account(file)
-        if protection.privacy_noise:
-            self._accountant()  # a missing package is found out now, not after training
+    privacy_clip: float = 0.0
+    """Norm to which a round's change is clipped before it leaves the node; 0: no protection."""
+    privacy_noise: float = 0.0
+    """Standard deviation of the Gaussian noise on what leaves the node, as a multiple of privacy-clip."""
+    privacy_delta: float = 1e-5
+    """The δ for which the spent ε is computed."""
+    privacy_budget: float = 0.0
+    """Largest ε that may be spent; the node then no longer takes part. 0: no limit."""
+
+    def __post_init__(self) -> None:
+        """Validate the settings."""
+        at_least(0, self, "privacy_clip", "privacy_noise", "privacy_budget")
+        above_zero(self, "privacy_delta")
+        if self.privacy_delta >= 1:
+            raise BadInput(f"privacy-delta must be below 1, got {self.privacy_delta}.")
+        if self.privacy_noise and not self.privacy_clip:
+            raise BadInput("privacy-noise needs privacy-clip: without clipping, noise bounds nothing.")
+        if self.privacy_budget and not self.privacy_noise:
+            raise BadInput("privacy-budget needs privacy-noise: without noise there is no budget.")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of these settings in node.toml."""
+        return tuple(field.name.replace("_", "-") for field in dataclasses.fields(cls))
+
+    @classmethod
+    def read(cls, config: Mapping[str, object]) -> "PrivacySettings":
+        """Return the privacy settings in a node's configuration, which has others as well."""
+        own = {name: value for name, value in config.items() if name in cls.names()}
+        return read_table(cls, own, "node configuration")
+
+    def values(self) -> dict[str, float]:
+        """Return them for a node's configuration."""
+        return {name: float(getattr(self, name.replace("-", "_"))) for name in self.names()}
+
+
+@dataclass(frozen=True)
+class Account:
+    """The content of privacy.json."""
+
+    releases: list[float] = field(default_factory=list)
+    """The noise multiplier of every release so far."""
+    format: int = FORMAT
+
+    @classmethod
+    def read(cls, file: Path) -> "Account":
+        """Read the account; refuses one that was altered or damaged."""
+        content = read_object(file, "cannot be read", RESTORE)
+        # Accounts of older versions have no checksum; they must not be lost for that.
+        plain = content if content.keys() == {"releases"} else unsealed(content, file, ACCOUNT, RESTORE)
+        try:
+            account = msgspec.convert(plain, cls)
+        except msgspec.ValidationError as error:
+            raise BadInput(f"{file} is not an account of releases ({error}): {RESTORE}.") from error
+        if "releases" not in plain or not all(multiplier >= 0 for multiplier in account.releases):
+            raise BadInput(f"{file} is not an account of releases: {RESTORE}.")
+        if account.format != FORMAT:
+            raise BadInput(f"{file} has format {account.format}, but this version of fedrema reads {FORMAT}.")
+        return account
+
+    def write(self, file: Path) -> None:
+        """Write the account; it is on the disk when this returns."""
+        write_text(file, json.dumps(sealed(dataclasses.asdict(self), ACCOUNT)) + "\n")
+
+
+class PrivacyGuard:
+    """Protects replies before they leave the node, and records every release in an account."""
+
+    def __init__(self, settings: PrivacySettings, file: Path) -> None:
+        self.settings, self.file = settings, file
+        self.account = Account.read(file) if file.exists() else Account()
+        if settings.privacy_noise:
+            _accountant()  # report a missing package before training
 
     @property
     def multiplier(self) -> float:
         """The noise multiplier of a release."""
-        return self.protection.privacy_noise / 2
+        return self.settings.privacy_noise / 2
 
-    def spent(self, more: int = 0) -> float | None:
-        """Return the ε that has been spent, and so many releases more; None without noise, when there is no bound."""
-        releases = self.releases + [self.multiplier] * more
+    def epsilon(self, more: int = 0) -> float | None:
+        """Return the ε spent so far and by `more` further releases; None without noise, when it is unbounded."""
+        releases = self.account.releases + [self.multiplier] * more
         if not releases:
             return 0.0 if self.multiplier else None
         if min(releases) == 0:
             return None
-        accountant = self._accountant()
+        accountant = _accountant()
         for multiplier in releases:
             accountant.step(noise_multiplier=multiplier, sample_rate=1.0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a finer search for the order would give a slightly smaller bound
-            return float(accountant.get_epsilon(self.protection.privacy_delta))
+            warnings.simplefilter("ignore")  # a larger range of orders would give a slightly smaller bound
+            return float(accountant.get_epsilon(self.settings.privacy_delta))
 
-    def check(self) -> None:
-        """Refuse a round that would give away more than the budget."""
-        budget = self.protection.privacy_budget
-        if budget and (spent := self.spent(more=1)) is not None and spent > budget:
-            raise BadInput(f"Its privacy budget is spent: this round would make ε = {spent:.3g}, more than {budget:g}.")
+    def check_budget(self) -> None:
+        """Refuse a round that would exceed the budget."""
+        budget = self.settings.privacy_budget
+        if budget and (spent := self.epsilon(more=1)) is not None and spent > budget:
+            raise BadInput(
+                f"Its privacy budget is spent: after this round ε would be {spent:.3g}, more than {budget:g}."
+            )
 
-    def cover(self, reply: Reply, begun: Tensors) -> Reply:
-        """Return a reply as it may leave; scores and losses, which say something of single samples, stay here."""
-        silent = replace(reply, loss=None, received=None, trained=None, epsilon=self.spent())
+    def protect(self, reply: Reply, before: Tensors) -> Reply:
+        """Return a reply that may leave the node, without scores and losses, which reveal single samples.
+
+        `before` are the parameters before training.
+        """
+        silent = replace(reply, loss=None, received=None, trained=None, epsilon=self.epsilon())
         if not reply.params:
             return silent
         if reply.extras:
             raise BadInput(
-                f"The method sends {', '.join(sorted(reply.extras))} beside parameters, which privacy-clip does not"
+                f"The method sends {', '.join(sorted(reply.extras))} besides parameters, which privacy-clip does not"
                 " cover: choose a method that sends parameters only."
             )
         names = sorted(reply.params)
-        # In double precision, so that clipping does not fall short of its length by rounding.
-        changed = [reply.params[name].double().numpy() for name in names]
-        before = [begun[name].cpu().double().numpy() for name in names]
-        if any((one != other).any() for one, other in zip(changed, before, strict=True)):
-            compute_clip_model_update(changed, before, self.protection.privacy_clip)
-        add_gaussian_noise_inplace(changed, self.protection.privacy_noise * self.protection.privacy_clip)
-        self.releases.append(self.multiplier)
-        account = sealed({"releases": self.releases}, ACCOUNT)
-        write_text(self.file, json.dumps(account) + "\n")  # on the disk before anything has left
+        # In double precision, so that rounding does not lengthen the clipped change.
+        start = [before[name].cpu().double().numpy() for name in names]
+        change = [reply.params[name].double().numpy() - value for name, value in zip(names, start, strict=True)]
+        released = self._released(change)
+        self.account = Account([*self.account.releases, self.multiplier])
+        self.account.write(self.file)  # before the reply leaves
         params = {
-            name: torch.from_numpy(value).to(reply.params[name].dtype)
-            for name, value in zip(names, changed, strict=True)
+            name: torch.from_numpy(value + step).to(reply.params[name].dtype)
+            for name, value, step in zip(names, start, released, strict=True)
         }
-        return replace(silent, params=params, epsilon=self.spent())
+        return replace(silent, params=params, epsilon=self.epsilon())
 
-    def _accountant(self) -> Any:
-        try:
-            from opacus.accountants import RDPAccountant
-        except ImportError as error:
-            raise BadInput("privacy-noise needs an accountant: pip install 'fedrema[privacy]'.") from error
-        return RDPAccountant()
+    def _released(self, change: list[np.ndarray]) -> list[np.ndarray]:
+        """Return a change, clipped as a whole, with noise on every entry."""
+        clip, noise = self.settings.privacy_clip, self.settings.privacy_noise
+        norm = float(np.sqrt(sum(float(np.square(part).sum()) for part in change)))
+        factor = min(1.0, clip / norm) if norm else 1.0
+        generator = np.random.default_rng()  # from the operating system's entropy: the noise must not be predictable
+        return [part * factor + generator.normal(0.0, noise * clip, part.shape) for part in change]
 
 
-def read_account(file: Path) -> list[float]:
-    """Return the noise multiplier of every release so far; refuses an account that was altered or damaged."""
-    content = read_object(file, "cannot be read", RESTORE)
-    # Accounts of older versions have no checksum, and must not be lost for that.
-    found = (content if content.keys() == {"releases"} else unsealed(content, file, ACCOUNT, RESTORE)).get("releases")
-    valid = isinstance(found, list) and all(isinstance(number, (int, float)) and number >= 0 for number in found)
-    if not isinstance(found, list) or not valid:
-        raise BadInput(f"{file} is not an account of releases: {RESTORE}.")
-    return [float(number) for number in found]
+def _accountant() -> "RDPAccountant":
+    try:
+        from opacus.accountants import RDPAccountant
+    except ImportError as error:
+        raise BadInput("privacy-noise needs an accountant: pip install 'fedrema[privacy]'.") from error
+    return RDPAccountant()

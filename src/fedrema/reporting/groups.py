@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from fedrema.base.options import Purpose
+from fedrema.config.presets import PlainValue
 from fedrema.config.settings import Settings
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
 from fedrema.reporting.statistics import t_interval
-from fedrema.runs.manifest import SettingValue
 from fedrema.runs.run import Run
 
 # Own data is identified by its fingerprint, not by the setting that names its source.
@@ -121,7 +121,7 @@ def _check_settings(run: Run) -> None:
             raise BadInput(f"{run.directory.config_file} is incomplete: 'settings' lacks {name!r}.")
 
 
-def _defining(run: Run) -> dict[str, SettingValue]:
+def _defining(run: Run) -> dict[str, PlainValue]:
     """Return the settings that define the result, except the training seed."""
     settings = {name: value for name, value in run.settings.items() if name not in IGNORED}
     if run.finished:  # it may have been resumed with more rounds

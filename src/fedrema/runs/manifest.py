@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fedrema.config.presets import PlainValue
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import unsealed
@@ -17,7 +18,6 @@ FORMAT = 2
 REQUIRED = {"method": str, "settings": dict, "identity": str, "federation": dict}
 """Keys by which a config.json of any format is told from that of another program."""
 
-SettingValue = str | int | float | bool | None
 Inputs = dict[str, dict[str, str]]
 """Digests of the files that a user supplied, by what they are for: method, net, federation, partition-file."""
 
@@ -81,7 +81,7 @@ class Manifest:
 
     method: str
     """Its name on the command line."""
-    settings: dict[str, SettingValue]
+    settings: dict[str, PlainValue]
     """All settings that apply, by their names on the command line."""
     identity: str
     """Digest of what determines the result."""

@@ -15,6 +15,7 @@ import msgspec
 from torch import nn
 
 from fedrema.base.files import write_text
+from fedrema.config.presets import PlainValue
 from fedrema.config.settings import Settings
 from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
@@ -23,7 +24,7 @@ from fedrema.runs.checksums import sealed, unsealed
 from fedrema.runs.directory import FEDERATION_FILE, SERIES_FILE, RunDirectory, find_runs
 from fedrema.runs.execute import ObserverFactory, Watcher
 from fedrema.runs.joint import Outcome, Watching, execute_all
-from fedrema.runs.manifest import SettingValue, read_object
+from fedrema.runs.manifest import read_object
 from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run, is_finished
 from fedrema.runs.saved_settings import Changes, changed_settings, default_folder, saved_settings
@@ -38,7 +39,7 @@ class ListedRun:
     folder: str
     """Relative to the list."""
     method: str
-    settings: dict[str, SettingValue]
+    settings: dict[str, PlainValue]
 
 
 @dataclasses.dataclass(frozen=True)

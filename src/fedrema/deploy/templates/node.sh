@@ -1,3 +1,3 @@
 #!/bin/sh
-# Starts this node. Needs: pip install 'fedrema[deploy]', and its samples where node.toml says.
+# Starts this node. Requires pip install 'fedrema[deploy]', and the samples that node.toml names.
 cd "$(dirname "$0")" && exec fedrema deploy client .

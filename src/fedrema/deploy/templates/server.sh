@@ -1,3 +1,3 @@
 #!/bin/sh
-# Starts the server, and goes on where it stopped. Needs: pip install 'fedrema[deploy]'
+# Starts the server, or resumes the run. Requires pip install 'fedrema[deploy]'.
 cd "$(dirname "$0")" && exec fedrema deploy server .

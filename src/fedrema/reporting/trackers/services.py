@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedrema.config.presets import PlainValue
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.manifest import SettingValue
 
 PROJECT = "fedrema"
 """Experiment in MLflow, project in Weights & Biases."""
@@ -148,7 +148,7 @@ def _title(directory: RunDirectory) -> str:
     return f"{directory.manifest().method} {directory.path.name}"
 
 
-def _settings(directory: RunDirectory) -> dict[str, SettingValue]:
+def _settings(directory: RunDirectory) -> dict[str, PlainValue]:
     manifest = directory.manifest()
     return {"method": manifest.method, **manifest.settings}
 

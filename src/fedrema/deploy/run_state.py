@@ -1,98 +1,107 @@
-"""What the server keeps on disk: a run's folder like any other, from which it goes on after a crash."""
+"""The run on the server's disk: a run's folder like any other, from which the server resumes after a crash.
+
+Next to the folder are its log (NAME.log) and, after a failure, the reason (NAME.stopped).
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from fedrema.base.files import write_text
+from fedrema.base.terminal import safe, safe_logger
 from fedrema.config.settings import Settings
-from fedrema.deploy.central import Central, Registry
-from fedrema.deploy.letters import Score
-from fedrema.deploy.plan import Plan, run_config
-from fedrema.errors import BadInput
+from fedrema.deploy.messages import Score
+from fedrema.deploy.registry import Registry
+from fedrema.deploy.run_config import Plan, identity_values
+from fedrema.deploy.server import CentralServer
+from fedrema.errors import BadInput, FedremaError
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
+from fedrema.runs.checksums import CHANGED, REMEDY
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import FederationFacts, Manifest
 from fedrema.runs.provenance import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
 from fedrema.simulation.records import RoundRecord
 
-WHERE = ("folder", "least-clients", "most-samples", "most-noise", "wait-seconds", "round-seconds", "rounds", "device")
-"""What may change when a federation goes on."""
 
+class RunState:
+    """Writes records, checkpoints and the summary; the metrics of a round arrive with the replies to the next."""
 
-class Ledger:
-    """Writes records, checkpoints and the summary; a round's accuracies come with the replies of the next."""
-
-    def __init__(self, folder: Path, settings: Settings, plan: Plan, central: Central) -> None:
+    def __init__(self, folder: Path, settings: Settings, plan: Plan, central: CentralServer) -> None:
         self.directory, self.settings, self.plan, self.central = RunDirectory(folder), settings, plan, central
-        what = {name: value for name, value in run_config(settings, plan).items() if name not in WHERE}
         self.inputs = {name: digests for name, digests in inputs_of(settings).items() if name in CODE}
-        content: list[Any] = sorted(what.items())
+        content: list[Any] = sorted(identity_values(settings, plan).items())
         content += [self.inputs] if self.inputs else []
         content += [settings.method.revision] if settings.method.revision > 1 else []
         self.identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
         self.lock = self.directory.lock()
-        """Held from `take_up` to `finish`."""
+        """Held from `open` to `finish`."""
         self.ran_on = ran_on(central.simulator)
         self.pending: RoundRecord | None = None
-        """The record of the last round, which still lacks its accuracies."""
+        """The record of the last round, still without its metrics."""
 
-    def take_up(self, lock: RunLock | None = None) -> None:
-        """Go on from the last checkpoint, or begin; takes the run's lock unless the caller holds it already."""
+    def open(self, lock: RunLock | None = None) -> None:
+        """Resume from the last checkpoint, or start; acquires the run's lock unless the caller holds it already."""
         directory = self.directory
         self.lock = (lock or self.lock).acquire()
         if directory.checkpoint_file.is_file():
-            self._go_on()
+            self._resume()
         else:
-            # One that was killed before it had closed a round has left nothing but its settings.
+            # A server that was killed before it completed a round has left nothing but its settings.
             mine = directory.config_file.is_file() and directory.identity() == self.identity
             directory.check_free(overwrite=mine and not directory.rounds())
             directory.create(self._manifest())
             directory.keep_rounds(0)
         self.lock.training_from(len(directory.rounds()))
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         directory, central = self.directory, self.central
         before = directory.manifest()
         check_unchanged(directory.path, before.revisions, before.inputs, self.settings)
         facts, _ = read_checkpoint(directory.checkpoint_file)
         state = load_state(directory.checkpoint_file, self.identity)
         if state.clients != central.capacity:
-            raise BadInput(f"{directory.path} was begun for {state.clients} clients, not {central.capacity}.")
+            raise BadInput(f"{directory.path} was started for {state.clients} clients, not {central.capacity}.")
+        try:
+            registry = Registry.read(facts["more"]["registry"])
+            pending = msgspec.convert(facts["more"]["pending"], RoundRecord | None)
+        except (msgspec.ValidationError, KeyError, TypeError) as error:
+            raise BadInput(f"The checkpoint {directory.checkpoint_file} {CHANGED}: {REMEDY}.") from error
         central.state = state.placed(central.simulator.storage, central.simulator.device)
-        central.registry = Registry.read(facts["more"]["registry"])
-        pending = facts["more"]["pending"] and msgspec.convert(facts["more"]["pending"], RoundRecord)
+        central.registry = registry
         directory.check_rounds(state.round - 1 if pending else state.round)
-        # A finished run has the last record already, with the accuracies of all clients.
+        # A finished run already has the last record, with the metrics of all clients.
         self.pending = None if directory.has_record(state.round) else pending
         directory.remove_summary()
         directory.keep_rounds(state.round - 1 if self.pending else state.round)
         self.ran_on = replace(self.ran_on, started=before.ran_on.started)
-        # A server that was killed right after a checkpoint has not written the names of those who joined in its round.
+        # A server that was killed right after a checkpoint has not written the names of clients that joined then.
         directory.write_manifest(self._manifest())
 
-    def scored(self, scores: Mapping[str, Score | None]) -> None:
-        """Complete the last round's record by what clients say of the models that came of it."""
+    def add_scores(self, scores: Mapping[str, Score | None]) -> None:
+        """Complete the last round's record with the scores of its models, and write it."""
         if self.pending is not None:
-            self.directory.append(replace(self.pending, metrics=self.central.accuracies(scores)))
+            self.directory.append(replace(self.pending, metrics=self.central.metrics(scores)))
             self.pending = None
 
-    def closed(self, record: RoundRecord) -> None:
-        """Save a round that has been closed."""
+    def save_round(self, record: RoundRecord) -> None:
+        """Save a completed round."""
         self.pending = record
         more = {"registry": self.central.registry.plain(), "pending": msgspec.to_builtins(record)}
-        self.directory.sync_rounds()  # before the checkpoint that counts on them
+        self.directory.sync_rounds()  # before the checkpoint that relies on them
         save_state(self.central.state, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_manifest(self._manifest())
 
     def finish(self, scores: Mapping[str, Score | None]) -> None:
         """Write the last record and the summary."""
-        self.scored(scores)
+        self.add_scores(scores)
         self.directory.write_summary(self.directory.rounds())
         self.lock.release()
 
@@ -125,3 +134,44 @@ class Ledger:
             method.reports,
             method.called(),
         )
+
+
+@contextmanager
+def locked_run(folder: Path) -> Iterator[RunLock]:
+    """Hold the run's lock; write the log, and after a failure its reason, next to the run's folder."""
+    lock = RunLock(folder).acquire()
+    handler = logging.FileHandler(log_file(folder))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+    log = safe_logger("fedrema")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    stop_reason_file(folder).unlink(missing_ok=True)
+    try:
+        yield lock
+    except FedremaError as error:
+        log.error("%s", error)
+        write_text(stop_reason_file(folder), f"{safe(error)}\n")
+        raise
+    except Exception:
+        log.exception("an unexpected error occurred")
+        raise
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+        lock.release()
+
+
+def log_file(folder: Path) -> Path:
+    """Return the log of the run in a folder."""
+    return folder.with_name(f"{folder.name}.log")
+
+
+def stop_reason_file(folder: Path) -> Path:
+    """Return the file with the reason for which the server stopped the run in a folder."""
+    return folder.with_name(f"{folder.name}.stopped")
+
+
+def stop_reason(folder: Path) -> str:
+    """Return why the last server stopped the run; empty if it did not."""
+    file = stop_reason_file(folder)
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else ""

@@ -1,4 +1,4 @@
-"""Certificates for the server, and a key for each node: made with the cryptography package, nothing of our own."""
+"""TLS certificates of the server, and the key of each node, made with the cryptography package."""
 
 import ipaddress
 import os
@@ -14,11 +14,11 @@ from fedrema.errors import BadInput
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 ALWAYS = ("localhost", "127.0.0.1", "::1", "fedrema-server")
-"""Names under which the server's own commands reach it, and the containers of the compose file."""
+"""Names by which the server is reached from its own machine, and by the containers of the compose file."""
 
 
 def make_authority(folder: Path, name: str) -> None:
-    """Make a certificate authority that signs nothing but this federation's server."""
+    """Make a certificate authority for this federation's server."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = _certificate(subject, subject, key.public_key(), AUTHORITY_DAYS)
@@ -35,7 +35,7 @@ def make_authority(folder: Path, name: str) -> None:
 
 
 def make_server_certificate(authority: Path, folder: Path, hosts: tuple[str, ...]) -> None:
-    """Make the server's key and a certificate for all names and addresses under which it is reached."""
+    """Make the server's key, and its certificate for all names and addresses by which it is reached."""
     try:
         issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
         signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
@@ -59,7 +59,7 @@ def make_server_certificate(authority: Path, folder: Path, hosts: tuple[str, ...
 
 
 def make_node_key(private: Path) -> bytes:
-    """Make the key by which a node proves who it is; returns the public half, which the server must know."""
+    """Make the key with which a node authenticates itself; return its public half, which the server needs."""
     key = ec.generate_private_key(ec.SECP384R1())
     plain = serialization.NoEncryption()
     text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, plain)
@@ -68,7 +68,7 @@ def make_node_key(private: Path) -> bytes:
 
 
 def public_half(private: Path) -> bytes:
-    """Return the public half of a node's key, as a line."""
+    """Return the public half of a node's key, as one line."""
     try:
         key = serialization.load_ssh_private_key(private.read_bytes(), None)
     except (OSError, ValueError) as error:
@@ -78,7 +78,7 @@ def public_half(private: Path) -> bytes:
 
 
 def read_public_key(file: Path) -> bytes:
-    """Return a node's public key as Flower keeps it."""
+    """Return a node's public key in the format of Flower."""
     try:
         key = serialization.load_ssh_public_key(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -89,12 +89,12 @@ def read_public_key(file: Path) -> bytes:
 
 
 def valid_until(certificate: Path) -> datetime:
-    """Return when a certificate ends."""
+    """Return when a certificate expires."""
     return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 
 def write_secret(file: Path, content: bytes) -> None:
-    """Write a file that nobody but its owner can read, at no moment."""
+    """Write a file that only its owner can ever read."""
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         stream.write(content)

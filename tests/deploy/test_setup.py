@@ -1,4 +1,4 @@
-"""fedrema deploy init, add, key, renew: what is written, who can read it, and what is refused."""
+"""fedrema deploy init, add, key, renew: the files that they write, their permissions, and invalid input."""
 
 import ssl
 import stat
@@ -15,12 +15,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedrema.cli import main
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.data import load_user_data
-from fedrema.deploy.client_app import own_samples
-from fedrema.deploy.keys import make_authority, make_server_certificate, public_half, read_public_key, valid_until
-from fedrema.deploy.places import NodePlace, ServerPlace
-from fedrema.deploy.plan import read_run_config
+from fedrema.deploy.folder import NodeFolder, ServerFolder
+from fedrema.deploy.node import own_samples
+from fedrema.deploy.run_config import read_run_config
+from fedrema.deploy.tls import make_authority, make_server_certificate, public_half, read_public_key, valid_until
 from fedrema.errors import BadInput
 
 
@@ -35,12 +35,12 @@ def made(tmp_path, capsys):
 
 def refused(capsys, *arguments):
     assert main(["deploy", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    return said
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    return printed
 
 
-def test_everything_that_a_federation_needs_is_there(made):
+def test_a_new_federation_has_all_its_files(made):
     server, node = made / "server", made / "nodes" / "north"
     for file in ("README.md", "compose.yaml", "Dockerfile", "authority/ca.key", "authority/ca.crt"):
         assert (made / file).is_file()
@@ -52,7 +52,7 @@ def test_everything_that_a_federation_needs_is_there(made):
     assert not [file for file in made.rglob("*") if file.is_file() and "$" in file.name]
 
 
-def test_secrets_are_for_their_owner_alone(made):
+def test_only_the_owner_can_read_secrets(made):
     for file in ("authority/ca.key", "server/server.key", "server/superexec.secret", "nodes/north/node.key"):
         assert stat.S_IMODE((made / file).stat().st_mode) == 0o600
     for folder in ("authority", "nodes/north"):
@@ -80,11 +80,11 @@ def test_the_certificate_is_for_the_servers_names_and_signed_by_the_authority(ma
 def test_openssl_agrees(made):
     command = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver"]
     files = ["-CAfile", "authority/ca.crt", "server/server.crt"]
-    told = subprocess.run([*command, *files], cwd=made, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+    verified = subprocess.run([*command, *files], cwd=made, capture_output=True, text=True)
+    assert verified.returncode == 0, verified.stderr
 
 
-def test_a_nodes_key_is_one_that_flower_takes(made):
+def test_a_nodes_key_has_the_format_of_flower(made):
     public = made / "server" / "keys" / "north.pub"
     assert public.read_bytes() == public_half(made / "nodes" / "north" / "node.key")
     assert public.read_text().startswith("ecdsa-sha2-nistp384 ")
@@ -119,23 +119,23 @@ def test_each_node_gets_its_own_samples_and_no_others(made):
     assert not {row.tobytes() for row in first} & {row.tobytes() for row in second}
 
 
-def test_places_are_read_back(made):
-    server, node = ServerPlace.open(made), NodePlace.open(made / "nodes" / "south")
-    assert (server.port, server.control_port, server.control) == (9092, 9093, "127.0.0.1:9093")
-    assert ServerPlace.open(made / "server") == server
-    assert (node.name, node.server) == ("south", "fl.example.org:9092")
-    assert node.config()["data"] == str(made / "nodes" / "south" / "data.npz")
+def test_folders_are_read_back(made):
+    server, node = ServerFolder.open(made), NodeFolder.open(made / "nodes" / "south")
+    assert (server.config.port, server.config.control_port, server.control_address) == (9092, 9093, "127.0.0.1:9093")
+    assert ServerFolder.open(made / "server") == server
+    assert (node.name, node.config.server) == ("south", "fl.example.org:9092")
+    assert node.node_config()["data"] == str(made / "nodes" / "south" / "data.npz")
 
 
-def test_a_node_is_added_and_its_key_made_anew(made, capsys):
+def test_a_node_is_added_and_its_key_replaced(made, capsys):
     assert main(["deploy", "add", str(made), "west"]) == 0
     first = (made / "server" / "keys" / "west.pub").read_bytes()
-    assert NodePlace.open(made / "nodes" / "west").server == "fl.example.org:9092"
+    assert NodeFolder.open(made / "nodes" / "west").config.server == "fl.example.org:9092"
     assert main(["deploy", "key", str(made / "nodes" / "west")]) == 0
     assert (made / "nodes" / "west" / "node.pub").read_bytes() != first
     assert "as keys/west.pub" in capsys.readouterr().out
     assert "already exists" in refused(capsys, "add", str(made), "west")
-    assert "'../x' is no name" in refused(capsys, "add", str(made), "../x")
+    assert "'../x' is not a valid name" in refused(capsys, "add", str(made), "../x")
 
 
 def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
@@ -153,7 +153,7 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
     [
         (["fedavg"], "--sample-shape and --classes must say what the nodes' own data is like"),
         (["fedavg", "--deal", "--nodes", "a,a"], "--nodes must name each node once"),
-        (["fedavg", "--deal", "--nodes", "a b"], "'a b' is no name"),
+        (["fedavg", "--deal", "--nodes", "a b"], "'a b' is not a valid name"),
         (["fedavg", "--deal", "--nodes", "0"], "--clients 0 is too small"),
         (["fedavg", "--deal", "--port", "70000"], "--port must be from 1 to 65534, got 70000"),
         (["fedavg", "--deal", "--host", ","], "--host must name the server"),
@@ -168,12 +168,12 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
         (["fedavg", "--sample-shape", "8by8", "--classes", "3"], "sample-shape must be written as 3x32x32"),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(arguments, sentence, tmp_path, capsys):
+def test_invalid_arguments_are_refused_and_leave_no_files(arguments, sentence, tmp_path, capsys):
     assert sentence in refused(capsys, "init", str(tmp_path / "new"), *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_taken_stays_as_it_is(made, capsys):
+def test_an_existing_folder_is_not_changed(made, capsys):
     before = sorted(made.rglob("*"))
     assert "already exists" in refused(capsys, "init", str(made), "fedavg", "--deal")
     assert sorted(made.rglob("*")) == before
@@ -186,16 +186,20 @@ def test_a_folder_that_is_taken_stays_as_it_is(made, capsys):
         ('name = "n"\nserver = 3\ndata = "d.npz"\n', "server must be a text, got 3"),
         ('name = "n"\nserver = "a:1"\ndata = "d.npz"\nprivacy-clip = "much"\n', "privacy-clip must be a number"),
         ('name = "n"\nserver = "a:1"\ndata = "d.npz"\nprivacy-noise = 1\n', "privacy-noise needs privacy-clip"),
-        ('name = "n"\ndata = "d.npz"\n', "server is missing; name, server, data must be there"),
+        ('name = "n"\ndata = "d.npz"\n', "server is missing; name, server, data must be given"),
         ("name = ", "is not valid TOML"),
+        (
+            'format = 9\nname = "n"\nserver = "a:1"\ndata = "d.npz"\n',
+            "format must be 1, which this version of fedrema reads, got 9",
+        ),
     ],
 )
-def test_a_nodes_file_with_something_wrong(text, sentence, tmp_path, capsys):
+def test_an_invalid_node_toml_is_refused(text, sentence, tmp_path, capsys):
     (tmp_path / "node.toml").write_text(text)
     assert sentence in refused(capsys, "client", str(tmp_path))
 
 
-def test_a_folder_that_is_none(tmp_path, capsys):
+def test_a_folder_without_a_federation_is_refused(tmp_path, capsys):
     assert "has no node.toml" in refused(capsys, "client", str(tmp_path))
     assert "has no server.toml" in refused(capsys, "server", str(tmp_path))
     assert "has no server.toml" in refused(capsys, "status", str(tmp_path))
@@ -208,26 +212,26 @@ def test_a_folder_that_is_none(tmp_path, capsys):
         make_server_certificate(tmp_path, tmp_path, ("a",))
 
 
-def test_samples_that_are_not_there(made, capsys):
+def test_missing_samples_and_keys_are_refused(made, capsys):
     (made / "nodes" / "north" / "data.npz").unlink()
-    assert "data = 'data.npz' is not there" in refused(capsys, "client", str(made / "nodes" / "north"))
+    assert "data = 'data.npz' does not exist" in refused(capsys, "client", str(made / "nodes" / "north"))
     (made / "nodes" / "south" / "node.key").unlink()
     assert "has no node.key" in refused(capsys, "client", str(made / "nodes" / "south"))
 
 
-def test_another_authority_does_not_do(made, tmp_path):
-    make_authority(tmp_path, "somebody else")
+def test_another_authority_has_not_issued_the_certificate(made, tmp_path):
+    make_authority(tmp_path, "another federation")
     certificate = x509.load_pem_x509_certificate((made / "server" / "server.crt").read_bytes())
     other = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
     with pytest.raises(ValueError, match="does not match certificate issuer"):
         certificate.verify_directly_issued_by(other)
 
 
-def test_help_tells_everything(capsys):
+def test_help_lists_all_commands(capsys):
     assert main(["deploy"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for command in ("init", "server", "client", "status", "add", "key", "renew", "demo"):
-        assert f"  {command} " in said
+        assert f"  {command} " in printed
 
 
 def test_nodes_with_their_own_data_get_the_defaults_of_own_data(tmp_path, capsys):
@@ -244,7 +248,7 @@ def test_nodes_with_their_own_data_get_the_defaults_of_own_data(tmp_path, capsys
     assert own_samples(str(tmp_path / "data.npz"), settings, "node-1", plan.names).test.sum() == 10
 
 
-def test_the_nodes_labels_are_named(tmp_path, capsys):
+def test_class_names_become_part_of_the_plan(tmp_path, capsys):
     folder = tmp_path / "federation"
     assert main(["deploy", "init", str(folder), "fedavg", "--sample-shape", "6", "--class-names", "sick, well"]) == 0
     config = tomllib.loads((folder / "server" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]

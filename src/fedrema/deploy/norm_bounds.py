@@ -1,9 +1,9 @@
-"""Bounds on the norms of what nodes send, relative to what nodes usually send.
+"""Bounds on the norms of what nodes send, relative to the usual norms.
 
-Every reply is divided into groups of tensors that are on one scale: the change of the shared parameters, the personal
-parameters and their change, and each tensor that the method sends beside parameters. The usual norm of a group is a
-median of accepted norms. A group above `CLIP` times that is scaled down to it; a reply with one above `REJECT` times is
-rejected.
+The tensors of a reply are divided into groups of one scale: the change of the shared parameters, the personal
+parameters and their change, and each tensor that the method sends besides parameters. The usual norm of a group is a
+median of accepted norms. A group above `CLIP` times that is scaled down to it; a reply with a group above `REJECT`
+times is rejected.
 """
 
 import math
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedrema.deploy.letters import Reply
+from fedrema.deploy.messages import Reply
 from fedrema.models.body_and_head import Net, Tensors
 
 CLIP = 5.0
@@ -24,44 +24,45 @@ REJECT = 10.0
 CLIPS = 2
 """How often a node's replies are clipped within `ROUNDS` rounds before they are rejected instead."""
 SINGLE_NUMBER = 100.0
-"""Both factors are so many times larger for a single number: its scale can depend on a node's sample count."""
+"""Both factors are this many times larger for a single number, whose scale can depend on a node's sample count."""
 STATISTICS = 10.0
-"""And so many times larger for the statistics of batch norm: variances grow with the square of the inputs' scale."""
+"""Both are this many times larger for batch-norm statistics: variances grow with the square of the inputs' scale."""
 ALONE = 10.0
-"""And so many times larger for norms, not changes, of a round's only reply: features grow when training begins."""
+"""Both are this many times larger for norms (not changes) of a round's only reply: features grow in early rounds."""
 COUNTS = ("label_counts", "held_count")
-"""Numbers of samples, which are bounded by a node's sample count instead."""
+"""Tensors of sample counts, which are bounded by the node's own sample count instead."""
 ROUNDS = 20
-"""How many rounds back the usual norm is computed from."""
+"""The usual norm is computed from this many previous rounds."""
 OWN_ROUNDS = 9
 """How many of a node's own norms are kept."""
 LEAST_CHANGE = 0.01
-"""A change below this share of the norm of what is changed counts as usual, whatever others send."""
+"""A change below this fraction of the norm of the changed tensors is always accepted."""
 LARGEST = 1e12
 """No tensor's root mean square may be above this."""
 
 
 @dataclass
 class NormHistory:
-    """Norms of accepted replies by group; a checkpoint holds it."""
+    """Norms of accepted replies by group; part of the server's checkpoint."""
 
     recent: dict[str, list[float]] = field(default_factory=dict)
     """The median norm of each of the last rounds."""
     first: dict[str, float] = field(default_factory=dict)
     """The median norm of the first round."""
     own: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    """Each node's own last norms."""
+    """The last norms of each node, by node and group."""
     clipped: dict[str, list[int]] = field(default_factory=dict)
-    """In which of the last rounds each node's reply was clipped."""
+    """The recent rounds in which each node's reply was clipped."""
 
     def usual(self, group: str, norms: Mapping[str, float], size: float, name: str, least: float) -> float:
-        """Return the usual norm of a group for one node, given this round's norms by node; 0: nothing is known.
+        """Return the usual norm of a group for one node, given this round's norms by node; 0 if it is unknown.
 
-        A node that joins is compared with the first round, when all had just joined. One that has always sent more than
-        the others is compared with itself, up to the norm of the first round: nodes converge at different speeds.
+        A new node is compared with the first round, when all nodes were new. A node whose norms have always been
+        larger than the others' is compared with itself, up to the norm of the first round: nodes converge at different
+        speeds.
         """
         now = [norm for norm in norms.values() if norm > 0]
-        # The lower median: of two that contradict each other, the larger can do more harm.
+        # The lower median: of two values that disagree, the larger one can do more harm.
         of_all = max(_median(now) if len(now) > 1 else 0.0, _median(self.recent.get(group, [])))
         first = self.first.get(group, 0.0)
         own = self.own.get(name, {}).get(group, [])
@@ -69,7 +70,7 @@ class NormHistory:
         return max(known, least) * size if known else 0.0
 
     def learn(self, number: int, norms: Mapping[str, Mapping[str, float]], clipped: Mapping[str, str]) -> None:
-        """Add the norms of the replies that were used in a round, by group and node."""
+        """Add the norms, by group and node, of the replies that were used in a round, and the clipped nodes."""
         for group, by_node in norms.items():
             known = {name: norm for name, norm in by_node.items() if norm > 0}
             if not known:
@@ -82,8 +83,8 @@ class NormHistory:
                 own[group] = [*own.get(group, []), norm][-OWN_ROUNDS:]
         for name in clipped:
             self.clipped[name] = [*self.clipped.get(name, []), number]
-        late = {name: [each for each in rounds if each > number - ROUNDS] for name, rounds in self.clipped.items()}
-        self.clipped = {name: rounds for name, rounds in late.items() if rounds}
+        recent = {name: [each for each in rounds if each > number - ROUNDS] for name, rounds in self.clipped.items()}
+        self.clipped = {name: rounds for name, rounds in recent.items() if rounds}
 
 
 def _median(norms: list[float]) -> float:
@@ -92,25 +93,25 @@ def _median(norms: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of a reply, in the group by which it is bounded."""
+    """A tensor of a reply, and the group in which its norm is bounded."""
 
     group: str
     field: str
     """`params` or `extras`."""
     name: str
     base: Tensor | None = None
-    """What its change is measured from; None: its own norm is."""
+    """The value before training, from which its change is measured; None: the norm of the tensor itself is bounded."""
     tolerance: float = 1.0
-    """By how much both factors are larger."""
+    """Factor by which both bounds are larger."""
 
     def offset(self, reply: Reply) -> Tensor:
-        """Return what is bounded: the tensor's change, or the tensor itself; in double precision."""
+        """Return the tensor's change, or the tensor itself without a base, in double precision."""
         value: Tensor = getattr(reply, self.field)[self.name].double()
         return value if self.base is None else value - self.base.double().to(value.device)
 
 
 def parts_of(net: Net, common: Tensors, own: Tensors | None, reply: Reply) -> list[Part]:
-    """Divide a reply into groups; `own` is what the server holds of a node that has sent personal parameters before."""
+    """Divide a reply into groups; `own` are the personal parameters on the server, None where they are not known."""
     parts = []
     for name in reply.params:
         kind = "parameters" if name in net.trainable else "statistics" if name in net.initial else name.split(".")[0]
@@ -128,8 +129,8 @@ def parts_of(net: Net, common: Tensors, own: Tensors | None, reply: Reply) -> li
     return parts
 
 
-def impossible(net: Net, reply: Reply) -> str:
-    """Name a tensor whose numbers no training explains; empty where there is none."""
+def invalid_values(net: Net, reply: Reply) -> str:
+    """Return a reason to reject a reply whose values training cannot produce; empty where there is none."""
     for name, value in [*reply.params.items(), *reply.extras.items()]:
         if value.numel() and _norm([value.double()]) > LARGEST * math.sqrt(value.numel()):
             return f"the numbers in {name!r} are absurdly large"
@@ -143,49 +144,49 @@ def impossible(net: Net, reply: Reply) -> str:
 
 
 @dataclass
-class Bounded:
+class BoundedReplies:
     """A round's replies after their norms have been bounded."""
 
-    good: dict[str, Reply] = field(default_factory=dict)
+    accepted: dict[str, Reply] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     clipped: dict[str, str] = field(default_factory=dict)
     norms: dict[str, dict[str, float]] = field(default_factory=dict)
     """The norm of every group by node, after clipping."""
     excess: dict[str, float] = field(default_factory=dict)
-    """By node, the largest ratio of a norm to its usual one: who comes first when something goes wrong."""
+    """By node, the largest ratio of a norm to its usual one: the order in which replies are suspected."""
 
     def norms_of(self, names: list[str]) -> dict[str, dict[str, float]]:
         """Return the norms of some nodes."""
         return {group: {name: norms[name] for name in names if name in norms} for group, norms in self.norms.items()}
 
 
-def bounded(
+def bound_norms(
     replies: Mapping[str, Reply],
     parts: Mapping[str, list[Part]],
     sizes: Mapping[str, float],
     history: NormHistory,
     noise: float = 0.0,
-) -> Bounded:
-    """Clip or reject replies whose groups are too large.
+) -> BoundedReplies:
+    """Clip or reject replies with groups whose norm is too large.
 
-    `sizes` says how much more than the median node each may send; `noise` is the standard deviation of the noise that
-    nodes with a privacy budget may add.
+    `sizes` is the factor by which each node's norms may exceed those of the median node; `noise` is the standard
+    deviation of the noise that nodes with a privacy budget may add.
     """
-    result = Bounded(dict(replies))
+    result = BoundedReplies(dict(replies))
     measured = {name: _measure(reply, parts[name]) for name, reply in replies.items()}
     for name, groups in measured.items():
         for group, (norm, *_) in groups.items():
             result.norms.setdefault(group, {})[name] = norm
-    found = {group: dict(norms) for group, norms in result.norms.items()}  # as they were sent
+    received = {group: dict(norms) for group, norms in result.norms.items()}  # before clipping
     for name, reply in replies.items():
         over = {}
         for group, (norm, least, numel, tolerance) in measured[name].items():
-            usual = history.usual(group, found[group], sizes[name], name, least) * tolerance
+            usual = history.usual(group, received[group], sizes[name], name, least) * tolerance
             usual *= ALONE if len(replies) == 1 and not group.startswith("the change") else 1.0
             ratio = norm / usual if usual > 0 else 0.0
-            # Noise in n numbers has a norm of about √n standard deviations, and hardly ever five more.
+            # Gaussian noise in n numbers has a norm of about √n standard deviations, and almost never five more.
             if ratio > CLIP and reply.epsilon is not None and norm - CLIP * usual <= noise * (math.sqrt(numel) + 5):
-                del result.norms[group][name]  # says nothing of what is usual
+                del result.norms[group][name]  # noise must not change the usual norm
                 continue
             result.excess[name] = max(result.excess.get(name, 0.0), ratio)
             if ratio > CLIP:
@@ -195,21 +196,25 @@ def bounded(
         worst = max(over, key=lambda group: over[group])
         why = f"{worst} is {'absurdly large: ' if over[worst] > REJECT else ''}{over[worst]:.3g} times the usual one"
         if reply.epsilon is not None:
-            why += f", more than noise as --most-noise {noise:g} allows explains"
+            why += f", more than the noise that --most-noise {noise:g} allows"
         often = len(history.clipped.get(name, []))
         if over[worst] > REJECT or often >= CLIPS:
-            result.rejected[name] = why if over[worst] > REJECT else f"{why}, and it was clipped {often} times lately"
-            del result.good[name]
+            result.rejected[name] = (
+                why if over[worst] > REJECT else f"{why}, and it was clipped {often} times in the last {ROUNDS} rounds"
+            )
+            del result.accepted[name]
             continue
         result.clipped[name] = f"{why}, and was scaled down to that"
         for group, ratio in over.items():
             result.norms[group][name] /= ratio
-            result.good[name] = _scaled(result.good[name], [p for p in parts[name] if p.group == group], 1 / ratio)
+            result.accepted[name] = _scaled(
+                result.accepted[name], [p for p in parts[name] if p.group == group], 1 / ratio
+            )
     return result
 
 
 def _measure(reply: Reply, parts: list[Part]) -> dict[str, tuple[float, float, int, float]]:
-    """Return each group's norm, the least norm that counts as usual, how many numbers it has, and its tolerance."""
+    """Return for each group its norm, the least norm that is always accepted, its number of values and tolerance."""
     groups: dict[str, list[Part]] = {}
     for part in parts:
         groups.setdefault(part.group, []).append(part)

@@ -1,4 +1,4 @@
-"""What a federation's server is told by its own commands: who may take part, and what to run."""
+"""Control of the SuperLink by commands on the same machine: the keys of the nodes, and the runs."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -20,34 +20,34 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
-from fedrema.deploy.keys import read_public_key
+from fedrema.deploy.tls import read_public_key
 from fedrema.errors import BadInput, FedremaError
 
 
-class NotThere(FedremaError):
+class NotAnswering(FedremaError):
     """The server does not answer."""
 
 
 class Control:
-    """Talks to a SuperLink on this machine, over TLS."""
+    """A connection to the SuperLink on this machine, over TLS."""
 
     def __init__(self, client: ControlHttpClient) -> None:
         self.client = client
 
     def nodes(self) -> list[NodeInfo]:
-        """Return all nodes whose keys are known."""
+        """Return all nodes with registered keys."""
         found = self.client.ListNodes(ListNodesRequest()).nodes_info
         return [node for node in found if node.status != "unregistered"]
 
     def admit(self, keys: Mapping[str, Path]) -> list[str]:
-        """Make the keys of these names, and no others, the ones that may take part; says what has changed."""
+        """Register exactly these keys, by name; return a sentence for each change."""
         wanted = {read_public_key(file): name for name, file in keys.items()}
         changes = []
         known = {node.public_key: node for node in self.nodes()}
         for key, node in known.items():
             if wanted.get(key) != node.name:
                 self.client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-                changes.append(f"{node.name} may no longer take part with its former key")
+                changes.append(f"{node.name} can no longer take part with its previous key")
         for key, name in wanted.items():
             if key not in known or known[key].name != name:
                 self.client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
@@ -55,7 +55,7 @@ class Control:
         return changes
 
     def start(self, app: Path, config: Mapping[str, str]) -> int:
-        """Start the app as a run; returns the run's number."""
+        """Start the app as a run; return the run's number."""
         try:
             content = build_fab_from_disk(app)
         except ValueError as error:
@@ -65,22 +65,22 @@ class Control:
         return int(self.client.StartRun(request).run_id)
 
     def stop_all(self) -> None:
-        """Stop whatever runs: what a server that was killed has left behind."""
+        """Stop all runs, such as those that a killed server has left."""
         for number, run in self.client.ListRuns(ListRunsRequest()).run_dict.items():
             if run.status.status != "finished":
                 self.client.StopRun(StopRunRequest(run_id=number))
 
 
 @contextmanager
-def controlling(address: str, authority: Path) -> Iterator[Control]:
-    """Connect to the server at an address of this machine."""
+def connected_control(address: str, authority: Path) -> Iterator[Control]:
+    """Connect to the SuperLink at an address of this machine."""
     client = ControlHttpClient.from_server_address(
         server_address=address, insecure=False, root_certificates=authority.read_bytes(), interceptors=()
     )
     try:
         yield Control(client)
     except (httpx.TransportError, OSError) as error:
-        raise NotThere(f"The server does not answer at {address}: {error}.") from error
+        raise NotAnswering(f"The server does not answer at {address}: {error}.") from error
     except httpx.HTTPStatusError as error:
         raise FedremaError(f"The server refuses {error.request.url.path}: {error.response.text[:200]}.") from error
     finally:

@@ -1,0 +1,118 @@
+"""The Flower app of a client: trains on its own samples when a request arrives, and sends its name on a query."""
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import cast
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedrema.base.terminal import safe
+from fedrema.config.settings import Settings
+from fedrema.data import Federation
+from fedrema.deploy.flower_records import FACTS, read_request, reply_record
+from fedrema.deploy.messages import Reply
+from fedrema.deploy.node import Node, own_samples, partitioned_dataset
+from fedrema.deploy.node_model import save_model
+from fedrema.deploy.privacy import PrivacyGuard, PrivacySettings
+from fedrema.deploy.run_config import HELD_BY_NODES, Plan, read_run_config
+from fedrema.errors import BadInput, FedremaError
+
+app = ClientApp()
+KEPT = "kept"
+"""The record in Flower's state that holds the node's files, where the node has no folder."""
+
+
+@app.query()
+def identify(message: Message, context: Context) -> Message:
+    """Send this client's name, which the server uses if the node has no registered key."""
+    name = str(context.node_config.get("name") or context.node_config.get("partition-id", ""))
+    return Message(RecordDict({FACTS: ConfigRecord({"name": name})}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train for a round, or only score the received model."""
+    request, name = read_request(message.content)
+    settings, plan = read_run_config(context.run_config)
+    with node_folder(context) as folder, node_log(context.node_config.get("folder"), request.round) as write:
+        samples = plan.relabelled(node_samples(settings, plan, context, name))
+        node = Node(settings, samples, folder)
+        guard = privacy_guard(context, folder)
+        if guard is not None and request.train:
+            guard.check_budget()
+        reply = node.reply_to(request)
+        if context.node_config.get("folder"):  # without a folder there is no `fedrema deploy model`
+            save_model(folder, settings, node, request.round - 1, reply)
+        write(_description(reply))
+        if guard is not None:
+            reply = guard.protect(reply, node.start_params(request))
+    return Message(reply_record(reply), reply_to=message)
+
+
+@contextmanager
+def node_folder(context: Context) -> Iterator[Path]:
+    """Return the folder of the node's own state; without one, the state is kept in Flower's memory."""
+    if folder := context.node_config.get("folder"):
+        yield Path(str(folder))
+        return
+    kept = Path(_temporary_folder().name) / str(context.node_id)
+    kept.mkdir(exist_ok=True)
+    for name, content in context.state.config_records.get(KEPT, ConfigRecord({})).items():
+        (kept / name).write_bytes(cast(bytes, content))
+    yield kept
+    files = list(kept.iterdir())
+    context.state[KEPT] = ConfigRecord({file.name: file.read_bytes() for file in files})
+    for file in files:  # another process may receive the next message
+        file.unlink()
+
+
+@functools.cache
+def _temporary_folder() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory()
+
+
+@contextmanager
+def node_log(folder: object, number: int) -> Iterator[Callable[[str], None]]:
+    """Write lines about a round, and its error, to node.log next to the node's state: for the node's owner only."""
+    lines: list[str] = []
+    try:
+        yield lines.append
+    except FedremaError as error:
+        lines.append(safe(error))
+        raise
+    finally:
+        if folder:
+            with (Path(str(folder)).parent / "node.log").open("a", encoding="utf-8") as log:
+                log.writelines(f"{datetime.now():%Y-%m-%d %H:%M:%S} round {number}: {line}\n" for line in lines)
+
+
+def _description(reply: Reply) -> str:
+    parts = []
+    for score, when in ((reply.received, "of the received model"), (reply.trained, "after training")):
+        if score is not None:
+            parts.append(f"accuracy {sum(score.correct) / sum(score.asked):.1%} {when}")
+    if reply.loss is not None:
+        parts.append(f"loss {reply.loss:.4f}")
+    return ", ".join([f"{reply.count} samples", *parts])
+
+
+def privacy_guard(context: Context, folder: Path) -> PrivacyGuard | None:
+    """Return what protects this node's replies; None where its owner has not asked for it."""
+    settings = PrivacySettings.read(context.node_config)
+    return PrivacyGuard(settings, folder / "privacy.json") if settings.privacy_clip else None
+
+
+def node_samples(settings: Settings, plan: Plan, context: Context, name: str) -> Federation:
+    """Return this node's samples: its own data, or its part of a partitioned dataset."""
+    data = context.node_config.get("data")
+    if data is not None:
+        return own_samples(str(data), settings, name, plan.names)
+    row = context.node_config.get("partition-id")
+    if row is None or settings.data.federation == HELD_BY_NODES:
+        raise BadInput("The node has no data: give it data=FILE, data=FOLDER or data=module:function.")
+    return partitioned_dataset(settings.data).only(int(row))

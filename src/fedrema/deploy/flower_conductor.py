@@ -1,0 +1,225 @@
+"""Conducts a federation over Flower: waits for clients, executes the rounds, and resumes after a crash."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from fedrema.base.terminal import safe, safe_logger
+from fedrema.config.settings import Settings
+from fedrema.deploy.flower_grid import NoAnswer, exchange, list_nodes
+from fedrema.deploy.flower_records import FACTS, array_record, read_reply, request_record
+from fedrema.deploy.messages import SCORES_ONLY, Reply
+from fedrema.deploy.run_config import Plan
+from fedrema.deploy.run_state import RunState
+from fedrema.deploy.server import CentralServer
+from fedrema.errors import BadInput, FedremaError
+from fedrema.models.body_and_head import size
+from fedrema.runs.lock import RunLock
+from fedrema.simulation.participation import draw_participants
+
+log = safe_logger("fedrema")
+SECONDS_BETWEEN_CHECKS = 1.0
+SECONDS_TO_IDENTIFY = 30.0
+"""How long a node may take to send its name."""
+SECONDS_TO_LIST_NODES = 10.0
+"""The least time for a list of the nodes."""
+
+
+class Conductor:
+    """Executes the rounds that are not yet completed."""
+
+    def __init__(self, grid: Grid, settings: Settings, plan: Plan, pause: Callable[[float], None] = time.sleep) -> None:
+        self.grid, self.settings, self.plan, self.pause = grid, settings, plan, pause
+        self.central = CentralServer(
+            settings, plan.shape, plan.classes, plan.most_clients, plan.most_samples, plan.most_noise
+        )
+        self.run = RunState(Path(plan.folder), settings, plan, self.central)
+        self.failing_since: float | None = None
+        """When the first attempt at the current round failed; None if none has."""
+        self.attempts: list[dict[str, str]] = []
+        """Failed attempts at the current round: the rejected clients, and why."""
+        self.bytes_sent = 0
+        """Size of the last requests."""
+        self.reported_names: dict[int, str] = {}
+        """Names that nodes without a registered key have sent, by node."""
+
+    def conduct(self, lock: RunLock | None = None) -> None:
+        """Complete all rounds and score the final models; `lock` is the run's, where the caller holds it."""
+        self.run.open(lock)
+        rounds = self.settings.simulation.rounds
+        if self.central.round:
+            log.info("the run resumes after round %d of %d", self.central.round, rounds)
+        while self.central.round < rounds:
+            self._round()
+        online = self._online(self.plan.wait_seconds)
+        replies, _ = self._exchange(online, train=False)
+        self.run.finish({name: reply.received for name, reply in replies.items()})
+
+    def _round(self) -> None:
+        start = time.monotonic()
+        online = self._wait_for_clients()
+        simulation, number = self.settings.simulation, self.central.round + 1
+        least = self.plan.least_clients
+        chosen = draw_participants(simulation.seed, number, sorted(online), simulation.participation, least)
+        replies, missing = self._exchange({name: online[name] for name in chosen}, train=True)
+        waited = time.monotonic() - start
+        record = self.central.complete_round(replies, least)
+        assert record.nodes is not None
+        rejected = record.nodes.rejected | missing
+        for name, why in rejected.items():
+            log.warning("round %d: the reply of client %s is not used: %s", number, name, why)
+        if not record.participants:
+            self.attempts.append(rejected)
+            self._repeat_later(number, len(replies.keys() - rejected.keys()), rejected)
+            return
+        for name, why in record.nodes.clipped.items():
+            log.warning("round %d: the reply of client %s was clipped: %s", number, name, why)
+        self.run.add_scores({name: reply.received for name, reply in replies.items() if name not in rejected})
+        seconds = {"train": waited, "aggregate": time.monotonic() - start - waited, "evaluate": 0.0, "other": 0.0}
+        record = replace(
+            record,
+            bytes_up=sum(size(reply.params) + size(reply.extras) for reply in replies.values()),
+            bytes_down=self.bytes_sent,
+            seconds=seconds,
+            nodes=replace(record.nodes, rejected=rejected, attempts=self.attempts),
+        )
+        self.failing_since, self.attempts = None, []
+        self.run.save_round(record)
+        log.info("round %d of %d: %d clients took part", number, simulation.rounds, len(record.participants))
+
+    def _repeat_later(self, number: int, usable: int, rejected: Mapping[str, str]) -> None:
+        """Wait before a round with too few usable replies is repeated; stop the run if it has failed for too long."""
+        least, now = self.plan.least_clients, time.monotonic()
+        log.warning("round %d is repeated: it needs %d usable replies and had %d", number, least, usable)
+        self.failing_since = now if self.failing_since is None else self.failing_since
+        if now - self.failing_since > self.plan.wait_seconds:
+            name, why = next(iter(rejected.items()))
+            raise BadInput(
+                f"Round {number} needs {least} usable replies and had {usable} for {self.plan.wait_seconds:g} s;"
+                f" {name}: {why.rstrip('.')}. The run can resume after round {self.central.round}."
+            )
+        self.pause(SECONDS_BETWEEN_CHECKS)
+
+    def _wait_for_clients(self) -> dict[str, int]:
+        """Return the nodes of the connected clients, by name, as soon as there are enough."""
+        end, reported = time.monotonic() + self.plan.wait_seconds, None
+        while len(online := self._online(end - time.monotonic())) < self.plan.least_clients:
+            if time.monotonic() > end:
+                names = ", ".join(sorted(online)) or "none"
+                raise BadInput(
+                    f"Only {len(online)} of at least {self.plan.least_clients} clients were connected after"
+                    f" {self.plan.wait_seconds:g} s ({names}); the run can resume after round {self.central.round}."
+                )
+            if reported != sorted(online):
+                reported = sorted(online)
+                absent = [name for name in self.central.registry.names if name not in online]
+                connected = ", ".join(reported) or "none"
+                log.info(
+                    "the server waits for clients; connected: %s; missing: %s",
+                    connected,
+                    ", ".join(absent) or "unknown",
+                )
+            self.pause(SECONDS_BETWEEN_CHECKS)
+        return online
+
+    def _online(self, seconds: float = 0.0) -> dict[str, int]:
+        """Return the nodes of the connected clients, by the name of their key, or else by the name that they send.
+
+        None are connected if the SuperLink does not answer within so many seconds.
+        """
+        names: dict[str, int] = {}
+        try:
+            found = list_nodes(self.grid, max(seconds, SECONDS_TO_LIST_NODES))
+        except NoAnswer:
+            log.warning("Flower's SuperLink does not answer")
+            return {}
+        nodes = sorted(found, key=lambda node: node.node_id)
+        self._identify([node.node_id for node in nodes if not node.name and node.node_id not in self.reported_names])
+        for node in nodes:
+            name = node.name or self.reported_names.get(node.node_id, "")
+            if not name:
+                continue
+            if name in names:
+                log.warning("two nodes are called %s: the second does not take part", name)
+                continue
+            names[name] = node.node_id
+        return self._within_capacity(names)
+
+    def _within_capacity(self, names: dict[str, int]) -> dict[str, int]:
+        """Leave out new clients beyond the capacity, so that they do not affect the others."""
+        known = self.central.registry.names
+        new = [name for name in names if name not in known]
+        for name in new[self.central.capacity - len(known) :]:
+            log.warning("%s cannot take part: the federation has --most-clients %d", name, self.central.capacity)
+            del names[name]
+        return names
+
+    def _identify(self, nodes: list[int]) -> None:
+        """Ask nodes without a registered key for their names."""
+        if not nodes:
+            return
+        query = RecordDict({FACTS: ConfigRecord({})})
+        messages = [Message(query, node, MessageType.QUERY, ttl=SECONDS_TO_IDENTIFY) for node in nodes]
+        for reply in exchange(self.grid, messages, SECONDS_TO_IDENTIFY):
+            if not reply.has_error():
+                facts = reply.content.config_records.get(FACTS, ConfigRecord({}))
+                self.reported_names[reply.metadata.src_node_id] = str(facts.get("name", ""))
+
+    def _exchange(self, online: Mapping[str, int], train: bool) -> tuple[dict[str, Reply], dict[str, str]]:
+        """Send each client its request; return the replies by name, and why others are missing."""
+        requests = {name: self.central.request(name, train) for name in sorted(online, key=self.central.registry.row)}
+        if not requests:
+            return {}, {}
+        self.bytes_sent = sum(
+            size(part)
+            for request in requests.values()
+            for part in (request.common, request.own, request.inbox_common, request.inbox_own)
+        )
+        first = next(iter(requests.values()))
+        common, inbox_common = array_record(first.common), array_record(first.inbox_common)
+        messages = {
+            name: Message(
+                request_record(request, name, common, inbox_common),
+                online[name],
+                MessageType.TRAIN,
+                # Flower then refuses replies that arrive after the end of the round.
+                ttl=self.plan.round_seconds,
+                group_id=str(request.round),
+            )
+            for name, request in requests.items()
+        }
+        arrived = exchange(self.grid, list(messages.values()), self.plan.round_seconds)
+        names = {message.metadata.message_id: name for name, message in messages.items()}
+        replies: dict[str, Reply] = {}
+        missing = dict.fromkeys(requests, f"no reply within {self.plan.round_seconds:g} s")
+        for message in arrived:
+            name = names.get(message.metadata.reply_to_message_id, "")
+            if not name:
+                continue
+            if message.has_error():
+                missing[name] = self._description(message.error)
+                continue
+            try:
+                replies[name] = read_reply(message.content, self.central.expected if train else SCORES_ONLY)
+                missing.pop(name, None)
+            except FedremaError as error:
+                missing[name] = str(error)
+        # Replies arrive in any order; the result must not depend on it.
+        return {name: replies[name] for name in requests if name in replies}, missing
+
+    def _description(self, error: Error) -> str:
+        """Return Flower's error about a client that did not reply, in a few words."""
+        late = f"no reply within {self.plan.round_seconds:g} s"
+        known = {
+            ErrorCode.MESSAGE_UNAVAILABLE: late,
+            ErrorCode.REPLY_MESSAGE_UNAVAILABLE: late,
+            ErrorCode.NODE_UNAVAILABLE: "its node is disconnected",
+            ErrorCode.CLIENT_APP_CRASHED: "its process died",
+        }
+        # If the client raised an exception, this is a whole traceback; its last line says what happened.
+        return known.get(error.code) or safe(((error.reason or "").strip() or "it failed").splitlines()[-1][-300:])

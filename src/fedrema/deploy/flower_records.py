@@ -1,0 +1,98 @@
+"""Requests and replies as Flower's records."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.constant import SType
+
+from fedrema.deploy.messages import Reply, Request, check_names, checked_reply, checked_tensor, facts_of, quoted
+from fedrema.errors import BadInput, FedremaError
+from fedrema.models.body_and_head import Tensors
+
+FACTS = "facts"
+"""The record that holds everything besides tensors."""
+
+
+def array_record(tensors: Tensors) -> ArrayRecord:
+    """Return tensors as a record; a record that is part of many messages is stored once on the server."""
+    return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()})
+
+
+def request_record(request: Request, name: str, common: ArrayRecord, inbox_common: ArrayRecord) -> RecordDict:
+    """Return a request to a client; `common` and `inbox_common` are the records that all clients receive."""
+    facts: dict[str, Any] = {"round": request.round, "accepted": request.accepted, "name": name}
+    return RecordDict(
+        {
+            "common": common,
+            "own": array_record(request.own),
+            "inbox_common": inbox_common,
+            "inbox_own": array_record(request.inbox_own),
+            FACTS: ConfigRecord({**facts, "train": request.train, "late": request.late}),
+        }
+    )
+
+
+def read_request(content: RecordDict) -> tuple[Request, str]:
+    """Return a request, and the name of the client that it is for."""
+    facts = _facts(content)
+    tensors = {group: _tensors(content, group) for group in ("common", "own", "inbox_common", "inbox_own")}
+    request = Request(
+        int(facts["round"]), int(facts["accepted"]), train=bool(facts["train"]), late=bool(facts["late"]), **tensors
+    )
+    return request, str(facts["name"])
+
+
+def reply_record(reply: Reply) -> RecordDict:
+    """Return a reply as a record."""
+    facts: dict[str, Any] = {**facts_of(reply)}
+    tensors = {"params": array_record(reply.params), "extras": array_record(reply.extras)}
+    return RecordDict({**tensors, FACTS: ConfigRecord(facts)})
+
+
+def read_reply(content: RecordDict, expected: Reply) -> Reply:
+    """Return a reply; refuses one that differs from the expected one in names, types or shapes, before decoding it."""
+    try:
+        params, extras = _checked(content, "params", expected.params), _checked(content, "extras", expected.extras)
+        return checked_reply(_facts(content), params, extras)
+    except FedremaError:
+        raise
+    except Exception as error:  # whatever a node sends, it must not stop the server
+        raise BadInput(f"its reply cannot be read: {quoted(repr(error))}") from error
+
+
+def _facts(content: RecordDict) -> Mapping[str, Any]:
+    facts = content.get(FACTS)
+    if not isinstance(facts, ConfigRecord):
+        raise BadInput("its message has no facts")
+    return facts
+
+
+def _arrays(content: RecordDict, group: str) -> ArrayRecord:
+    record = content.get(group)
+    if not isinstance(record, ArrayRecord):
+        raise BadInput(f"its message has no {group!r}")
+    return record
+
+
+def _tensors(content: RecordDict, group: str) -> Tensors:
+    """Return the tensors of a message from the server, whose shapes are not known in advance."""
+    try:
+        arrays = {name: array.numpy() for name, array in _arrays(content, group).items()}
+        return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
+    except (TypeError, ValueError, EOFError, OSError) as error:
+        raise BadInput(f"{group!r} in its message cannot be read: {error}") from error
+
+
+def _checked(content: RecordDict, group: str, expected: Tensors) -> Tensors:
+    record = _arrays(content, group)
+    check_names(set(record), expected)
+    for name in expected:
+        if (kind := record[name].stype) != SType.NUMPY:
+            raise BadInput(f"{name!r} is serialised as {quoted(str(kind))!r} instead of {SType.NUMPY!r}")
+    return {
+        name: checked_tensor(name, str(array.dtype), array.shape, array.data, expected[name])
+        for name, array in ((name, record[name]) for name in expected)
+    }

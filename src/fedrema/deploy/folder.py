@@ -1,0 +1,179 @@
+"""The folders of a federation: the server's with server.toml, and one with node.toml for each node."""
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedrema.base.tables import read_table
+from fedrema.config.settings import read_toml
+from fedrema.deploy.privacy import PrivacySettings
+from fedrema.deploy.run_config import RunConfig
+from fedrema.errors import BadInput
+from fedrema.runs.directory import RunDirectory
+
+FORMAT = 1
+"""Version of server.toml and node.toml."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Valid names of nodes: a name becomes part of the names of a folder and of a service."""
+
+
+def check_name(name: str) -> str:
+    """Return a node's name; refuses one that cannot be the name of a folder."""
+    if not NAME.fullmatch(name):
+        raise BadInput(f"--nodes: {name!r} is not a valid name; letters, digits, '.', '_' and '-' are, 64 at most.")
+    return name
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The content of server.toml."""
+
+    port: int
+    """Port for nodes, which reach only the interface for nodes there."""
+    control_port: int
+    """Port for commands on the same machine."""
+    listen: str = "0.0.0.0"
+    """Address at which the server listens for nodes."""
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        """Validate the values."""
+        _check_format(self.format)
+        for name, port in (("port", self.port), ("control-port", self.control_port)):
+            if not 1 <= port <= 65535:
+                raise BadInput(f"{name} must be from 1 to 65535, got {port}.")
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """The content of node.toml, without the privacy settings."""
+
+    name: str
+    server: str
+    """Address of the server, host:port."""
+    data: str
+    """Its samples: a file, a folder or module:function."""
+    format: int = FORMAT
+
+    def __post_init__(self) -> None:
+        """Validate the values."""
+        _check_format(self.format)
+
+
+@dataclass(frozen=True)
+class ServerFolder:
+    """The folder of the server's machine."""
+
+    path: Path
+    config: ServerConfig
+
+    @classmethod
+    def open(cls, path: Path) -> "ServerFolder":
+        """Read the folder that `fedrema deploy init` made, or its subfolder server."""
+        found = path / "server" if (path / "server" / "server.toml").is_file() else path
+        return cls(found.resolve(), read_table(ServerConfig, *_read(found / "server.toml")))
+
+    @property
+    def control_address(self) -> str:
+        """The address of the server for commands on the same machine."""
+        return f"127.0.0.1:{self.config.control_port}"
+
+    @property
+    def app(self) -> Path:
+        """The Flower app."""
+        return self.path / "app"
+
+    @property
+    def keys(self) -> Path:
+        """Public keys of the nodes that may take part, NAME.pub."""
+        return self.path / "keys"
+
+    @property
+    def state(self) -> Path:
+        """State and logs of Flower's processes."""
+        return self.path / "state"
+
+    @property
+    def run(self) -> Path:
+        """The folder of the run, as `fedrema run` would write it."""
+        return self.path / "run"
+
+    def run_config(self) -> RunConfig:
+        """Return the run configuration in the app's pyproject.toml."""
+        file = self.app / "pyproject.toml"
+        try:
+            found: RunConfig = dict(read_toml(file, "the app")["tool"]["flwr"]["app"]["config"])
+            rounds = found["rounds"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{file} has no [tool.flwr.app.config] with rounds in it.") from error
+        if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
+            raise BadInput(f"{file}: rounds must be a whole number of at least 1, got {rounds!r}.")
+        return found
+
+    def rounds(self) -> int:
+        """Return the number of rounds in the run configuration."""
+        return int(self.run_config()["rounds"])
+
+    def is_finished(self) -> bool:
+        """Whether all rounds of the run configuration are completed; its number can be raised later."""
+        directory = RunDirectory(self.run)
+        if not directory.summary_file.is_file():
+            return False
+        records = directory.rounds()
+        return bool(records) and records[-1].round >= self.rounds()
+
+
+@dataclass(frozen=True)
+class NodeFolder:
+    """The folder of a node's machine."""
+
+    path: Path
+    config: NodeConfig
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+
+    @classmethod
+    def open(cls, path: Path) -> "NodeFolder":
+        """Read the folder that `fedrema deploy init` or `fedrema deploy add` made."""
+        table, where = _read(path / "node.toml")
+        privacy = {name: value for name, value in table.items() if name in PrivacySettings.names()}
+        known = {"name", "server", "data", "format", *PrivacySettings.names()}
+        if unknown := [name for name in table if name not in known]:
+            valid = ", ".join(("name", "server", "data", *PrivacySettings.names()))
+            raise BadInput(f"{where}: {unknown[0]} is unknown; valid are {valid}.")
+        own = {name: value for name, value in table.items() if name not in privacy}
+        return cls(path.resolve(), read_table(NodeConfig, own, where), read_table(PrivacySettings, privacy, where))
+
+    def with_server(self, address: str) -> "NodeFolder":
+        """Return the same with another address of the server."""
+        return replace(self, config=replace(self.config, server=address))
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.config.name
+
+    @property
+    def kept(self) -> Path:
+        """Folder of the node's own state, which never leaves it."""
+        return self.path / "kept"
+
+    def node_config(self) -> dict[str, str | float]:
+        """Return the configuration of Flower's client app on this node."""
+        data = self.config.data
+        if ":" not in data:
+            data = str(self.path / data)
+            if not Path(data).exists():
+                raise BadInput(f"{self.path / 'node.toml'}: data = {self.config.data!r} does not exist.")
+        return {"name": self.name, "data": data, "folder": str(self.kept), **self.privacy.values()}
+
+
+def _check_format(found: int) -> None:
+    if found != FORMAT:
+        raise BadInput(f"format must be {FORMAT}, which this version of fedrema reads, got {found}.")
+
+
+def _read(file: Path) -> tuple[dict[str, object], str]:
+    """Return the content of a configuration file, and its name for error messages."""
+    if not file.is_file():
+        raise BadInput(f"{file.parent} has no {file.name}: name a folder that fedrema deploy init made.")
+    return read_toml(file, "the file"), str(file)

@@ -1,0 +1,145 @@
+"""The run configuration of a federation: the settings and the server's plan, as one table in Flower's app."""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedrema.base.options import Purpose, option, purpose_of
+from fedrema.base.tables import read_table
+from fedrema.config.settings import Settings, make_settings
+from fedrema.core import Simulation
+from fedrema.data import Federation
+from fedrema.errors import BadInput, at_least
+from fedrema.runs.provenance import method_name
+
+Value = bool | float | int | str
+RunConfig = dict[str, Value]
+FORMAT = 1
+"""Version of the run configuration."""
+HELD_BY_NODES = "(held by the nodes)"
+"""Value of --federation where every node has its own samples."""
+SAME_ON_ALL_NODES = {"device", "backend", "partition-file"}
+"""Settings of a machine that a run configuration has nevertheless."""
+WHERE = "run-config"
+"""How error messages name the run configuration."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the server conducts the federation."""
+
+    folder: str = option("", Purpose.PLACE)
+    """Folder of the run on the server's machine, an absolute path; an existing run in it is continued."""
+    sample_shape: str = ""
+    """Shape of a sample, such as 3x32x32; the same on all nodes."""
+    classes: int = 0
+    """Number of classes."""
+    class_names: str = ""
+    """Their names, as a JSON list; empty: 0 to classes-1."""
+    least_clients: int = option(2, Purpose.OPERATION)
+    """A round needs usable replies of at least this many clients."""
+    most_clients: int = 100
+    """Largest number of clients, including those that join later."""
+    most_samples: int = option(0, Purpose.OPERATION)
+    """Reject a node that reports more samples; 0: more than ten times the median node's."""
+    most_noise: float = option(0.0, Purpose.OPERATION)
+    """Accept this standard deviation of noise from nodes with a privacy budget, beyond the usual norms; 0: none."""
+    wait_seconds: float = option(600.0, Purpose.OPERATION)
+    """Stop when there are fewer clients, or fewer usable replies, for this long."""
+    round_seconds: float = option(300.0, Purpose.OPERATION)
+    """End a round after this long; later replies are not used."""
+    format: int = option(FORMAT, Purpose.OPERATION)
+    """Version of the run configuration."""
+
+    def __post_init__(self) -> None:
+        """Validate the plan."""
+        if self.format != FORMAT:
+            raise BadInput(f"format must be {FORMAT}, which this version of fedrema reads, got {self.format}.")
+        at_least(1, self, "least_clients", "most_clients")
+        at_least(0, self, "most_samples", "most_noise", "wait_seconds", "round_seconds")
+        if not Path(self.folder).is_absolute():
+            raise BadInput(f"folder must be an absolute path on the server's machine, got {self.folder!r}.")
+        if self.classes < 1:
+            raise BadInput(f"classes must be at least 1, got {self.classes}.")
+        if self.class_names and (not _is_list_of_names(self.class_names) or len(set(self.names)) != self.classes):
+            raise BadInput(f"class-names must be a JSON list of {self.classes} names, got {self.class_names!r}.")
+        if not self.shape or min(self.shape) < 1:
+            raise BadInput(f"sample-shape must be written as 3x32x32, got {self.sample_shape!r}.")
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return tuple(json.loads(self.class_names)) if self.class_names else tuple(map(str, range(self.classes)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of a sample."""
+        parts = self.sample_shape.split("x")
+        return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+
+    def relabelled(self, samples: Federation) -> Federation:
+        """Return a node's samples with the federation's classes, of which it may lack some; refuses other shapes."""
+        if samples.sample_shape != self.shape:
+            found = "x".join(map(str, samples.sample_shape))
+            raise BadInput(f"Its samples are of shape {found}, but this federation is for {self.sample_shape}.")
+        return samples.relabelled(self.names)
+
+    def values(self, *purposes: Purpose) -> RunConfig:
+        """Return the values by name; with purposes, those of these purposes."""
+        fields = [field for field in dataclasses.fields(self) if not purposes or purpose_of(field) in purposes]
+        values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields}
+        if not self.class_names:  # federations that were created before there were names have none
+            values.pop("class-names", None)
+        return values
+
+
+PLAN_NAMES = tuple(field.name.replace("_", "-") for field in dataclasses.fields(Plan))
+
+
+def run_config(settings: Settings, plan: Plan) -> RunConfig:
+    """Return the method, the settings that apply to real clients, and the plan; names as on the command line."""
+    return {"method": method_name(settings.method), **_carried(settings), **plan.values()}
+
+
+def identity_values(settings: Settings, plan: Plan) -> RunConfig:
+    """Return the part of the run configuration that cannot change while a federation is running."""
+    changeable = Settings.names(Purpose.ROUNDS) | {"device"}
+    fixed = {name: value for name, value in _carried(settings).items() if name not in changeable}
+    return {"method": method_name(settings.method), **fixed, **plan.values(Purpose.RESULT)}
+
+
+def read_run_config(config: Mapping[str, Value]) -> tuple[Settings, Plan]:
+    """Return the settings and the plan that a run configuration holds."""
+    return _read(tuple(sorted(config.items())))
+
+
+@functools.lru_cache(maxsize=4)  # every message brings it
+def _read(items: tuple[tuple[str, Value], ...]) -> tuple[Settings, Plan]:
+    config = dict(items)
+    plan = read_table(Plan, {name: value for name, value in config.items() if name in PLAN_NAMES}, WHERE)
+    rest = {name: value for name, value in config.items() if name not in PLAN_NAMES}
+    method = str(rest.pop("method", "fedrema"))
+    if not {"dataset", "federation", "partition-file"} & rest.keys():
+        rest["federation"] = HELD_BY_NODES
+    return make_settings(method, rest, WHERE), plan
+
+
+def _carried(settings: Settings) -> RunConfig:
+    """Return the settings that apply to real clients; None stands for the default and is left out."""
+    machine = Settings.names(Purpose.OUTPUT, Purpose.PLACE, Purpose.COMPUTATION) - SAME_ON_ALL_NODES
+    simulated = {
+        field.name.replace("_", "-") for field in dataclasses.fields(Simulation) if field.metadata.get("simulated")
+    }
+    left_out = machine | simulated
+    return {name: value for name, value in settings.described().items() if name not in left_out and value is not None}
+
+
+def _is_list_of_names(text: str) -> bool:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(found, list) and all(isinstance(name, str) and name for name in found)

@@ -1,0 +1,203 @@
+"""The services `fedrema deploy server` and `fedrema deploy client`: Flower's processes, supervised."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, free_port, stopped_on_exit
+from fedrema.deploy.flower_control import Control, NotAnswering, connected_control
+from fedrema.deploy.folder import NodeFolder, ServerFolder
+from fedrema.deploy.run_state import log_file, stop_reason, stop_reason_file
+from fedrema.errors import BadInput, FedremaError
+from fedrema.runs.directory import RunDirectory
+from fedrema.runs.lock import RunLock
+
+SECONDS_BETWEEN_CHECKS = 1.0
+SECONDS_TO_START = 120.0
+"""How long a run may take from its request until it holds the run's lock."""
+MOST_FAILED_STARTS = 5
+EXIT_WITH_PARENT = "FEDREMA_EXIT_WITH_PARENT"
+"""Environment variable: the server's app exits with the process that started it."""
+NODE_LOG = "node.log"
+
+
+def flower_environment(home: Path, modules: Path) -> dict[str, str]:
+    """Return the environment of Flower's processes: no telemetry, no update check, no installation of packages."""
+    switches = {
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "FLWR_HOME": str(home),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+    }
+    paths = {
+        "PATH": [str(Path(sys.executable).parent), os.environ.get("PATH", "")],  # Flower starts programs by name
+        "PYTHONPATH": [str(modules), os.environ.get("PYTHONPATH", "")],
+    }
+    joined = {name: os.pathsep.join(part for part in parts if part) for name, parts in paths.items()}
+    # Flower's dependencies emit warnings: with warnings as errors it would not start.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    return {**inherited, **switches, **joined}
+
+
+class ServerService:
+    """Keeps the server of a federation running: restarts what exits, and the run resumes after its last round.
+
+    `report` is called with each line for the operator.
+    """
+
+    def __init__(self, folder: ServerFolder, report: Callable[[str], None]) -> None:
+        self.folder, self.report = folder, report
+        self.superlink, self.superexec = self._superlink(), self._superexec()
+        self.log = LogTail(log_file(folder.run))
+        self.registered_keys: dict[str, bytes] | None = None
+        """The files of the keys when they were last registered."""
+        self.requested = 0.0
+        """When a run was requested that has not started yet; 0: there is none."""
+        self.failed_starts, self.rounds = 0, self._completed_rounds()
+        self.answered = False
+        """Whether the SuperLink has ever answered."""
+
+    def serve(self) -> int:
+        """Serve until all rounds are completed (0), or until it is stopped (130).
+
+        1 means that Flower does not start: a service manager tries again, a demonstration ends. `FedremaError` is
+        raised if the run cannot continue.
+        """
+        self.folder.state.mkdir(exist_ok=True)
+        stop_reason_file(self.folder.run).unlink(missing_ok=True)
+        try:
+            with stopped_on_exit(self.superlink, self.superexec):
+                return self._loop()
+        except StopRequested:
+            self.report("the server was stopped; the same command resumes after the last completed round")
+            return 130
+
+    def _superlink(self) -> SupervisedProcess:
+        path, config = self.folder.path, self.folder.config
+        files = {"--ssl-ca-certfile": "ca.crt", "--ssl-certfile": "server.crt", "--ssl-keyfile": "server.key"}
+        arguments = [
+            *(sys.executable, "-m", "fedrema.deploy.flower_superlink", config.listen, str(config.port), "--"),
+            *("--host", "127.0.0.1", "--port", str(config.control_port), "--enable-supernode-auth"),
+            *(word for option, name in files.items() for word in (option, str(path / name))),
+            *("--database", str(self.folder.state / "superlink.db"), "--isolation", "process"),
+            *("--superexec-auth-secret-file", str(path / "superexec.secret")),
+            "--disable-runtime-dependency-installation",
+        ]
+        return SupervisedProcess(
+            "Flower's SuperLink", arguments, self._environment(), self.folder.state / "superlink.log"
+        )
+
+    def _superexec(self) -> SupervisedProcess:
+        """Return the process that starts the run's app; it is separate, so that a run survives a SuperLink restart."""
+        path = self.folder.path
+        arguments = [
+            *("flower-superexec", "--runtime-api-address", self.folder.control_address),
+            *("--superexec-auth-secret-file", str(path / "superexec.secret")),
+            *("--parent-pid", str(os.getpid()), "--root-certificates", str(path / "ca.crt")),
+        ]
+        environment = {**self._environment(), EXIT_WITH_PARENT: "1"}
+        return SupervisedProcess("Flower's SuperExec", arguments, environment, self.folder.state / "superexec.log")
+
+    def _environment(self) -> dict[str, str]:
+        return flower_environment(self.folder.state / "flower", self.folder.path)
+
+    def _loop(self) -> int:
+        run = self.folder.run
+        while True:
+            for process in (self.superlink, self.superexec):
+                if message := process.supervise():
+                    self.report(message)
+            for line in self.log.lines():
+                self.report(line)
+            if not RunLock(run).is_held():
+                if self.folder.is_finished():
+                    self.report(f"all rounds are completed: {run}")
+                    return 0
+                if why := stop_reason(run):
+                    raise FedremaError(why)
+            try:
+                with connected_control(self.folder.control_address, self.folder.path / "ca.crt") as control:
+                    self._control(control)
+                    self.answered = True
+            except NotAnswering:  # it is starting, or cannot start
+                failed = self.superlink.early_exits
+                if failed >= MOST_FAILED_STARTS and not self.answered:
+                    self.report(
+                        f"{self.superlink.name} was started {failed} times and never answered; see {self.superlink.log}"
+                    )
+                    return 1
+            time.sleep(SECONDS_BETWEEN_CHECKS)
+
+    def _control(self, control: Control) -> None:
+        """Register changed keys, and start a run if none is running."""
+        files = {file.stem: file for file in sorted(self.folder.keys.glob("*.pub"))}
+        keys = {name: file.read_bytes() for name, file in files.items()}
+        if keys != self.registered_keys:
+            try:
+                for change in control.admit(files):
+                    self.report(change)
+            except BadInput as error:  # one bad file must not stop the federation
+                self.report(f"the registered keys stay as they are: {error}")
+            self.registered_keys = keys
+        if RunLock(self.folder.run).is_held():
+            self.requested = 0.0
+        elif not self.requested or time.monotonic() - self.requested >= SECONDS_TO_START:
+            self._start_run(control)
+
+    def _start_run(self, control: Control) -> None:
+        """Start a new run, or one that resumes."""
+        if self.failed_starts >= MOST_FAILED_STARTS and self._completed_rounds() == self.rounds:
+            raise FedremaError(
+                f"The run was started {MOST_FAILED_STARTS} times without completing a round; see "
+                f"{log_file(self.folder.run)} and {self.superexec.log}."
+            )
+        control.stop_all()
+        control.start(self.folder.app, {"folder": str(self.folder.run)})
+        before, self.rounds = self.rounds, self._completed_rounds()
+        self.failed_starts = 1 if self.rounds > before else self.failed_starts + 1
+        self.requested = time.monotonic()
+
+    def _completed_rounds(self) -> int:
+        return len(RunDirectory(self.folder.run).rounds())
+
+
+def run_node(folder: NodeFolder, report: Callable[[str], None]) -> int:
+    """Take part as a node until the process is stopped; `report` is called with each line for the operator."""
+    path = folder.path
+    for name in ("ca.crt", "node.key"):
+        if not (path / name).is_file():
+            raise BadInput(f"{path} has no {name}: copy the whole folder that fedrema deploy init made.")
+    folder.kept.mkdir(mode=0o700, exist_ok=True)
+    supernode = SupervisedProcess(
+        "Flower's SuperNode",
+        [
+            *(sys.executable, "-m", "fedrema.deploy.flower_supernode", "--superlink", folder.config.server),
+            *("--root-certificates", str(path / "ca.crt")),
+            *("--auth-supernode-private-key", str(path / "node.key")),
+            *("--host", "127.0.0.1", "--port", str(free_port())),
+            *("--node-config", " ".join(f"{name}={_toml(value)}" for name, value in folder.node_config().items())),
+        ],
+        flower_environment(path / "state" / "flower", path),
+        path / "state" / "supernode.log",
+    )
+    log = LogTail(path / NODE_LOG)
+    report(f"node {folder.name} takes part at {folder.config.server}")
+    try:
+        with stopped_on_exit(supernode):
+            while True:
+                if message := supernode.supervise():
+                    report(message)
+                for line in log.lines():
+                    report(line)
+                time.sleep(SECONDS_BETWEEN_CHECKS)
+    except StopRequested:
+        report("the node was stopped; the same command takes part again")
+        return 130
+
+
+def _toml(value: str | float) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)

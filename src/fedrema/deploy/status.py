@@ -1,0 +1,115 @@
+"""The status of a federation, from its folder and from the SuperLink if it answers: `fedrema deploy status`."""
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from fedrema.deploy.flower_control import NotAnswering, connected_control
+from fedrema.deploy.folder import ServerFolder
+from fedrema.deploy.run_state import stop_reason
+from fedrema.deploy.tls import valid_until
+from fedrema.runs.directory import RunDirectory
+from fedrema.runs.lock import RunLock
+from fedrema.simulation.records import RoundRecord
+
+RECENT_ROUNDS = 20
+"""Rejected and clipped replies are counted over this many rounds."""
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """The status of one node."""
+
+    name: str
+    state: str
+    """online, offline, registered (has never connected), or unknown (the server does not answer)."""
+    last_round: int
+    """The last round in which its reply was used; 0: none."""
+    accuracy: float | None
+    epsilon: float | None
+    rejected: int
+    """Number of recent rounds in which its reply was not used."""
+    clipped: int
+    """Number of recent rounds in which its reply was clipped."""
+    trouble: str
+    """Why its reply was last not used or clipped, if recently, and how often."""
+
+
+@dataclass(frozen=True)
+class FederationStatus:
+    """The status of a federation; as JSON, the output of `fedrema deploy status --json`."""
+
+    state: str
+    method: str
+    round: int
+    rounds: int
+    accuracy: float | None
+    checkpoint_age: float | None
+    """Seconds since the last checkpoint."""
+    certificate_days: int
+    """Days until the server's certificate expires."""
+    members: tuple[NodeStatus, ...]
+
+
+def read_status(folder: ServerFolder) -> FederationStatus:
+    """Return the status of a federation; changes nothing."""
+    directory = RunDirectory(folder.run)
+    config = folder.run_config()
+    records = directory.rounds()
+    names: list[str] = directory.config()["federation"]["names"] if directory.config_file.is_file() else []
+    states = _node_states(folder)
+    known = list(dict.fromkeys([*names, *(file.stem for file in sorted(folder.keys.glob("*.pub")))]))
+    age = time.time() - directory.checkpoint_file.stat().st_mtime if directory.checkpoint_file.is_file() else None
+    left = valid_until(folder.path / "server.crt") - datetime.now(UTC)
+    return FederationStatus(
+        _state(folder, answering=states is not None),
+        str(config["method"]),
+        records[-1].round if records else 0,
+        folder.rounds(),
+        records[-1].accuracy if records else None,
+        age,
+        left.days,
+        tuple(_node(name, names, records, "unknown" if states is None else states.get(name, "")) for name in known),
+    )
+
+
+def _state(folder: ServerFolder, answering: bool) -> str:
+    if RunLock(folder.run).is_held():
+        return "running" if answering else "running, but the SuperLink does not answer"
+    if folder.is_finished():
+        return "finished"
+    if why := stop_reason(folder.run):
+        return f"failed: {why}"
+    return "starting" if answering else "stopped"
+
+
+def _node_states(folder: ServerFolder) -> dict[str, str] | None:
+    try:
+        with connected_control(folder.control_address, folder.path / "ca.crt") as control:
+            return {node.name: node.status for node in control.nodes()}
+    except NotAnswering:
+        return None
+
+
+def _node(name: str, names: list[str], records: list[RoundRecord], state: str) -> NodeStatus:
+    row = names.index(name) if name in names else -1
+    used = [record.round for record in records if row in record.participants]
+    every = [clients for record in records if (clients := record.client_accuracy) is not None]
+    accuracies = [clients[row] for clients in every if 0 <= row < len(clients) and clients[row] is not None]
+    reports = [(record.round, record.nodes) for record in records if record.nodes is not None]
+    spent = [nodes.epsilon[name] for _, nodes in reports if name in nodes.epsilon]
+    recent = [(number, nodes) for number, nodes in reports if number > records[-1].round - RECENT_ROUNDS]
+    rejected = {number: nodes.rejected[name] for number, nodes in recent if name in nodes.rejected}
+    clipped = {number: nodes.clipped[name] for number, nodes in recent if name in nodes.clipped}
+    reasons = [f"round {number}: {why}" for number, why in sorted({**rejected, **clipped}.items())]
+    counts = f" (rejected {len(rejected)}, clipped {len(clipped)} times in the last {RECENT_ROUNDS} rounds)"
+    return NodeStatus(
+        name,
+        state or "key not registered",
+        used[-1] if used else 0,
+        accuracies[-1] if accuracies else None,
+        spent[-1] if spent else None,
+        len(rejected),
+        len(clipped),
+        reasons[-1] + (counts if len(reasons) > 1 else "") if reasons else "",
+    )

@@ -1,0 +1,107 @@
+"""The services without Flower's processes: supervision, the run's lock and log, and the SuperLink's restricted port."""
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedrema.base.processes import SupervisedProcess, free_port
+from fedrema.cli import main
+from fedrema.deploy.flower_superlink import restricted
+from fedrema.deploy.folder import ServerFolder
+from fedrema.deploy.run_state import locked_run, log_file, stop_reason
+from fedrema.deploy.services import ServerService, flower_environment
+from fedrema.errors import BadInput
+from fedrema.runs.lock import RunLock
+
+
+def child(tmp_path, code):
+    return SupervisedProcess("it", [sys.executable, "-c", code], log=tmp_path / "it.log")
+
+
+def test_warnings_are_not_errors_in_flowers_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    assert "PYTHONWARNINGS" not in flower_environment(tmp_path / "home", tmp_path)
+
+
+def test_a_server_exits_if_flower_cannot_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrema.base.processes.LONGEST_DELAY", 0.0)
+    monkeypatch.setattr("fedrema.deploy.services.SECONDS_BETWEEN_CHECKS", 0.01)
+    reported = []
+    arguments = ["--deal", "--nodes", "north,south", "--host", "localhost", "--port", str(free_port())]
+    assert main(["deploy", "init", str(tmp_path / "federation"), "fedavg", *arguments]) == 0
+    service = ServerService(ServerFolder.open(tmp_path / "federation" / "server"), reported.append)
+    broken = [child(tmp_path, "print('no room')"), child(tmp_path, "import time; time.sleep(99)")]
+    service.superlink, service.superexec = broken
+    assert service.serve() == 1
+    assert reported[-1] == f"it was started 5 times and never answered; see {tmp_path / 'it.log'}"
+    assert all(one.process.poll() is not None for one in broken)
+
+
+def test_flower_sends_no_telemetry_and_installs_nothing(tmp_path):
+    own = flower_environment(tmp_path / "home", tmp_path)
+    assert own["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert own["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+    assert own["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert own["FLWR_HOME"] == str(tmp_path / "home")
+    assert own["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
+    assert own["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)  # noqa: PTH120
+
+
+def test_one_server_at_a_time(tmp_path):
+    folder = tmp_path / "server" / "run"
+    assert not RunLock(tmp_path / "run").is_held()
+    code = (
+        "import sys, pathlib\nfrom fedrema.deploy.run_state import locked_run\n"
+        "with locked_run(pathlib.Path(sys.argv[1])):\n    print('in', flush=True)\n    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"in\n"
+        assert RunLock(folder).is_held()
+        with pytest.raises(BadInput, match=rf"is in use by process {other.pid} on "), locked_run(folder):
+            raise AssertionError
+        other.kill()
+    assert not RunLock(folder).is_held()  # a killed process holds no lock
+
+
+def test_the_reason_of_a_failure_is_written_next_to_the_folder(tmp_path):
+    folder = tmp_path / "run"
+    with pytest.raises(BadInput), locked_run(folder):
+        raise BadInput("too few")
+    assert stop_reason(folder) == "too few"
+    assert "too few" in log_file(folder).read_text()
+    with pytest.raises(ZeroDivisionError), locked_run(folder):
+        print(1 / 0)
+    assert stop_reason(folder) == ""  # an unexpected error is only in the log
+    assert "ZeroDivisionError" in log_file(folder).read_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "port", "reached"),
+    [
+        ("/v1/fleet/pull-messages", 9092, True),
+        ("/v1/control/start-run", 9092, False),
+        ("/v1/runtime/acquire-task", 9092, False),
+        ("/docs", 9092, False),
+        ("/v1/fleet", 9092, False),
+        ("/v1/control/start-run", 9093, True),
+    ],
+)
+def test_other_machines_reach_only_the_interface_for_nodes(path, port, reached):
+    served, sent = [], []
+
+    async def app(scope, receive, send):
+        served.append(scope["path"])
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(restricted(app, 9093)({"type": "http", "path": path, "server": ("10.0.0.7", port)}, None, send))
+    assert served == ([path] if reached else [])
+    assert (sent[0]["status"] if sent else None) == (None if reached else 404)
