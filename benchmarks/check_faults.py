@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.core import Answer
 from fedrema.methods.fedpac import FedPAC
 from fedrema.methods.fedrema import FedReMa

@@ -26,7 +26,7 @@ SCENARIOS = [
 def measure(method: str, network: str, clients: int, samples: int, shape: tuple[int, ...]) -> dict[str, object]:
     """Play two rounds of one epoch; returns seconds per round and peak gigabytes."""
     import fedrema
-    from fedrema.config.settings import parse_settings
+    from fedrema.cli.arguments import parse_settings
     from fedrema.data import Federation
     from fedrema.runs.execute import execute
 

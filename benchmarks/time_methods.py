@@ -6,7 +6,7 @@ counts, scoring included. The first rounds are left out: in them some methods do
 
 import torch
 
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.data import build_federation
 from fedrema.methods import registry
 from fedrema.reporting.tables import markdown_lines

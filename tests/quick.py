@@ -1,6 +1,6 @@
 """Methods for tests of what holds for all of them: what a method repeats very often is done less often."""
 
-from fedrema.config.settings import as_arguments
+from fedrema.cli.arguments import as_arguments
 from fedrema.core import Method
 from fedrema.methods import registry
 

@@ -18,7 +18,7 @@ from fedrema.bench import Ceilings, Measured, Report, Row, Workload, ceilings, m
 from fedrema.bench.textbook import Textbook, train_client
 from fedrema.bench.work import Work, generated, trimmed
 from fedrema.cli import main
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.core import Method
 from fedrema.data import DataSettings, Federation
 from fedrema.runs.execute import Interrupted

@@ -10,8 +10,8 @@ import pytest
 
 from fedrema.cli import main
 from fedrema.cli import run as run_command
+from fedrema.cli.arguments import parse_settings
 from fedrema.cli.spread import decoded, devices_for, encoded, spread
-from fedrema.config.settings import parse_settings
 from fedrema.runs.joint import split_groups
 from fedrema.runs.run import Run
 

@@ -8,8 +8,8 @@ import torch
 
 import fedrema
 from fedrema.cli import main
+from fedrema.cli.arguments import parse_settings
 from fedrema.config.presets import PRESETS
-from fedrema.config.settings import parse_settings
 from fedrema.core import LocalTraining
 from fedrema.data import Federation
 from fedrema.deploy.node import Node

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from fedrema.cli import main
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.errors import BadInput
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store

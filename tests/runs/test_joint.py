@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.engine import JointTraining
 from fedrema.engine.batches import Order
 from fedrema.engine.joint import join_orders

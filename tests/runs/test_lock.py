@@ -12,7 +12,7 @@ from fedrema.experiments.work import Task
 
 import fedrema
 from fedrema.cli import main
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.deploy.run_state import locked_run
 from fedrema.errors import BadInput
 from fedrema.experiments.spec import Cell, Line

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedrema.cli import main
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.core import LocalTraining
 from fedrema.data import build_federation
 from fedrema.deploy.node import Node

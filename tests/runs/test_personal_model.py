@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedrema
-from fedrema.config.settings import parse_settings
+from fedrema.cli.arguments import parse_settings
 from fedrema.data import Federation
 from fedrema.data.federation import to_float
 from fedrema.errors import BadInput

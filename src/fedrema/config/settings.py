@@ -317,20 +317,3 @@ def _prefix(where: str) -> str:
 
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
-
-
-# To be removed once runs, experiments and deploy use make_settings: these live in cli/arguments.py.
-
-
-def parse_settings(method: str, arguments: Sequence[str], prog: str = "fedrema run", plain: bool = False) -> Settings:
-    """Build settings from a method's name and arguments."""
-    from fedrema.cli import arguments as parsing
-
-    return parsing.parse_settings(method, arguments, prog, plain)
-
-
-def as_arguments(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as command-line arguments; None is left out."""
-    from fedrema.cli import arguments as parsing
-
-    return parsing.as_arguments(settings)

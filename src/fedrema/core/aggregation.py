@@ -76,3 +76,8 @@ def _distinct_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
             first.append(number)
         position.append(positions[digest])
     return torch.tensor(first, device=matrix.device), torch.tensor(position, device=matrix.device)
+
+
+def per_client(values: Tensor, like: Tensor) -> Tensor:
+    """Reshape one number, or one per client, so that it broadcasts against a tensor of one or of all clients."""
+    return values.reshape((*values.shape, *[1] * (like.dim() - values.dim())))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Move, Phase, gradient_step
+from fedrema.core.aggregation import per_client
 from fedrema.engine import kernels
-from fedrema.methods.shared.second_models import per_client
 from fedrema.models.body_and_head import Tensors
 
 

@@ -20,8 +20,9 @@ from fedrema.core import (
     State,
     Uploads,
 )
+from fedrema.core.aggregation import per_client
 from fedrema.errors import above_zero
-from fedrema.methods.shared.second_models import copied, copy_of, per_client
+from fedrema.methods.shared.second_models import copied, copy_of
 from fedrema.models.body_and_head import Net, Tensors
 
 

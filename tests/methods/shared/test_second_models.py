@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from fedrema.methods.shared.second_models import copied, copy_of, network_tensors, per_client, squared_distance
+from fedrema.core.aggregation import per_client
+from fedrema.methods.shared.second_models import copied, copy_of, network_tensors, squared_distance
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import BodyAndHead
 

@@ -26,8 +26,3 @@ def squared_distance(net: Net, first: Tensors, second: Tensors) -> Tensor:
     names = [name for name in net.initial if name in net.trainable and name in first]
     distances = [(first[name] - second[name]).square().sum() for name in names]
     return sum(distances[1:], start=distances[0])
-
-
-def per_client(values: Tensor, like: Tensor) -> Tensor:
-    """Reshape one number, or one per client, so that it broadcasts against a tensor of one or of all clients."""
-    return values.reshape((*values.shape, *[1] * (like.dim() - values.dim())))
