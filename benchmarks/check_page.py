@@ -19,7 +19,7 @@ from fedrema.methods.fedrema import FedReMa
 from fedrema.page.browser import chromium
 from fedrema.page.render import write_page
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.manifest import reports_of
+from fedrema.runs.manifest import FederationFacts, Manifest, RanOn
 from fedrema.simulation.records import PRIMARY, MetricRecord, RoundRecord
 
 MOST_BYTES = 20e6
@@ -33,9 +33,10 @@ def write_run(path: Path, rounds: int, clients: int, finished: bool) -> None:
     settings = {"seed": 0, "rounds": rounds, "delta": 0.5, "lr": 0.05, "partition": "grouped", "groups": 10}
     info = {"dataset": "synthetic", "partition": "grouped", "s": 0.1}
     names = [f"client-{row}" for row in range(clients)]
-    federation = {"fingerprint": "f" * 64, "names": names, "classes": 10, "info": info}
-    method = {"method": FedReMa.name, "title": FedReMa.title, "reports": reports_of(FedReMa())}
-    directory.create({**method, "settings": settings, "identity": "0", "federation": federation})
+    federation = FederationFacts("f" * 64, names, 10, [], (8, 8), [], [], info)
+    ran_on = RanOn("cpu", "stacked", "float32", "exact", 1, 1, "", "", {})
+    title = FedReMa.title
+    directory.create(Manifest(FedReMa.name, settings, "0", {}, {}, federation, ran_on, FedReMa.reports, title))
     labels = generator.integers(0, 40, (clients, 10))
     directory.write_label_counts(labels, labels // 4)
     difficulty = generator.uniform(0.1, 1, clients)

@@ -28,7 +28,7 @@ def measure(method: str, network: str, clients: int, samples: int, shape: tuple[
     import fedrema
     from fedrema.config.settings import parse_settings
     from fedrema.data import Federation
-    from fedrema.runs.execute import begin
+    from fedrema.runs.execute import execute
 
     generator = np.random.default_rng(0)
     client = np.repeat(np.arange(clients), samples)
@@ -38,7 +38,7 @@ def measure(method: str, network: str, clients: int, samples: int, shape: tuple[
     words = f"--net {network} --rounds 2 --epochs 1 --batch 100 --memory {LIMIT} --overwrite --out runs/scale --quiet"
     settings = parse_settings(method, words.split(), own_data=True)
     ends = [time.perf_counter()]
-    begin(settings, federation).play(lambda _: ends.append(time.perf_counter()))
+    execute(settings, federation, watch=lambda _: ends.append(time.perf_counter()))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 10**6 * 1.024
     return {
         "seconds": round(ends[-1] - ends[-2], 1),

@@ -18,7 +18,7 @@ from torch import nn
 from fedrema.core import Moment, Uploads
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 GROUPS = 5
@@ -27,7 +27,7 @@ GROUPS = 5
 def measure(clients: int) -> dict[str, float]:
     """Time one step while the critical period lasts, and one after it."""
     torch.set_num_threads(2)
-    net = Net(Split(nn.Linear(8, 512), nn.Linear(512, 10)), torch.zeros(1, 8))
+    net = Net(BodyAndHead(nn.Linear(8, 512), nn.Linear(512, 10)), torch.zeros(1, 8))
     generator = torch.Generator().manual_seed(0)
     centres = {name: torch.randn(GROUPS, *value.shape, generator=generator) for name, value in net.initial.items()}
     group = torch.arange(clients) % GROUPS

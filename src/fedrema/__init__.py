@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedrema.api import resume as resume
     from fedrema.api import resume_all as resume_all
     from fedrema.api import run as run
+    from fedrema.core import Alternative as Alternative
     from fedrema.core import Answer as Answer
     from fedrema.core import Batch as Batch
     from fedrema.core import Client as Client
@@ -53,7 +54,7 @@ _HOMES = {
     "fedrema.methods.shared.second_models": ("copied", "copy_of"),
     "fedrema.core": (
         *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Move", "Phase", "Role", "Uploads"),
-        *("Matrix", "Period", "Reports", "Trace", "average", "cross_entropy", "mix"),
+        *("Alternative", "Matrix", "Period", "Reports", "Trace", "average", "cross_entropy", "mix"),
     ),
     "fedrema.data": ("Federation",),
     "fedrema.errors": ("BadInput", "Diverged", "FedremaError"),

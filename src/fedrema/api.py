@@ -5,15 +5,16 @@ from typing import Any, overload
 
 from torch import nn
 
-from fedrema.config.settings import as_arguments, make_data_settings, make_settings
+from fedrema.config.settings import make_data_settings, make_settings
 from fedrema.core import Method
 from fedrema.core.checks import check_method
 from fedrema.data import Federation, build_federation
+from fedrema.reporting.trackers import check_trackers, open_trackers
 from fedrema.runs.directory import FEDERATION_FILE
 from fedrema.runs.execute import Watcher, execute
 from fedrema.runs.execute import resume as resume_run
 from fedrema.runs.run import Run
-from fedrema.runs.series import execute_seeds, resume_runs
+from fedrema.runs.series import execute_seeds, resume_series
 
 
 @overload
@@ -92,22 +93,23 @@ def run(
     if isinstance(method, Method):
         check_method(type(method))
     chosen = make_settings(method, values, "fedrema.run")
+    check_trackers(chosen.output.trackers)
     module = net if isinstance(net, nn.Module) else None
     if seeds is None:
-        return execute(chosen, given, module, watch)
-    return execute_seeds(chosen, given, module, watch)
+        return execute(chosen, given, module, watch, [open_trackers])
+    return execute_seeds(chosen, given, module, watch, [open_trackers])
 
 
 def resume(path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any) -> Run:
     """Resume an interrupted run; `rounds`, `data_dir` and `device` may be changed."""
-    return resume_run(Path(path), tuple(as_arguments(settings)), net, watch)
+    return resume_run(Path(path), settings, net, watch, [open_trackers])
 
 
 def resume_all(
     path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any
 ) -> list[Run]:
     """Resume all runs in a folder, including those that had not started yet, and return all of them."""
-    return resume_runs(Path(path), tuple(as_arguments(settings)), net, watch)
+    return resume_series(Path(path), settings, net, watch, [open_trackers])
 
 
 def load(path: str | Path) -> Run:

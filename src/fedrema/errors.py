@@ -1,30 +1,30 @@
-"""What goes wrong for a user: always one sentence."""
+"""Errors with a one-sentence message for the user, and checks of numeric settings."""
 
 import math
 
 
 class FedremaError(Exception):
-    """One sentence for the person at the keyboard; the command line prints it and exits with 2."""
+    """An error with a one-sentence message; the command line prints it and exits with status 2."""
 
 
 class BadInput(FedremaError):
-    """A setting, a file or a request that cannot be honoured: names it, its value, and what is valid."""
+    """A setting, a file or a request is invalid; the message names it, its value, and what is valid."""
 
 
 class Diverged(FedremaError):
-    """Training produced a number that is not finite: names the round and the client."""
+    """Training produced a number that is not finite; the message names the round and the client."""
 
 
 def raised_by_user(error: BaseException) -> str:
-    """Return what a user's code raised, for the end of a sentence."""
+    """Return an error that a user's code raised as text for the end of a sentence."""
     if isinstance(error, SystemExit):
         return f"it called sys.exit({'' if error.code is None else repr(error.code)}); raise an exception instead"
-    said = (str(error).splitlines() or [""])[0].rstrip(".")
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    message = (str(error).splitlines() or [""])[0].rstrip(".")
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def at_least(least: float, settings: object, *names: str) -> None:
-    """Refuse settings that are less than a bound, or not finite numbers."""
+    """Raise `BadInput` unless the settings are finite numbers of at least `least`."""
     for name in names:
         value = getattr(settings, name)
         if not least <= value < math.inf:
@@ -33,7 +33,7 @@ def at_least(least: float, settings: object, *names: str) -> None:
 
 
 def above_zero(settings: object, *names: str) -> None:
-    """Refuse settings that are not finite numbers above 0."""
+    """Raise `BadInput` unless the settings are finite numbers above 0."""
     for name in names:
         value = getattr(settings, name)
         if not 0 < value < math.inf:

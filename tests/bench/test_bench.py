@@ -116,17 +116,18 @@ def test_data_backend_and_settings_of_a_method_pass_through(capsys, small_and_he
 def test_a_network_of_ones_own_and_one_that_fails(capsys, small_and_here):
     (small_and_here / "own_nets.py").write_text(
         "from torch import nn\n"
-        "from fedrema.models.networks import Split\n"
+        "from fedrema.models.networks import BodyAndHead\n"
         "def dropping(shape, classes):\n"
         "    assert shape == (3, 32, 32)\n"
-        "    return Split(nn.Sequential(nn.Flatten(), nn.Linear(3072, 4), nn.Dropout(0.5)), nn.Linear(4, classes))\n"
+        "    body = nn.Sequential(nn.Flatten(), nn.Linear(3072, 4), nn.Dropout(0.5))\n"
+        "    return BodyAndHead(body, nn.Linear(4, classes))\n"
         "class Fussy(nn.Module):\n"
         "    def forward(self, x):\n"
         "        if self.training:\n"
         "            raise RuntimeError('no more memory\\nand so on')\n"
         "        return x\n"
         "def fussy(shape, classes):\n"
-        "    return Split(nn.Sequential(nn.Flatten(), nn.Linear(3072, 4), Fussy()), nn.Linear(4, classes))\n"
+        "    return BodyAndHead(nn.Sequential(nn.Flatten(), nn.Linear(3072, 4), Fussy()), nn.Linear(4, classes))\n"
     )
     networks = "own_nets:fussy,own_nets:dropping,mlp"
     assert main(["bench", "--network", networks, *TINY, "--json", "speed.json"]) == 2

@@ -92,7 +92,7 @@ def test_a_run_and_what_follows(in_an_empty_folder, capsys):
     assert len(fedrema.load("first").rounds) == 5
     assert "S" in fedrema.load("first").relations()[5]
     assert main(["resume", "first", "--rounds", "2"]) == 2
-    assert "--rounds 2 lies before round 5" in capsys.readouterr().err
+    assert "--rounds 2 is below 5, the number of rounds that" in capsys.readouterr().err
 
 
 def test_where_there_is_no_terminal_a_line_comes_now_and_then(capsys, monkeypatch):

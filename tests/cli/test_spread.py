@@ -10,9 +10,9 @@ import pytest
 
 from fedrema.cli import main
 from fedrema.cli import run as run_command
-from fedrema.cli.spread import command, devices_for, shares, spread
+from fedrema.cli.spread import command, devices_for, spread
 from fedrema.config.settings import parse_settings
-from fedrema.runs.joint import seeds_apart
+from fedrema.runs.joint import group_seeds, split_groups
 from fedrema.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("others_start_at_once")
@@ -34,10 +34,10 @@ def group(tmp_path, method="fedavg", seeds=2, *arguments):
 
 def test_every_device_gets_something_to_do(tmp_path):
     groups = [group(tmp_path, "fedavg", 5), group(tmp_path, "fedper", 2)]
-    assert [len(part) for part in shares(groups, 2)] == [5, 2]
-    assert [len(part) for part in shares(groups, 4)] == [2, 1, 2, 2]
-    assert [len(part) for part in shares(groups, 20)] == [1] * 7
-    seeds = [settings.simulation.seed for part in shares(groups, 4) for settings in part]
+    assert [len(part) for part in split_groups(groups, 2)] == [5, 2]
+    assert [len(part) for part in split_groups(groups, 4)] == [2, 1, 2, 2]
+    assert [len(part) for part in split_groups(groups, 20)] == [1] * 7
+    seeds = [settings.simulation.seed for part in split_groups(groups, 4) for settings in part]
     assert seeds == [0, 1, 2, 3, 4, 0, 1]
 
 
@@ -91,7 +91,7 @@ def test_the_command_names_everything(tmp_path):
     again = parse_settings("fedrema", words[5:])
     assert again.method == settings[0].method
     assert again.output.seeds == 3
-    assert seeds_apart([again, settings[0]])[0][0].simulation == settings[0].simulation
+    assert group_seeds([again, settings[0]])[0][0].simulation == settings[0].simulation
 
 
 def test_a_cpu_is_one_device(monkeypatch, tmp_path):

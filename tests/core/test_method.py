@@ -26,7 +26,7 @@ from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedper import FedPer
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 
@@ -150,7 +150,7 @@ def test_a_moment_draws_by_purpose_and_round():
 
 @pytest.fixture
 def net() -> Net:
-    return Net(Split(torch.nn.Linear(1, 2), torch.nn.Linear(2, 2)), torch.zeros(1, 1))
+    return Net(BodyAndHead(torch.nn.Linear(1, 2), torch.nn.Linear(2, 2)), torch.zeros(1, 1))
 
 
 def test_every_hook_defaults_to_fedavg(net):

@@ -6,12 +6,12 @@ import torch
 from fedrema.core import Moment
 from fedrema.core.similarity import draw_probes, head_similarity, similarity_rows
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 
 
 @pytest.fixture
 def net() -> Net:
-    return Net(Split(torch.nn.Linear(1, 3), torch.nn.Linear(3, 4)), torch.zeros(1, 1))
+    return Net(BodyAndHead(torch.nn.Linear(1, 3), torch.nn.Linear(3, 4)), torch.zeros(1, 1))
 
 
 def test_probes_are_uniform_between_zero_and_the_limit(net):

@@ -19,7 +19,7 @@ from fedrema.deploy.client_app import dealt
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.execute import prepare
-from fedrema.runs.plain_model import plain_model
+from fedrema.runs.plain_model import model_of_run
 from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated, node
 from tests.quick import quick_arguments
@@ -94,7 +94,7 @@ def test_a_private_head_is_not_made_up(tmp_path, capsys):
     Federated(tmp_path, "fedper", ["--rounds", "1"]).conductor().conduct()
     assert main(["export", str(tmp_path / "server")]) == 0
     run = Run(tmp_path / "server")
-    shared, names = load_file(run.path / "models" / "shared.safetensors"), plain_model(run.config).names
+    shared, names = load_file(run.path / "models" / "shared.safetensors"), model_of_run(run.manifest).names
     assert set(shared) == {own for name, own in names.items() if name.startswith("body.")}
     assert all(torch.equal(shared[names[name]], value) for name, value in run.state().params.common.items())
     readme = (run.path / "models" / "README.md").read_text()

@@ -17,7 +17,7 @@ from fedrema.methods import registry
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
+from fedrema.models.networks import BodyAndHead, Network, build_net
 from fedrema.simulation import simulator as simulate
 from tests.fixtures import make_federation, network, run_all, simulator
 
@@ -39,7 +39,7 @@ ON_CPU = Arithmetic(torch.device("cpu"))
 
 
 def split(*body, width=8):
-    return Split(nn.Sequential(*body), nn.Linear(width, 4))
+    return BodyAndHead(nn.Sequential(*body), nn.Linear(width, 4))
 
 
 def with_dropout(chance=0.5):
@@ -170,11 +170,11 @@ def test_on_a_cpu_small_steps_are_stacked_and_large_ones_looped(network, shape, 
 
 
 def small_convolutions():
-    return Split(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten()), nn.Linear(4 * 36, 4))
+    return BodyAndHead(nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten()), nn.Linear(4 * 36, 4))
 
 
 def wide():
-    return Split(nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU()), nn.Linear(300, 4))
+    return BodyAndHead(nn.Sequential(nn.Linear(6, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU()), nn.Linear(300, 4))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_what_cannot_be_stacked_is_named_and_looped(build, layer):
 
 
 def test_an_obstacle_in_the_head_is_named_as_the_user_names_it():
-    net = make_net(lambda: Split(nn.Linear(6, 8), nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 4))))
+    net = make_net(lambda: BodyAndHead(nn.Linear(6, 8), nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 4))))
     assert why_not_stackable(net, torch.zeros(1, 6)).startswith("layer 'head.0' (Dropout)")
 
 
@@ -307,7 +307,7 @@ def test_every_method_takes_integers(method):
 
 def test_networks_of_floats_see_integers_as_floats():
     played, _, _ = play(
-        Net(Split(nn.Linear(5, 8), nn.Linear(8, 4)), torch.zeros(2, 5)), sentences(), LocalTraining(), rounds=1
+        Net(BodyAndHead(nn.Linear(5, 8), nn.Linear(8, 4)), torch.zeros(2, 5)), sentences(), LocalTraining(), rounds=1
     )
     assert played.train.x.dtype == torch.float64
 

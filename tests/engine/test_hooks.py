@@ -10,7 +10,7 @@ from torch import nn
 from fedrema.core import Answer, LocalTraining, Method, Phase, Role, cross_entropy, mix
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from fedrema.simulation.simulator import Simulator
 from tests import fixtures
 from tests.fixtures import BACKENDS, LOCAL
@@ -44,7 +44,7 @@ class Watch(nn.Module):
 def make_net() -> Net:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = Split(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Watch()), nn.Linear(5, 4))
+        module = BodyAndHead(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Watch()), nn.Linear(5, 4))
     return Net(module, torch.ones(1, 6))
 
 

@@ -15,7 +15,7 @@ from fedrema.engine.kernels import Operators, descriptors, products, sums, tiles
 from fedrema.engine.kernels.autograd import convolve
 from fedrema.engine.kernels.products import Geometry
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 
 TOLERANCE = 3e-6
 
@@ -348,7 +348,7 @@ def test_batch_norm_between_our_layers_sees_real_samples_only():
     # A bias before batch norm would have no gradient but rounding.
     convolution = nn.Conv2d(3, 16, 3, padding=1, bias=False)
     body = nn.Sequential(convolution, nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
-    net = Net(Split(body, nn.Linear(64, 3)), torch.zeros(2, 3, 4, 4))
+    net = Net(BodyAndHead(body, nn.Linear(64, 3)), torch.zeros(2, 3, 4, 4))
     net.train(True)
     x, real = torch.randn(3, 4, 3, 4, 4), [4, 2, 0]
     mask = (torch.arange(4) < torch.tensor(real)[:, None]).float()

@@ -11,7 +11,7 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.moon import MOON
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from tests.fixtures import make_federation, run_all, simulator
 
 
@@ -26,8 +26,8 @@ def four_threads(monkeypatch):
 def play(method, dropout=0.0, federation=None):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = Split(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(dropout)), nn.Linear(9, 4))
-    net = Net(module if dropout else Split(module.body[:2], module.head), torch.ones(1, 6))
+        module = BodyAndHead(nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Dropout(dropout)), nn.Linear(9, 4))
+    net = Net(module if dropout else BodyAndHead(module.body[:2], module.head), torch.ones(1, 6))
     played = simulator(method, federation, net=net, backend="loop", seed=0)
     state, records = run_all(played)
     return played, state, [{name: record[name] for name in ("loss", "client_accuracy")} for record in records]

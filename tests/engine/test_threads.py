@@ -22,7 +22,7 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import read_checkpoint
-from fedrema.runs.execute import prepare, take_up
+from fedrema.runs.execute import prepare, prepare_resumed
 from tests.fixtures import make_federation, tanh_module, tanh_simulator
 
 
@@ -149,7 +149,7 @@ def test_the_choice_is_recorded_and_used_again_by_a_machine_that_would_choose_ot
     fresh = prepare(parse_settings("fedrema", ["--device", "cpu"]), make_federation())
     assert isinstance(fresh.engine, LoopEngine)
     assert fresh.threads == 3
-    assert isinstance(take_up(tmp_path / "begun").simulator.engine, StackedEngine)
+    assert isinstance(prepare_resumed(tmp_path / "begun").simulator.engine, StackedEngine)
     done = fedrema.resume(tmp_path / "begun", rounds=4)
     file = "checkpoint/state.safetensors"
     ours, theirs = (read_checkpoint(run.path / file)[1] for run in (done, whole))
@@ -157,17 +157,16 @@ def test_the_choice_is_recorded_and_used_again_by_a_machine_that_would_choose_ot
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-@pytest.mark.parametrize(("backend", "threads", "wanted"), [("stacked", 4, 4), ("loop", 4, 1), ("loop", 64, 9)])
-def test_of_a_run_that_recorded_only_all_threads_those_of_an_operation_follow(tmp_path, backend, threads, wanted):
+@pytest.mark.parametrize(("backend", "threads"), [("stacked", 4), ("loop", 1), ("loop", 9)])
+def test_a_run_continues_with_the_backend_and_the_threads_that_it_recorded(tmp_path, backend, threads):
     run = fedrema.run("fedavg", out=tmp_path / "run", rounds=1, hidden=4, device="cpu", backend=backend)
     config = run.directory.config()
-    del config["ran_on"]["threads_per_operation"]
-    config["ran_on"]["threads"] = threads
+    config["ran_on"]["threads_per_operation"] = threads
     config["settings"] |= {"backend": "auto"}
     run.directory.write_json(run.directory.config_file, config)
-    taken = take_up(run.path, ("--rounds", "2")).simulator
-    assert (taken.engine.name, taken.threads) == (backend, wanted)
-    assert take_up(run.path, ("--rounds", "2", "--threads", "2")).simulator.threads == 2
+    taken = prepare_resumed(run.path, {"rounds": 2}).simulator
+    assert (taken.engine.name, taken.threads) == (backend, threads)
+    assert prepare_resumed(run.path, {"rounds": 2, "threads": 2}).simulator.threads == 2
 
 
 def test_demonstration_and_presets_name_their_threads(tmp_path, capsys):

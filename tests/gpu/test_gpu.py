@@ -18,7 +18,7 @@ from fedrema.methods.fedbn import FedBN
 from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
+from fedrema.models.networks import BodyAndHead, Network, build_net
 from tests import fixtures
 from tests.contract.test_methods import METHODS
 from tests.fixtures import LOCAL, label, make_federation, run_all, snapshot
@@ -142,7 +142,7 @@ def covered():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
-        return Net(Split(body, nn.Linear(1024, 4)), torch.zeros(1, 3, 16, 16))
+        return Net(BodyAndHead(body, nn.Linear(1024, 4)), torch.zeros(1, 3, 16, 16))
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedReMa(align=1.0)], ids=["fedavg", "fedrema"])

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedrema.core import Batch, Client
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from fedrema.simulation.simulator import Simulator
 from tests import fixtures
 from tests.fixtures import LOCAL
@@ -16,7 +16,7 @@ CLASSES, FEATURES, BYTES = 4, 7, 8
 
 def make_net() -> Net:
     """Two inputs, two features, three classes."""
-    return Net(Split(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
+    return Net(BodyAndHead(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
 
 
 def doubles(value) -> torch.Tensor:

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedrema.core import Batch, Client, LocalTraining
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from tests import fixtures
 from tests.fixtures import make_federation
 
@@ -22,7 +22,7 @@ def local(epochs=1, **settings) -> LocalTraining:
 def linear_net(inputs=2, features=3, classes=3) -> Net:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        module = Split(nn.Linear(inputs, features), nn.Linear(features, classes)).double()
+        module = BodyAndHead(nn.Linear(inputs, features), nn.Linear(features, classes)).double()
     return Net(module, torch.zeros(1, inputs, dtype=torch.float64))
 
 

@@ -10,7 +10,7 @@ from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.creff import CReFF, gradient_distance
 from fedrema.models.body_and_head import Net, last_layer, last_layer_inputs
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from tests.fixtures import BACKENDS
 from tests.methods.by_hand import LR, assert_same, begun, features, local, logits, mean, plus, slopes, softmax
 
@@ -98,10 +98,10 @@ def test_retraining_is_plain_sgd():
 
 def test_what_the_last_layer_is_given_in_a_deeper_head():
     head = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
-    net = Net(Split(nn.Flatten(), head), torch.zeros(2, 3))
+    net = Net(BodyAndHead(nn.Flatten(), head), torch.zeros(2, 3))
     assert last_layer(net) == ("head.2.weight", "head.2.bias")
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     expected = torch.relu(x @ net.initial["head.0.weight"].T + net.initial["head.0.bias"])
     assert torch.allclose(last_layer_inputs(net, net.initial, x), expected, atol=1e-6)
-    with pytest.raises(BadInput, match="whose last layer is linear, with a bias"):
-        last_layer(Net(Split(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3)))
+    with pytest.raises(BadInput, match="whose last layer is linear and has a bias"):
+        last_layer(Net(BodyAndHead(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3)))

@@ -10,7 +10,7 @@ from torch import nn
 from fedrema.cli import main
 from fedrema.core import LocalTraining
 from fedrema.methods.fedbabu import FedBABU
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from fedrema.simulation.simulator import Simulator
 from tests.fixtures import tanh_simulator
 
@@ -21,11 +21,11 @@ WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1, momentum=0.9, clip=0.5, weig
 """All samples in every step: the order of batches does not matter to a reference."""
 
 
-def make_module() -> Split:
+def make_module() -> BodyAndHead:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         head = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 4))
-        return Split(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), head)
+        return BodyAndHead(nn.Sequential(nn.Linear(6, 5), nn.Tanh()), head)
 
 
 BODY = {"body.0.weight", "body.0.bias"}
@@ -41,7 +41,7 @@ def snapshot(tensors):
     return {name: value.clone() for name, value in tensors.items()}
 
 
-def network_tensors(params) -> Split:
+def network_tensors(params) -> BodyAndHead:
     module = make_module().double()
     module.load_state_dict(dict(params))
     return module
@@ -189,9 +189,9 @@ def test_fine_tuning_follows_the_rate_of_the_round():
     ("option", "value", "words"),
     [
         ("--finetune-epochs", "-1", "--finetune-epochs must be 0 or more, got -1."),
-        ("--finetune-epochs", "nan", "--finetune-epochs: invalid literal for int() with base 10: 'nan'; fedrema run"),
-        ("--finetune-epochs", "inf", "--finetune-epochs: invalid literal for int() with base 10: 'inf'; fedrema run"),
-        ("--finetune", "tail", "'tail' for argument '--finetune'. Expected one of ('all', 'head', 'body')"),
+        ("--finetune-epochs", "nan", "--finetune-epochs must be a whole number, got 'nan'."),
+        ("--finetune-epochs", "inf", "--finetune-epochs must be a whole number, got 'inf'."),
+        ("--finetune", "tail", "--finetune must be all, head or body, got 'tail'."),
     ],
 )
 def test_settings_without_meaning_are_refused_in_one_sentence(option, value, words, capsys, tmp_path, monkeypatch):

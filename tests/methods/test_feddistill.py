@@ -11,7 +11,7 @@ from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
 from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from tests.fixtures import run_all, simulator
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
@@ -21,7 +21,7 @@ CLASSES, BYTES = 4, 8
 @pytest.fixture
 def net() -> Net:
     """Two inputs, two features, two classes."""
-    return Net(Split(nn.Linear(2, 2), nn.Linear(2, 2)).double(), torch.zeros(1, 2, dtype=torch.float64))
+    return Net(BodyAndHead(nn.Linear(2, 2), nn.Linear(2, 2)).double(), torch.zeros(1, 2, dtype=torch.float64))
 
 
 def doubles(value) -> torch.Tensor:
@@ -218,7 +218,7 @@ def test_the_defaults_are_the_papers():
         (["--gamma", "inf"], "--gamma must be 0 or more, got inf"),
         (
             ["--target-loss", "kl"],
-            "invalid choice 'kl' for argument '--target-loss'. Expected one of ('cross-entropy', 'mse')",
+            "--target-loss must be cross-entropy or mse, got 'kl'.",
         ),
     ],
 )

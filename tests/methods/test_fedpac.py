@@ -380,11 +380,11 @@ def test_a_round_with_one_client_returns_its_own_head():
         (["--align", "nan"], "--align must be 0 or more, got nan"),
         (["--align", "inf"], "--align must be 0 or more, got inf"),
         (["--head-epochs", "-1"], "--head-epochs must be 0 or more, got -1"),
-        (["--head-epochs", "nan"], "Error parsing --head-epochs: invalid literal for int() with base 10: 'nan'"),
+        (["--head-epochs", "nan"], "--head-epochs must be a whole number, got 'nan'."),
         (["--head-lr", "-0.1"], "--head-lr must be 0 or more, got -0.1"),
         (["--head-lr", "nan"], "--head-lr must be 0 or more, got nan"),
         (["--head-lr", "inf"], "--head-lr must be 0 or more, got inf"),
-        (["--weigh", "votes"], "invalid choice 'votes' for argument '--weigh'. Expected one of ('samples', 'uniform')"),
+        (["--weigh", "votes"], "--weigh must be samples or uniform, got 'votes'."),
     ],
 )
 def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from torch import nn
 from fedrema.errors import BadInput
 from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, maximum_likelihood_smoothing
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from tests.fixtures import BACKENDS
 from tests.methods.by_hand import (
     LR,
@@ -198,6 +198,6 @@ def test_what_it_cannot_work_with():
         FedPrior(align=-1)
     with pytest.raises(BadInput, match=r"--held-out must lie in \[0, 0.5\], got 0.6"):
         FedPrior(held_out=0.6)
-    net = Net(Split(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3))
-    with pytest.raises(BadInput, match="last layer is linear, with a bias"):
+    net = Net(BodyAndHead(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3))
+    with pytest.raises(BadInput, match="last layer is linear and has a bias"):
         FedPrior().start(net, client_of(net.initial), moment=None)

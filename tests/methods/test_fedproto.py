@@ -13,7 +13,7 @@ from fedrema.data import Federation
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from tests.fixtures import run_all, simulator
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
@@ -23,7 +23,7 @@ CLASSES, FEATURES, BYTES = 4, 7, 8
 @pytest.fixture
 def net() -> Net:
     """Two inputs, two features, three classes."""
-    return Net(Split(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
+    return Net(BodyAndHead(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
 
 
 def doubles(value) -> torch.Tensor:
@@ -196,10 +196,10 @@ def test_the_server_keeps_the_prototype_of_a_class_whose_only_holder_is_absent()
         (["--align", "-0.5"], "--align must be 0 or more, got -0.5"),
         (["--align", "nan"], "--align must be 0 or more, got nan"),
         (["--align", "inf"], "--align must be 0 or more, got inf"),
-        (["--weigh", "votes"], "invalid choice 'votes' for argument '--weigh'. Expected one of ('samples', 'uniform')"),
+        (["--weigh", "votes"], "--weigh must be samples or uniform, got 'votes'."),
         (
             ["--predict-by", "magic"],
-            "invalid choice 'magic' for argument '--predict-by'. Expected one of ('prototype', 'classifier')",
+            "--predict-by must be prototype or classifier, got 'magic'.",
         ),
     ],
 )

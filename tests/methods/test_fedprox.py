@@ -12,7 +12,7 @@ from fedrema.core import Batch, Client, LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedprox import FedProx
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from fedrema.simulation.simulator import Simulator
 from tests.fixtures import LOCAL, run_all, tanh_module, tanh_simulator
 
@@ -39,7 +39,7 @@ def batch_of(x, y, mask=None) -> Batch:
 
 
 def linear_net(inputs=2, features=2, classes=2) -> Net:
-    module = Split(nn.Linear(inputs, features), nn.Linear(features, classes)).double()
+    module = BodyAndHead(nn.Linear(inputs, features), nn.Linear(features, classes)).double()
     return Net(module, torch.zeros(1, inputs, dtype=torch.float64))
 
 
@@ -216,7 +216,7 @@ def test_batch_norm_statistics_follow_the_data_whatever_mu_is():
         ("-0.5", "--mu must be 0 or more, got -0.5."),
         ("nan", "--mu must be 0 or more, got nan."),
         ("inf", "--mu must be 0 or more, got inf."),
-        ("strong", "--mu: could not convert string to float: 'strong'; fedrema run fedprox --help-all lists"),
+        ("strong", "--mu must be a number, got 'strong'."),
     ],
 )
 def test_settings_without_meaning_are_refused_in_one_sentence(value, words, capsys, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.errors import BadInput
 from fedrema.methods.fedrema import FedReMa, maximum_difference_segmentation
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 
@@ -18,7 +18,7 @@ MOMENT = Moment(round=1, rounds=10, seed=0)
 @pytest.fixture
 def net() -> Net:
     """Two features, two classes, one linear head."""
-    module = Split(torch.nn.Linear(1, 2), torch.nn.Linear(2, 2)).double()
+    module = BodyAndHead(torch.nn.Linear(1, 2), torch.nn.Linear(2, 2)).double()
     return Net(module, torch.zeros(1, 1, dtype=torch.float64))
 
 
@@ -353,7 +353,7 @@ def test_many_clients_are_matched_in_blocks_as_if_at_once(net, monkeypatch):
     sent = uploads(biases, counts=[1 + client % 7 for client in range(300)])
     method = FedReMa()
     whole = method.aggregate(net, method.server(net, 300), sent, MOMENT)
-    monkeypatch.setattr("fedrema.core.similarity._block", lambda numbers: 64)
+    monkeypatch.setattr("fedrema.core.similarity._rows_per_block", lambda numbers: 64)
     monkeypatch.setattr("fedrema.core.aggregation.ROWS_PER_BLOCK", 50)
     blocks = method.aggregate(net, method.server(net, 300), sent, MOMENT)
     assert torch.equal(blocks.trace["sets"], whole.trace["sets"])

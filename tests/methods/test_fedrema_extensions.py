@@ -274,8 +274,11 @@ def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
         (["--align", "-1"], "--align must be 0 or more, got -1"),
         (["--align", "nan"], "--align must be 0 or more, got nan"),
         (["--align", "inf"], "--align must be 0 or more, got inf"),
-        (["--weigh", "votes"], "invalid choice 'votes' for argument '--weigh'. Expected one of ('samples', 'uniform')"),
-        (["--alternate", "maybe"], "Unrecognized options: maybe"),
+        (["--weigh", "votes"], "--weigh must be samples or uniform, got 'votes'."),
+        (
+            ["--alternate", "maybe"],
+            "fedrema run fedrema does not take 'maybe'; fedrema run fedrema --help-all",
+        ),
     ],
 )
 def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from fedrema.core import Batch, Client, LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.moon import MOON, contrastive_loss
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
+from fedrema.models.networks import BodyAndHead, Network, build_net
 from tests.fixtures import simulator, tanh_simulator
 
 BACKENDS = ["loop", "stacked"]
@@ -80,7 +80,7 @@ def test_the_contrast_draws_towards_the_global_model_and_away_from_the_past():
 
 def by_hand(mask=(1.0, 1.0), trained=1.0, mu=3.0):
     """Return the loss of two samples whose features are (3, 4) and (0, 2), classified by a head of zeros."""
-    module = Split(nn.Linear(2, 2), nn.Linear(2, 2)).double()
+    module = BodyAndHead(nn.Linear(2, 2), nn.Linear(2, 2)).double()
     net = Net(module, torch.zeros(1, 2, dtype=torch.float64))
     params = {
         "body.weight": torch.eye(2, dtype=torch.float64),

@@ -373,7 +373,7 @@ def test_the_outer_rate_follows_the_schedule_and_the_inner_one_does_not():
         ("--difference", "-0.001", "--difference must be above 0, got -0.001."),
         ("--difference", "nan", "--difference must be above 0, got nan."),
         ("--difference", "inf", "--difference must be above 0, got inf."),
-        ("--variant", "third-order", "'third-order' for argument '--variant'. Expected one of ('first-order', 'hess"),
+        ("--variant", "third-order", "--variant must be first-order or hessian-vector, got 'third-order'."),
     ],
 )
 def test_settings_without_meaning_are_refused_in_one_sentence(option, value, words, capsys, tmp_path, monkeypatch):

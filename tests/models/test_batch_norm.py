@@ -16,7 +16,7 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.batch_norm import BatchNorm1d, restore_batch_norm
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 from tests import fixtures
 from tests.fixtures import make_federation, snapshot
 
@@ -28,7 +28,7 @@ def network(norm, shape, classes=3):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         width = int(torch.Size(shape).numel())
-        module = Split(nn.Sequential(norm, nn.Tanh(), nn.Flatten()), nn.Linear(width, classes)).double()
+        module = BodyAndHead(nn.Sequential(norm, nn.Tanh(), nn.Flatten()), nn.Linear(width, classes)).double()
         if norm.affine:
             nn.init.uniform_(norm.weight)
             nn.init.uniform_(norm.bias)
@@ -128,7 +128,7 @@ def test_one_value_per_channel_becomes_the_shift_and_is_not_counted(real):
 
 
 def test_sixteen_bits_come_out_as_they_went_in_and_are_counted_in_thirty_two():
-    net = Net(Split(nn.BatchNorm1d(4), nn.Linear(4, 3)), torch.zeros(2, 4))
+    net = Net(BodyAndHead(nn.BatchNorm1d(4), nn.Linear(4, 3)), torch.zeros(2, 4))
     layer = dict(net.layers())["body"].train()
     x = torch.randn(5, 4).bfloat16()
     with net.batch_context(torch.ones(5), {"mean": layer.running_mean}), Operators("bf16"):
@@ -202,9 +202,9 @@ class OwnNorm(nn.BatchNorm1d):
     ("module", "obstacle"),
     [
         (Tokens(), "layer 'norm' (BatchNorm1d) does not run under vmap (Batch norm received 6 samples but"),
-        (Split(OwnNorm(6), nn.Linear(6, 4)), "layer 'body' (OwnNorm) takes statistics of whole batches"),
+        (BodyAndHead(OwnNorm(6), nn.Linear(6, 4)), "layer 'body' (OwnNorm) takes statistics of whole batches"),
         (
-            Split(
+            BodyAndHead(
                 nn.Sequential(
                     nn.Unflatten(1, (3, 2)), nn.InstanceNorm1d(3, track_running_stats=True), nn.Flatten()
                 ), nn.Linear(6, 4)
@@ -222,14 +222,14 @@ def test_where_padding_cannot_be_told_clients_are_trained_one_by_one(module, obs
 
 
 def test_looking_for_obstacles_changes_no_statistics():
-    net = Net(Split(nn.BatchNorm1d(6), nn.Linear(6, 4)), torch.zeros(2, 6))
+    net = Net(BodyAndHead(nn.BatchNorm1d(6), nn.Linear(6, 4)), torch.zeros(2, 6))
     before = copy.deepcopy(net.initial)
     assert why_not_stackable(net, torch.ones(1, 6)) is None
     assert all(torch.equal(net.initial[name], before[name]) for name in before)
 
 
 def test_layers_can_be_turned_back_into_torchs():
-    net = Net(Split(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 4)), torch.zeros(2, 6))
+    net = Net(BodyAndHead(nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 4)), torch.zeros(2, 6))
     layer = dict(net.layers())["body"]
     assert type(layer) is BatchNorm1d
     assert repr(layer) == repr(nn.BatchNorm1d(6, momentum=None))
@@ -318,7 +318,7 @@ def test_the_mean_over_all_batches_is_each_clients_own():
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(6)])
 def test_a_server_asks_the_network_as_it_is_in_use(layer):
     """FedReMa compares heads by their answers, also in a round that is not scored."""
-    module = Split(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), nn.Sequential(layer, nn.Linear(6, 4)))
+    module = BodyAndHead(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), nn.Sequential(layer, nn.Linear(6, 4)))
     rounds = []
     for every in (1, 2):
         played = simulator(FedReMa(), net=Net(module, torch.zeros(2, 6)), evaluate_every=every)

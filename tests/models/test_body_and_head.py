@@ -6,7 +6,7 @@ from torch import nn
 
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 
 SAMPLE = torch.linspace(-1, 1, 12).reshape(2, 6)
 
@@ -95,7 +95,7 @@ def test_what_is_no_classifier_is_refused():
             return super().forward(x), x
 
     assert refusal(Pair("fc")) == "The network must return logits [samples, classes], got tuple."
-    module = Split(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3))))
+    module = BodyAndHead(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3))))
     assert refusal(module) == "The network must return logits [samples, classes], got a tensor of shape (2, 2, 3)."
 
 
@@ -122,13 +122,13 @@ def test_without_an_obvious_head_the_user_is_asked():
 
 
 def test_features_must_be_vectors():
-    module = Split(nn.Conv2d(1, 2, 3), nn.Sequential(nn.Flatten(), nn.Linear(8, 3)))
+    module = BodyAndHead(nn.Conv2d(1, 2, 3), nn.Sequential(nn.Flatten(), nn.Linear(8, 3)))
     assert refusal(module, sample=torch.ones(2, 1, 4, 4)) == (
         "The head must take one feature vector per sample, got features of shape (2, 2, 2): flatten them in the body."
     )
 
 
-@pytest.mark.parametrize("module", [Classifier("fc"), Split(nn.BatchNorm2d(6), nn.Linear(6, 3))])
+@pytest.mark.parametrize("module", [Classifier("fc"), BodyAndHead(nn.BatchNorm2d(6), nn.Linear(6, 3))])
 def test_samples_of_another_shape_are_refused(module):
     sentence = refusal(module, sample=torch.ones(2, 7))
     assert sentence.startswith("The network does not accept samples of shape (7,): ")
@@ -161,7 +161,7 @@ def test_names_never_clash():
 
 
 def test_a_module_with_a_body_need_not_say_body_twice():
-    net = Net(Split(nn.Linear(6, 4), nn.Linear(4, 3)), SAMPLE)
+    net = Net(BodyAndHead(nn.Linear(6, 4), nn.Linear(4, 3)), SAMPLE)
     assert net.original_names == {
         name: name for name in ("body.weight", "body.bias", "head.weight", "head.bias")
     }  # fmt: skip
@@ -192,7 +192,7 @@ def test_calls_use_the_parameters_handed_in_and_leave_the_users_module_alone():
 
 
 def test_stacked_heads_answer_the_same_question():
-    net = Net(Split(nn.Linear(6, 2), nn.Linear(2, 2)), SAMPLE)
+    net = Net(BodyAndHead(nn.Linear(6, 2), nn.Linear(2, 2)), SAMPLE)
     heads = {
         "head.weight": torch.tensor([[[1.0, 0], [0, 1]], [[0, 1], [1, 0]], [[2, 0], [0, 0]]]),
         "head.bias": torch.tensor([[0.0, 0], [1, 1], [0, 5]]),

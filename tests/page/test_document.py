@@ -18,8 +18,9 @@ from fedrema.page.render import as_text, page, write_page
 from fedrema.reporting.matrices import order_by_similarity
 from fedrema.reporting.plots import STROKES
 from fedrema.runs.directory import RunDirectory
+from fedrema.runs.manifest import FederationFacts
 from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord
-from tests.reporting.folders import declared, round_record, write_run, write_two_groups
+from tests.reporting.folders import manifest, round_record, write_run, write_two_groups
 
 
 def unpacked(found):
@@ -112,10 +113,8 @@ def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
     clients, group = 6, np.array([0, 1, 0, 1, 0, 1])
     names = [f"c{row}" for row in range(clients)]
     directory = RunDirectory(tmp_path / "run")
-    federation = {"fingerprint": "f", "names": names, "classes": 2, "info": {}}
-    settings = {"seed": 0, "rounds": 2}
-    config = {"method": "fedrema", "settings": settings, "identity": "0", "federation": federation}
-    directory.create({**config, **declared("fedrema", {})})
+    federation = FederationFacts("f", names, 2, [], (8, 8), [], [])
+    directory.create(manifest("fedrema", {"seed": 0, "rounds": 2}, federation))
     directory.append(round_record(1))
     alike = np.where(group[:, None] == group, 0.9, 0.1).astype(np.float32)
     np.fill_diagonal(alike, 1)
@@ -245,10 +244,3 @@ def test_own_data_is_not_reported_as_digits(tmp_path):
     assert shown["holds"] == {
         "number of clients": 2, "number of classes": 3, "training samples": 48, "test samples": 12
     }  # fmt: skip
-    # A run of an earlier version recorded the defaults of digits beside its own data.
-    directory = RunDirectory(tmp_path / "run")
-    config = directory.config()
-    config["settings"] |= {"dataset": "digits", "clients": 20, "samples": 40}
-    directory.write_json(directory.config_file, config)
-    (shown,) = main_part([ThinnedRun(tmp_path / "run")])["runs"]
-    assert not {"dataset", "clients", "samples"} & shown["settings"].keys()

@@ -2,11 +2,11 @@
 
 import dataclasses
 
-import msgspec
-
+from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.directory import RunDirectory
+from fedrema.runs.manifest import FederationFacts, Manifest, RanOn
 from fedrema.runs.run import Run
 from fedrema.simulation.records import PRIMARY, MetricRecord, MetricSummary, RoundRecord, Summary
 
@@ -26,19 +26,10 @@ def write_run(
 ) -> Run:
     """Write config.json, rounds.jsonl and, where it has ended, summary.json; return the run."""
     directory = RunDirectory(path)
-    config = {
-        "method": method,
-        **declared(method, settings),
-        "settings": {"seed": seed, "rounds": rounds or len(accuracies), "out": str(path), "lr": 0.05, **settings},
-        "identity": "0",
-        "federation": {
-            "fingerprint": fingerprint,
-            "names": ["north", "south"],
-            "classes": 10,
-            "info": info or {"dataset": "digits", "partition": "grouped", "s": 0.1},
-        },
-    }
-    directory.create(config)
+    names = ["north", "south"]
+    info = info or {"dataset": "digits", "partition": "grouped", "s": 0.1}
+    values = {"seed": seed, "rounds": rounds or len(accuracies), "out": str(path), "lr": 0.05, **settings}
+    directory.create(manifest(method, values, FederationFacts(fingerprint, names, 10, [], (8, 8), [], [], info)))
     directory.keep_rounds(0)
     records = [
         round_record(
@@ -65,17 +56,23 @@ def write_run(
     return Run(path)
 
 
-def declared(method, settings) -> dict:
-    """Return what config.json holds of the method's declarations; nothing for a method that is unknown."""
+def manifest(method, settings, federation, identity="0") -> Manifest:
+    """Return the manifest of a run on a CPU."""
+    versions = {"fedrema": "1.0", "torch": "2.0", "numpy": "2.0"}
+    ran_on = RanOn("cpu", "stacked", "float32", "exact", 1, 1, "2026-01-01T00:00:00+00:00", "3.11", versions)
     kind = registry().get(method)
-    if kind is None:
-        return {}
+    reports = Reports() if kind is None else kind.reports
+    title = _title(kind, settings) if kind is not None else ""
+    return Manifest(method, settings, identity, {"method": 1, "cpu": 1}, {}, federation, ran_on, reports, title)
+
+
+def _title(kind, settings) -> str:
+    """Return the method's title with the settings that are part of it."""
     names = {field.name for field in dataclasses.fields(kind)}
     try:
-        title = kind(**{name: value for name, value in settings.items() if name in names}).called()
+        return kind(**{name: value for name, value in settings.items() if name in names}).called()
     except BadInput:
-        title = kind.title
-    return {"title": title, "reports": msgspec.to_builtins(kind.reports)}
+        return kind.title
 
 
 def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) -> RoundRecord:

@@ -107,7 +107,7 @@ def report(folder: Path, out: Path) -> tuple[int, object, str]:
 def shown(page: str) -> object:
     """Return the data of a page without what depends on the clock."""
     parts = []
-    for name in ("main", "people", "relations"):
+    for name in ("main", "clients", "relations"):
         text = page.partition(f'id="part-{name}">')[2].partition("</script>")[0]
         parts.append(without_clock(json.loads(text)))
     return parts
@@ -145,7 +145,7 @@ def watch(folder: Path, out: Path) -> tuple[int, object, str]:
         for _ in range(2):  # what is found in one part is told in another
             live.refresh()
             parts = [without_clock(live.part(name)) for name in live.PARTS]
-            live.begun = dict.fromkeys(live.PARTS, float("-inf"))
+            live.started = dict.fromkeys(live.PARTS, float("-inf"))
     except Exception:
         return 1, None, traceback.format_exc()
     if not parts[0]["runs"]:

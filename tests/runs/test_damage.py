@@ -13,6 +13,7 @@ from fedrema.cli import main
 from fedrema.errors import BadInput
 from fedrema.page.live_runs import LiveRuns
 from fedrema.runs.checkpoint import read_checkpoint
+from fedrema.runs.checksums import sealed
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import resume
 from fedrema.runs.tensors import read_metadata
@@ -216,30 +217,36 @@ def test_an_edit_of_config_json_by_hand_is_refused(stopped, capsys):
     assert stopped.config()["settings"]["epochs"] == 1
 
 
-def as_of_an_older_version(folder):
-    """Take all checksums out of a run."""
-    for name in ("config.json", "summary.json"):
-        content = json.loads((folder / name).read_text())
-        del content["checksum"]
-        (folder / name).write_text(json.dumps(content))
-    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    for record in records:
-        del record["checksum"]
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def test_runs_of_older_versions_can_be_compared_but_not_resumed(runs, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (None, "an older version of fedrema (format 1; this version reads 2): run it again with this version."),
+        (1, "an older version of fedrema (format 1; this version reads 2): run it again with this version."),
+        (3, "a newer version of fedrema (format 3; this version reads 2): update fedrema."),
+    ],
+)
+def test_runs_of_another_format_are_refused_by_name(runs, tmp_path, capsys, found, sentence):
     folder = tmp_path / "run"
     shutil.copytree(runs / "finished", folder)
-    as_of_an_older_version(folder)
-    assert fedrema.load(folder).rounds == fedrema.load(runs / "finished").rounds
-    assert command("compare", folder, "--no-plot")[0] == 0
-    assert command("report", folder)[0] == 0
-    for arguments in (["resume", folder], ["export", folder, "--overwrite"], ["resume", folder, "--rounds", "9"]):
-        assert "config.json carries no checksum" in refused(capsys, *arguments)
-    lines = (folder / "rounds.jsonl").read_text().splitlines()
-    (folder / "rounds.jsonl").write_text("\n".join([lines[0], lines[1][:50], *lines[2:]]) + "\n")
-    assert "rounds.jsonl line 2 was altered" in refused(capsys, "compare", folder)
+    content = json.loads((folder / "config.json").read_text())
+    del content["checksum"], content["format"]
+    if found is not None:
+        content["format"] = found
+    (folder / "config.json").write_text(json.dumps(sealed(content)))
+    for arguments in (["resume", folder], ["export", folder, "--overwrite"], ["compare", folder, "--no-plot"]):
+        assert f"{folder / 'config.json'} was written by {sentence}" in refused(capsys, *arguments)
+    with pytest.raises(BadInput, match="version of fedrema"):
+        fedrema.load(folder)
+
+
+def test_a_config_without_its_checksum_is_refused(runs, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(runs / "finished", folder)
+    content = json.loads((folder / "config.json").read_text())
+    del content["checksum"]
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(BadInput, match=r"config\.json was altered or damaged since fedrema wrote it"):
+        fedrema.load(folder)
 
 
 def test_a_run_without_config_or_records_is_not_passed_over(runs, tmp_path, capsys):
@@ -262,9 +269,9 @@ def test_watch_shows_the_others_and_says_which_run_is_damaged(runs, tmp_path):
     assert len(live.part("relations")["runs"]) == 1
     live.refresh()
     main_part = live.part("main")
-    assert len(main_part["runs"]) == len(live.part("people")["runs"]) == 1
+    assert len(main_part["runs"]) == len(live.part("clients")["runs"]) == 1
     sentence = "bad/relations.npz was altered or damaged since fedrema wrote it"
-    assert [note for note in main_part["notes"] if "damaged" in note] == [f"{sentence}: {REMEDY} The run is left out."]
+    assert [note for note in main_part["notes"] if "damaged" in note] == [f"{sentence}: {REMEDY} The run is not shown."]
     file.write_bytes(whole)
     live.searched -= 2
     live.refresh()

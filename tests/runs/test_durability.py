@@ -3,9 +3,10 @@
 import pytest
 
 from fedrema.config.settings import parse_settings
+from fedrema.data import build_federation
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Prepared, begin, resume
+from fedrema.runs.execute import PreparedRun, prepare_new, resume
 from fedrema.runs.run import Run
 from tests.crashes import Crashes, rebuild
 from tests.runs.damaged import command, timeless
@@ -22,17 +23,18 @@ def recorded(tmp_path, monkeypatch):
     """Play a run to its end; returns its crashes and what it came to."""
     (tmp_path / "disk").mkdir()
     crashes = Crashes(tmp_path / "disk", monkeypatch)
-    save = Prepared._save
+    save = PreparedRun._save
 
     def saved(prepared, *arguments):
         save(prepared, *arguments)
         crashes.promise(prepared.state.round)
 
     with crashes:
-        monkeypatch.setattr(Prepared, "_save", saved)
-        prepared = begin(parse_settings("fedrema", [*QUICK, "--out", str(tmp_path / "disk" / "run")]))
+        monkeypatch.setattr(PreparedRun, "_save", saved)
+        settings = parse_settings("fedrema", [*QUICK, "--out", str(tmp_path / "disk" / "run")])
+        prepared = prepare_new(settings, build_federation(settings.data))
         crashes.promise(0)
-        prepared.play()
+        prepared.train()
         crashes.promise(FINISHED)
     return crashes, timeless(tmp_path / "disk" / "run")
 

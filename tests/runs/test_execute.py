@@ -81,7 +81,7 @@ def test_a_run_that_broke_off_ends_bit_identical(tmp_path, method):
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     play(tmp_path / "whole")
-    with pytest.raises(Interrupted, match=f"after round 3; go on with: fedrema resume {tmp_path}/stopped"):
+    with pytest.raises(Interrupted, match=f"after round 3; continue with: fedrema resume {tmp_path}/stopped"):
         play(tmp_path / "stopped", watch=stop_after(3))
     assert not fedrema.load(tmp_path / "stopped").finished
     resume(tmp_path / "stopped")
@@ -139,7 +139,7 @@ def test_sigterm_saves_and_exits_with_130(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "go on with: fedrema resume" in complaint
+    assert "continue with: fedrema resume" in complaint
     assert "Traceback" not in complaint
     facts, _ = read_checkpoint(tmp_path / "run" / "checkpoint" / "state.safetensors")
     assert facts["round"] == len(fedrema.load(tmp_path / "run").rounds)
@@ -168,14 +168,14 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
 def test_a_finished_run_can_be_extended(tmp_path):
     play(tmp_path / "short", "--rounds", "3")
     play(tmp_path / "long")
-    done = resume(tmp_path / "short", ("--rounds", "6"))
+    done = resume(tmp_path / "short", {"rounds": 6})
     assert len(done.rounds) == 6
     assert_same_end(tmp_path / "short", tmp_path / "long")
 
 
 def test_both_backends_can_take_up_each_others_runs(tmp_path):
     play(tmp_path / "run", "--rounds", "2", "--backend", "stacked", "--precision", "float64")
-    done = resume(tmp_path / "run", ("--rounds", "4", "--backend", "loop"))
+    done = resume(tmp_path / "run", {"rounds": 4, "backend": "loop"})
     play(tmp_path / "whole", "--rounds", "4", "--precision", "float64")
     one, other = saved(tmp_path / "whole"), saved(done.path)
     assert all(torch.allclose(one[name].double(), other[name].double(), atol=1e-9) for name in one)
@@ -224,8 +224,8 @@ def test_changed_settings_or_data_cannot_go_on(tmp_path):
     config = directory.config()
     config["settings"]["lr"] = 0.5
     directory.write_json(directory.config_file, config)
-    with pytest.raises(BadInput, match="have changed since it began"):
-        resume(tmp_path / "run", ("--rounds", "4"))
+    with pytest.raises(BadInput, match="have changed since it was started"):
+        resume(tmp_path / "run", {"rounds": 4})
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
@@ -234,7 +234,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     foreign = (tmp_path / "other" / "checkpoint" / "state.safetensors").read_bytes()
     (tmp_path / "one" / "checkpoint" / "state.safetensors").write_bytes(foreign)
     with pytest.raises(BadInput, match="belongs to another configuration"):
-        resume(tmp_path / "one", ("--rounds", "4"))
+        resume(tmp_path / "one", {"rounds": 4})
     assert len(fedrema.load(tmp_path / "one").rounds) == 2
 
 
@@ -244,13 +244,13 @@ def test_a_truncated_or_altered_checkpoint_is_refused(tmp_path):
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
     with pytest.raises(BadInput, match="is incomplete or not one of fedrema's"):
-        resume(tmp_path / "run", ("--rounds", "4"))
+        resume(tmp_path / "run", {"rounds": 4})
     file.write_bytes(whole[:-8] + b"\xff" * 4 + whole[-4:])
     with pytest.raises(BadInput, match="was altered"):
-        resume(tmp_path / "run", ("--rounds", "4"))
+        resume(tmp_path / "run", {"rounds": 4})
     file.write_bytes(b"not a checkpoint")
     with pytest.raises(BadInput, match="is incomplete or not one of fedrema's"):
-        resume(tmp_path / "run", ("--rounds", "4"))
+        resume(tmp_path / "run", {"rounds": 4})
 
 
 def test_a_federation_given_in_python_is_kept_beside_the_run(tmp_path):
@@ -277,8 +277,8 @@ def test_a_network_given_in_python_must_be_given_again(tmp_path):
     federation = make_federation()
     play(tmp_path / "run", "--rounds", "2", "--head", "out", federation=federation, module=module)
     with pytest.raises(BadInput, match="network given in Python"):
-        resume(tmp_path / "run", ("--rounds", "3"))
-    assert len(resume(tmp_path / "run", ("--rounds", "3"), module).rounds) == 3
+        resume(tmp_path / "run", {"rounds": 3})
+    assert len(resume(tmp_path / "run", {"rounds": 3}, module).rounds) == 3
 
 
 def test_no_room_on_the_disk_is_one_sentence_and_loses_nothing(programs, tmp_path):

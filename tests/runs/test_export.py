@@ -17,10 +17,10 @@ from fedrema.core import Method
 from fedrema.data import Federation
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net
-from fedrema.runs import export
+from fedrema.runs import model_folder
 from fedrema.runs.execute import execute
 from fedrema.runs.export import export_models, file_names
-from fedrema.runs.plain_model import plain_model
+from fedrema.runs.plain_model import model_of_run
 from fedrema.runs.run import Run
 from tests.reporting.folders import replace_records
 
@@ -130,7 +130,7 @@ def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, 
         double = name == "double"
         x = torch.randn(5, *shape, dtype=torch.float64 if double else torch.float32)
         np.save(run.path / "x.npy", x.numpy())
-        plain = plain_model(run.config)
+        plain = model_of_run(run.manifest)
         modules[name] = plain.module
         net = plain.net.to(torch.device("cpu"), x.dtype)
         expected[name] = net(run.personal_parameters(row=0), x).detach().numpy()
@@ -200,9 +200,9 @@ def test_a_failure_leaves_nothing_behind_and_keeps_what_was_there(run, tmp_path,
     files = export_models(run)
 
     def full(tensors, file):
-        raise export.SafetensorError("No space left on device")
+        raise model_folder.SafetensorError("No space left on device")
 
-    monkeypatch.setattr(export, "save_file", full)
+    monkeypatch.setattr(model_folder, "save_file", full)
     with pytest.raises(BadInput, match=r"cannot write .*models: No space left on device"):
         export_models(run, overwrite=True)
     assert all(file.exists() for file in files)
@@ -218,7 +218,7 @@ def test_what_a_method_adds_goes_to_a_second_file(tmp_path):
     index = json.loads((file.parent / "index.json").read_text())
     assert index["clients"][0]["added_file"] == "A_b.added.safetensors"
     readme = (file.parent / "README.md").read_text()
-    assert "holds what tests.runs.test_export:Adding keeps beside this network" in readme
+    assert "holds what tests.runs.test_export:Adding keeps besides this network" in readme
     assert "trains a little more on its own samples first" in readme
     run.directory.write_json(run.directory.config_file, run.config | {"method": "gone:Away"})
     assert export_models(Run(run.path), overwrite=True)  # the models outlive the method's code
@@ -234,7 +234,7 @@ def test_what_is_written_is_the_model_that_answers(method, group, prefix, tmp_pa
     state = run.state()
     held = state.params.own if group == "params" else state.memory
     expected = {name.removeprefix(prefix): value[1] for name, value in held.items() if name.startswith(prefix)}
-    written, names = load_file(file), plain_model(run.config).names
+    written, names = load_file(file), model_of_run(run.manifest).names
     assert len(written) == len(expected) == 4
     assert all(torch.equal(written[names[name]], value) for name, value in expected.items())
 
@@ -265,8 +265,9 @@ def test_before_the_first_score_and_with_a_damaged_config(run):
     index = json.loads((file.parent / "index.json").read_text())
     assert (index["accuracy_round"], index["clients"][0]["accuracy"]) == (None, None)
     config = {name: value for name, value in run.config.items() if name != "ran_on"}
-    with pytest.raises(BadInput, match=r"config.json is not complete: 'ran_on' is missing"):
-        plain_model(config)
+    run.directory.write_json(run.directory.config_file, config)
+    with pytest.raises(BadInput, match=r"config.json does not describe a run: object missing required field `ran_on`"):
+        Run(run.path)
 
 
 def test_names_that_every_file_system_takes():

@@ -17,7 +17,7 @@ from fedrema.errors import Diverged
 from fedrema.methods.fedavg import FedAvg
 from fedrema.runs import joint
 from fedrema.runs.execute import Interrupted, execute, resume
-from fedrema.runs.joint import play_seeds, seeds_apart
+from fedrema.runs.joint import execute_all, group_seeds
 from fedrema.runs.run import Run
 from fedrema.simulation.simulator import Simulator
 from tests.contract.test_methods import METHODS
@@ -90,7 +90,7 @@ def test_one_who_leaves_does_not_keep_the_others_waiting():
 
 
 def test_runs_of_several_seeds_are_as_those_of_single_ones(tmp_path):
-    done = [outcome for _, outcome in play_seeds(settings_of(tmp_path), nobody)]
+    done = [outcome for _, outcome in execute_all(settings_of(tmp_path), nobody)]
     for seed, run in enumerate(done):
         single = execute(settings_of(tmp_path, "single")[seed])
         assert run.summary["best_accuracy"] == single.summary["best_accuracy"]
@@ -103,9 +103,9 @@ def test_a_single_run_does_not_ask_how_many_fit(tmp_path, monkeypatch):
     asked = []
     original = Simulator.clients_in_memory
     monkeypatch.setattr(Simulator, "clients_in_memory", lambda self: asked.append(self) or original(self))
-    assert len(list(play_seeds(settings_of(tmp_path, seeds=1), nobody))) == 1
+    assert len(list(execute_all(settings_of(tmp_path, seeds=1), nobody))) == 1
     assert not asked
-    assert len(list(play_seeds(settings_of(tmp_path, "several", seeds=2), nobody))) == 2
+    assert len(list(execute_all(settings_of(tmp_path, "several", seeds=2), nobody))) == 2
     assert len(asked) == 1
 
 
@@ -119,7 +119,7 @@ def test_a_seed_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
         return trained, losses
 
     monkeypatch.setattr(Simulator, "local_training", poisoned)
-    outcomes = [outcome for _, outcome in play_seeds(settings_of(tmp_path), nobody)]
+    outcomes = [outcome for _, outcome in execute_all(settings_of(tmp_path), nobody)]
     assert [type(outcome) for outcome in outcomes] == [Run, Diverged, Run]
     assert "round 2" in str(outcomes[1])
     assert [len(outcome.rounds) for outcome in outcomes if isinstance(outcome, Run)] == [3, 3]
@@ -131,7 +131,7 @@ def test_an_error_in_one_thread_is_the_callers(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Simulator, "score", broken)
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        list(play_seeds(settings_of(tmp_path), nobody))
+        list(execute_all(settings_of(tmp_path), nobody))
 
 
 def test_an_error_in_the_common_program_is_the_callers(tmp_path, monkeypatch):
@@ -142,11 +142,11 @@ def test_an_error_in_the_common_program_is_the_callers(tmp_path, monkeypatch):
 
     monkeypatch.setattr(StackedEngine, "train", broken)
     with pytest.raises(RuntimeError, match="the program is broken"):
-        list(play_seeds(settings_of(tmp_path), nobody))
+        list(execute_all(settings_of(tmp_path), nobody))
 
 
 def test_asked_to_stop_all_seeds_are_saved_and_can_be_taken_up(tmp_path):
-    whole = [outcome for _, outcome in play_seeds(settings_of(tmp_path, "whole"), nobody)]
+    whole = [outcome for _, outcome in execute_all(settings_of(tmp_path, "whole"), nobody)]
 
     def watching(settings):
         def watch(played):
@@ -156,7 +156,7 @@ def test_asked_to_stop_all_seeds_are_saved_and_can_be_taken_up(tmp_path):
         return watch if settings.simulation.seed == 0 else lambda played: None
 
     with pytest.raises(Interrupted):
-        list(play_seeds(settings_of(tmp_path, "stopped"), watching))
+        list(execute_all(settings_of(tmp_path, "stopped"), watching))
     for seed, run in enumerate(whole):
         folder = tmp_path / "stopped" / f"seed-{seed}"
         assert len(Run(folder).rounds) < 3
@@ -169,7 +169,7 @@ def test_asked_to_stop_all_seeds_are_saved_and_can_be_taken_up(tmp_path):
 def test_only_seeds_are_put_together(tmp_path):
     first, second = settings_of(tmp_path, "a", 2), settings_of(tmp_path, "b", 2, "fedavg")
     other = settings_of(tmp_path, "c", 2, "fedrema", "--delta", "0.3")
-    assert [len(group) for group in seeds_apart([*first, *second, *other])] == [2, 2, 2]
+    assert [len(group) for group in group_seeds([*first, *second, *other])] == [2, 2, 2]
 
 
 def test_as_many_seeds_as_memory_allows(tmp_path):
@@ -180,7 +180,7 @@ def test_as_many_seeds_as_memory_allows(tmp_path):
         started.append(each.simulation.seed)
         return lambda played: None
 
-    played = play_seeds(settings, watching)
+    played = execute_all(settings, watching)
     next(played)
     assert len(started) < 3
     assert len(list(played)) == 2

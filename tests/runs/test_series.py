@@ -63,7 +63,7 @@ def test_a_folder_of_finished_runs_can_be_extended(tmp_path, capsys):
     assert "FedAvg" in capsys.readouterr().out
     assert [len(fedrema.load(tmp_path / "two" / f"seed-{seed}").rounds) for seed in (0, 1)] == [4, 4]
     assert main(["resume", str(tmp_path / "two"), "--rounds", "3"]) == 2
-    assert "--rounds 3 lies before round 4" in capsys.readouterr().err
+    assert "--rounds 3 is below 4, the number of rounds that" in capsys.readouterr().err
 
 
 def test_a_folder_without_runs_cannot_be_resumed(tmp_path, capsys):

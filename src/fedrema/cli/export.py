@@ -27,8 +27,9 @@ def export(arguments: list[str]) -> int:
     """Export models."""
     asked = parse_arguments(Export, arguments, "fedrema export")
     from fedrema.base.terminal import print_safe
-    from fedrema.runs.directory import EXPORT_INDEX, find_runs, read_object
+    from fedrema.runs.directory import EXPORT_INDEX, find_runs
     from fedrema.runs.export import export_models
+    from fedrema.runs.manifest import read_object
     from fedrema.runs.run import Run
 
     runs = [Run(folder) for folder in find_runs(asked.dirs)]

@@ -56,10 +56,10 @@ def _personalize(asked: Personalize, run: "Run", console: "Console") -> None:
 
     from fedrema.base.terminal import safe
     from fedrema.runs.export import write_model
-    from fedrema.runs.new_clients import newcomer_name
+    from fedrema.runs.new_clients import new_client_name
     from fedrema.runs.new_clients import personalize as make_model
 
-    made, name = make_model(run.path, asked.data, asked.epochs), newcomer_name(asked.data)
+    made, name = make_model(run.path, asked.data, asked.epochs), new_client_name(asked.data)
     out = write_model(run, made.params, name, asked.out, asked.overwrite)
     table = Table("stage", "accuracy", box=None, padding=(0, 2, 0, 0))
     for stage, accuracy in made.accuracy.items():

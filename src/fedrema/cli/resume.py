@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedrema.cli.arguments import as_arguments, parse_arguments, positional
+from fedrema.cli.arguments import parse_arguments, positional
 
 if TYPE_CHECKING:
     from fedrema.cli.progress import RunProgress
@@ -38,15 +38,17 @@ def resume(arguments: list[str]) -> int:
     """Resume a run, or all runs in a folder."""
     asked = parse_arguments(Resume, arguments, "fedrema resume")
     from fedrema.cli.run import follow
+    from fedrema.reporting.trackers import open_trackers
     from fedrema.runs.directory import RunDirectory
-    from fedrema.runs.series import resume_series, runs_in
+    from fedrema.runs.joint import execute_all
+    from fedrema.runs.series import runs_in
 
-    changes = tuple(as_arguments({name: getattr(asked, name) for name in ("rounds", "data_dir", "device")}))
+    changes = {name: getattr(asked, name) for name in ("rounds", "data_dir", "device")}
     wanted = runs_in(asked.dir, changes)
     for settings in wanted:
         RunDirectory(settings.output.folder).lock().check()
 
     def outcomes(watching: "Watching", progress: "RunProgress") -> Iterator[tuple["Settings", "Outcome"]]:
-        return resume_series(wanted, watching, changes)
+        return execute_all(wanted, watching, resume=True, changes=changes, observers=[open_trackers])
 
     return follow(outcomes, wanted, asked.dir, asked.quiet, asked.open, resumed=True)

@@ -13,13 +13,12 @@ from fedrema.cli.run_folders import common_folder
 from fedrema.cli.spread import devices_for, spread
 from fedrema.config.settings import Settings, read_config
 from fedrema.core import LocalTraining
-from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
-from fedrema.runs.execute import Interrupted, Prepared, begin_on
-from fedrema.runs.joint import Outcome, Watching, play_seeds, seeds_apart
-from fedrema.runs.manifest import default_folder
+from fedrema.runs.execute import Interrupted
+from fedrema.runs.joint import Outcome, Watching, execute_all, group_seeds
 from fedrema.runs.run import Run
+from fedrema.runs.saved_settings import default_folder
 from fedrema.runs.series import check_folders, end_series, reached_round, seeds_of, write_series
 from fedrema.simulation.simulator import Simulator
 
@@ -86,21 +85,21 @@ def _usage() -> str:
 
 
 def _run(wanted: list[Settings], out: Path) -> int:
+    from fedrema.reporting.trackers import check_trackers, open_trackers
+
     check_folders(wanted)
+    check_trackers(wanted[0].output.trackers)
     if len(wanted) > 1:
         write_series(out, wanted)
-    groups, devices = seeds_apart(wanted), devices_for(wanted[0])
+    groups, devices = group_seeds(wanted), devices_for(wanted[0])
     if len(devices) > 1 and len(wanted) > 1:
         return _spread(groups, devices, wanted[0].output.quiet, out)
 
     def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
-        def prepare(settings: Settings, federation: Federation) -> Prepared:
-            prepared = begin_on(settings, federation)
-            progress.say(_chosen(settings.local, prepared.simulator))
-            return prepared
+        def prepared(settings: Settings, simulator: Simulator) -> None:
+            progress.say(_chosen(settings.local, simulator))
 
-        for group in groups:
-            yield from play_seeds(group, watching, prepare)
+        return execute_all(wanted, watching, observers=[open_trackers], prepared=prepared)
 
     return follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
 

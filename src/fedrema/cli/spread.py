@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from fedrema.config.settings import Settings, as_arguments
-from fedrema.runs.joint import shares
-from fedrema.runs.manifest import method_name
+from fedrema.runs.joint import split_groups
+from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run, is_finished
 from fedrema.runs.signals import stopping_gently
 
@@ -38,7 +38,7 @@ def devices_named(device: str) -> list[str]:
 def spread(groups: Sequence[Group], devices: Sequence[str]) -> tuple[list[Run], list[str], bool]:
     """Play groups on devices; returns finished runs, what went wrong, and whether someone asked to stop."""
     waiting: queue.SimpleQueue[Group] = queue.SimpleQueue()
-    for group in shares(groups, len(devices)):
+    for group in split_groups(groups, len(devices)):
         waiting.put(group)
     running: list[subprocess.Popen[str]] = []
     complaints: list[str] = []

@@ -243,15 +243,16 @@ class Federation:
         and its name.
         """
         check_split_settings(data_seed, test_share)
-        whose = as_array(client, "client")
+        identifiers = as_array(client, "client")
         try:
             samples = check_samples(x)
-            rows, found = check_clients(whose, len(samples), names)
+            rows, found = check_clients(identifiers, len(samples), names)
             labels, classes, own_class_names = check_labels(y, len(samples), classes, class_names)
             test = None if split is None else check_split(split, len(samples))
         except BadRow as error:
-            known = whose.ndim == 1 and error.row < len(whose) and not error.before.startswith("client")
-            raise error.at(f"row {error.row}" + (f" (client {str(whose[error.row])!r})" if known else "")) from None
+            known = identifiers.ndim == 1 and error.row < len(identifiers) and not error.before.startswith("client")
+            owner = f" (client {str(identifiers[error.row])!r})" if known else ""
+            raise error.at(f"row {error.row}{owner}") from None
         order = np.argsort(rows, kind="stable")
         samples, labels, rows = samples[order], labels[order], rows[order]
         if test is not None:

@@ -17,7 +17,8 @@ from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
-from fedrema.runs.manifest import CODE, check_unchanged, inputs_of, method_name, ran_on, reports_of, revisions_of
+from fedrema.runs.manifest import FederationFacts, Manifest
+from fedrema.runs.provenance import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
 from fedrema.simulation.records import RoundRecord
 
 WHERE = ("folder", "least-clients", "most-samples", "most-noise", "wait-seconds", "round-seconds", "rounds", "device")
@@ -30,12 +31,9 @@ class Ledger:
     def __init__(self, folder: Path, settings: Settings, plan: Plan, central: Central) -> None:
         self.directory, self.settings, self.plan, self.central = RunDirectory(folder), settings, plan, central
         what = {name: value for name, value in run_config(settings, plan).items() if name not in WHERE}
-        self.made_by: dict[str, Any] = {
-            "revisions": revisions_of(settings.method, central.simulator.device.type),
-            "inputs": {name: digests for name, digests in inputs_of(settings).items() if name in CODE},
-        }
+        self.inputs = {name: digests for name, digests in inputs_of(settings).items() if name in CODE}
         content: list[Any] = sorted(what.items())
-        content += [self.made_by["inputs"]] if self.made_by["inputs"] else []
+        content += [self.inputs] if self.inputs else []
         content += [settings.method.revision] if settings.method.revision > 1 else []
         self.identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
         self.lock = self.directory.lock()
@@ -52,15 +50,16 @@ class Ledger:
             self._go_on()
         else:
             # One that was killed before it had closed a round has left nothing but its settings.
-            mine = directory.config_file.is_file() and directory.config().get("identity") == self.identity
+            mine = directory.config_file.is_file() and directory.identity() == self.identity
             directory.check_free(overwrite=mine and not directory.rounds())
-            directory.create(self._config())
+            directory.create(self._manifest())
             directory.keep_rounds(0)
         self.lock.training_from(len(directory.rounds()))
 
     def _go_on(self) -> None:
         directory, central = self.directory, self.central
-        check_unchanged(directory.path, directory.config(), self.settings)
+        before = directory.manifest()
+        check_unchanged(directory.path, before.revisions, before.inputs, self.settings)
         facts, _ = read_checkpoint(directory.checkpoint_file)
         state = load_state(directory.checkpoint_file, self.identity)
         if state.clients != central.capacity:
@@ -73,11 +72,9 @@ class Ledger:
         self.pending = None if directory.has_record(state.round) else pending
         directory.remove_summary()
         directory.keep_rounds(state.round - 1 if self.pending else state.round)
-        before = directory.config() if directory.config_file.is_file() else {}
-        if started := before.get("ran_on", {}).get("started"):
-            self.ran_on["started"] = started
+        self.ran_on = replace(self.ran_on, started=before.ran_on.started)
         # A server that was killed right after a checkpoint has not written the names of those who joined in its round.
-        directory.write_json(directory.config_file, self._config())
+        directory.write_manifest(self._manifest())
 
     def scored(self, scores: Mapping[str, Score | None]) -> None:
         """Complete the last round's record by what clients say of the models that came of it."""
@@ -91,7 +88,7 @@ class Ledger:
         more = {"registry": self.central.registry.plain(), "pending": msgspec.to_builtins(record)}
         self.directory.sync_rounds()  # before the checkpoint that counts on them
         save_state(self.central.state, self.directory.checkpoint_file, self.identity, more)
-        self.directory.write_json(self.directory.config_file, self._config())
+        self.directory.write_manifest(self._manifest())
 
     def finish(self, scores: Mapping[str, Score | None]) -> None:
         """Write the last record and the summary."""
@@ -99,27 +96,32 @@ class Ledger:
         self.directory.write_summary(self.directory.rounds())
         self.lock.release()
 
-    def _config(self) -> dict[str, Any]:
+    def _manifest(self) -> Manifest:
         registry = self.central.registry
-        return {
-            "method": method_name(self.settings.method),
-            "settings": self.settings.described(),
-            "identity": self.identity,
-            **self.made_by,
-            "federation": {
-                # Nobody here has seen the samples: the names are all that is known of them.
-                "fingerprint": hashlib.sha256(json.dumps(registry.names).encode()).hexdigest(),
-                "names": list(registry.names),
-                "classes": self.plan.classes,
-                "class_names": list(self.plan.names),
-                "sample_shape": list(self.plan.shape),
-                "train_counts": [registry.counts.get(name, 0) for name in registry.names],
-                # A node that protects its samples reports no scores.
-                "test_counts": [sum(registry.tests.get(name, ())) for name in registry.names],
-                "last_counted": [registry.accepted.get(name, 0) for name in registry.names],
-                "info": {"network": "Flower"},
-            },
-            "ran_on": self.ran_on,
-            "title": self.settings.method.called(),
-            "reports": reports_of(self.settings.method),
-        }
+        federation = FederationFacts(
+            # The server has not seen the samples: it knows only the names of the clients.
+            hashlib.sha256(json.dumps(registry.names).encode()).hexdigest(),
+            list(registry.names),
+            self.plan.classes,
+            list(self.plan.names),
+            tuple(self.plan.shape),
+            [registry.counts.get(name, 0) for name in registry.names],
+            # A node that protects its samples reports no scores.
+            [sum(registry.tests.get(name, ())) for name in registry.names],
+            {"network": "Flower"},
+            last_counted=[registry.accepted.get(name, 0) for name in registry.names],
+        )
+        method = self.settings.method
+        revisions = revisions_of(method, self.central.simulator.device.type)
+        settings = self.settings.described()
+        return Manifest(
+            method_name(method),
+            settings,
+            self.identity,
+            revisions,
+            self.inputs,
+            federation,
+            self.ran_on,
+            method.reports,
+            method.called(),
+        )

@@ -10,10 +10,12 @@ from fedrema.deploy.places import NodePlace
 from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
+from fedrema.models.networks import Network
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.export import write_node_model
-from fedrema.runs.manifest import method_name
+from fedrema.runs.model_folder import ExportedClient, ExportIndex
 from fedrema.runs.plain_model import plain_model
+from fedrema.runs.provenance import method_name
 from fedrema.simulation.state import SimulationState
 
 MODEL = "model.safetensors"
@@ -57,14 +59,17 @@ def write_model(place: NodePlace, out: Path | None, overwrite: bool) -> Path:
     state, known = load_state(file, None), facts["more"]
     if not state.round:
         raise BadInput(f"{place.path} has no trained model yet: no round has been closed since the node joined.")
+    built = known["config"]
+    shape, classes = tuple(built["federation"]["sample_shape"]), built["federation"]["classes"]
     return write_node_model(
         place.path / "model" if out is None else out,
         overwrite,
-        plain_model(known["config"]),
-        known,
-        state.round,
+        plain_model(Network(**built["settings"]), shape, classes, built["ran_on"]["dtype"]),
+        ExportIndex(known["method"], state.round, state.round, known["class_names"]),
+        ExportedClient(str(known["client"]), "", None, known["accuracy"], known["train_count"]),
         state.params.common,
         {name: value[0] for name, value in state.params.own.items()},
+        known["predicts_otherwise"],
     )
 
 

@@ -20,7 +20,7 @@ from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
-from fedrema.runs.manifest import check_unchanged, identity_of, inputs_of, revisions_of
+from fedrema.runs.provenance import check_unchanged, identity_of, inputs_of, revisions_of
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import COMMON, Clock, SimulationState
 from fedrema.simulation.uploads import RoundUploads
@@ -57,7 +57,8 @@ class Node:
             files = sorted(folder.glob("round-*.safetensors"))
             for file in files:
                 facts, _ = read_checkpoint(file)
-                check_unchanged(file, facts.get("more") or {}, settings)
+                made_by = facts.get("more") or {}
+                check_unchanged(file, made_by.get("revisions", {}), made_by.get("inputs", {}), settings)
                 state = self.simulator.adopt(load_state(file, self.identity))
                 self.states[state.round] = state
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings, as_arguments, parse_settings
 from fedrema.data import Federation
 from fedrema.errors import BadInput, at_least
-from fedrema.runs.manifest import CIRCUMSTANCES, method_name
+from fedrema.runs.provenance import method_name
 
-NOT_CARRIED = (CIRCUMSTANCES - {"rounds", "device", "backend", "federation", "partition-file"}) | {
+NOT_DEFINING = (Purpose.SOURCE, Purpose.COMPUTATION, Purpose.PLACE, Purpose.OUTPUT)
+NOT_CARRIED = (Settings.names(*NOT_DEFINING) - {"device", "backend", "federation", "partition-file"}) | {
     "late",
     "late-round",
     "dropout",

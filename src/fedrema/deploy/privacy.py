@@ -20,7 +20,7 @@ from fedrema.deploy.protection import Protection
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checksums import sealed, unsealed
-from fedrema.runs.directory import read_object
+from fedrema.runs.manifest import read_object
 
 ACCOUNT = "privacy account"
 RESTORE = "restore it from a backup: without it nobody knows what this node has given away"

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedrema.base.files import write_text
 from fedrema.experiments.store import Store
-from fedrema.runs.directory import read_object
+from fedrema.runs.manifest import read_object
 
 FOLDER = "sittings"
 

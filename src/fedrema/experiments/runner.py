@@ -2,19 +2,18 @@
 
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from fedrema.config.settings import Settings
-from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.experiments.store import Store
 from fedrema.experiments.work import Task
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Prepared, Watcher, begin_on, take_up
-from fedrema.runs.joint import play_seeds
+from fedrema.runs.execute import Watcher
+from fedrema.runs.joint import execute_all
 from fedrema.runs.lock import RunLock
-from fedrema.runs.manifest import Inputs, changed_files, inputs_of, is_outdated, recorded_revisions
+from fedrema.runs.manifest import Inputs
+from fedrema.runs.provenance import changed_files, inputs_of, is_outdated
 from fedrema.runs.run import Run, is_finished
 
 
@@ -43,8 +42,9 @@ class Runner:
             self.store.put(settings, Run(settings.output.folder), self.beside, task.inputs)
             placed.remove(settings)
         failed = []
-        prepare = partial(_prepare, task.inputs)
-        for settings, outcome in play_seeds(placed, self.watching, prepare) if placed else ():
+        for settings in placed:
+            _check_inputs(task.inputs, settings)
+        for settings, outcome in execute_all(placed, self.watching, resume=True):
             if isinstance(outcome, Diverged):
                 self.store.put_failed(settings, str(outcome), task.inputs)
                 failed.append(f"{task.cell.title}, seed {settings.simulation.seed}: {outcome}")
@@ -59,20 +59,16 @@ def _can_go_on(folder: Path) -> bool:
     """Tell whether a run has begun in a folder, with the present revisions."""
     if not (folder / "config.json").is_file():  # killed before it had begun
         return False
-    config = RunDirectory(folder).config()
-    return not is_outdated(str(config.get("method")), recorded_revisions(config))
+    manifest = RunDirectory(folder).manifest()
+    return not is_outdated(manifest.method, manifest.revisions)
 
 
-def _prepare(planned: Inputs, settings: Settings, federation: Federation) -> Prepared:
-    """Begin a run, or take up one that was stopped; refuse where the user's files are not those it was planned with."""
-    folder = settings.output.folder
+def _check_inputs(planned: Inputs, settings: Settings) -> None:
+    """Refuse a run where the user's files are not those it was planned with."""
     present = inputs_of(settings)
     for name in planned.keys() & present.keys():
         if changed := changed_files(planned[name], present[name]):
             raise BadInput(f"{changed} since the command was given, or differs on another machine: give it again.")
-    if (folder / "config.json").is_file():
-        return take_up(folder, federation=federation)
-    return begin_on(settings, federation)
 
 
 def _remove(folder: Path) -> None:

@@ -11,20 +11,13 @@ from typing import Any
 import numpy as np
 
 from fedrema.base.files import write_text
+from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
-from fedrema.engine import choose_device
+from fedrema.engine import REVISIONS, choose_device
 from fedrema.errors import BadInput
 from fedrema.experiments.matching import precision_and_recall, true_groups
-from fedrema.runs.directory import read_object
-from fedrema.runs.manifest import (
-    CIRCUMSTANCES,
-    Inputs,
-    inputs_of,
-    is_outdated,
-    method_name,
-    recorded_revisions,
-    revisions_of,
-)
+from fedrema.runs.manifest import Inputs, read_object
+from fedrema.runs.provenance import inputs_of, is_outdated, method_name, revisions_of
 from fedrema.runs.run import Run
 
 FORMAT = 2
@@ -35,6 +28,8 @@ SHOWN = (0.0, 0.1, 0.2, 0.3, 1.0)
 """How far a run has come when its similarities are kept: of 500 rounds the 1st, 50th, 100th, 150th and last."""
 STARTING = 3
 """Rounds at the start of a run that may take longer than others."""
+NOT_DEFINING = Settings.names(Purpose.OUTPUT, Purpose.PLACE, Purpose.COMPUTATION)
+"""Settings that no result depends on."""
 PARTS = ("method", "settings", "summary", "curves", "clients", "relations", "ran_on")
 
 
@@ -45,7 +40,7 @@ def key_of(settings: Settings, inputs: Inputs | None = None) -> str:
     in its name: a run of a later one takes its place.
     """
     flat = settings.flat()
-    what = {name: value for name, value in flat.items() if name not in CIRCUMSTANCES - {"rounds", "federation"}}
+    what = {name: value for name, value in flat.items() if name not in NOT_DEFINING}
     inputs = inputs_of(settings) if inputs is None else inputs
     content = [method_name(settings.method), sorted(what.items()), *([inputs] if inputs else [])]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -122,7 +117,7 @@ class Store:
 
         `inputs` are the digests that its name is made of; default: what the run itself recorded.
         """
-        recorded: Inputs = run.config.get("inputs", {})
+        recorded = run.manifest.inputs
         curves = {"round": [record.round for record in run.rounds]}
         for name in CURVES:
             values = [record.quantity(name) for record in run.rounds]
@@ -137,7 +132,7 @@ class Store:
             "clients": _clients(run),
             "relations": _relations(run),
             "ran_on": {**run.config["ran_on"], "beside": beside},
-            "revisions": recorded_revisions(run.config),
+            "revisions": run.manifest.revisions,
             "inputs": recorded,
         }
         return self._write(settings, content, recorded if inputs is None else inputs)
@@ -231,4 +226,13 @@ def _matrix(values: np.ndarray) -> list[list[float | None]]:
 
 def _finished(content: dict[str, Any]) -> Finished:
     parts = {part: content[part] for part in PARTS}
-    return Finished(**parts, failed=content.get("failed", ""), revisions=recorded_revisions(content))
+    return Finished(**parts, failed=content.get("failed", ""), revisions=_recorded_revisions(content))
+
+
+def _recorded_revisions(content: dict[str, Any]) -> dict[str, int]:
+    """Return the revisions that the file of a cell names; 1 where it is older than they are."""
+    found = content.get("revisions")
+    if isinstance(found, dict) and all(isinstance(number, int) for number in found.values()):
+        return {name: number for name, number in found.items() if name == "method" or name in REVISIONS}
+    device = content.get("ran_on", {}).get("device")
+    return {"method": 1, **({} if device is None else {"cpu" if device == "cpu" else "cuda": 1})}

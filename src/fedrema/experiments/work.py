@@ -7,8 +7,9 @@ from typing import Any
 from fedrema.config.settings import Settings
 from fedrema.experiments.spec import Cell, Line
 from fedrema.experiments.store import Finished, Store, key_of
-from fedrema.runs.joint import shares
-from fedrema.runs.manifest import Inputs, inputs_of
+from fedrema.runs.joint import split_groups
+from fedrema.runs.manifest import Inputs
+from fedrema.runs.provenance import inputs_of
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def missing(cells: Iterable[Cell], seeds: int, store: Store, known: set[str] | N
 
 def divided(tasks: Sequence[Task], workers: int) -> list[Task]:
     """Halve the largest tasks until there is one for each worker, as far as they can be halved."""
-    parts = shares([[(task, seed) for seed in task.seeds] for task in tasks], workers)
+    parts = split_groups([[(task, seed) for seed in task.seeds] for task in tasks], workers)
     return [replace(part[0][0], seeds=tuple(seed for _, seed in part)) for part in parts]
 
 

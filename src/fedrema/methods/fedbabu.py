@@ -11,7 +11,7 @@ from fedrema.models.body_and_head import Net
 
 @dataclass(frozen=True)
 class FedBABU(Method):
-    """Body aggregation and body update: θ ← Σ (n_k/n) θ̂_k with a random head that all clients share and nobody trains.
+    """Body aggregation and body update: θ ← Σ (n_k/n) θ̂_k with a common random head that is never trained.
 
     The head does not change during training and is therefore not sent. Before a client is evaluated, a copy of its
     model is fine-tuned on its own samples and then discarded: by default the whole network, optionally only the head or

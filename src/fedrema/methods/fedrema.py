@@ -216,9 +216,8 @@ class FedReMa(Method):
 
     def _relevant(self, net: Net, heads: dict[str, Tensor], uploads: Uploads, moment: Moment) -> tuple[Tensor, Tensor]:
         """Return the sets of relevant clients A_k [k, k] and the largest gaps Δs* [k], from the similarities S."""
-        whose = uploads.names or tuple(str(client) for client in uploads.clients.tolist())
-        names = whose if self.probe_per_client else ()
-        probes = draw_probes(net, moment, self.probes, self.probe_high, names)
+        names = uploads.names or tuple(str(client) for client in uploads.clients.tolist())
+        probes = draw_probes(net, moment, self.probes, self.probe_high, names if self.probe_per_client else ())
         sets: list[Tensor] = []
         gaps: list[Tensor] = []
         for rows in similarity_rows(net, heads, probes, self.temperature, self.peer_temperature):

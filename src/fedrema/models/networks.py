@@ -42,7 +42,7 @@ class Network:
             )
 
 
-class Split(nn.Module):
+class BodyAndHead(nn.Module):
     """A body followed by a head."""
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
@@ -118,7 +118,7 @@ def _with_head(
     _check_size(f"--projection {projection} and {widths[-1]} classes", features, *projected, *widths)
     if projection:
         body.extend([nn.Linear(features, features), nn.ReLU(), nn.Linear(features, projection)])
-    return Split(body, head(projection or features))
+    return BodyAndHead(body, head(projection or features))
 
 
 def with_batch_norm(network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -133,7 +133,7 @@ def with_batch_norm(network: Callable[..., nn.Module]) -> Callable[..., nn.Modul
                 layers.append(nn.BatchNorm2d(layer.out_channels))
             elif isinstance(layer, nn.Linear):
                 layers.append(nn.BatchNorm1d(layer.out_features))
-        return Split(nn.Sequential(*layers), module.get_submodule("head"))
+        return BodyAndHead(nn.Sequential(*layers), module.get_submodule("head"))
 
     return build
 

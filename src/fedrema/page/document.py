@@ -1,7 +1,7 @@
 """The document that the page shows, as plain data: the main part, without single clients and pairs of clients."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
@@ -12,7 +12,6 @@ import fedrema
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
 from fedrema.core.reports import HEAD_SIMILARITY
-from fedrema.data import DataSettings
 from fedrema.errors import BadInput
 from fedrema.experiments.matching import true_groups
 from fedrema.page.encode import plain
@@ -23,6 +22,7 @@ from fedrema.reporting.differences import paired_differences
 from fedrema.reporting.groups import Group, data_title, group_runs
 from fedrema.reporting.plots import Look
 from fedrema.reporting.tables import DIFFERENCES, EXPLANATION, OTHER_DATA, period_columns
+from fedrema.runs.manifest import FederationFacts
 
 ACCURACIES = ("honest_accuracy", "best_accuracy", "final_accuracy", "worst_tenth")
 QUANTITIES = ("accuracy", "worst_tenth", "trained_accuracy", "loss")
@@ -32,10 +32,6 @@ HIDDEN = Settings.names(Purpose.OUTPUT, Purpose.PLACE) - {"partition-file"}
 """Settings that are not shown: local paths are omitted because the page may be shared."""
 FILES = ("federation", "partition-file")
 """Settings of which only the file's name is shown."""
-PARTITIONING = frozenset(
-    field.name.replace("_", "-") for field in fields(DataSettings) if field.metadata.get("partitions")
-)
-"""Settings that have no meaning with own data."""
 
 Json = dict[str, Any]
 """An object of a method's declaration or of config.json, passed on as it is."""
@@ -81,7 +77,7 @@ class RunPart(TypedDict):
     seed: int
     data: str
     names: list[str]
-    classes: int | None
+    classes: int
     class_names: list[str] | None
     true_groups: list[int] | None
     train_counts: list[int] | None
@@ -95,7 +91,7 @@ class RunPart(TypedDict):
     bytes: dict[str, int]
     seconds: dict[str, float]
     settings: Json
-    holds: dict[str, int | None]
+    holds: dict[str, int]
     ran_on: Json
     status: Status
 
@@ -194,19 +190,19 @@ def _curve(group: Group, look: Look, quantity: str) -> CurvePart | None:
 
 
 def _run(run: ThinnedRun, group: int) -> RunPart:
-    federation, period = run.config["federation"], run.reports.period
+    federation, period = run.manifest.federation, run.reports.period
     series = {trace.name: _series(run, trace.name) for trace in run.reports.traces if not trace.per_client}
     inside = [record.trace[period.name] for record in run.rounds if period is not None and period.name in record.trace]
     return {
         "group": group,
         "seed": run.settings["seed"],
-        "data": str(federation["fingerprint"])[:12],
+        "data": federation.fingerprint[:12],
         "names": run.names,
-        "classes": federation.get("classes"),
-        "class_names": federation.get("class_names"),
+        "classes": federation.classes,
+        "class_names": federation.class_names or None,
         "true_groups": _true_groups(run),
-        "train_counts": federation.get("train_counts"),
-        "test_counts": federation.get("test_counts"),
+        "train_counts": federation.train_counts or None,
+        "test_counts": federation.test_counts or None,
         "series": {name: one for name, one in series.items() if one["rounds"]},
         "in_period": bool(inside and inside[-1]),
         "threshold": run.settings.get(period.threshold.replace("_", "-")) if period and period.threshold else None,
@@ -214,34 +210,30 @@ def _run(run: ThinnedRun, group: int) -> RunPart:
         "seconds": run.summary.seconds,
         "settings": _settings(run),
         "holds": _holds(federation),
-        "ran_on": run.config.get("ran_on", {}),
+        "ran_on": msgspec.to_builtins(run.manifest.ran_on),
         "status": status_of(run),
     }
 
 
 def _settings(run: ThinnedRun) -> Json:
     """Return the settings that define a run."""
-    hidden = HIDDEN
-    if "dataset" not in run.config["federation"].get("info", {}):
-        # Older versions recorded these for own data too, where they have no meaning.
-        hidden = HIDDEN | PARTITIONING
-    shown = {name: value for name, value in run.settings.items() if name not in hidden}
+    shown = {name: value for name, value in run.settings.items() if name not in HIDDEN}
     for name in FILES:
         if shown.get(name):
             shown[name] = Path(shown[name]).name
     return shown
 
 
-def _holds(federation: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the size of the data; the server of a deployment does not know the number of samples."""
-    counts = {"training samples": federation.get("train_counts"), "test samples": federation.get("test_counts")}
-    facts = {"number of clients": len(federation["names"]), "number of classes": federation.get("classes")}
+def _holds(federation: FederationFacts) -> dict[str, int]:
+    """Return the size of the data; the server of a deployment may not know the number of samples."""
+    facts = {"number of clients": len(federation.names), "number of classes": federation.classes}
+    counts = {"training samples": federation.train_counts, "test samples": federation.test_counts}
     return {**facts, **{name: sum(each) for name, each in counts.items() if each}}
 
 
 def _true_groups(run: ThinnedRun) -> list[int] | None:
     # Settings have defaults that mean nothing where clients brought their own data.
-    grouped = run.config["federation"].get("info", {}).get("partition") == "grouped"
+    grouped = run.manifest.federation.info.get("partition") == "grouped"
     return true_groups(run.settings, len(run.names)) if grouped else None
 
 

@@ -34,7 +34,7 @@ class LiveRuns:
         self.versions: dict[PartName, int] = dict.fromkeys(self.PARTS, 0)
         self.made: dict[PartName, tuple[int, Part]] = {}
         self.cost = dict.fromkeys(self.PARTS, 0.0)
-        self.begun = dict.fromkeys(self.PARTS, 0.0)
+        self.started = dict.fromkeys(self.PARTS, 0.0)
         self.waiting = dict.fromkeys(self.PARTS, False)
         self.seen: dict[Path, float] = {}
         self.damaged: dict[Path, tuple[object, str]] = {}
@@ -60,10 +60,10 @@ class LiveRuns:
             if self._new_matrices():
                 self.waiting["relations"] = True
             for name in self.PARTS:
-                rested = time.monotonic() - self.begun[name] >= REST * self.cost[name]
+                rested = time.monotonic() - self.started[name] >= REST * self.cost[name]
                 if self.waiting[name] and (rested or not self.versions[name]):
                     self.waiting[name] = False
-                    self.begun[name] = time.monotonic()
+                    self.started[name] = time.monotonic()
                     self.versions[name] += 1
 
     def part(self, name: PartName) -> Part:
@@ -71,9 +71,9 @@ class LiveRuns:
         with self.lock:
             version = self.versions[name]
             if name not in self.made or self.made[name][0] != version:
-                begun = time.monotonic()
+                started = time.monotonic()
                 self.made[name] = version, self._make(name)
-                self.cost[name] = time.monotonic() - begun
+                self.cost[name] = time.monotonic() - started
             return self.made[name][1]
 
     def status(self) -> list[Status]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedrema.errors import BadInput
-from fedrema.reporting.groups import check_config
 from fedrema.runs.checksums import REMEDY
+from fedrema.runs.manifest import Manifest
 from fedrema.runs.records import RecordChain
 from fedrema.runs.run import Run
 from fedrema.simulation.records import PRIMARY, MetricRecord, RoundRecord, Summary, TraceValue
@@ -189,7 +189,6 @@ class ThinnedRun(Run):
 
     def __init__(self, path: Path | str, most: int = KEPT_ROUNDS) -> None:
         super().__init__(path)
-        check_config(self)
         self.most = most
         self.file = self._begin()
         self._grow()
@@ -216,12 +215,11 @@ class ThinnedRun(Run):
 
     def refresh(self) -> bool:
         """Read new records; return whether anything has changed."""
-        config, finished = self.directory.config(), self.directory.finished()
-        before, self.config = self.config, config
-        check_config(self)
-        if _source(config) != _source(before):  # another run in the same folder, or clients have joined
+        before, finished = self.manifest, self.directory.finished()
+        self.manifest = self.directory.manifest()
+        if _source(self.manifest) != _source(before):  # another run in the same folder, or clients have joined
             self.file = self._begin()
-        changed = self._grow() or config != before or finished != self.__dict__.get("ended")
+        changed = self._grow() or self.manifest != before or finished != self.__dict__.get("ended")
         if changed:
             self.__dict__["ended"] = finished
             for name in ("kept", "rounds", "summary"):
@@ -241,8 +239,8 @@ class ThinnedRun(Run):
         return changed
 
 
-def _source(config: dict[str, Any]) -> tuple[Any, Any]:
-    return config.get("identity"), config["federation"]["names"]
+def _source(manifest: Manifest) -> tuple[str, list[str]]:
+    return manifest.identity, manifest.federation.names
 
 
 def thinned_notes(runs: Sequence[ThinnedRun]) -> list[str]:

@@ -12,6 +12,7 @@ from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
+from fedrema.runs.manifest import SettingValue
 from fedrema.runs.run import Run
 
 # Own data is identified by its fingerprint, not by the setting that names its source.
@@ -43,7 +44,7 @@ class Group:
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the data."""
-        return str(self.runs[0].config["federation"]["fingerprint"])
+        return self.runs[0].manifest.federation.fingerprint
 
     @property
     def reports(self) -> Reports:
@@ -89,8 +90,8 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         raise BadInput("There is no run to compare: give the folder of at least one run.")
     members_of: dict[str, list[Run]] = {}
     for run in runs:
-        check_config(run)
-        key = [run.method, sorted(_defining(run).items()), run.config["federation"]["fingerprint"]]
+        _check_settings(run)
+        key = [run.method, sorted(_defining(run).items()), run.manifest.federation.fingerprint]
         members_of.setdefault(json.dumps(key), []).append(run)
     members = [_one_per_seed(found) for found in members_of.values()]
     labels = _labels([found[0] for found in members])
@@ -105,29 +106,21 @@ def data_title(groups: Sequence[Group]) -> str:
     """Describe the data of the groups in a few words."""
     if len({group.fingerprint for group in groups}) > 1:
         return "different data"
-    federation = groups[0].runs[0].config["federation"]
-    info = federation.get("info", {})
+    federation = groups[0].runs[0].manifest.federation
+    info = federation.info
     parts = [info.get("dataset") or info.get("federation"), info.get("partition")]
     if "s" in info and info.get("partition") == "grouped":
         parts.append(f"s = {info['s']}")
-    return ", ".join([*(str(part) for part in parts if part), f"{len(federation['names'])} clients"])
+    return ", ".join([*(str(part) for part in parts if part), f"{len(federation.names)} clients"])
 
 
-def check_config(run: Run) -> None:
-    """Refuse a config.json that does not describe a run."""
-    # Folders that are searched for runs may contain config.json files of other programs.
-    config = run.config
-    for name, kind in (("method", str), ("settings", dict), ("federation", dict)):
-        if not isinstance(config.get(name), kind):
-            raise BadInput(f"{run.directory.config_file} does not describe a run: {name!r} is missing.")
-    needed = {"settings": ("seed", "rounds"), "federation": ("fingerprint", "names")}
-    for part, names in needed.items():
-        for name in names:
-            if name not in config[part]:
-                raise BadInput(f"{run.directory.config_file} is incomplete: {part!r} lacks {name!r}.")
+def _check_settings(run: Run) -> None:
+    for name in ("seed", "rounds"):
+        if name not in run.settings:
+            raise BadInput(f"{run.directory.config_file} is incomplete: 'settings' lacks {name!r}.")
 
 
-def _defining(run: Run) -> dict[str, Any]:
+def _defining(run: Run) -> dict[str, SettingValue]:
     """Return the settings that define the result, except the training seed."""
     settings = {name: value for name, value in run.settings.items() if name not in IGNORED}
     if run.finished:  # it may have been resumed with more rounds
@@ -152,7 +145,7 @@ def _labels(firsts: list[Run]) -> list[str]:
         words = [f"{name}={_short(mine[name])}" for name in differing[:SHOWN_SETTINGS]]
         more = len(differing) - SHOWN_SETTINGS
         labels.append(" ".join([run.title, *words, *([f"and {more} more"] if more > 0 else [])]))
-    prints = [str(run.config["federation"]["fingerprint"])[:6] for run in firsts]
+    prints = [run.manifest.federation.fingerprint[:6] for run in firsts]
     if len(set(prints)) > 1:
         labels = [
             f"{label} data={fingerprint}" if labels.count(label) > 1 else label

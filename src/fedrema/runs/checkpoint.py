@@ -1,4 +1,4 @@
-"""A state on disk: one safetensors file, whole or not there, that knows which run it belongs to."""
+"""A checkpoint: one safetensors file with the state of a simulation and the identity of its run."""
 
 import json
 import secrets
@@ -23,7 +23,7 @@ FACTS = {"clients": int, "round": int, "belongs_to": str, "server": dict, "order
 
 
 def save_state(state: SimulationState, file: Path, belongs_to: str, more: dict[str, Any] | None = None) -> None:
-    """Write everything a run needs to go on; `belongs_to` names the configuration, `more` is kept with it as JSON."""
+    """Write the state of a run; `belongs_to` is its identity, `more` is kept with it as JSON."""
     groups = {
         "common": state.params.common,
         "own": state.params.own,
@@ -41,7 +41,7 @@ def save_state(state: SimulationState, file: Path, belongs_to: str, more: dict[s
         "round": state.round,
         "belongs_to": belongs_to,
         "server": numbers,
-        "order": list(tensors),  # the file sorts its names, and sums over tensors are rounded by their order
+        "order": list(tensors),  # the file sorts names, and how sums over tensors are rounded depends on their order
         **({} if more is None else {"more": more}),
     }
     header = {"fedrema": json.dumps(facts)}
@@ -49,7 +49,7 @@ def save_state(state: SimulationState, file: Path, belongs_to: str, more: dict[s
         with atomic_file(file) as temporary:
             write_tensors(temporary, tensors, header)
         return
-    # The folder appears with its first checkpoint in it: one without has lost it.
+    # The folder is created together with its first checkpoint: a folder without one has lost it.
     folder = file.parent.with_name(f".{file.parent.name}.{secrets.token_hex(4)}.part")
     with atomic_file(folder / file.name) as temporary:
         write_tensors(temporary, tensors, header)
@@ -59,12 +59,12 @@ def save_state(state: SimulationState, file: Path, belongs_to: str, more: dict[s
         sync(file.parent.parent)
     except OSError as error:
         raise BadInput(
-            f"cannot write {file}: {error.strerror}; choose a place that is writable and has room."
+            f"cannot write {file}: {error.strerror}; choose a writable place with enough free space."
         ) from error
 
 
 def load_state(file: Path, belongs_to: str | None, device: torch.device | None = None) -> SimulationState:
-    """Read a state back; refuses one that is incomplete, altered, or of another configuration."""
+    """Read a state; refuses a file that is incomplete, altered, or of another configuration."""
     facts, tensors = read_checkpoint(file)
     if belongs_to is not None and facts["belongs_to"] != belongs_to:
         raise BadInput(
@@ -89,7 +89,7 @@ def load_state(file: Path, belongs_to: str | None, device: torch.device | None =
 
 
 class CountedOn(NamedTuple):
-    """What must be in a run's folder for a checkpoint to be of use."""
+    """How many rounds the other files of a run must have for a checkpoint to be usable."""
 
     rounds: int
     """Records in rounds.jsonl."""
@@ -98,14 +98,14 @@ class CountedOn(NamedTuple):
 
 
 def counted_on(facts: dict[str, Any]) -> CountedOn:
-    """Return what a checkpoint counts on."""
+    """Return how many rounds a checkpoint requires in the other files."""
     more = facts.get("more", {})
-    # A server keeps the last round's record in the checkpoint until its accuracies are known.
+    # The server of a deployment keeps the last record in the checkpoint until its accuracies are known.
     return CountedOn(facts["round"] - bool(more.get("pending")), more.get(RECORDED_RELATIONS, 0))
 
 
 def read_checkpoint(file: Path, wanted: Sequence[str] | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a checkpoint's facts and all its tensors, or those wanted that it has, verified."""
+    """Return a checkpoint's facts and its tensors (or those wanted that it has), verified."""
     if not file.exists():
         if file.parent.exists() or (file.parent.parent / "summary.json").exists():
             raise BadInput(f"The checkpoint {file} is missing: {REMEDY}.")

@@ -1,10 +1,10 @@
-"""The folder of a run: what is in it, and how it is read while it may still be growing."""
+"""The folder of a run: its files, and how they are read while the run may still be training."""
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +17,18 @@ from fedrema.base.files import atomic_file, make_folder, sync, write_text
 from fedrema.core.reports import Reports
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
+from fedrema.runs.arrays import Relations, read_arrays, read_relations, relation_arrays, write_arrays
 from fedrema.runs.checkpoint import counted_on, read_checkpoint
-from fedrema.runs.checksums import CHECKSUM, REMEDY, read_arrays, sealed, unsealed, write_arrays
+from fedrema.runs.checksums import REMEDY, sealed, unsealed
 from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
+from fedrema.runs.manifest import Manifest, is_config, read_object, verified_config
 from fedrema.runs.records import RecordChain, read_lines
 from fedrema.simulation.records import RoundRecord, Summary, summarise
 
-CONFIG_KEYS = {"method": str, "settings": dict, "identity": str, "federation": dict}
-"""What every config.json has; a folder with another file of that name is not a run."""
 FEDERATION_FILE = "federation.npz"
-"""Where a federation that was given in Python is saved, beside config.json."""
+"""The file, next to config.json, to which a federation that was given in Python is saved."""
+SERIES_FILE = "runs.json"
+"""Lists the runs that one command started, in their common folder."""
 MODELS = "models"
 """Folder of exported models."""
 EXPORT_INDEX = "index.json"
@@ -39,15 +41,14 @@ OWN_PATTERNS = ("newcomers/*.safetensors", "tensorboard/events.out.tfevents.*")
 
 
 class RunDirectory:
-    """Reads and writes a run's folder; every file but the growing `rounds.jsonl` is whole or not there.
+    """Reads and writes a run's folder; every file but the growing `rounds.jsonl` is complete or absent.
 
-    Everything that is read back carries a checksum. What was changed or damaged is refused by a `BadInput` that names
-    the file and the remedy. Runs of older versions have no checksums at all: their numbers can be read, but they
-    cannot be resumed.
+    All files that are read back carry checksums. A changed or damaged file is refused by a `BadInput` that names the
+    file and the remedy.
 
-    config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once it has ended),
-    clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request); run.lock, and
-    running.json while a process writes to the folder.
+    config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once the run has
+    finished), clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request);
+    run.lock, and running.json while a process writes to the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,9 +60,9 @@ class RunDirectory:
         self.clients_file = self.path / "clients.npz"
         self.checkpoint_file = self.path / "checkpoint" / "state.safetensors"
         self._end: tuple[int, RecordChain] | None = None
-        """How long rounds.jsonl was after the last record that was added, and its checksums up to there."""
+        """Length of rounds.jsonl after the last record that was added, and its checksums up to there."""
         self._counts: tuple[object, dict[str, int]] | None = None
-        """What summary.json or the checkpoint say of the others, and in which state of theirs."""
+        """How many rounds summary.json or the checkpoint require, and the state of these two files at that time."""
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -76,11 +77,11 @@ class RunDirectory:
         return found
 
     def looks_like_run(self) -> bool:
-        """Whether there is a file that only a run has; other programs write a config.json too."""
+        """Whether there is a file that only runs have; other programs write a config.json too."""
         return any(file.exists() for file in (self.rounds_file, self.clients_file, self.checkpoint_file.parent))
 
     def lock(self) -> RunLock:
-        """Return the lock that everything which writes to this folder has to hold."""
+        """Return the lock that a process must hold to write to this folder."""
         return RunLock(self.path)
 
     def trainer(self) -> Writer | None:
@@ -91,13 +92,12 @@ class RunDirectory:
     def is_run(self) -> bool:
         """Whether the folder holds a run of fedrema, finished or not."""
         try:
-            config = read_object(self.config_file, "")
+            return is_config(read_object(self.config_file, ""))
         except BadInput:
             return False
-        return all(isinstance(config.get(key), kind) for key, kind in CONFIG_KEYS.items())
 
     def check_free(self, overwrite: bool) -> None:
-        """Refuse a folder that is taken; --overwrite replaces a run, and only a run."""
+        """Refuse a folder that is in use; --overwrite replaces a run, and only a run."""
         try:
             if self.path.is_symlink() and not self.path.exists():
                 raise BadInput(f"--out {self.path} is a link to something that does not exist: name another folder.")
@@ -119,11 +119,11 @@ class RunDirectory:
         if not overwrite:
             raise BadInput(f"--out {self.path} already exists: choose another folder, or --overwrite to replace it.")
 
-    def create(self, config: dict[str, Any], inputs: Collection[Path] = ()) -> None:
-        """Make the folder; a run that is there is replaced, except for files that are `inputs` of the new run.
+    def create(self, manifest: Manifest, inputs: Collection[Path] = ()) -> None:
+        """Create the folder; an existing run is replaced, except for files that are `inputs` of the new run.
 
-        Only files that fedrema wrote are deleted. config.json comes last and is replaced in one step, so the folder
-        holds a run at every moment.
+        Only files that fedrema wrote are deleted. config.json is replaced last and in one step, so the folder holds a
+        run at every moment.
         """
         try:
             make_folder(self.path)
@@ -136,50 +136,47 @@ class RunDirectory:
         except OSError as error:
             raise BadInput(f"cannot write to the folder {self.path}: {error.strerror}.") from error
         self._end = None
-        self.write_json(self.config_file, config)
+        self.write_manifest(manifest)
 
     def _written_files(self) -> list[Path]:
-        """Return the files of a run in this folder that fedrema wrote; a user's own are not among them."""
+        """Return the files that fedrema wrote for a run in this folder, without a user's own files."""
         if not self.is_run():
             return []
         named = [self.path / name for name in OWN_FILES]
-        if read_object(self.config_file, "")["federation"].get("saved"):
+        if read_object(self.config_file, "")["federation"].get("saved"):  # of a run of any format
             named.append(self.path / FEDERATION_FILE)
         found = [file for file in named if file.is_file() or file.is_symlink()]
         found += [file for pattern in OWN_PATTERNS for file in sorted(self.path.glob(pattern)) if not file.is_dir()]
         return found + exported_files(self.path / MODELS)
 
     def write_json(self, file: Path, content: dict[str, Any]) -> None:
-        """Write a JSON file with its checksum, whole or not at all."""
-        belongs_to = "" if file == self.config_file else self._sealed_by()[0]
+        """Write a JSON file with its checksum, completely or not at all."""
+        belongs_to = "" if file == self.config_file else self.identity()
         write_text(file, json.dumps(sealed(content, belongs_to), indent=2) + "\n")
 
     def read_json(self, file: Path, remedy: str = REMEDY) -> dict[str, Any]:
         """Read what `write_json` wrote."""
-        content, (identity, checksums) = read_object(file, "cannot be read", remedy), self._sealed_by()
-        return unsealed(content, file, identity, remedy) if checksums or CHECKSUM in content else content
+        return unsealed(read_object(file, "cannot be read", remedy), file, self.identity(), remedy)
 
     def config(self) -> dict[str, Any]:
+        """Return config.json as plain values."""
+        return verified_config(read_object(self.config_file, "cannot be read", REMEDY), self.config_file)
+
+    def manifest(self) -> Manifest:
         """Return config.json."""
-        return self._config()[0]
+        return Manifest.from_json(read_object(self.config_file, "cannot be read", REMEDY), self.config_file)
 
-    def _config(self) -> tuple[dict[str, Any], bool]:
-        """Return config.json, and whether it carries a checksum: those of older versions do not."""
-        content = read_object(self.config_file, "cannot be read", REMEDY)
-        return (unsealed(content, self.config_file), True) if CHECKSUM in content else (content, False)
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Write config.json."""
+        self.write_json(self.config_file, manifest.as_json())
 
-    def _sealed_by(self) -> tuple[str, bool]:
-        """Return the run's identity, and whether its files carry checksums."""
-        config, checksums = self._config()
-        return str(config.get("identity", "")), checksums
+    def reports(self) -> Reports:
+        """Return what the run's method declares about its reports."""
+        return self.manifest().reports
 
-    def check_version(self) -> None:
-        """Refuse to go on from a run of an older version, of which nothing can be verified."""
-        if not self._sealed_by()[1]:
-            raise BadInput(
-                f"{self.config_file} carries no checksum: it was changed, or the run is of an older version of fedrema,"
-                " which can be compared and shown but not resumed or exported; run it again with this version."
-            )
+    def identity(self) -> str:
+        """Return the run's identity, which the checksums of its other files include."""
+        return str(self.config()["identity"])
 
     def summary(self) -> Summary | None:
         """Return summary.json; None while the run has not finished."""
@@ -191,30 +188,23 @@ class RunDirectory:
         except (msgspec.ValidationError, KeyError) as error:
             raise BadInput(f"{self.summary_file} does not hold the summary of a run: {error}; {remedy}.") from error
 
-    def reports(self) -> Reports:
-        """Return what the run's method declares about its reports."""
-        try:
-            return msgspec.convert(self.config().get("reports", {}), Reports)
-        except msgspec.ValidationError as error:
-            raise BadInput(f"{self.config_file} does not describe a run: reports: {error}.") from error
-
     def summarise(self, records: Sequence[RoundRecord]) -> Summary:
         """Return the headline numbers of records of this run."""
         period = self.reports().period
         return summarise(records, period.name if period is not None else None)
 
     def finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run has finished."""
         return self.summary_file.exists()
 
     def write_summary(self, records: Sequence[RoundRecord], recorded_relations: int = 0) -> None:
-        """Write summary.json, which says that the run has ended: after everything else is on the disk."""
+        """Write summary.json, which marks the run as finished: after everything else is on the disk."""
         self.sync_rounds()
         summary = replace(self.summarise(records), recorded_relations=recorded_relations)
         self.write_json(self.summary_file, summary.as_json())
 
     def remove_summary(self) -> None:
-        """Remove summary.json, whatever is in it, before the run goes on."""
+        """Remove summary.json, whatever its content, before the run continues."""
         try:
             if self.summary_file.exists():
                 self.summary_file.unlink()
@@ -223,7 +213,7 @@ class RunDirectory:
             raise BadInput(f"cannot remove {self.summary_file}: {error.strerror}; remove it by hand.") from error
 
     def remove_unfinished_files(self) -> None:
-        """Remove what a process left behind that was killed while it wrote a file."""
+        """Remove temporary files of a process that was killed while it wrote a file."""
         for folder in (self.path, self.checkpoint_file.parent):
             for left in folder.glob(".*.part"):
                 if left.is_dir():
@@ -232,9 +222,9 @@ class RunDirectory:
                     left.unlink(missing_ok=True)
 
     def append(self, record: RoundRecord) -> None:
-        """Add a round's record; if the disk is full, the file is as it was.
+        """Add a round's record; if the disk is full, the file stays as it was.
 
-        It may be lost with the power, unlike what `sync_rounds` has waited for.
+        A power failure may lose it until `sync_rounds` has returned.
         """
         try:
             begun = self.rounds_file.exists()
@@ -260,7 +250,7 @@ class RunDirectory:
             raise BadInput(f"cannot write {self.rounds_file}: {error.strerror}; earlier rounds are kept.") from error
 
     def sync_rounds(self) -> None:
-        """Wait until all records are on the disk; comes before a checkpoint that counts on them."""
+        """Wait until all records are on the disk, before writing a checkpoint that requires them."""
         try:
             if self.rounds_file.exists():
                 sync(self.rounds_file)
@@ -269,10 +259,10 @@ class RunDirectory:
 
     def chain(self) -> RecordChain:
         """Return the checksums of rounds.jsonl before its first line."""
-        return RecordChain(self.rounds_file, *self._sealed_by())
+        return RecordChain(self.rounds_file, self.identity())
 
     def rounds(self) -> list[RoundRecord]:
-        """Return all records; a last line that is still being written does not count."""
+        """Return all records, without a last line that is still being written."""
         with self.complete() as counts:
             records = [record for record, _ in read_lines(self.chain())] if self.has_rounds() else []
             counts["rounds"] = len(records)
@@ -280,20 +270,20 @@ class RunDirectory:
 
     @contextmanager
     def complete(self) -> Iterator[dict[str, int]]:
-        """Take how many `rounds` and `relations` were read inside; refuses fewer than the run is known to have."""
+        """Yield a dictionary for the numbers of `rounds` and `relations` read inside; refuses fewer than recorded."""
         known = self._known_counts()
         counts: dict[str, int] = {}
         yield counts
-        if known != self._known_counts():  # another process has gone on with the run, or replaced it
+        if known != self._known_counts():  # another process has continued the run, or replaced it
             return
         for name, file in (("rounds", self.rounds_file), ("relations", self.relations_file)):
             if counts.get(name, known[name]) < known[name]:
                 raise BadInput(f"{file} ends after {counts[name]} rounds, but there were {known[name]}: {REMEDY}.")
 
     def _known_counts(self) -> dict[str, int]:
-        """Return how many rounds were recorded for certain, and how many with matrices."""
+        """Return how many rounds, and how many rounds with matrices, are certain to be recorded."""
         state = [_state(self.summary_file), _state(self.checkpoint_file)]
-        if self._counts is None or self._counts[0] != state:  # those who follow a run ask twice a second
+        if self._counts is None or self._counts[0] != state:  # a page that follows a run asks twice a second
             self._counts = state, self._counts_now()
         return self._counts[1]
 
@@ -303,11 +293,11 @@ class RunDirectory:
             return {"rounds": summary.rounds, "relations": summary.recorded_relations}
         try:
             return counted_on(read_checkpoint(self.checkpoint_file, wanted=())[0])._asdict()
-        except BadInput:  # there is none yet, or it is damaged, which is told when it is needed
+        except BadInput:  # none yet, or damaged, which is reported when it is needed
             return {"rounds": 0, "relations": 0}
 
     def check_rounds(self, last: int) -> None:
-        """Refuse records that are not complete up to a round, that of the checkpoint."""
+        """Refuse records that are not complete up to the checkpoint's round."""
         self._known_rounds(last)
 
     def has_record(self, number: int) -> bool:
@@ -319,17 +309,17 @@ class RunDirectory:
         return True
 
     def keep_rounds(self, last: int) -> list[RoundRecord]:
-        """Forget records after a round, which a checkpoint does not know of; returns the others."""
+        """Remove the records after a round, which the checkpoint does not include; returns the others."""
         kept, end = self._known_rounds(last)
         if not self.rounds_file.exists() or self.rounds_file.stat().st_size > end:
-            # A new file, by which those who follow the run notice. What is cut off need not be readable.
+            # A new file, so that a page which follows the run notices. What is cut off need not be readable.
             whole = self.rounds_file.read_bytes()[:end] if end else b""
             with atomic_file(self.rounds_file) as temporary:
                 temporary.write_bytes(whole)
         return kept
 
     def _known_rounds(self, last: int) -> tuple[list[RoundRecord], int]:
-        """Return the records up to a round, and where they end."""
+        """Return the records up to a round, and the length of their lines."""
         kept: list[RoundRecord] = []
         end = 0
         if last and self.has_rounds():
@@ -362,11 +352,11 @@ class RunDirectory:
         return (ends[-1] if ends else 0), chain
 
     def write_label_counts(self, train: np.ndarray, test: np.ndarray) -> None:
-        """Write clients.npz: how many samples of each class each client trains on, and is tested with [K, classes]."""
-        write_arrays(self.clients_file, {"train": train, "test": test}, self._sealed_by()[0])
+        """Write clients.npz: how many training and test samples of each class each client has [K, classes]."""
+        write_arrays(self.clients_file, {"train": train, "test": test}, self.identity())
 
     def ensure_label_counts(self, federation: Federation) -> None:
-        """Write clients.npz again where it is missing or damaged."""
+        """Write clients.npz again if it is missing or damaged."""
         try:
             found = self.label_counts()
         except BadInput:
@@ -375,52 +365,33 @@ class RunDirectory:
             self.write_label_counts(federation.label_counts("train"), federation.label_counts("test"))
 
     def label_counts(self) -> dict[str, np.ndarray] | None:
-        """Return clients.npz; None where nobody knows, as on a server that never sees samples."""
+        """Return clients.npz; None for deployments, whose server never sees samples."""
         remedy = f"fedrema resume {self.path} writes it again"
         if not self.clients_file.exists():
-            config, checksums = self._config()
-            if checksums and not is_deployed(config) and "train_counts" in config["federation"]:
+            federation = self.manifest().federation
+            if federation.train_counts and not federation.is_deployed:
                 raise BadInput(f"{self.clients_file} is missing: {remedy}.")
             return None
-        arrays = read_arrays(self.clients_file, *self._sealed_by(), remedy)
+        arrays = read_arrays(self.clients_file, self.identity(), remedy)
         if not {"train", "test"} <= arrays.keys():
             raise BadInput(f"{self.clients_file} lacks 'train' or 'test': {remedy}.")
         return {part: arrays[part] for part in ("train", "test")}
 
-    def write_relations(self, relations: dict[int, dict[str, np.ndarray]]) -> None:
-        """Write relations.npz: `rounds` [R] and a stack [R, K, K] of each matrix; NaN where there was none."""
-        if not relations:
-            return
-        rounds = sorted(relations)
-        names = sorted({name for found in relations.values() for name in found})
-        shape = next(iter(relations[rounds[0]].values())).shape
-        missing = np.full(shape, np.nan, np.float32)
-        stacks = {name: np.stack([relations[number].get(name, missing) for number in rounds]) for name in names}
-        write_arrays(self.relations_file, {"rounds": np.array(rounds), **stacks}, self._sealed_by()[0])
+    def write_relations(self, relations: Relations) -> None:
+        """Write relations.npz, where there are any."""
+        if relations:
+            write_arrays(self.relations_file, relation_arrays(relations), self.identity())
 
-    def relations(self, last: int | None = None, least: int = 0) -> dict[int, dict[str, np.ndarray]]:
-        """Return the kept matrices by round, up to a round; refuses fewer rounds than `least`."""
-        found: dict[int, dict[str, np.ndarray]] = {}
-        if self.relations_file.exists():
-            arrays = read_arrays(self.relations_file, *self._sealed_by(), REMEDY)
-            rounds = [int(number) for number in arrays.pop("rounds", np.array([]))]
-            found = {
-                number: {name: stack[place] for name, stack in arrays.items() if not np.isnan(stack[place]).all()}
-                for place, number in enumerate(rounds)
-                if last is None or number <= last
-            }
+    def relations(self, last: int | None = None, least: int = 0) -> Relations:
+        """Return the recorded matrices by round, up to a round; refuses fewer rounds than `least`."""
+        found = read_relations(self.relations_file, self.identity(), last) if self.relations_file.exists() else {}
         if len(found) < least:
             raise BadInput(f"{self.relations_file} ends after {len(found)} rounds, but there were {least}: {REMEDY}.")
         return found
 
 
-def is_deployed(config: Mapping[str, Any]) -> bool:
-    """Tell whether a run was trained over a network; its samples never were on the server."""
-    return "network" in (config["federation"].get("info") or {})
-
-
 def _state(file: Path) -> object:
-    """Return what changes when a file does; None where there is none."""
+    """Return facts that change whenever a file does; None where there is none."""
     try:
         facts = file.stat()
     except OSError:
@@ -428,21 +399,8 @@ def _state(file: Path) -> object:
     return facts.st_ino, facts.st_mtime_ns, facts.st_size
 
 
-def read_object(file: Path, complaint: str, remedy: str = "") -> dict[str, Any]:
-    """Read a JSON file that holds an object; where it does not, the sentence says `complaint` of it, and why."""
-    remedy = remedy and f"; {remedy}"
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise BadInput(f"{file} {complaint}: {reason}{remedy}.") from error
-    if not isinstance(content, dict):
-        raise BadInput(f"{file} {complaint}: it should hold a JSON object{remedy}.")
-    return content
-
-
 def exported_files(folder: Path) -> list[Path]:
-    """Return the files of an export in a folder, as its index lists them; empty where there is no export."""
+    """Return the files of an export in a folder, as its index lists them; empty without an export."""
     try:
         index = read_object(folder / EXPORT_INDEX, "")
         clients = [*index["clients"], *index.get("only_on_nodes", [])]

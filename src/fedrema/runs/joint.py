@@ -1,38 +1,107 @@
-"""Runs that differ only in their training seed, played as one program."""
+"""Several runs in one process: runs that differ only in their training seed are trained jointly where possible."""
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from torch import nn
+
 from fedrema.config.settings import Settings
 from fedrema.data import Federation, build_federation
 from fedrema.engine import JointEngine, JointTraining
 from fedrema.errors import Diverged
-from fedrema.runs.execute import Interrupted, Prepared, Watcher, begin_on
+from fedrema.runs.directory import FEDERATION_FILE, SERIES_FILE, RunDirectory
+from fedrema.runs.execute import Interrupted, ObserverFactory, PreparedRun, Watcher, prepare_new, prepare_resumed
 from fedrema.runs.run import Run
+from fedrema.runs.saved_settings import Changes
 from fedrema.runs.signals import StopRequest, stopping_gently
+from fedrema.simulation.simulator import Simulator
 
 T = TypeVar("T")
 Outcome = Run | Diverged
 Watching = Callable[[Settings], Watcher]
-Preparing = Callable[[Settings, Federation], Prepared]
+"""Returns what is called with every round of a run."""
 DEVICES = ("cuda",)
-"""Where seeds train together. On a CPU a run's bits would depend on its company: torch computes an exponential
-otherwise at the end of an array than inside it."""
+"""Where seeds are trained jointly. On a CPU the last bits of a run would depend on the other runs: torch computes an
+exponential differently at the end of an array than inside it."""
 
 
-def seeds_apart(wanted: Sequence[Settings]) -> list[list[Settings]]:
-    """Put settings that differ only in their training seed (and folder) side by side, in the order given."""
-    return [list(group) for _, group in itertools.groupby(wanted, key=_without_seed)]
+def execute_all(
+    wanted: Sequence[Settings],
+    watching: Watching | None = None,
+    *,
+    resume: bool = False,
+    changes: Changes | None = None,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    observers: Sequence[ObserverFactory] = (),
+    prepared: Callable[[Settings, Simulator], None] | None = None,
+) -> Iterator[tuple[Settings, Outcome]]:
+    """Execute runs one after the other, those that differ only in their training seed jointly where possible.
+
+    Parameters
+    ----------
+    wanted
+        Settings of the runs, each with its folder.
+    watching
+        Returns what is called with every round of a run.
+    resume
+        Continue runs whose folders hold one already; otherwise all are started.
+    changes
+        Settings that are given anew to runs that are continued.
+    federation
+        Clients given in Python, instead of those that the settings describe; saved in the folder of every new run.
+    module
+        A network given in Python, instead of the one that the settings name.
+    observers
+        Receive the records of every run.
+    prepared
+        Called with the simulator of each run before it is trained.
+
+    Yields
+    ------
+    The settings of each run with the run, or with the error if it diverged.
+
+    Raises
+    ------
+    Interrupted
+        When a stop was requested; every run that was in progress has been saved.
+    """
+
+    def prepare(settings: Settings, data: Federation) -> PreparedRun:
+        folder, own = settings.output.folder, copy.deepcopy(module)
+        if resume and RunDirectory(folder).is_run():
+            found = prepare_resumed(folder, changes, own, data)
+        else:
+            # A federation that was given in Python is next to the list of runs only as long as there is the list.
+            file = Path(settings.data.federation or "")
+            listed = resume and file.name == FEDERATION_FILE and (file.parent / SERIES_FILE).exists()
+            found = prepare_new(settings, data, own, save_federation=federation is not None or listed)
+        if prepared is not None:
+            prepared(settings, found.simulator)
+        return found
+
+    for group in group_seeds(wanted):
+        data = federation or build_federation(group[0].data)
+        waiting = list(group)
+        while waiting:
+            first = prepare(waiting[0], data)
+            number = _at_once(first, len(waiting))
+            now, waiting = waiting[:number], waiting[number:]
+            runs = [first, *(prepare(settings, data) for settings in now[1:])]
+            watches = [watching(settings) if watching is not None else None for settings in now]
+            yield from zip(now, _train(runs, watches, observers), strict=True)
 
 
-def _without_seed(settings: Settings) -> Settings:
-    return settings.seeded(0).placed(Path())
+def group_seeds(wanted: Sequence[Settings]) -> list[list[Settings]]:
+    """Group neighbouring settings that differ only in their training seed and folder."""
+    return [list(group) for _, group in itertools.groupby(wanted, key=lambda each: each.seeded(0).placed(Path()))]
 
 
-def shares(groups: Sequence[Sequence[T]], wanted: int) -> list[list[T]]:
+def split_groups(groups: Sequence[Sequence[T]], wanted: int) -> list[list[T]]:
     """Halve the largest groups until there are as many as wanted, as far as they can be halved."""
     parts = [list(group) for group in groups]
     while parts and len(parts) < wanted and max(map(len, parts)) > 1:
@@ -42,35 +111,9 @@ def shares(groups: Sequence[Sequence[T]], wanted: int) -> list[list[T]]:
     return parts
 
 
-def play_seeds(
-    group: Sequence[Settings],
-    watching: Watching,
-    prepare: Preparing = begin_on,
-    federation: Federation | None = None,
-) -> Iterator[tuple[Settings, Outcome]]:
-    """Play runs that differ in their seed: as many at once as memory allows, if they can be stacked at all.
-
-    `prepare` begins a run, or takes up one that was stopped; `federation` is the one that the settings describe, or
-    another one given in Python.
-
-    Raises
-    ------
-    Interrupted
-        When someone asked to stop; every run that was going on has been saved.
-    """
-    federation = federation or build_federation(group[0].data)
-    waiting = list(group)
-    while waiting:
-        first = prepare(waiting[0], federation)
-        number = _at_once(first, len(waiting))
-        now, waiting = waiting[:number], waiting[number:]
-        prepared = [first, *(prepare(settings, federation) for settings in now[1:])]
-        yield from zip(now, _play(prepared, [watching(settings) for settings in now]), strict=True)
-
-
-def _at_once(first: Prepared, wanted: int) -> int:
-    """Return how many seeds to train together; clients that are looped over gain nothing by company."""
-    if wanted == 1:  # to find out how many fit takes seconds on a GPU
+def _at_once(first: PreparedRun, wanted: int) -> int:
+    """Return how many seeds to train jointly: as many as fit into memory, one where joint training is no faster."""
+    if wanted == 1:  # measuring how many fit takes seconds on a GPU
         return 1
     simulator = first.simulator
     if simulator.device.type not in DEVICES or simulator.engine.name != "stacked" or simulator.storage.on_disk:
@@ -79,26 +122,30 @@ def _at_once(first: Prepared, wanted: int) -> int:
     return max(1, min(wanted, simulator.clients_in_memory() // clients))
 
 
-def _play(prepared: Sequence[Prepared], watches: Sequence[Watcher]) -> list[Outcome]:
+def _train(
+    runs: Sequence[PreparedRun], watches: Sequence[Watcher | None], observers: Sequence[ObserverFactory]
+) -> list[Outcome]:
     with stopping_gently() as request:
-        if len(prepared) == 1:
-            return [_outcome(prepared[0], request, watches[0])]
+        if len(runs) == 1:
+            return [_outcome(runs[0], request, watches[0], observers)]
 
-        def play(party: JointEngine, each: Prepared, watch: Watcher) -> Outcome:
-            each.simulator.engine = party
-            each.simulator.joint_runs = len(prepared)
-            return _outcome(each, request, watch)
+        def train(engine: JointEngine, run: PreparedRun, watch: Watcher | None) -> Outcome:
+            run.simulator.engine = engine
+            run.simulator.joint_runs = len(runs)
+            return _outcome(run, request, watch, observers)
 
-        works = [partial(play, each=each, watch=watch) for each, watch in zip(prepared, watches, strict=True)]
-        found = JointTraining(prepared[0].simulator.engine).run(works)
+        works = [partial(train, run=run, watch=watch) for run, watch in zip(runs, watches, strict=True)]
+        found = JointTraining(runs[0].simulator.engine).run(works)
     errors = [each for each in found if isinstance(each, BaseException) and not isinstance(each, Diverged)]
     if errors:
         raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])
     return found
 
 
-def _outcome(prepared: Prepared, request: StopRequest, watch: Watcher) -> Outcome:
+def _outcome(
+    run: PreparedRun, request: StopRequest, watch: Watcher | None, observers: Sequence[ObserverFactory]
+) -> Outcome:
     try:
-        return prepared.play_until(request, watch)
-    except Diverged as error:  # one run's bad luck is no reason to stop the others
+        return run.train_until(request, watch, observers)
+    except Diverged as error:  # the other runs continue
         return error

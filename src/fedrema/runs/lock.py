@@ -22,7 +22,7 @@ from fedrema.errors import BadInput
 LOCK_FILE = "run.lock"
 WRITER_FILE = "running.json"
 SECONDS_TO_WAIT = 1.0
-"""Longer than `is_held` of another process holds the lock to look at it."""
+"""Longer than `is_held` of another process holds the lock to test it."""
 LONGEST_COMMAND = 200
 
 
@@ -61,7 +61,7 @@ class Writer:
         return self.host == socket.gethostname()
 
     def is_alive(self) -> bool:
-        """Whether it still runs; only its own machine can tell."""
+        """Whether it still runs; only known on its own machine."""
         try:
             return bool(abs(psutil.Process(self.process).create_time() - self.process_began) < 1)
         except (psutil.Error, ValueError, OverflowError):
@@ -103,13 +103,13 @@ class RunLock:
         self._write(replace(Writer.this_process(), first=first))
 
     def release(self) -> None:
-        """Give the lock back. The file stays: a process that waits for it would otherwise lock a deleted one."""
+        """Release the lock. The file stays: a process that waits for it would otherwise lock a deleted file."""
         if self._lock.is_locked:
             self.writer_file.unlink(missing_ok=True)
             self._lock.release()
 
     def check(self) -> None:
-        """Refuse where another process holds the lock; takes nothing and writes nothing."""
+        """Refuse if another process holds the lock; acquires nothing and writes nothing."""
         if self.is_held():
             raise self._in_use()
 
@@ -122,7 +122,7 @@ class RunLock:
             attempt.acquire(blocking=False)
         except Timeout:
             return True
-        except OSError:  # a folder that cannot be written to is written to by nobody
+        except OSError:  # no process can write to this folder
             return False
         attempt.release()
         return False
@@ -144,7 +144,7 @@ class RunLock:
 
 
 def _command() -> str:
-    """Return the command of this process, as a person would type it."""
+    """Return the command of this process, as typed in a shell."""
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     command = shlex.join([name, *sys.argv[1:]])

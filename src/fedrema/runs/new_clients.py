@@ -1,4 +1,4 @@
-"""A model for a client that was not there: match its head once, fine-tune, score."""
+"""A model for a client that did not take part in training: match its head once, fine-tune, score."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,56 +21,57 @@ from fedrema.errors import BadInput, FedremaError
 from fedrema.methods.fedrema import maximum_difference_segmentation
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checkpoint import load_state
-from fedrema.runs.deployed import counted_clients
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
-from fedrema.runs.manifest import saved_settings
+from fedrema.runs.saved_settings import saved_settings
+from fedrema.runs.trained_clients import counted_clients
 from fedrema.simulation.records import ratio
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
 
 
 @dataclass(frozen=True)
-class Newcomer:
-    """What a new client gets."""
+class NewClient:
+    """The model of a new client, and how it was made."""
 
     params: Tensors
     """Its model."""
     peers: dict[str, float]
-    """Whose heads went into its own, with which weight; empty where heads are not personal."""
+    """Clients whose heads were averaged into its own, with their weights; empty where heads are not personal."""
     head_role: Role
-    """What the method does with heads."""
+    """The role of heads in the method."""
     accuracy: dict[str, float | None]
-    """On its test samples: as it arrives, after matching, after fine-tuning."""
+    """On its test samples: on arrival, after matching, after fine-tuning."""
     train: int
     test: int
 
 
 def personalize(
     path: Path, data: Path | str, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
-) -> Newcomer:
-    """Make a model for a client that was not there from a finished run; `data` is what --data takes.
+) -> NewClient:
+    """Make a model for a client that did not take part in a finished run; `data` is what --data takes.
 
-    It starts from the shared parameters and the mean of the heads that travelled; a second model that the method keeps
-    for each client starts as a copy of the shared one. It trains one round, has its head matched with the others'
-    (similarity and the largest gap, as FedReMa does), takes the mean of those chosen weighted by sample counts, and
-    fine-tunes it. Where heads are private it trains a new one. A method that trains clients a little more before they
+    It starts from the shared parameters and the mean of the uploaded heads; a second model that the method keeps for
+    each client starts as a copy of the shared one. The client trains for one round; its head is then matched with the
+    others' (similarity and the largest gap, as FedReMa does), replaced by the mean of the chosen heads weighted by
+    sample counts, and fine-tuned. Where heads are private it trains a new one. A method that adapts models before they
     are used does so here too.
     """
     directory = RunDirectory.open(path)
-    settings = saved_settings(directory, (), module is not None)
-    trained_on = directory.config()["federation"]
-    shape = tuple(trained_on["sample_shape"])
-    net = make_net(settings, shape, trained_on["classes"], module)
-    class_names = trained_on.get("class_names") or [str(number) for number in range(trained_on["classes"])]
-    newcomer = read_newcomer(data, class_names, data_seed, settings.data.test_share)
-    if newcomer.sample_shape != shape:
-        raise BadInput(f"--data {data} has samples of shape {newcomer.sample_shape}; the run was trained on {shape}.")
-    settings = settings.fitted(newcomer, net.integers)  # a deployment's nodes chose their batches themselves
+    settings = saved_settings(directory, own_module=module is not None)
+    manifest = directory.manifest()
+    trained_on = manifest.federation
+    net = make_net(settings, trained_on.sample_shape, trained_on.classes, module)
+    new = read_new_client(data, trained_on.labels, data_seed, settings.data.test_share)
+    if new.sample_shape != trained_on.sample_shape:
+        raise BadInput(
+            f"--data {data} has samples of shape {new.sample_shape}; the run was trained on {trained_on.sample_shape}."
+        )
+    settings = settings.fitted(new, net.integers)  # in a deployment, each node chose its batch itself
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
-    simulator = Simulator(settings.method, net, newcomer, local, settings.simulation.for_inspection())
-    state = load_state(directory.checkpoint_file, directory.config()["identity"], simulator.device)
-    state, names, train_counts = counted_clients(state, directory.config())
+    simulator = Simulator(settings.method, net, new, local, settings.simulation.for_inspection())
+    state = load_state(directory.checkpoint_file, manifest.identity, simulator.device)
+    state, names, train_counts = counted_clients(state, trained_on)
     counts = torch.tensor(train_counts).to(simulator.counts)
 
     first, second = simulator.moment(state.round + 1), simulator.moment(state.round + 2)
@@ -82,16 +83,16 @@ def personalize(
     accuracy = {stage: _accuracy(simulator, cohort) for stage, cohort in stages.items() if peers or stage != "matched"}
     train, test = int(simulator.train.counts[0]), int(simulator.test.counts[0])
     role = next(settings.method.role(net, name) for name in net.initial if net.in_head(name))
-    return Newcomer(settings.method.model(net, tuned.one(0)), peers, role, accuracy, train, test)
+    return NewClient(settings.method.model(net, tuned.one(0)), peers, role, accuracy, train, test)
 
 
-def read_newcomer(data: Path | str, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
+def read_new_client(data: Path | str, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
     """Read one client's `x`, `y` with labels of the run, and perhaps `split`: a `.npz`, or from `module:function`."""
     file = str(data)
-    arrays = _newcomer_arrays(file)
+    arrays = _read_arrays(file)
     meta = parse_meta(arrays.get("meta"), Path(file))
-    saved = "classes" in meta  # by Federation.save: y holds numbers, and meta what they mean
-    client = np.full(len(arrays["y"]), newcomer_name(file))
+    saved = "classes" in meta  # by Federation.save: y holds numbers, and meta their class names
+    client = np.full(len(arrays["y"]), new_client_name(file))
     try:
         return Federation.from_arrays(
             arrays["x"],
@@ -107,8 +108,8 @@ def read_newcomer(data: Path | str, class_names: Sequence[str], data_seed: int, 
         raise BadInput(f"--data {file}: {error}") from error
 
 
-def newcomer_name(data: Path | str) -> str:
-    """Return what the client whose samples these are is called: its file's name, or its function's."""
+def new_client_name(data: Path | str) -> str:
+    """Return the name of a new client: that of its file, or of its function."""
     source = str(data)
     if is_function(source):
         return source.partition(":")[2]
@@ -116,11 +117,11 @@ def newcomer_name(data: Path | str) -> str:
 
 
 def is_function(source: str) -> bool:
-    """Tell whether data comes from `module:function`."""
+    """Return whether data comes from `module:function`."""
     return not Path(source).exists() and re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*", source) is not None
 
 
-def _newcomer_arrays(source: str) -> dict[str, Any]:
+def _read_arrays(source: str) -> dict[str, Any]:
     if not is_function(source):
         if not Path(source).is_file():
             raise BadInput(
@@ -133,7 +134,7 @@ def _newcomer_arrays(source: str) -> dict[str, Any]:
             returned = function()
         except FedremaError:
             raise
-        except (Exception, SystemExit) as error:  # what a user's function raises is theirs to read, in one sentence
+        except (Exception, SystemExit) as error:  # any error of the user's function is reported in one sentence
             raise BadInput(f"--data {source} failed: {raised_at(error)}.") from error
     if isinstance(returned, tuple) and len(returned) in (2, 3):
         returned = dict(zip(("x", "y", "split"), returned, strict=False))
@@ -144,7 +145,7 @@ def _newcomer_arrays(source: str) -> dict[str, Any]:
 
 
 def _arrive(simulator: Simulator, state: SimulationState) -> Cohort:
-    """Return a client that has only what the server can give to one it does not know."""
+    """Return a client with what the server can send to one that it does not know."""
     new = simulator.start()
     params = new.params.row(0)
     for name in params:
@@ -159,7 +160,7 @@ def _arrive(simulator: Simulator, state: SimulationState) -> Cohort:
 
 
 def _train(simulator: Simulator, cohort: Cohort, moment: Moment) -> Cohort:
-    """Play a client's part of a round."""
+    """Train a client for one round."""
     trained, losses = simulator.local_training(simulator.begin(cohort, moment), moment)
     if not torch.isfinite(losses).all():
         raise BadInput("Fine-tuning on --data diverged: its loss is not finite; fewer --epochs may help.")

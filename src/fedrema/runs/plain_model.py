@@ -2,9 +2,9 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
+import msgspec
 import torch
 from torch import nn
 
@@ -12,12 +12,13 @@ from fedrema.errors import BadInput
 from fedrema.models.batch_norm import restore_batch_norm
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.models.networks import Network, build_net, own_module
-from fedrema.runs.manifest import GIVEN
+from fedrema.runs.manifest import Manifest
+from fedrema.runs.provenance import GIVEN
 
 
 @dataclass(frozen=True)
 class PlainModel:
-    """A network that anybody can build, and the way from fedrema's names of parameters to its own."""
+    """A network that plain PyTorch can build, and the names of its parameters there."""
 
     net: Net
     shape: tuple[int, ...]
@@ -33,8 +34,8 @@ class PlainModel:
     def tensors(self, params: Tensors) -> Tensors:
         """Return a client's parameters as the state dict of `module`.
 
-        What federated training leaves alone (counters of batch norm, a second name of a tied weight) comes from
-        the module itself, so that the dict is complete.
+        Tensors that federated training does not change (counters of batch norm, a second name of a tied weight) come
+        from the module itself, so that the dict is complete.
         """
         precise = self.module.to(getattr(torch, self.dtype))
         precise.load_state_dict({own: params[name] for name, own in self.names.items()}, strict=False)
@@ -42,7 +43,7 @@ class PlainModel:
 
     def code(self, file: str) -> list[str]:
         """Return Python that builds the network, loads a file, and predicts the classes of `x`."""
-        # Models trained in float64 would otherwise lose digits on loading, without a word.
+        # Models trained in float64 would otherwise silently lose digits on loading.
         precision = ".double()" if self.dtype == "float64" else ""
         return [
             "from safetensors.torch import load_file",
@@ -54,28 +55,21 @@ class PlainModel:
         ]
 
 
-def plain_model(config: Mapping[str, Any], module: nn.Module | None = None) -> PlainModel:
-    """Rebuild the network of a run from its config.json; `module` is the one given in Python, if it was."""
-    try:
-        settings, federation = config["settings"], config["federation"]
-        shape, classes = tuple(federation["sample_shape"]), int(federation["classes"])
-        dtype, name = str(config["ran_on"]["dtype"]), str(settings["net"])
-    except KeyError as error:
-        raise BadInput(f"The run's config.json is not complete: {error} is missing.") from error
-    head = settings.get("head")
-    if name == GIVEN:
-        if module is None:
-            raise BadInput("The network of this run was given in Python: give it again as module=….")
-        net = Net(module, torch.zeros(2, *shape), head)
+def plain_model(
+    network: Network, shape: tuple[int, ...], classes: int, dtype: str, module: nn.Module | None = None
+) -> PlainModel:
+    """Build a network for inputs of a shape; `module` replaces the one that `network` names, if given in Python."""
+    if module is not None:
+        net = Net(module, torch.zeros(2, *shape), network.head)
         own = copy.deepcopy(module)
         return PlainModel(net, shape, dtype, own, net.original_names, (), "module  # the one given to fedrema.run")
-    sizes = {size: int(settings.get(size, getattr(Network, size))) for size in ("hidden", "projection")}
-    network = Network(name, head, **sizes)
     net = build_net(network, shape, classes, seed=0)
-    if ":" in name:
-        own, construction = own_module(name, shape, classes)
-        imports = (f"from {name.partition(':')[0]} import {name.partition(':')[2]}",)
-        return PlainModel(net, shape, dtype, own, net.original_names, imports, construction)
+    if ":" in network.net:
+        own, construction = own_module(network.net, shape, classes)
+        source, _, function = network.net.partition(":")
+        return PlainModel(
+            net, shape, dtype, own, net.original_names, (f"from {source} import {function}",), construction
+        )
     layers = net.layers()
     places = {layer: place for place, (layer, _) in enumerate(layers)}
     names = {}
@@ -83,7 +77,19 @@ def plain_model(config: Mapping[str, Any], module: nn.Module | None = None) -> P
         layer, _, leaf = original.rpartition(".")
         names[full] = f"{places[layer]}.{leaf}"
     modules = [restore_batch_norm(copy.deepcopy(layer)) for _, layer in layers]
-    # A layer's repr is the call that makes it.
+    # The repr of a layer is the call that constructs it.
     construction = f"Sequential({', '.join(repr(layer) for layer in modules)})"
-    imports = ("from torch.nn import *",)
-    return PlainModel(net, shape, dtype, nn.Sequential(*modules), names, imports, construction)
+    return PlainModel(net, shape, dtype, nn.Sequential(*modules), names, ("from torch.nn import *",), construction)
+
+
+def model_of_run(manifest: Manifest, module: nn.Module | None = None) -> PlainModel:
+    """Rebuild the network of a run; `module` is the network given in Python, if it was."""
+    settings, federation = manifest.settings, manifest.federation
+    names = [field.name for field in fields(Network)]
+    network = msgspec.convert({name: settings[name] for name in names if name in settings}, Network)
+    given = network.net == GIVEN
+    if given and module is None:
+        raise BadInput("The network of this run was given in Python: give it again as module=….")
+    return plain_model(
+        network, federation.sample_shape, federation.classes, manifest.ran_on.dtype, module if given else None
+    )

@@ -25,9 +25,7 @@ class RecordChain:
 
     file: Path
     identity: str
-    """The run's; its records cannot stand in for another run's."""
-    sealed: bool = True
-    """False for runs of an older version, which have no checksums."""
+    """The run's, so that its records cannot replace those of another run."""
     lines: int = 0
     last: str = ""
 
@@ -35,20 +33,16 @@ class RecordChain:
         self.last = self.last or checksum_of(self.identity)
 
     def seal(self, record: RoundRecord) -> bytes:
-        """Return a record's line, to follow the last one."""
+        """Return the line of a record that follows the last one."""
         body = msgspec.json.encode(record)[:-1]
         self.last = checksum_of(self.last, body)
         self.lines += 1
         return body + f',"{CHECKSUM}":"{self.last}"}}\n'.encode()
 
     def verify(self, line: bytes) -> bytes:
-        """Return the JSON of the next line, newline included; refuses one that is not as it was written."""
+        """Return the JSON of the next line; refuses one that was changed."""
         self.lines += 1
         found = ENDING.fullmatch(line[-ENDING_LENGTH:])
-        if not self.sealed:
-            if found:
-                raise BadInput(f"{self.file.with_name('config.json')} has lost its checksum: {REMEDY}.")
-            return line
         body = line[:-ENDING_LENGTH]
         if found is None or found[1].decode() != (now := checksum_of(self.last, body)):
             raise self.damage()
@@ -63,12 +57,12 @@ class RecordChain:
             raise self.damage() from error
 
     def damage(self) -> BadInput:
-        """Return the complaint about the last line that was looked at."""
+        """Return the error about the last line that was read."""
         return BadInput(f"{self.file} line {self.lines} {CHANGED}: {REMEDY}.")
 
 
 def read_lines(chain: RecordChain) -> Iterator[tuple[RoundRecord, int]]:
-    """Yield verified records, each with where its line ends; a last line without its newline is still being written."""
+    """Yield verified records, each with the end of its line; a last line without newline is still being written."""
     try:
         with chain.file.open("rb") as stream:
             end = 0

@@ -1,4 +1,4 @@
-"""A finished or growing run, to look at."""
+"""A run, finished or not, as its folder holds it."""
 
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +11,13 @@ from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
+from fedrema.runs.manifest import Manifest
 from fedrema.simulation.records import RoundRecord, Summary
 from fedrema.simulation.state import SimulationState
 
 
 def is_finished(folder: Path) -> bool:
-    """Tell whether a folder holds a run that has come to its end."""
+    """Return whether a folder holds a run that has finished."""
     return (folder / "config.json").is_file() and Run(folder).finished
 
 
@@ -33,9 +34,9 @@ class Run:
     def __init__(self, path: Path | str) -> None:
         self.directory = RunDirectory.open(Path(path))
         self.path = self.directory.path
-        self.config: dict[str, Any] = self.directory.config()
+        self.manifest: Manifest = self.directory.manifest()
         self.module: nn.Module | None = None
-        """The network, where the run got it in Python."""
+        """The network, where it was given in Python."""
 
     def __repr__(self) -> str:
         best = self.summary.get("best_accuracy")
@@ -45,32 +46,37 @@ class Run:
     @property
     def method(self) -> str:
         """The method's name."""
-        return str(self.config["method"])
+        return self.manifest.method
 
     @property
     def title(self) -> str:
         """The method's title in tables and figures."""
-        return str(self.config.get("title") or self.method.partition(":")[2] or self.method)
+        return self.manifest.title or self.method.partition(":")[2] or self.method
 
     @property
     def settings(self) -> dict[str, Any]:
         """All settings, under their names on the command line."""
-        return dict(self.config["settings"])
+        return dict(self.manifest.settings)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The content of config.json as plain values; `manifest` has it typed."""
+        return self.manifest.as_json()
 
     @property
     def names(self) -> list[str]:
         """The clients' names."""
-        return list(self.config["federation"]["names"])
+        return list(self.manifest.federation.names)
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether it has finished."""
         return self.directory.finished()
 
     @property
     def reports(self) -> Reports:
         """What the method declares about its reports: quantities per round, matrices, its colour."""
-        return self.directory.reports()
+        return self.manifest.reports
 
     @cached_property
     def rounds(self) -> list[RoundRecord]:
@@ -99,8 +105,7 @@ class Run:
 
     def state(self) -> SimulationState:
         """Return the last saved state."""
-        self.directory.check_version()
-        return load_state(self.directory.checkpoint_file, self.config["identity"])
+        return load_state(self.directory.checkpoint_file, self.manifest.identity)
 
     def personal_model(
         self,
@@ -114,9 +119,8 @@ class Run:
 
         It is on the CPU, in eval mode and in the run's precision. It takes inputs [n, ...] as a federation holds them:
         uint8 pixels are scaled to -1..1, integers of a network with an embedding stay integers, anything else is only
-        converted to the run's precision. Its state dict has
-        the names of the file that `fedrema export` writes, unless the method computes predictions in a way of its own
-        (FedProto, FedRoD, APFL): then the model calls the method.
+        converted to the run's precision. Its state dict has the names of the file that `fedrema export` writes, unless
+        the method computes predictions in its own way (FedProto, FedRoD, APFL): then the model calls the method.
 
         Parameters
         ----------
@@ -125,20 +129,20 @@ class Run:
         row
             The client's row in `names`, instead of its name.
         adapt
-            Where the method trains clients a little more before they are used (FedBABU, Per-FedAvg, FedALA), do so,
-            on the run's own data; otherwise the model is as the server left it.
+            Where the method adapts models before they are used (FedBABU, Per-FedAvg, FedALA), adapt this one on the
+            run's own data; otherwise it is as the server left it.
         module
             The network, where it was given in Python; not needed for a run that `fedrema.run` has just returned.
         """
-        from fedrema.runs.personal_model import personal_model  # it needs what reads a Run
+        from fedrema.runs.trained_clients import TrainedClients  # that module imports this one
 
-        return personal_model(self, self._row(client, row), adapt, module or self.module)
+        return TrainedClients(self, module or self.module).predictor(self._row(client, row), adapt)
 
     def personal_parameters(self, client: str | None = None, *, row: int | None = None) -> dict[str, Tensor]:
-        """Return all that a client can train, as of the last checkpoint, by fedrema's names (`body.…`, `head.…`).
+        """Return a client's parameters as of the last checkpoint, by fedrema's names (`body.…`, `head.…`).
 
-        What a method trains beside the network (Ditto's `personal.…`) is included. See `personal_model` for tensors
-        under the names of the exported file.
+        Parameters that a method adds to the network's (Ditto's `personal.…`) are included. See `personal_model` for
+        tensors under the names of the exported file.
         """
         return self.state().params.row(self._row(client, row))
 

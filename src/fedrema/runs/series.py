@@ -1,36 +1,69 @@
-"""Several runs that one command started: which ones they are, so that all of them can be resumed.
+"""Several runs that one command started, listed so that all of them can be resumed.
 
-`runs.json` in their common folder lists every run with its method and settings, also those that have not begun. It is
-deleted when all of them have finished.
+`runs.json` in their common folder lists every run with its method and settings, also those that have not started. It
+is deleted when all of them have finished.
 """
 
-import copy
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import nn
 
 from fedrema.base.files import write_text
-from fedrema.config.settings import Settings, as_arguments, parse_settings
+from fedrema.config.settings import Settings
 from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.checksums import sealed, unsealed
-from fedrema.runs.directory import FEDERATION_FILE, RunDirectory, find_runs, read_object
-from fedrema.runs.execute import Prepared, Watcher, begin_on, take_up
-from fedrema.runs.joint import Outcome, Watching, play_seeds, seeds_apart
-from fedrema.runs.manifest import default_folder, method_name, saved_settings
+from fedrema.runs.directory import FEDERATION_FILE, SERIES_FILE, RunDirectory, find_runs
+from fedrema.runs.execute import ObserverFactory, Watcher
+from fedrema.runs.joint import Outcome, Watching, execute_all
+from fedrema.runs.manifest import SettingValue, read_object
+from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run, is_finished
+from fedrema.runs.saved_settings import Changes, changed_settings, default_folder, saved_settings
 
-SERIES_FILE = "runs.json"
-DAMAGE = "remove it; fedrema resume then continues the runs that had begun"
+DAMAGE = "remove it; fedrema resume then continues the runs that had been started"
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedRun:
+    """A run in runs.json."""
+
+    folder: str
+    """Relative to the list."""
+    method: str
+    settings: dict[str, SettingValue]
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """The content of runs.json."""
+
+    runs: list[ListedRun]
+    federation: bool = False
+    """Whether a federation that was given in Python is saved next to the list."""
+
+    @classmethod
+    def read(cls, file: Path) -> "Series":
+        """Read a list; runs outside its own folder are left out."""
+        content = unsealed(read_object(file, "cannot be read", DAMAGE), file, remedy=DAMAGE)
+        try:
+            found = msgspec.convert(content, cls)
+        except msgspec.ValidationError as error:
+            raise BadInput(f"{file} does not list runs: {DAMAGE}.") from error
+        places = [Path(run.folder) for run in found.runs]
+        inside = [not place.is_absolute() and ".." not in place.parts for place in places]
+        return dataclasses.replace(found, runs=list(itertools.compress(found.runs, inside)))
 
 
 def write_series(folder: Path, wanted: Sequence[Settings], federation: Federation | None = None) -> None:
-    """List runs before the first of them begins; a federation that came from Python is saved with the list.
+    """List runs before the first of them starts; a federation that was given in Python is saved with the list.
 
     A list of other runs that have not finished is not replaced: without it they could not all be resumed.
     """
@@ -41,64 +74,51 @@ def write_series(folder: Path, wanted: Sequence[Settings], federation: Federatio
             " choose another folder, or remove the list."
         )
     runs = [
-        {
-            "folder": settings.output.folder.relative_to(folder).as_posix(),
-            "method": method_name(settings.method),
-            "settings": dataclasses.replace(
+        ListedRun(
+            settings.output.folder.relative_to(folder).as_posix(),
+            method_name(settings.method),
+            dataclasses.replace(
                 settings, output=dataclasses.replace(settings.output, out=None, config=None, paper=None, tuned=None)
             ).flat(),
-        }
+        )
         for settings in wanted
     ]
     if federation is not None:
         federation.save(folder / FEDERATION_FILE)
-    content = {"runs": runs, "federation": federation is not None}
+    content: dict[str, Any] = msgspec.to_builtins(Series(runs, federation is not None))
     write_text(file, json.dumps(sealed(content), indent=2) + "\n")
 
 
-def runs_in(folder: Path, arguments: tuple[str, ...] = (), own_module: bool = False) -> list[Settings]:
-    """Return the settings of the run in a folder, or of all runs below it, also of those that have not begun.
+def runs_in(folder: Path, changes: Changes | None = None, own_module: bool = False) -> list[Settings]:
+    """Return the settings of the run in a folder, or of all runs below it, also of those that have not started.
 
-    `arguments` change settings of all of them; `own_module` says that the network is given in Python.
+    `changes` are settings that are given anew to all of them; `own_module`: the network is given in Python.
     """
     if not folder.is_dir():
         raise BadInput(f"{folder} is not the folder of a run, nor one that holds runs: there is no such folder.")
     itself = RunDirectory(folder)
     if itself.config_file.exists() or itself.looks_like_run():
-        return [saved_settings(RunDirectory.open(folder), arguments, own_module).placed(folder)]
+        return [saved_settings(RunDirectory.open(folder), changes, own_module)]
     wanted: dict[Path, Settings] = {}
     for file in sorted(folder.rglob(SERIES_FILE)):
-        wanted |= _listed(file, arguments)
-    begun = [place for place in wanted if RunDirectory(place).config_file.exists()] if wanted else find_runs([folder])
-    for place in begun:
-        wanted[place] = saved_settings(RunDirectory.open(place), arguments, own_module)
+        wanted |= _listed(file, changes)
+    started = [place for place in wanted if RunDirectory(place).config_file.exists()] if wanted else find_runs([folder])
+    for place in started:
+        wanted[place] = saved_settings(RunDirectory.open(place), changes, own_module)
     return [settings.placed(place) for place, settings in sorted(wanted.items())]
 
 
-def _read(file: Path) -> dict[str, Any]:
-    return unsealed(read_object(file, "cannot be read", DAMAGE), file, remedy=DAMAGE)
-
-
 def _folders(file: Path) -> list[Path]:
-    """Return the folders of the runs in a list; one that leads out of the list's own folder is left out."""
-    try:
-        places = [Path(run["folder"]) for run in _read(file)["runs"]]
-    except (KeyError, TypeError) as error:
-        raise BadInput(f"{file} does not list runs: {DAMAGE}.") from error
-    return [file.parent / place for place in places if not place.is_absolute() and ".." not in place.parts]
+    return [file.parent / run.folder for run in Series.read(file).runs]
 
 
-def _listed(file: Path, arguments: Sequence[str]) -> dict[Path, Settings]:
-    content, inside = _read(file), set(_folders(file))
-    saved = ("--federation", str(file.parent / FEDERATION_FILE)) if content.get("federation") else ()
-    try:
-        return {
-            folder: parse_settings(run["method"], [*as_arguments(run["settings"]), *saved, *arguments])
-            for run in content["runs"]
-            if (folder := file.parent / run["folder"]) in inside
-        }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{file} does not list runs: {DAMAGE}.") from error
+def _listed(file: Path, changes: Changes | None) -> dict[Path, Settings]:
+    series = Series.read(file)
+    saved = {"federation": str(file.parent / FEDERATION_FILE)} if series.federation else {}
+    return {
+        file.parent / run.folder: changed_settings(run.method, {**run.settings, **saved}, changes)
+        for run in series.runs
+    }
 
 
 def end_series(folder: Path, runs: Sequence[Path]) -> None:
@@ -106,36 +126,9 @@ def end_series(folder: Path, runs: Sequence[Path]) -> None:
     for parent in {parent for run in runs for parent in run.parents if parent.is_relative_to(folder)}:
         file = parent / SERIES_FILE
         if file.exists() and all(is_finished(run) for run in _folders(file)):
-            if _read(file).get("federation"):
+            if Series.read(file).federation:
                 (parent / FEDERATION_FILE).unlink(missing_ok=True)
             file.unlink(missing_ok=True)
-
-
-def resume_series(
-    wanted: Sequence[Settings],
-    watching: Watching,
-    arguments: tuple[str, ...] = (),
-    module: nn.Module | None = None,
-) -> Iterator[tuple[Settings, Outcome]]:
-    """Resume the runs that have begun and start the others; seeds of one setting train jointly where possible.
-
-    Raises
-    ------
-    Interrupted
-        When someone asked to stop; every run that was going on has been saved.
-    """
-
-    def prepare(settings: Settings, federation: Federation) -> Prepared:
-        folder, own = settings.output.folder, copy.deepcopy(module)
-        if RunDirectory(folder).is_run():
-            return take_up(folder, arguments, own, federation)
-        # A federation that was given in Python lies beside the list only as long as the list does.
-        file = Path(settings.data.federation or "")
-        given = file.name == FEDERATION_FILE and (file.parent / SERIES_FILE).exists()
-        return begin_on(settings, federation, own, save_federation=given)
-
-    for group in seeds_apart(wanted):
-        yield from play_seeds(group, watching, prepare)
 
 
 def reached_round(folder: Path) -> int:
@@ -154,7 +147,7 @@ def seeds_of(settings: Settings) -> list[Settings]:
 
 
 def check_folders(wanted: Sequence[Settings]) -> None:
-    """Refuse folders that are taken or in use before the first run begins."""
+    """Refuse folders that are taken or in use before the first run starts."""
     for settings in wanted:
         directory = RunDirectory(settings.output.folder)
         directory.check_free(settings.output.overwrite)
@@ -162,32 +155,37 @@ def check_folders(wanted: Sequence[Settings]) -> None:
 
 
 def execute_seeds(
-    settings: Settings, federation: Federation | None, module: nn.Module | None, watch: Watcher | None
+    settings: Settings,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    watch: Watcher | None = None,
+    observers: Sequence[ObserverFactory] = (),
 ) -> list[Run]:
-    """Run all training seeds of some settings."""
+    """Start all training seeds of some settings and train them to the last round."""
     out = settings.output.out or default_folder(settings)
     wanted = seeds_of(settings.placed(out))
     check_folders(wanted)
     if len(wanted) > 1:
         write_series(out, wanted, federation)
-
-    def prepare(each: Settings, data: Federation) -> Prepared:
-        return begin_on(each, data, copy.deepcopy(module), save_federation=federation is not None)
-
-    return _collect(play_seeds(wanted, _with(watch), prepare, federation), wanted, out)
+    outcomes = execute_all(wanted, _always(watch), federation=federation, module=module, observers=observers)
+    return _collect(outcomes, wanted, out)
 
 
-def resume_runs(folder: Path, arguments: tuple[str, ...], module: nn.Module | None, watch: Watcher | None) -> list[Run]:
-    """Resume all runs in a folder."""
-    wanted = runs_in(folder, arguments, module is not None)
-    return _collect(resume_series(wanted, _with(watch), arguments, module), wanted, folder)
+def resume_series(
+    folder: Path,
+    changes: Changes | None = None,
+    module: nn.Module | None = None,
+    watch: Watcher | None = None,
+    observers: Sequence[ObserverFactory] = (),
+) -> list[Run]:
+    """Continue all runs in a folder, and start those of its list that have not started."""
+    wanted = runs_in(folder, changes, module is not None)
+    outcomes = execute_all(wanted, _always(watch), resume=True, changes=changes, module=module, observers=observers)
+    return _collect(outcomes, wanted, folder)
 
 
-def _with(watch: Watcher | None) -> Watching:
-    def watching(settings: Settings) -> Watcher:
-        return watch or (lambda finished: None)
-
-    return watching
+def _always(watch: Watcher | None) -> Watching | None:
+    return None if watch is None else lambda settings: watch
 
 
 def _collect(outcomes: Iterator[tuple[Settings, Outcome]], wanted: Sequence[Settings], folder: Path) -> list[Run]:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the round, save, say how to go on."""
+"""Ctrl-C and SIGTERM: finish the round, save a checkpoint, and say how to resume."""
 
 import signal
 import threading
@@ -8,21 +8,21 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether someone has asked to stop."""
+    """Whether a stop has been requested."""
 
     asked = False
 
 
 _listening: list[StopRequest] = []
-"""The request that signals now go to, if any."""
+"""The request that receives signals at the moment, if any."""
 
 
 @contextmanager
 def stopping_gently() -> Iterator[StopRequest]:
     """Turn the first Ctrl-C or SIGTERM into a request; a second one interrupts at once.
 
-    Only the main thread can listen to signals; elsewhere nothing changes. Inside another such block the request is
-    that one's: who asks a series of runs to stop while the next is being prepared asks that run too.
+    Only the main thread can receive signals; in other threads nothing changes. Inside another such block the request
+    is that of the outer block, so that a stop requested between two runs of a series also stops the next run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield StopRequest()

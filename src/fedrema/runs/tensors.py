@@ -1,6 +1,6 @@
 """Writes safetensors files row by row, which the library cannot do, and verifies them when they are read.
 
-What is larger than memory can be saved so.
+This way tensors that are larger than memory can be saved.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class Altered(Exception):
 
 
 def write_tensors(file: Path, tensors: Tensors, metadata: Mapping[str, str]) -> None:
-    """Write tensors with digests, which are found on the way and then put into the header.
+    """Write tensors with digests, which are computed while writing and then put into the header.
 
     The metadata gets `digests`, one per tensor over its name, type, shape and bytes, and `digest`, over all metadata: a
     part of the file can be verified without reading the whole.
@@ -64,7 +64,7 @@ def write_tensors(file: Path, tensors: Tensors, metadata: Mapping[str, str]) -> 
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """Return the metadata of a file; it is not verified before `read_tensors` has returned."""
+    """Return the metadata of a file, which only `read_tensors` verifies."""
     with _opened(file) as content:
         return dict(content.metadata() or {})
 
@@ -126,7 +126,7 @@ def _of_metadata(metadata: Mapping[str, str]) -> str:
 
 
 def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
-    """Return the format's beginning: the length of a JSON object, and the object."""
+    """Return the header of the format: the length of a JSON object, and the object."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for name in sorted(tensors):
@@ -134,7 +134,7 @@ def _header(tensors: Tensors, metadata: Mapping[str, str]) -> bytes:
         begin, end = end, end + value.numel() * value.element_size()
         entries[name] = {"dtype": NAMES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
     text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of eight bytes
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of eight bytes
     return len(text).to_bytes(8, "little") + text
 
 

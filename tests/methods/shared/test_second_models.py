@@ -5,11 +5,11 @@ from torch import nn
 
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors, per_client, squared_distance
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Split
+from fedrema.models.networks import BodyAndHead
 
 
 def make_net() -> Net:
-    return Net(Split(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Linear(2, 2)), torch.zeros(2, 2))
+    return Net(BodyAndHead(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Linear(2, 2)), torch.zeros(2, 2))
 
 
 def test_a_copy_has_its_names_after_a_prefix():

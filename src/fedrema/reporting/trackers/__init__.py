@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrema.base.terminal import print_safe
+from fedrema.config.settings import Settings
 from fedrema.core.reports import HEAD_SIMILARITY, Reports
 from fedrema.errors import BadInput
 from fedrema.reporting.curves import draw_curves
@@ -28,11 +29,11 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Tracking:
-    """The trackers of one run. One that fails is dropped with a message; training continues."""
+    """Observes a run (`RunObserver`): the trackers of one run. One that fails is dropped; training continues."""
 
     def __init__(self, trackers: Sequence[Tracker], directory: RunDirectory) -> None:
         self.trackers, self.directory = list(trackers), directory
-        self.reports = directory.reports()
+        self.reports = directory.manifest().reports
         self.finished = False
 
     def round(self, record: RoundRecord) -> None:
@@ -62,21 +63,19 @@ class Tracking:
                 print_safe(f"{message}: {error}", file=sys.stderr)
 
 
-@contextmanager
-def tracking(names: Sequence[str], directory: RunDirectory, after: int) -> Iterator[Tracking]:
-    """Start trackers, and close them at the end; `after` is the round from which the run continues."""
-    everyone = Tracking([], directory)
-    try:
-        for name in names:
-            try:
-                everyone.trackers.append(SERVICES[name](directory, after))
-            except Exception as error:  # any error of another program's store, server or account
-                reason = " ".join(str(error).split()).rstrip(".")
-                again = f"fedrema resume {directory.path} tries again"
-                raise BadInput(f"--track {name} cannot start: {reason}; {again}.") from error
-        yield everyone
-    finally:
-        everyone.close()
+def open_trackers(settings: Settings, directory: RunDirectory, after: int) -> Tracking:
+    """Open the trackers that a run's settings name; `after` is the number of rounds that the run has already."""
+    check_trackers(settings.output.trackers)
+    found = Tracking([], directory)
+    for name in settings.output.trackers:
+        try:
+            found.trackers.append(SERVICES[name](directory, after))
+        except Exception as error:  # any error of another program's store, server or account
+            found.close()
+            reason = " ".join(str(error).split()).rstrip(".")
+            again = f"fedrema resume {directory.path} tries again"
+            raise BadInput(f"--track {name} cannot start: {reason}; {again}.") from error
+    return found
 
 
 def scalars_of(record: RoundRecord, reports: Reports) -> dict[str, float]:
@@ -93,6 +92,8 @@ def scalars_of(record: RoundRecord, reports: Reports) -> dict[str, float]:
         traced = record.trace.get(trace.name)
         if trace.per_client and isinstance(traced, list) and traced:
             found[f"trace/mean_{trace.name}"] = sum(traced) / len(traced)
+    if record.nodes is not None:
+        found |= {f"epsilon/{name}": value for name, value in record.nodes.epsilon.items()}
     found["clients/took_part"] = len(record.participants)
     found["clients/failed"] = len(record.dropped) + len(record.rejected)
     return {name: float(value) for name, value in found.items() if isinstance(value, (bool, int, float))}

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedrema.runs.directory import RunDirectory
+from fedrema.runs.manifest import SettingValue
 
 PROJECT = "fedrema"
 """Experiment in MLflow, project in Weights & Biases."""
@@ -46,7 +47,7 @@ class TensorBoard:
         purged = after + 1 if after else None
         self.writer: Any = SummaryWriter(str(directory.path / self.name), purge_step=purged)
         if not after:
-            rows = "\n".join(f"| {name} | {value} |" for name, value in directory.config()["settings"].items())
+            rows = "\n".join(f"| {name} | {value} |" for name, value in directory.manifest().settings.items())
             self.writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", 0)
 
     def scalars(self, number: int, values: dict[str, float]) -> None:
@@ -144,12 +145,12 @@ SERVICES: dict[str, type[Tracker]] = {kind.name: kind for kind in (TensorBoard, 
 
 
 def _title(directory: RunDirectory) -> str:
-    return f"{directory.config()['method']} {directory.path.name}"
+    return f"{directory.manifest().method} {directory.path.name}"
 
 
-def _settings(directory: RunDirectory) -> dict[str, object]:
-    config = directory.config()
-    return {"method": config["method"], **config["settings"]}
+def _settings(directory: RunDirectory) -> dict[str, SettingValue]:
+    manifest = directory.manifest()
+    return {"method": manifest.method, **manifest.settings}
 
 
 def _read_id(directory: RunDirectory, tracker: str) -> str | None:

@@ -1,0 +1,249 @@
+"""A folder of exported models: safetensors files, index.json and a README, written completely or not at all."""
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from fedrema.errors import BadInput
+from fedrema.models.body_and_head import Tensors
+from fedrema.runs.directory import EXPORT_INDEX, exported_files
+from fedrema.runs.plain_model import PlainModel
+
+# Names that Windows reserves for devices, with any ending.
+RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
+LONGEST_NAME = 100
+OWN_PREDICTION = "computes its predictions in its own way"
+
+
+@dataclass(frozen=True)
+class ExportedClient:
+    """A client's entry in index.json."""
+
+    client: str
+    file: str
+    added_file: str | None = None
+    """What the method keeps for the client besides the network."""
+    accuracy: float | None = None
+    train_count: int = 0
+
+
+@dataclass(frozen=True)
+class HeldPart:
+    """The entry of a client whose complete model exists only on its node."""
+
+    client: str
+    held_file: str | None = None
+    """Those of its parameters that the server holds."""
+
+
+@dataclass(frozen=True)
+class ServerParts:
+    """What index.json says about a deployed run besides complete models."""
+
+    only_on_nodes: list[HeldPart] = field(default_factory=list)
+    never_counted: list[str] = field(default_factory=list)
+    """Clients that never contributed to a round."""
+    shared_file: str | None = None
+
+
+@dataclass(frozen=True)
+class ExportIndex:
+    """The content of index.json."""
+
+    method: str
+    round: int
+    accuracy_round: int | None
+    """The round in which the accuracies were measured."""
+    class_names: list[str]
+    """What each output of a model stands for."""
+    clients: list[ExportedClient] = field(default_factory=list)
+
+    def as_json(self, parts: ServerParts | None = None) -> dict[str, Any]:
+        """Return the content of the file."""
+        content = dict(msgspec.to_builtins(self))
+        for entry in content["clients"]:
+            if entry["added_file"] is None:
+                del entry["added_file"]
+        return content | (msgspec.to_builtins(parts) if parts is not None else {})
+
+
+class ModelFolder:
+    """A folder of models that is being written."""
+
+    def __init__(self, path: Path, model: PlainModel, index: ExportIndex) -> None:
+        self.path, self.model, self.index = path, model, index
+
+    def add(self, stem: str, name: str, tensors: Tensors, added: Tensors, accuracy: float | None, count: int) -> None:
+        """Write the model of a client, and what it keeps besides the network."""
+        entry = ExportedClient(name, f"{stem}.safetensors", None, accuracy, count)
+        save_tensors(tensors, self.path / entry.file)
+        if added:
+            entry = replace(entry, added_file=f"{stem}.added.safetensors")
+            save_tensors(added, self.path / f"{stem}.added.safetensors")
+        self.index.clients.append(entry)
+
+    def add_part(self, file: str, params: Tensors) -> str:
+        """Write parameters under the network's own names, others under their present names."""
+        names = self.model.names
+        save_tensors({names.get(name, name): value.detach().cpu() for name, value in params.items()}, self.path / file)
+        return file
+
+    def finish(self, left_out: Sequence[str], parts: ServerParts | None = None) -> None:
+        """Write index.json and README.md; `left_out` says what clients do besides using their models."""
+        if self.index.clients:
+            readme = _readme(self.index, self.model, left_out)
+        else:
+            readme = _readme_of_parts(self.index.method, self.model, parts.shared_file if parts else None)
+        index = json.dumps(self.index.as_json(parts), indent=2) + "\n"
+        (self.path / EXPORT_INDEX).write_text(index, encoding="utf-8")
+        (self.path / "README.md").write_text(readme, encoding="utf-8")
+
+
+@contextmanager
+def model_folder(folder: Path, overwrite: bool, model: PlainModel, index: ExportIndex) -> Iterator[ModelFolder]:
+    """Yield a temporary folder that becomes `folder` on success, replacing the files of an earlier export only."""
+    folder = folder.resolve()
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+    try:
+        temporary.mkdir(parents=True)
+        try:
+            yield ModelFolder(temporary, model, index)
+            check_free(folder, overwrite)
+            _put_in_place(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise BadInput(f"cannot write {folder}: {reason}; choose a writable place with enough free space.") from error
+
+
+def check_free(folder: Path, overwrite: bool) -> None:
+    """Refuse a folder that holds anything; --overwrite replaces an earlier export, and only that."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"--out {folder} is a file: name a folder for the models.")
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    is_export = bool(exported_files(folder))
+    if not overwrite:
+        remedy = ", or --overwrite to replace it" if is_export else ""
+        raise BadInput(f"{folder} already exists: choose another with --out{remedy}.")
+    if not is_export:
+        raise BadInput(f"{folder} holds something other than exported models; --overwrite replaces only those.")
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    old = exported_files(folder) if folder.exists() else []
+    if folder.exists() and set(folder.iterdir()) != set(old):
+        # The user's own files stay; the new files are added, the index last.
+        new = sorted(temporary.iterdir(), key=lambda file: file.name == EXPORT_INDEX)
+        for file in new:
+            file.replace(folder / file.name)
+        for file in old:
+            if file.name not in {each.name for each in new}:
+                file.unlink()
+        return
+    replaced = temporary.with_name(f"{temporary.name}.old")
+    if folder.exists():
+        folder.rename(replaced)
+    temporary.rename(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def save_tensors(tensors: Tensors, file: Path) -> None:
+    """Write a safetensors file."""
+    try:
+        # Rows of a stack are views, and safetensors wants tensors that own their memory.
+        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file)
+    except SafetensorError as error:  # the library wraps a full disk in its own error
+        raise OSError(0, str(error)) from error
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """Return a name for each client that every file system takes, different also where case does not count."""
+    found: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_-]", "_", name).lstrip("-")[:LONGEST_NAME] or "client"
+        plain = f"client-{plain}" if plain.casefold() in RESERVED else plain
+        different, number = plain, 1
+        while different.casefold() in taken:
+            number += 1
+            different = f"{plain}-{number}"
+        taken.add(different.casefold())
+        found.append(different)
+    return found
+
+
+def _readme(index: ExportIndex, model: PlainModel, left_out: Sequence[str]) -> str:
+    method = index.method
+    lines = [
+        "# Models of clients",
+        "",
+        f"Each `.safetensors` file is one client's model, trained with {method}; `{EXPORT_INDEX}` says whose.",
+        "In this folder, with PyTorch and safetensors:",
+        "",
+        "```python",
+        *model.code(index.clients[0].file),
+        "```",
+        "",
+        *_inputs(model),
+        "",
+        f"`classes` holds numbers; `class_names` in `{EXPORT_INDEX}` says which label each one stands for: "
+        f"{_shown(index.class_names)}.",
+    ]
+    if any(entry.added_file for entry in index.clients):
+        lines += ["", f"`….added.safetensors` holds what {method} keeps besides this network."]
+    if left_out:
+        otherwise = " and ".join(left_out)
+        lines += ["", f"Accuracies in `{EXPORT_INDEX}` are of what the client would use: {method} {otherwise} first."]
+    return "\n".join(lines) + "\n"
+
+
+def _readme_of_parts(method: str, model: PlainModel, shared_file: str | None) -> str:
+    lines = [
+        "# What the server holds",
+        "",
+        f"There is no client's model here: with {method}, a client predicts with parameters that exist only on its",
+        "node, or adapts its model to its own samples first. `fedrema deploy model NODE_FOLDER`, on the node, writes",
+        f"the complete model. `{EXPORT_INDEX}` lists the clients. `….held.safetensors`, where there is one, holds",
+        "those parameters of a client that the server knows.",
+    ]
+    if shared_file:
+        *building, loading, _ = model.code(shared_file)
+        lines += [
+            "",
+            f"`{shared_file}` holds the parameters that all clients share:",
+            "",
+            "```python",
+            *building,
+            f"{loading.removesuffix(')')}, strict=False)  # what is private keeps its initial value",
+            "```",
+            "",
+            *_inputs(model),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _inputs(model: PlainModel) -> list[str]:
+    shape = ", ".join(str(size) for size in model.shape)
+    if model.net.integers:
+        return [f"`x` is a batch [n, {shape}] of int64 numbers, as in training."]
+    return [
+        f"`x` is a batch [n, {shape}] of {model.dtype} numbers, as in training: pixels 0 to 255 (uint8) as",
+        "`(x / 255 - 0.5) / 0.5`, anything that is not uint8 as it is.",
+    ]
+
+
+def _shown(names: Sequence[str], most: int = 10) -> str:
+    pairs = [f"{number} is `{name}`" for number, name in enumerate(names[:most])]
+    return ", ".join(pairs) + (" and so on" if len(names) > most else "")

@@ -1,0 +1,197 @@
+"""What determines a run's result: its identity, the user's own files, and the revisions of method and engine."""
+
+import hashlib
+import inspect
+import json
+import platform
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedrema
+from fedrema.base.digests import Digests, file_digest, module_digests
+from fedrema.base.options import Purpose
+from fedrema.config.settings import Settings
+from fedrema.core import Method
+from fedrema.data import Federation
+from fedrema.engine import REVISIONS
+from fedrema.errors import BadInput
+from fedrema.methods import registry
+from fedrema.runs.manifest import FederationFacts, Inputs, Manifest, RanOn
+from fedrema.simulation.simulator import Simulator
+
+GIVEN = "(given in Python)"
+"""Stands for a network that has no name to import it by."""
+DEFINING = (Purpose.RESULT, Purpose.SEED, Purpose.RECORD)
+"""Purposes of the settings that are part of a run's identity."""
+CODE = ("method", "net")
+"""Inputs that decide a result; of data its content does, whichever file holds it."""
+CANNOT_CONTINUE = "{} cannot be continued: {} since it was started; restore the earlier version or start a new run."
+
+
+def describe(settings: Settings, simulator: Simulator, own_module: bool, saves_federation: bool = False) -> Manifest:
+    """Return the manifest of a new run: everything needed to run it again, and what it is computed on."""
+    federation = simulator.federation
+    facts = FederationFacts(
+        federation.fingerprint,
+        list(federation.names),
+        federation.classes,
+        list(federation.class_names),
+        tuple(federation.sample_shape),
+        simulator.train.counts.tolist(),
+        simulator.test.counts.tolist(),
+        json.loads(json.dumps(federation.info)),  # plain types only
+        saves_federation,
+    )
+    return Manifest(
+        method_name(settings.method),
+        settings.described() | ({"net": GIVEN} if own_module else {}),
+        identity_of(settings, federation, own_module),
+        revisions_of(settings.method, simulator.device.type),
+        inputs_of(settings, own_module, saves_federation),
+        facts,
+        ran_on(simulator),
+        settings.method.reports,
+        settings.method.called(),
+    )
+
+
+def ran_on(simulator: Simulator) -> RanOn:
+    """Return where and how a run is computed."""
+    return RanOn(
+        device=torch.cuda.get_device_name(simulator.device) if simulator.device.type == "cuda" else "cpu",
+        backend=simulator.engine.name,
+        dtype=str(simulator.dtype).removeprefix("torch."),
+        products=simulator.products,
+        threads=torch.get_num_threads(),
+        threads_per_operation=simulator.threads,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        python=platform.python_version(),
+        versions={"fedrema": fedrema.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
+        commit=_commit(),
+    )
+
+
+def method_name(method: Method) -> str:
+    """Return how a method is named on the command line."""
+    kind = type(method)
+    return f"{kind.__module__}:{kind.__qualname__}" if _is_own(method) else kind.name
+
+
+def _is_own(method: Method) -> bool:
+    return not type(method).__module__.startswith("fedrema.methods.")
+
+
+def identity_of(settings: Settings, federation: Federation, own_module: bool) -> str:
+    """Return a digest of what determines the result."""
+    what = settings.values_for(*DEFINING)
+    if own_module:
+        what["net"] = GIVEN
+    content: list[Any] = [settings.method.name, sorted(what.items()), federation.fingerprint]
+    code = {name: digests for name, digests in inputs_of(settings, own_module).items() if name in CODE}
+    # Appended only where there is something to add: identities of runs without own files stay the same.
+    content += [code] if code else []
+    content += [settings.method.revision] if settings.method.revision > 1 else []
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+def inputs_of(settings: Settings, own_module: bool = False, own_federation: bool = False) -> Inputs:
+    """Return digests of the files that the user supplied; empty where everything comes with fedrema.
+
+    `own_module` and `own_federation` say that the network or the data was given in Python instead of by a file.
+    """
+    network, data = settings.network.net, settings.data
+    inputs = {
+        "method": _class_digests(type(settings.method)) if _is_own(settings.method) else {},
+        "net": module_digests(network.partition(":")[0]) if ":" in network and not own_module else {},
+        "federation": {} if data.federation is None or own_federation else _data_digests(data.federation),
+        "partition-file": _data_digests(str(data.partition_file)) if data.partition_file is not None else {},
+    }
+    return {name: digests for name, digests in inputs.items() if digests}
+
+
+def _class_digests(kind: type[Method]) -> Digests:
+    if kind.__module__ != "__main__":
+        return module_digests(kind.__module__)
+    try:  # a script or notebook also holds code that the method does not depend on
+        return {kind.__qualname__: hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()}
+    except (OSError, TypeError):
+        return {}
+
+
+def _data_digests(source: str) -> Digests:
+    """Return the digests of a file, of the `.npz` files of a folder, or of the sources of module:function."""
+    path = Path(source).expanduser()
+    try:
+        if path.is_dir():
+            return {file.name: file_digest(file) for file in sorted(path.glob("*.npz"))}
+        if path.is_file():
+            return {path.name: file_digest(path)}
+    except OSError:  # reading the data reports the reason
+        return {}
+    return module_digests(source.partition(":")[0]) if ":" in source else {}
+
+
+def revisions_of(method: Method, device: str) -> dict[str, int]:
+    """Return the revisions of a method and of the engine on a kind of device."""
+    return {"method": method.revision, device: REVISIONS[device]}
+
+
+def is_outdated(method: str, revisions: Mapping[str, int]) -> bool:
+    """Return whether a result comes from an older revision of its method or of the engine than the present ones.
+
+    Changes of a user's own method show in the digests of its files instead.
+    """
+    kind = registry().get(method)
+    now = {**REVISIONS, "method": revisions.get("method", 1) if kind is None else kind.revision}
+    return any(number < now[name] for name, number in revisions.items())
+
+
+def check_unchanged(
+    where: Path, revisions: Mapping[str, int], inputs: Inputs, settings: Settings, own_module: bool = False
+) -> None:
+    """Refuse to continue what another revision, or another version of the user's files, has started."""
+    now = {**REVISIONS, "method": settings.method.revision}
+    for name, number in revisions.items():
+        if number != now.get(name):
+            what = settings.method.title if name == "method" else f"the engine on {name.upper()} devices"
+            raise BadInput(
+                f"{where} was started with revision {number} of {what}; this version of fedrema has revision"
+                f" {now.get(name)}: start it again."
+            )
+    present = inputs_of(settings, own_module)
+    for name in CODE:
+        if changed := changed_files(inputs.get(name, {}), present.get(name, {})):
+            raise BadInput(CANNOT_CONTINUE.format(where, changed))
+
+
+def check_same_data(where: Path, manifest: Manifest, settings: Settings, federation: Federation) -> None:
+    """Refuse to continue a run on other data than it was started with."""
+    if manifest.federation.fingerprint == federation.fingerprint:
+        return
+    present = inputs_of(settings)
+    differing = [
+        text
+        for name in ("federation", "partition-file")
+        if manifest.inputs.get(name) and (text := changed_files(manifest.inputs[name], present.get(name, {})))
+    ]
+    raise BadInput(CANNOT_CONTINUE.format(where, differing[0] if differing else "its data has changed"))
+
+
+def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say which files differ; empty where none does."""
+    files = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
+    return f"{', '.join(files)} {'has' if len(files) == 1 else 'have'} changed" if files else ""
+
+
+def _commit() -> str | None:
+    here = Path(fedrema.__file__).parent
+    if not any((folder / ".git").exists() for folder in here.parents):
+        return None
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    return found.stdout.strip() if found.returncode == 0 else None

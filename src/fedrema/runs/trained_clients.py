@@ -1,0 +1,225 @@
+"""The clients of a trained run: the one way from a run's folder to a client's model and its predictions."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedrema.config.settings import Settings
+from fedrema.core import Client, Method, overrides
+from fedrema.data import Federation, build_federation
+from fedrema.data.federation import to_float
+from fedrema.engine import ClientTensors
+from fedrema.errors import BadInput
+from fedrema.models.body_and_head import Net, Tensors
+from fedrema.runs.checkpoint import load_state
+from fedrema.runs.execute import prepare
+from fedrema.runs.manifest import FederationFacts
+from fedrema.runs.plain_model import model_of_run
+from fedrema.runs.provenance import GIVEN
+from fedrema.runs.run import Run
+from fedrema.runs.saved_settings import saved_settings
+from fedrema.simulation.state import SimulationState
+
+SAMPLES = 4
+"""Inputs with which it is tried out what a prediction depends on."""
+GROUPS = ("params", "memory", "inbox")
+
+
+class TrainedClients:
+    """The clients of a run as of its last checkpoint; `module` is the network, if it was given in Python."""
+
+    def __init__(self, run: Run, module: nn.Module | None = None) -> None:
+        self.run, self.module = run, module
+        self.manifest = run.manifest
+        self.plain = model_of_run(self.manifest, module)
+        self.state = run.state()
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of the run."""
+        return saved_settings(self.run.directory, own_module=self.manifest.settings.get("net") == GIVEN)
+
+    @cached_property
+    def method(self) -> Method | None:
+        """The method with its settings; None where it is the user's own and cannot be imported."""
+        try:
+            return self.settings.method
+        except BadInput:
+            return None
+
+    def client(self, row: int, adapt: bool = True) -> Client:
+        """Return the client in a row with the parameters it uses, on the CPU."""
+        return self.clients([row], adapt)[0]
+
+    def clients(self, rows: Sequence[int], adapt: bool = True) -> list[Client]:
+        """Return the clients in some rows with the parameters they use, on the CPU.
+
+        Where the method adapts models before they are used, they are, on the run's own data, unless `adapt` is false.
+        """
+        adapted = self._adapted(rows) if adapt and self.method and overrides(self.method, "adapt") else {}
+        return [self._client(row, adapted.get(row)) for row in rows]
+
+    def _client(self, row: int, params: Tensors | None) -> Client:
+        state = self.state
+        groups = (params or state.params.row(row), ClientTensors(state.memory).row(row), state.inbox.row(row))
+        used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
+        return Client(used, used, memory, inbox, torch.tensor(float(self.manifest.federation.train_counts[row])))
+
+    def _adapted(self, rows: Sequence[int]) -> dict[int, Tensors]:
+        """Return the parameters of clients in some rows after adapting them to their own samples."""
+        run, settings = self.run, self.settings
+        try:
+            federation = build_federation(settings.data)
+        except BadInput as error:
+            reason = str(error).rstrip(".")
+            raise BadInput(
+                f"{reason}; {run.method} adapts models on the run's data: leave that out by --no-adapt (adapt=False)."
+            ) from error
+        if federation.fingerprint != self.manifest.federation.fingerprint:
+            raise BadInput(
+                f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt (adapt=False)."
+            )
+        simulator = prepare(replace(settings, simulation=settings.simulation.for_inspection()), federation, self.module)
+        state = load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
+        adapted: dict[int, Tensors] = {}
+        # In the groups in which they were scored: the last bits depend on which clients are computed together.
+        for part in simulator.groups(torch.arange(state.clients)):
+            wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
+            if wanted:
+                cohort = simulator.cohort(state, part)
+                params = simulator.adapted(simulator.method, cohort, simulator.moment(state.round)).params
+                adapted |= {row: params.row(place) for place, row in wanted}
+        return adapted
+
+    def only_on_node(self, row: int, adapt: bool = True) -> bool:
+        """Return whether a client of a deployed run predicts with something that the server does not hold.
+
+        Found by trial: what the server does not hold is given two different values, and the predictions are compared.
+        """
+        known, settings, state = self.manifest.federation, self.settings, self.state
+        if not known.is_deployed:
+            return False
+        simulation = replace(settings.simulation.for_inspection(), device="cpu", backend="loop")
+        dummy = _dummy_federation(known.sample_shape, known.classes)
+        simulator = prepare(replace(settings, simulation=simulation), dummy, self.module)
+        if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
+            return True  # adapts to samples of its own
+        begun = simulator.start()
+        held, inbox = state.params.row(row), state.inbox.row(row)
+        values = torch.linspace(-1, 1, SAMPLES * int(np.prod(known.sample_shape)))
+        x = values.reshape(SAMPLES, *known.sample_shape).to(simulator.dtype)
+        x = torch.zeros_like(x, dtype=torch.long) if simulator.net.integers else x
+        count = torch.tensor(float(known.train_counts[row]))
+
+        def predicted(change: int) -> Tensor:
+            params = {**_changed(begun.params.row(0), change), **held}
+            memory = _changed(ClientTensors(begun.memory).row(0), change)
+            simulator.net.train(False)
+            with torch.no_grad():
+                return simulator.method.predict(simulator.net, Client(params, params, memory, inbox, count), x)
+
+        return not torch.equal(predicted(0), predicted(1))
+
+    def predictor(self, row: int, adapt: bool = True) -> nn.Module:
+        """Return a module that computes the logits of the client in a row; see `Run.personal_model`."""
+        method = self.settings.method
+        if self.only_on_node(row, adapt):
+            name = self.run.names[row]
+            raise BadInput(
+                f"The model of {name!r} exists only on its node: fedrema deploy model NODE_FOLDER writes it there."
+            )
+        client = self.client(row, adapt)
+        dtype = getattr(torch, self.plain.dtype)
+        net = self.plain.net.to(torch.device("cpu"), dtype)
+        if overrides(method, "predict"):
+            found: nn.Module = PredictingClient(method, net, client)
+        else:
+            found = copy.deepcopy(self.plain.module).to(dtype)
+            found.load_state_dict(self.plain.tensors(method.model(net, client)))
+        found.register_forward_pre_hook(_to_integers if net.integers else _to_floats)
+        return found.eval()
+
+
+def counted_clients(
+    state: SimulationState, federation: FederationFacts
+) -> tuple[SimulationState, list[str], list[int]]:
+    """Return the clients that have contributed to a run, with their names and sample counts.
+
+    The checkpoint of a deployed run also has rows for clients that never joined; every other run is returned as it is.
+    """
+    if federation.last_counted is None:
+        return state, federation.names, federation.train_counts
+    rows = [row for row, last in enumerate(federation.last_counted) if last]
+    if not rows:
+        raise BadInput("No client of this run has counted in a round yet.")
+    own, inbox = (
+        {name: value[torch.tensor(rows)] for name, value in group.items()}
+        for group in (state.params.own, state.inbox.own)
+    )
+    held = replace(
+        state,
+        clients=len(rows),
+        params=ClientTensors(own, state.params.common),
+        inbox=ClientTensors(inbox, state.inbox.common),
+    )
+    return held, [federation.names[row] for row in rows], [federation.train_counts[row] for row in rows]
+
+
+class PredictingClient(nn.Module):
+    """A client of a method with its own `predict`: its tensors are the module's buffers."""
+
+    def __init__(self, method: Method, net: Net, client: Client) -> None:
+        super().__init__()
+        self.method, self.net = method, net
+        self.register_buffer("count", client.count)
+        self.names = {group: tuple(getattr(client, group)) for group in GROUPS}
+        for group in GROUPS:
+            for name, value in getattr(client, group).items():
+                self.register_buffer(_buffer(group, name), value.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits of inputs [n, ...]."""
+        params, memory, inbox = (self._tensors(group) for group in GROUPS)
+        client = Client(params, params, memory, inbox, self.get_buffer("count"))
+        return self.method.predict(self.net, client, x)
+
+    def _tensors(self, group: str) -> Tensors:
+        return {name: self.get_buffer(_buffer(group, name)) for name in self.names[group]}
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "PredictingClient":
+        # Constants inside the network move to a device with the client's tensors.
+        for part in self.net.modules():
+            part._apply(fn)  # type: ignore[no-untyped-call]  # torch does not annotate it
+        return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]  # nor this
+
+
+def _buffer(group: str, name: str) -> str:
+    """Return the name of a buffer, which must not contain a dot."""
+    return f"{group}/{name.replace('.', '/')}"
+
+
+def _to_integers(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Convert inputs to the type that an embedding takes."""
+    return (inputs[0].to(next(iter(model.state_dict().values())).device, torch.long), *inputs[1:])
+
+
+def _to_floats(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Convert inputs to the range and precision of training."""
+    of_model = next(value for value in model.state_dict().values() if value.is_floating_point())
+    return (to_float(inputs[0].to(of_model.device), of_model.dtype), *inputs[1:])
+
+
+def _changed(tensors: Tensors, change: int) -> Tensors:
+    return {name: ~value if change and value.dtype is torch.bool else value + change for name, value in tensors.items()}
+
+
+def _dummy_federation(shape: tuple[int, ...], classes: int) -> Federation:
+    """Return a federation that is used for its shapes only."""
+    samples = np.zeros((3, *shape), np.float32)  # two training samples: some layers refuse a batch of one
+    return Federation.from_arrays(samples, [0] * 3, ["nobody"] * 3, [False, False, True], classes=classes)
