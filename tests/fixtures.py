@@ -9,7 +9,7 @@ from torch import nn
 from fedrema.core import LocalTraining, Method, Simulation
 from fedrema.data import Federation
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import Network, Split, build_net
+from fedrema.models.networks import BodyAndHead, Network, build_net
 from fedrema.simulation.simulator import Simulator
 
 BACKENDS = ["loop", "stacked"]
@@ -46,11 +46,11 @@ def simulator(
     return kind(method, net, federation, local, Simulation(**chosen))
 
 
-def tanh_module(*first: nn.Module, hidden=5) -> Split:
+def tanh_module(*first: nn.Module, hidden=5) -> BodyAndHead:
     """Return one hidden layer with tanh, whose formulas tests write out; `first` are layers before it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Split(nn.Sequential(*first, nn.Linear(6, hidden), nn.Tanh()), nn.Linear(hidden, 4))
+        return BodyAndHead(nn.Sequential(*first, nn.Linear(6, hidden), nn.Tanh()), nn.Linear(hidden, 4))
 
 
 def tanh_simulator(method: Method, backend: str, local=LOCAL, module=None, **settings) -> Simulator:
