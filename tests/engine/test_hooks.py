@@ -237,10 +237,10 @@ def test_a_method_that_uses_every_hook_runs_alike_looped_and_stacked(settings, c
     assert one.server["answered"] == other.server["answered"] == sum(len(r["participants"]) for r in records["loop"])
     for first, second in zip(records["loop"], records["stacked"], strict=True):
         assert first["client_accuracy"] == second["client_accuracy"]
-        assert first.get("client_loss") == pytest.approx(second.get("client_loss"), abs=1e-9)
-        assert first.get("trained_client_accuracy") == second.get("trained_client_accuracy")
-        assert first.get("bytes_up") == second.get("bytes_up")
-        assert first.get("bytes_down") == second.get("bytes_down")
+        assert first.quantity("client_loss") == pytest.approx(second.quantity("client_loss"), abs=1e-9)
+        assert first.quantity("trained_client_accuracy") == second.quantity("trained_client_accuracy")
+        assert first.quantity("bytes_up") == second.quantity("bytes_up")
+        assert first.quantity("bytes_down") == second.quantity("bytes_down")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
