@@ -269,7 +269,7 @@ def test_watch_shows_the_others_and_says_which_run_is_damaged(runs, tmp_path):
     assert len(live.part("relations")["runs"]) == 1
     live.refresh()
     main_part = live.part("main")
-    assert len(main_part["runs"]) == len(live.part("people")["runs"]) == 1
+    assert len(main_part["runs"]) == len(live.part("clients")["runs"]) == 1
     sentence = "bad/relations.npz was altered or damaged since fedrema wrote it"
     assert [note for note in main_part["notes"] if "damaged" in note] == [f"{sentence}: {REMEDY} The run is left out."]
     file.write_bytes(whole)
