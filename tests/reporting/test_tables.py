@@ -15,6 +15,7 @@ from fedrema.reporting.tables import (
     differences_table,
     paired_differences,
 )
+from fedrema.runs.checksums import sealed
 from fedrema.runs.run import Run
 from tests.reporting.folders import replace_records, write_run, write_two_groups
 
@@ -207,7 +208,7 @@ def test_folders_that_hold_something_else(tmp_path):
         ({"model_type": "other"}, "does not describe a run: 'method' is missing"),
         ({**run.config, "settings": {}}, "is incomplete: 'settings' lacks 'seed'"),
     ):
-        (tmp_path / "a" / "config.json").write_text(json.dumps(wrong))
+        (tmp_path / "a" / "config.json").write_text(json.dumps(sealed(wrong)))
         with pytest.raises(BadInput, match=message):
             comparison_table([type(run)(tmp_path / "a")])
 

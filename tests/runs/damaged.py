@@ -107,7 +107,7 @@ def report(folder: Path, out: Path) -> tuple[int, object, str]:
 def shown(page: str) -> object:
     """Return the data of a page without what depends on the clock."""
     parts = []
-    for name in ("main", "people", "relations"):
+    for name in ("main", "clients", "relations"):
         text = page.partition(f'id="part-{name}">')[2].partition("</script>")[0]
         parts.append(without_clock(json.loads(text)))
     return parts
