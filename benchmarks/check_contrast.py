@@ -9,7 +9,7 @@ import torch
 
 import fedrema
 from fedrema.core import Batch, LocalTraining, Simulation, cross_entropy
-from fedrema.methods.moon import MOON, contrast
+from fedrema.methods.moon import MOON, contrastive_loss
 from fedrema.models.networks import Network, build_net
 from fedrema.simulation.simulator import Simulator
 
@@ -30,7 +30,9 @@ def norms(simulator: Simulator, state, round_number: int) -> tuple[float, float,
     body = [value for name, value in params.items() if net.in_body(name)]
     features = net.features(params, batch.x)
     inbox = client.inbox
-    contrasted = contrast(features, inbox["z_global"][batch.index], inbox["z_previous"][batch.index], 0.5).mean()
+    contrasted = contrastive_loss(
+        features, inbox["z_global"][batch.index], inbox["z_previous"][batch.index], 0.5
+    ).mean()
     supervised = cross_entropy(net.classify(params, features), batch)
     parts = [norm(torch.autograd.grad(part, body, retain_graph=True)) for part in (supervised, contrasted)]
     return float(features.detach().norm(dim=1).mean()), parts[0], parts[1]
