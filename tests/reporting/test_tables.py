@@ -15,7 +15,6 @@ from fedrema.reporting.tables import (
     differences_table,
     paired_differences,
 )
-from fedrema.runs.checksums import sealed
 from fedrema.runs.run import Run
 from tests.reporting.folders import replace_records, write_run, write_two_groups
 

@@ -7,16 +7,14 @@ import time
 
 import numpy as np
 import pytest
-from fedrema.experiments.runner import Runner
-from fedrema.experiments.work import Task
 
 import fedrema
 from fedrema.cli import main
-from fedrema.cli.arguments import parse_settings
 from fedrema.deploy.run_state import locked_run
 from fedrema.errors import BadInput
 from fedrema.experiments.spec import Cell, Line
 from fedrema.experiments.store import Store, key_of
+from fedrema.experiments.tasks import Runner, Task
 from fedrema.runs.lock import WRITER_FILE, RunLock, Writer
 
 SMALL = ("--clients", "4", "--samples", "20", "--epochs", "1", "--quiet")
@@ -59,16 +57,16 @@ def test_a_second_writer_is_refused_and_changes_nothing(run, command, capsys):
 
 
 def test_a_cell_that_another_grid_trains_is_refused_by_name(tmp_path):
-    settings = parse_settings("fedavg", [*SMALL, "--rounds", "1"])
-    runner = Runner(Store(tmp_path / "cells"), tmp_path / "work", lambda settings: lambda played: None)
+    values = {"clients": 4, "samples": 20, "epochs": 1, "rounds": 1, "quiet": True}
+    runner = Runner(Store(tmp_path / "runs"), tmp_path / "work", lambda settings: lambda played: None)
 
     nothing = Line("", "", {})
-    cell = Cell(nothing, nothing, "fedavg", (*SMALL, "--rounds", "1"), vary="training")
+    cell = Cell(nothing, nothing, "fedavg", values)
     task = Task(cell, (0,))
-    folder = tmp_path / "work" / key_of(settings)
+    folder = tmp_path / "work" / key_of(cell.settings(0))
     with RunLock(folder), pytest.raises(BadInput, match=f"is in use by process {os.getpid()}"):
-        runner.play(task)
-    assert runner.play(task) == []
+        runner.run(task)
+    assert runner.run(task) == []
     assert not folder.exists()
 
 
