@@ -40,7 +40,7 @@ class Report:
         machine = {**_machine(device), "highest_load": found.load}
         return cls(found.rows, found.ceilings, machine, _peak_memory(device), command)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the content of the JSON file."""
         ceilings = {
             name: {
@@ -143,7 +143,7 @@ def _unit(ceiling: str) -> str:
     return "GB/s" if ceiling == "copy" else "GFLOP/s"
 
 
-def _machine(device: str) -> dict[str, Any]:
+def _machine(device: str) -> dict[str, object]:
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count() or 1,

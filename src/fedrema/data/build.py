@@ -45,7 +45,7 @@ def build_federation(settings: DataSettings, download: bool = True) -> Federatio
     requested = partitions.describe_request(settings.clients, settings.samples)
     partitions.check_total(pool_size(settings.dataset), settings.clients * settings.samples, requested)
     names = ("dataset", "partition", "clients", "samples", *_PARTITION_SETTINGS[settings.partition])
-    info: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    info: dict[str, object] = {name: getattr(settings, name) for name in names}
     info |= {"test_share": settings.test_share, "data_seed": settings.data_seed}
     if not is_available(settings.dataset, settings.data_dir) and (found := find_prepared(info, settings.data_dir)):
         return found
@@ -78,7 +78,7 @@ def _select(
     index: NDArray[np.int64],
     client: NDArray[Any],
     split: NDArray[Any] | None,
-    info: dict[str, Any],
+    info: dict[str, object],
 ) -> Federation:
     """Return the federation of the samples at `index`, which belong to the clients `client`."""
     return Federation.from_arrays(
@@ -113,7 +113,7 @@ def _from_partition_file(settings: DataSettings, path: Path, pool: Pool) -> Fede
         raise BadInput(
             f"--partition-file {path} assigns sample {values[np.argmax(uses)]} more than once; use each sample once."
         )
-    info = {"dataset": pool.name, "partition_file": path.name}
+    info: dict[str, object] = {"dataset": pool.name, "partition_file": path.name}
     try:
         return _select(settings, pool, index, client, split, info)
     except BadInput as error:
@@ -152,7 +152,7 @@ def _read_json(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | N
     return index, client, split if has_splits else None
 
 
-def find_prepared(info: dict[str, Any], data_dir: Path | None) -> Federation | None:
+def find_prepared(info: dict[str, object], data_dir: Path | None) -> Federation | None:
     """Return the prepared federation of these settings; None if no search folder has it."""
     for folder in search_folders(data_dir):
         file = _prepared_file(info, folder)
@@ -171,6 +171,6 @@ def save_prepared(federation: Federation, folder: Path) -> Path:
     return file
 
 
-def _prepared_file(info: dict[str, Any], folder: Path) -> Path:
+def _prepared_file(info: dict[str, object], folder: Path) -> Path:
     digest = hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()[:12]
     return folder / PREPARED_FOLDER / f"{info['dataset']}-{digest}.npz"

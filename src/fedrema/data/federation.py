@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
@@ -60,7 +61,7 @@ class Federation:
     names: tuple[str, ...]
     """K unique, permanent names; random draws in training depend on the name, never on the row."""
     classes: int
-    info: dict[str, Any]
+    info: dict[str, object]
     """How it was created; JSON values only."""
     own_class_names: tuple[str, ...] = ()
     """Names of the classes, in the order of the labels; empty if they are 0, 1, 2, …"""
@@ -207,16 +208,16 @@ class Federation:
         try:
             federation = cls.from_arrays(
                 **arrays,
-                classes=meta.get("classes"),
-                class_names=meta.get("class_names") if "classes" in meta else class_names,
-                info=meta.get("info", {"federation": Path(path).name}),
+                classes=meta.classes,
+                class_names=meta.class_names if meta.classes is not None else class_names,
+                info={"federation": Path(path).name} if meta.info is None else meta.info,
                 data_seed=data_seed,
                 test_share=test_share,
-                names=meta.get("names"),
+                names=meta.names,
             )
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
-        if meta.get("fingerprint", federation.fingerprint) != federation.fingerprint:
+        if meta.fingerprint not in (None, federation.fingerprint):
             raise BadInput(f"{path} was changed after it was saved: save it again, or remove 'meta' from it.")
         return federation if class_names is None else federation.relabelled(class_names)
 
@@ -281,19 +282,25 @@ def to_float(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tenso
     return x.to(dtype)
 
 
-def parse_meta(meta: NDArray[Any] | None, path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SavedMeta:
+    """What the `meta` of a saved federation holds; None for what it lacks."""
+
+    names: list[str] | None = None
+    classes: int | None = None
+    class_names: list[str] | None = None
+    info: dict[str, object] | None = None
+    fingerprint: str | None = None
+
+
+def parse_meta(meta: NDArray[Any] | None, path: Path) -> SavedMeta:
     """Return the metadata of a saved federation; empty if there is no `meta`."""
     if meta is None:
-        return {}
+        return SavedMeta()
     try:
-        parsed = json.loads(str(meta))
-        names, classes = parsed.get("names"), parsed.get("classes")
-        valid = isinstance(parsed.get("info", {}), dict) and (classes is None or isinstance(classes, int))
-        valid = valid and (names is None or all(isinstance(name, str) for name in names))
-        called = parsed.get("class_names")
-        valid = valid and (called is None or (len(called) == classes and all(isinstance(name, str) for name in called)))
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        valid = False
-    if not valid:
+        parsed = msgspec.json.decode(str(meta), type=SavedMeta)
+    except (msgspec.MsgspecError, RecursionError):
+        parsed = None
+    if parsed is None or (parsed.class_names is not None and len(parsed.class_names) != parsed.classes):
         raise BadInput(f"{path}: 'meta' is not the JSON object of a saved federation; remove it.")
-    return dict(parsed)
+    return parsed

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fedrema.config.presets import PlainValue
 from fedrema.config.settings import Settings
 from fedrema.core import Moment
 from fedrema.core.reports import HEAD_SIMILARITY
@@ -185,7 +186,7 @@ def planned_epochs(settings: Settings) -> int:
     return sum(phase.epochs for phase in settings.method.phases(settings.local, moment))
 
 
-def _without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _without_places(settings: Mapping[str, PlainValue]) -> dict[str, PlainValue]:
     return {name: value for name, value in settings.items() if name not in PLACES}
 
 

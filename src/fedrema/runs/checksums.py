@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from fedrema.errors import BadInput
 
@@ -20,12 +19,12 @@ def checksum_of(*parts: str | bytes | memoryview) -> str:
     return digest.hexdigest()
 
 
-def sealed(content: dict[str, Any], belongs_to: str = "") -> dict[str, Any]:
+def sealed(content: dict[str, object], belongs_to: str = "") -> dict[str, object]:
     """Return a JSON object with its checksum; `belongs_to` names the run, where the content does not."""
     return {**content, CHECKSUM: _of_object(content, belongs_to)}
 
 
-def unsealed(content: dict[str, Any], file: Path, belongs_to: str = "", remedy: str = REMEDY) -> dict[str, Any]:
+def unsealed(content: dict[str, object], file: Path, belongs_to: str = "", remedy: str = REMEDY) -> dict[str, object]:
     """Return a JSON object without its checksum; refuses an object that does not match it."""
     plain = {name: value for name, value in content.items() if name != CHECKSUM}
     if content.get(CHECKSUM) != _of_object(plain, belongs_to):
@@ -33,5 +32,5 @@ def unsealed(content: dict[str, Any], file: Path, belongs_to: str = "", remedy: 
     return plain
 
 
-def _of_object(content: dict[str, Any], belongs_to: str) -> str:
+def _of_object(content: dict[str, object], belongs_to: str) -> str:
     return checksum_of(belongs_to, json.dumps(json.loads(json.dumps(content)), sort_keys=True))

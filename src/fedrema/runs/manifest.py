@@ -36,7 +36,7 @@ class FederationFacts:
     """Training samples per client."""
     test_counts: list[int]
     """Test samples per client."""
-    info: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, object] = field(default_factory=dict)
     """Where the data comes from and how it was partitioned."""
     saved: bool = False
     """Whether the federation was given in Python and saved in the run's folder."""
@@ -96,7 +96,7 @@ class Manifest:
     """The method's title in tables and figures, with the settings that are part of it."""
     format: int = FORMAT
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return it as plain values."""
         return dict(msgspec.to_builtins(self))
 
@@ -110,7 +110,7 @@ class Manifest:
             raise BadInput(f"{file} does not describe a run: {str(error)[:1].lower()}{str(error)[1:]}.") from error
 
 
-def verified_config(content: Mapping[str, Any], file: Path) -> dict[str, Any]:
+def verified_config(content: Mapping[str, Any], file: Path) -> dict[str, object]:
     """Return the content of a config.json without its checksum, once its format and checksum have been verified."""
     for name, kind in REQUIRED.items():
         if not isinstance(content.get(name), kind):

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from safetensors import SafetensorError
@@ -68,7 +67,7 @@ class ExportIndex:
     """What each output of a model stands for."""
     clients: list[ExportedClient] = field(default_factory=list)
 
-    def as_json(self, parts: ServerParts | None = None) -> dict[str, Any]:
+    def as_json(self, parts: ServerParts | None = None) -> dict[str, object]:
         """Return the content of the file."""
         content = dict(msgspec.to_builtins(self))
         for entry in content["clients"]:

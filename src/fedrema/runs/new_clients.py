@@ -90,7 +90,7 @@ def read_new_client(data: Path | str, class_names: Sequence[str], data_seed: int
     file = str(data)
     arrays = _read_arrays(file)
     meta = parse_meta(arrays.get("meta"), Path(file))
-    saved = "classes" in meta  # by Federation.save: y holds numbers, and meta their class names
+    saved = meta.classes is not None  # by Federation.save: y holds numbers, and meta their class names
     client = np.full(len(arrays["y"]), new_client_name(file))
     try:
         return Federation.from_arrays(
@@ -98,10 +98,10 @@ def read_new_client(data: Path | str, class_names: Sequence[str], data_seed: int
             arrays["y"],
             client,
             arrays.get("split"),
-            meta.get("classes"),
+            meta.classes,
             data_seed=data_seed,
             test_share=test_share,
-            class_names=meta.get("class_names") if saved else class_names,
+            class_names=meta.class_names if saved else class_names,
         ).relabelled(class_names)
     except BadInput as error:
         raise BadInput(f"--data {file}: {error}") from error

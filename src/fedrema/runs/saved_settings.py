@@ -22,7 +22,7 @@ NOT_SAVED = ("out", "config", "paper", "tuned")
 def saved_settings(directory: RunDirectory, changes: Changes | None = None, own_module: bool = False) -> Settings:
     """Return the settings of an existing run, with some changed; `own_module`: its network is given in Python."""
     manifest = directory.manifest()
-    saved: dict[str, Any] = {name: value for name, value in manifest.settings.items() if name not in NOT_SAVED}
+    saved: dict[str, object] = {name: value for name, value in manifest.settings.items() if name not in NOT_SAVED}
     if saved.get("net") == GIVEN:
         if not own_module:
             raise BadInput(

@@ -9,7 +9,6 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from torch import nn
@@ -86,7 +85,7 @@ def write_series(folder: Path, wanted: Sequence[Settings], federation: Federatio
     ]
     if federation is not None:
         federation.save(folder / FEDERATION_FILE)
-    content: dict[str, Any] = msgspec.to_builtins(Series(runs, federation is not None))
+    content: dict[str, object] = msgspec.to_builtins(Series(runs, federation is not None))
     write_text(file, json.dumps(sealed(content), indent=2) + "\n")
 
 

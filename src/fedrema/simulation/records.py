@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 Scalar = float | int | bool | None
-TraceValue = Scalar | str | list[Any] | dict[str, Any]
+TraceValue = Scalar | str | list[Any] | dict[str, object]
 """What a method traces per round: usually a number, or a list with one number per participant."""
 
 PRIMARY = "accuracy"
@@ -163,9 +163,9 @@ class Summary(Mapping[str, Any]):
     recorded_relations: int = 0
     """Number of rounds in relations.npz."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the content of summary.json."""
-        found: dict[str, Any] = {"rounds": self.rounds}
+        found: dict[str, object] = {"rounds": self.rounds}
         for name, metric in self.metrics.items():
             found |= {
                 f"best_{name}": metric.best,

@@ -5,7 +5,6 @@ Tensors have the client axis first and their channels last in memory: x [k, n, c
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +70,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) 
     y = x.new_empty((clients, x.shape[1], height, width, outputs), dtype=geometry.result)
     bias = None if bias is None else bias.contiguous()
     positions = (*x.shape[2:4], height, width)
-    common: dict[str, Any] = {"has_bias": bias is not None, "bf16": geometry.bf16, "precision": geometry.dot}
+    common: dict[str, object] = {"has_bias": bias is not None, "bf16": geometry.bf16, "precision": geometry.dot}
     if not y.numel():
         return y.permute(0, 1, 4, 2, 3)
     if few:
@@ -99,7 +98,7 @@ def input_gradient(g: Tensor, weight: Tensor, size: tuple[int, int], dtype: torc
     y = g.new_empty((clients, g.shape[1], *size, channels), dtype=dtype)
     sizes = (rows, outputs, channels, *g.shape[2:4], *size, *geometry.numbers((kernel[0], kernel[1])))
     strides = (weight.stride(0), 1, channels, kernel[0] * kernel[1] * channels)
-    common: dict[str, Any] = {"has_bias": False, "bf16": geometry.bf16, "precision": geometry.dot}
+    common: dict[str, object] = {"has_bias": False, "bf16": geometry.bf16, "precision": geometry.dot}
     if y.numel():
         _gathered(g, weight, None, y, sizes, strides, geometry, transposed=True, common=common)
     return y.permute(0, 1, 4, 2, 3)
@@ -117,7 +116,7 @@ def weight_gradient(x: Tensor, g: Tensor, kernel: tuple[int, int], geometry: Geo
     rows = g.shape[1] * height * width
     shape = (clients, outputs, *kernel, channels)
     positions = (*x.shape[2:4], height, width)
-    common: dict[str, Any] = {"bf16": geometry.bf16, "precision": geometry.dot}
+    common: dict[str, object] = {"bf16": geometry.bf16, "precision": geometry.dot}
     if few:
         folded = channels * kernel[0] * kernel[1]
         tile = tiles.folded_gradient_tile(folded + 1, outputs)
@@ -154,7 +153,7 @@ def weight_gradient(x: Tensor, g: Tensor, kernel: tuple[int, int], geometry: Geo
 
 def _gathered(
     x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, sizes: tuple[int, ...], strides: tuple[int, ...],
-    geometry: Geometry, *, transposed: bool, common: dict[str, Any],
+    geometry: Geometry, *, transposed: bool, common: dict[str, object],
 ) -> None:  # fmt: skip
     rows, channels, outputs = sizes[:3]
     wide = geometry.bf16 and torch.float32 in (x.dtype, weight.dtype)
