@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedrema.simulation.records import MetricRecord, RoundRecord, Summary, metric_record, ratio, summarise
-from fedrema.simulation.scoring import concatenate_counts, count_correct
+from fedrema.simulation.records import MetricRecord, RoundRecord, Summary
+from fedrema.simulation.scoring import concatenate_counts, count_correct, metric_record, ratio, summarise
 
 
 def test_every_second_sample_makes_a_half():

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from fedrema.engine.product_rate import MATRIX, product_rate, seconds_of
+from fedrema.engine.costs import MATRIX, product_rate, seconds_of
 
 COPIED = {"cpu": 2**28, "cuda": 2**30}
 """Bytes of the block that is copied."""

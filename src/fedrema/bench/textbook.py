@@ -12,7 +12,7 @@ from fedrema.bench.ceilings import torch_flags
 from fedrema.config.settings import Settings
 from fedrema.data import Federation
 from fedrema.data.federation import to_float
-from fedrema.engine.product_rate import synchronise
+from fedrema.engine.costs import synchronise
 from fedrema.models.networks import NETWORKS, Network, Shape, own_module
 
 MOMENTUM = 0.9

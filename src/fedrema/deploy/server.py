@@ -17,7 +17,8 @@ from fedrema.engine import ClientTensors
 from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Tensors
-from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord, metric_record, ratio
+from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord
+from fedrema.simulation.scoring import metric_record, ratio
 from fedrema.simulation.simulator import plain_trace
 from fedrema.simulation.state import SimulationState, on_device
 from fedrema.simulation.uploads import RoundUploads

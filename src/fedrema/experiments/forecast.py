@@ -8,8 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedrema.data.datasets import dataset_shape
-from fedrema.engine.costs import GIGABYTE, client_bytes
-from fedrema.engine.product_rate import MATRIX, product_rate
+from fedrema.engine.costs import GIGABYTE, MATRIX, client_bytes, product_rate
 from fedrema.experiments.finished_run import FinishedRun, planned_epochs
 from fedrema.experiments.store import Store
 from fedrema.experiments.tasks import Task

@@ -23,7 +23,8 @@ from fedrema.runs.checksums import REMEDY, sealed, unsealed
 from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
 from fedrema.runs.manifest import Manifest, is_config, read_object, verified_config
 from fedrema.runs.records import RecordChain, read_lines
-from fedrema.simulation.records import RoundRecord, Summary, summarise
+from fedrema.simulation.records import RoundRecord, Summary
+from fedrema.simulation.scoring import summarise
 
 FEDERATION_FILE = "federation.npz"
 """The file, next to config.json, to which a federation that was given in Python is saved."""

@@ -24,7 +24,7 @@ from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
 from fedrema.runs.saved_settings import saved_settings
 from fedrema.runs.trained_clients import counted_clients
-from fedrema.simulation.records import ratio
+from fedrema.simulation.scoring import ratio
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
 

@@ -31,17 +31,9 @@ from fedrema.engine.devices import with_its_threads
 from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.clients import Clients
 from fedrema.simulation.participation import Participation
-from fedrema.simulation.records import (
-    PRIMARY,
-    Evaluation,
-    MetricRecord,
-    RoundRecord,
-    TraceValue,
-    metric_record,
-    ratio,
-)
+from fedrema.simulation.records import PRIMARY, Evaluation, MetricRecord, RoundRecord, TraceValue
 from fedrema.simulation.row_storage import Rows, RowStorage, assign
-from fedrema.simulation.scoring import concatenate_counts
+from fedrema.simulation.scoring import concatenate_counts, metric_record, ratio
 from fedrema.simulation.state import COMMON, Clock, Round, SimulationState, on_device
 from fedrema.simulation.uploads import RoundUploads, check_finite
 
