@@ -1,4 +1,4 @@
-"""What docs tell of can be run again: grid files are valid, the candidates of research/ train in both backends."""
+"""The experiments of research/: grid files are valid, and candidates train alike in both backends."""
 
 import inspect
 from pathlib import Path
@@ -13,9 +13,9 @@ from tests.contract.test_methods import COUNTS, differences, models, play
 ROOT = Path(__file__).parents[2]
 FILES = {
     **{file: ROOT / "results" / "beyond" / file.stem for file in sorted((ROOT / "research").glob("*.toml"))},
-    ROOT / "docs" / "results" / "fedfa.toml": ROOT / "results" / "fedfa",
+    ROOT / "research" / "fedfa" / "fedfa.toml": ROOT / "results" / "fedfa",
 }
-"""And where what was run of them lies."""
+"""Grid files, and the folders of their results."""
 
 
 def candidates():
