@@ -312,7 +312,7 @@ def test_what_cannot_be_played_is_refused(settings, sentence):
 def test_a_network_with_too_few_classes_is_refused():
     federation = make_federation()
     net = build_net(Network(net="mlp"), federation.sample_shape, 3, seed=0)
-    with pytest.raises(BadInput, match="The network tells 3 classes apart, but the data has 4"):
+    with pytest.raises(BadInput, match="The network predicts 3 classes, but the data has 4"):
         Simulator(FedAvg(), net, federation, LOCAL, Simulation(device="cpu"))
 
 

@@ -222,5 +222,5 @@ class CentralServer:
 
 
 def _dummy_federation(shape: tuple[int, ...], classes: int) -> Federation:
-    samples = np.zeros((3, *shape), np.float32)  # two for training: some layers refuse a batch of one
+    samples = np.zeros((3, *shape), np.float32)  # two for training: some layers do not accept a batch of one
     return Federation.from_arrays(samples, [0] * 3, ["dummy"] * 3, [False, False, True], classes=classes)

@@ -87,7 +87,7 @@ class InProcess:
             for task in filter(fits, tasks):
                 report(Event("began", task))
                 yield outcome(Runner(self.store, self.work, reporting(report)), task)
-                if request.asked:
+                if request.made:
                     raise Interrupted("Stopped.")
 
 

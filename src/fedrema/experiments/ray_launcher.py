@@ -85,9 +85,9 @@ class OnRay:
         try:
             with stopping_gently() as request:
                 cancelled = False
-                while running or (waiting and not request.asked):
+                while running or (waiting and not request.made):
                     free = self.slots() - Counter(slot for _, slot in running.values())
-                    while waiting and free and not request.asked:
+                    while waiting and free and not request.made:
                         number = waiting.popleft()
                         if number not in lost:
                             if not fits(tasks[number]):
@@ -96,7 +96,7 @@ class OnRay:
                         slot = max(free, key=lambda one: (one.node != lost.get(number), free[one]))
                         free -= Counter([slot])
                         running[self._begin(tasks[number], number, slot, rounds)] = number, slot
-                    if request.asked and not cancelled:
+                    if request.made and not cancelled:
                         cancelled = True
                         for reference in running:
                             ray.cancel(reference)  # as Ctrl-C there: the round is finished and saved
@@ -118,7 +118,7 @@ class OnRay:
                             report(event)
                         else:
                             yield replace(event, kind="refused") if event.kind == "lost" else event
-                if request.asked:
+                if request.made:
                     raise Interrupted("Stopped.")
         finally:
             for reference in running:

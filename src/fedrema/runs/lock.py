@@ -33,7 +33,7 @@ class Writer:
     host: str
     process: int
     process_began: float
-    """Distinguishes it from a later process with the same number."""
+    """When the process started; distinguishes it from a later process with the same number."""
     since: float
     command: str = ""
     first: int | None = None
@@ -83,7 +83,7 @@ class RunLock:
         self._lock = FileLock(folder / LOCK_FILE, thread_local=False)
 
     def acquire(self) -> "RunLock":
-        """Take the lock, unless this object holds it; refuses with the name of the process that does."""
+        """Acquire the lock, unless this object holds it; an error names the process that holds it."""
         if self._lock.is_locked:
             return self
         try:
@@ -109,7 +109,7 @@ class RunLock:
             self._lock.release()
 
     def check(self) -> None:
-        """Refuse if another process holds the lock; acquires nothing and writes nothing."""
+        """Raise an error if another process holds the lock; acquires nothing and writes nothing."""
         if self.is_held():
             raise self._in_use()
 
