@@ -424,7 +424,7 @@ def test_a_reply_that_makes_the_aggregate_fail_is_found_and_left_out(monkeypatch
     record = made.round()
     absent.round(absent=[HOSTILE])
     assert record["participants"] == [0, 2]
-    assert "with its reply the aggregate fails" in record["rejected"]["n1"]
+    assert "with its reply the aggregation fails" in record["rejected"]["n1"]
     assert made.accuracy() == absent.accuracy()
 
 

@@ -113,7 +113,7 @@ def _defaults(values: Values) -> Values:
 
 
 def _has_data(values: Values) -> bool:
-    """Return whether data was asked for, rather than random inputs."""
+    """Return whether the options name data, rather than random inputs."""
     config = values.get("config")
     in_file = {name.replace("_", "-") for name in read_config(Path(str(config)))} if config else set()
     return any(name in values or name in in_file for name in DATA)

@@ -47,14 +47,14 @@ def compare(arguments: list[str]) -> int:
     asked = parse_arguments(Compare, arguments, "fedrema compare")
     from fedrema.base.files import write_text
     from fedrema.base.terminal import Console, print_safe, safe_lines
-    from fedrema.reporting.curves import picture_kind
+    from fedrema.reporting.curves import image_format
     from fedrema.runs.directory import find_runs
     from fedrema.runs.run import Run
 
     if asked.plot is not None and asked.no_plot:
         raise BadInput(f"--plot {asked.plot} and --no-plot exclude each other: give one of them.")
     if asked.plot is not None:
-        picture_kind(asked.plot)  # checked before a long table is printed
+        image_format(asked.plot)  # checked before a long table is printed
     runs = [Run(folder) for folder in find_runs(asked.dirs)]
     form = asked.format or FORMATS.get(asked.out.suffix.lower() if asked.out else "", "table")
     text = _written(asked, runs, form) if asked.out or form != "table" else None

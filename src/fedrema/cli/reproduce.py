@@ -28,7 +28,7 @@ ORDER = (
 """The most informative experiments run first."""
 NAMES = tuple(dict.fromkeys(name for name, _ in ORDER))
 PAPER = tuple(name for name in NAMES if name != "methods")
-"""The experiments that `all` stands for."""
+"""The experiments that `all` selects."""
 SMOKE: Values = {
     "dataset": "digits",
     "clients": 10,
@@ -59,7 +59,7 @@ class Reproduce:
 
 
 def reproduce(arguments: list[str]) -> int:
-    """Run what is missing, write tables, figures and verdicts, and print the tables asked for."""
+    """Run what is missing, write tables, figures and verdicts, and print the requested tables."""
     asked = parse_arguments(Reproduce, arguments, "fedrema reproduce")
     options = asked.experiment
     out = check_folder(options.out or Path("results") / ("smoke" if asked.smoke else "paper"))

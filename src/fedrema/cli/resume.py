@@ -23,7 +23,7 @@ class Resume:
     dir: Path = positional()
     """The folder of a run, or one that contains runs."""
     rounds: int | None = None
-    """Train up to this round instead of the one first asked for."""
+    """Train up to this round instead of the original number of rounds."""
     data_dir: Path | None = None
     """Folder of the datasets, if they have moved."""
     device: str | None = None

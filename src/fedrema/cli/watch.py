@@ -15,7 +15,7 @@ class Watch:
     dir: Path = positional()
     """The folder of a run, or a folder that contains runs or will contain them."""
     host: str = "127.0.0.1"
-    """Address to listen on; with any other than the default, everybody who reaches this address can see the page."""
+    """Address to listen on; with any other than the default, anyone who can reach this address can see the page."""
     port: int = 8384
     """Port to listen on; 0 selects a free one."""
     open: bool = False
@@ -24,7 +24,7 @@ class Watch:
     def __post_init__(self) -> None:
         """Validate the port."""
         if not 0 <= self.port <= 65535:
-            raise BadInput(f"--port must lie in 0 to 65535, got {self.port}.")
+            raise BadInput(f"--port must be between 0 and 65535, got {self.port}.")
 
 
 def watch(arguments: list[str]) -> int:

@@ -82,7 +82,7 @@ class Output:
 COMMON: Mapping[str, type[Any]] = {
     "data": DataSettings, "network": Network, "local": LocalTraining, "simulation": Simulation, "output": Output
 }  # fmt: skip
-"""The settings classes of every run, besides its method, by their names in `Settings`."""
+"""The settings classes of every run, except its method, by their names in `Settings`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ def make_settings(
     method
         Its name, or an instance, which then holds the method's own settings.
     values
-        Settings by name, with - or _; None stands for the default. `paper`, `tuned` and `config` name further
+        Settings by name, with - or _; None means the default. `paper`, `tuned` and `config` name further
         sources. Sources in ascending priority: the defaults of the dataset or of own data, `paper`, `tuned`, `config`,
         `values`.
     where

@@ -37,7 +37,7 @@ class Request:
     own: Tensors
     """Its personal parameters; empty before its first reply."""
     inbox_common: Tensors
-    """What the method sends to all clients besides parameters."""
+    """Tensors that the method sends to all clients in addition to parameters."""
     inbox_own: Tensors
     """What the method sends to this client only."""
     train: bool = True
@@ -64,7 +64,7 @@ class Reply:
     params: Tensors = field(default_factory=dict)
     """Trained parameters, without the private ones."""
     extras: Tensors = field(default_factory=dict)
-    """What the method sends besides parameters."""
+    """Tensors that the method sends in addition to parameters."""
     loss: float | None = None
     """Mean training loss; None where the node does not report it."""
     received: Score | None = None
@@ -78,11 +78,11 @@ class Reply:
 SCORES_ONLY = Reply(0, 0)
 """The names and shapes of a reply to a request without training."""
 FACTS = ("round", "count", "loss", "epsilon", "received-correct", "received-asked", "trained-correct", "trained-asked")
-"""What a reply may contain besides tensors."""
+"""The fields of a reply other than tensors."""
 
 
 def facts_of(reply: Reply) -> dict[str, int | float | list[int]]:
-    """Return everything in a reply besides its tensors, by name."""
+    """Return everything in a reply except its tensors, by name."""
     facts: dict[str, int | float | list[int]] = {"round": reply.round, "count": reply.count}
     numbers = {"loss": reply.loss, "epsilon": reply.epsilon}
     facts |= {name: value for name, value in numbers.items() if value is not None}

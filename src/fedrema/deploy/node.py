@@ -166,7 +166,7 @@ def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[
 
 @functools.lru_cache(maxsize=1)  # Flower's simulation engine runs many nodes in one process
 def partitioned_dataset(data: DataSettings) -> Federation:
-    """Return the partitioned dataset of a federation without data of its own."""
+    """Return the partitioned dataset of a federation that has no data of its nodes."""
     return build_federation(data)
 
 

@@ -150,8 +150,8 @@ class PrivacyGuard:
             return silent
         if reply.extras:
             raise BadInput(
-                f"The method sends {', '.join(sorted(reply.extras))} besides parameters, which privacy-clip does not"
-                " cover: choose a method that sends parameters only."
+                f"The method sends {', '.join(sorted(reply.extras))} in addition to parameters, which privacy-clip"
+                " does not cover: choose a method that sends parameters only."
             )
         names = sorted(reply.params)
         # In double precision, so that rounding does not lengthen the clipped change.

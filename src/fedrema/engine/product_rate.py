@@ -33,6 +33,6 @@ def seconds_of(action: Callable[[], object], device: torch.device) -> float:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until a GPU has done what it was asked for."""
+    """Wait until a GPU has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -119,7 +119,7 @@ def _ordered_in(column: str, claim: Claim, experiment: Experiment, runs: Runs, t
     nearest_first = sorted((each for each in comparisons if each.pairs), key=lambda each: each.mean)
     verdicts = [_sign(each) for each in nearest_first]
     verdict = _all_of(verdicts)
-    if verdict == "does not hold":  # whatever the missing runs may show
+    if verdict == "does not hold":  # regardless of the missing runs
         lack = ""
     elif lack or len(nearest_first) < len(comparisons) or not all(each.tested for each in nearest_first):
         lack, verdict = lack or "seeds in common are missing", "not decided"

@@ -74,7 +74,7 @@ class FedSelect(Method):
         at_least(1, self, "select_every")
         for name in ("select_share", "most_personal"):
             if not 0 <= getattr(self, name) <= 1:
-                raise BadInput(f"--{name.replace('_', '-')} must lie in [0, 1], got {getattr(self, name)}.")
+                raise BadInput(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(self, name)}.")
 
     def trains(self, net: Net, name: str) -> bool:
         """Exclude the masks."""

@@ -44,7 +44,7 @@ def draw_curves(
     inches.
     """
     path = Path(path)
-    kind = picture_kind(path)
+    kind = image_format(path)
     groups = group_runs(runs)
     shown = zip(groups, looks_of(groups), strict=True)
     curves = [curve for group, look in shown if (curve := group_curve(group, look, quantity))]
@@ -66,7 +66,7 @@ def draw_curves(
         figure.savefig(temporary, format=kind, dpi=dots_per_inch)
 
 
-def picture_kind(path: Path) -> str:
+def image_format(path: Path) -> str:
     """Return png, svg or pdf, by the suffix of a file name; refuse any other."""
     kind = path.suffix.lstrip(".").lower()
     if kind not in ("png", "svg", "pdf"):

@@ -143,9 +143,8 @@ class RunDirectory:
         if not self.is_run():
             return []
         named = [self.path / name for name in OWN_FILES]
-        if read_object(self.config_file, "")["federation"].get(
-            "saved"
-        ):  # not as a Manifest, which reads only the present format
+        config = read_object(self.config_file, "")  # not as a Manifest, which accepts only the present format
+        if config["federation"].get("saved"):
             named.append(self.path / FEDERATION_FILE)
         found = [file for file in named if file.is_file() or file.is_symlink()]
         found += [file for pattern in OWN_PATTERNS for file in sorted(self.path.glob(pattern)) if not file.is_dir()]
