@@ -151,7 +151,7 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["fedavg"], "--sample-shape and --classes must say what the nodes' own data is like"),
+        (["fedavg"], "--sample-shape and --classes must describe the nodes' own data"),
         (["fedavg", "--deal", "--nodes", "a,a"], "--nodes must name each node once"),
         (["fedavg", "--deal", "--nodes", "a b"], "'a b' is not a valid name"),
         (["fedavg", "--deal", "--nodes", "0"], "--clients 0 is too small"),

@@ -63,7 +63,7 @@ def parse_arguments(
     prog
         The command, as messages name it.
     description
-        What the help says about it; default: the docstring of the class.
+        Its description in the help; default: the docstring of the class.
     defaults
         Values by option name that replace the defaults of the fields.
     """

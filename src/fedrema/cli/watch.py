@@ -29,16 +29,16 @@ class Watch:
 
 def watch(arguments: list[str]) -> int:
     """Serve the page until interrupted."""
-    asked = parse_arguments(Watch, arguments, "fedrema watch")
-    if not asked.dir.is_dir():
-        raise BadInput(f"{asked.dir} is not a folder: name the folder of a run, or one for several runs.")
+    args = parse_arguments(Watch, arguments, "fedrema watch")
+    if not args.dir.is_dir():
+        raise BadInput(f"{args.dir} is not a folder: name the folder of a run, or one for several runs.")
     from fedrema.base.terminal import print_safe
     from fedrema.page.server import serve
 
     def ready(address: str) -> None:
-        print_safe(f"Watching {asked.dir}: {address}  (stop with Ctrl-C)", flush=True)
-        if asked.open:
+        print_safe(f"Watching {args.dir}: {address}  (stop with Ctrl-C)", flush=True)
+        if args.open:
             webbrowser.open(address)
 
-    serve(asked.dir, asked.host, asked.port, ready)
+    serve(args.dir, args.host, args.port, ready)
     return 0

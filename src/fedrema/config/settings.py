@@ -203,7 +203,7 @@ def make_data_settings(values: Values, where: str = "") -> DataSettings:
 
 
 def default_values(method: str, values: Values) -> dict[str, Value]:
-    """Return the settings that apply where `values` say nothing and that differ from the dataclasses' defaults."""
+    """Return the defaults of settings that `values` does not contain, if they differ from those of the dataclasses."""
     found: dict[str, Value] = {}
     for _, layer in _layers_below(method, _named(values), plain=False):
         found |= layer
@@ -288,7 +288,7 @@ def read_tuned(file: Path, dataset: str, method: str) -> Values:
     found = content.get(dataset, {}).get(method) if isinstance(content.get(dataset, {}), dict) else None
     if not isinstance(found, dict):
         known = [f"{data}.{name}" for data, methods in content.items() if isinstance(methods, dict) for name in methods]
-        raise BadInput(f"--tuned {file} has nothing for {dataset}.{method}; it has {', '.join(known) or 'nothing'}.")
+        raise BadInput(f"--tuned {file} has no settings for {dataset}.{method}; it has {', '.join(known) or 'none'}.")
     return found
 
 

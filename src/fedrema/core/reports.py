@@ -54,7 +54,7 @@ class Matrix:
     """similarity: in [0, 1], symmetric; selection: true for chosen peers; weights: rows sum to 1; counts: how often
     each peer was chosen. Of weights, counts and selections the page draws who learns from whom."""
     state: str | None = None
-    """The key under which the server's state holds its latest value, where it does."""
+    """The key of its latest value in the server's state, if the state has it."""
     description: str = ""
     """What an entry means, in sentences for a caption."""
 
@@ -74,7 +74,7 @@ class Reports:
     """What a method declares about its reports."""
 
     colour: str | None = None
-    """Colour of its curves, as #rrggbb; default: one that is free."""
+    """Colour of its curves, as #rrggbb; default: an unused one."""
     stroke: Literal["-", "--", "-.", ":"] = "-"
     """Stroke of its curves."""
     emphasis: float = 1.0

@@ -159,7 +159,7 @@ def find_prepared(info: dict[str, Any], data_dir: Path | None) -> Federation | N
         if file.is_file():
             found = Federation.load(file)
             if found.info != info:
-                raise BadInput(f"{file} was prepared with settings other than its name says: prepare it again.")
+                raise BadInput(f"{file} was prepared with settings that do not match its name: prepare it again.")
             return found
     return None
 

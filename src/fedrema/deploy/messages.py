@@ -31,7 +31,7 @@ class Request:
 
     round: int
     accepted: int
-    """The last round in which this client's reply was used; 0: none yet. The client resumes from its state then."""
+    """The last round in which this client's reply was used; 0: none yet. It resumes from its state after that round."""
     common: Tensors
     """Parameters that all clients share."""
     own: Tensors
@@ -43,7 +43,7 @@ class Request:
     train: bool = True
     """Whether to train, or only to score the received model: after the last round."""
     late: bool = False
-    """Whether it joined after the first round and no reply of it was used yet: its state starts from this model."""
+    """Whether it joined after the first round and has no used reply yet: its state starts from this model."""
 
 
 @dataclass(frozen=True)
@@ -164,5 +164,7 @@ def _score(facts: Mapping[str, Any], name: str) -> Score | None:
         raise BadInput(f"its {name} score must be two pairs of numbers, got {quoted(repr(pairs))}")
     (first, second), (first_asked, second_asked) = ([_count(n, f"{name} score") for n in pair] for pair in pairs)
     if first > first_asked or second > second_asked:
-        raise BadInput(f"its {name} score is {first} and {second} right of {first_asked} and {second_asked}")
+        raise BadInput(
+            f"its {name} score has {first} and {second} correct predictions for {first_asked} and {second_asked} samples"
+        )
     return Score((first, second), (first_asked, second_asked))

@@ -54,7 +54,7 @@ class Node:
         self.has_state = bool(initial.params.own or initial.memory or (local.keep_momentum and local.momentum))
         """Whether the method keeps anything on a client between rounds."""
         self.client: Client | None = None
-        """This client with the received model, adapted as for prediction; its `received` score is of this."""
+        """This client with the received model, adapted as for prediction; the `received` score is measured with it."""
         if folder is not None:
             for file in sorted(folder.glob("round-*.safetensors")):
                 facts, _ = read_checkpoint(file)

@@ -55,7 +55,7 @@ class PrivacySettings:
         if self.privacy_delta >= 1:
             raise BadInput(f"privacy-delta must be below 1, got {self.privacy_delta}.")
         if self.privacy_noise and not self.privacy_clip:
-            raise BadInput("privacy-noise needs privacy-clip: without clipping, noise bounds nothing.")
+            raise BadInput("privacy-noise needs privacy-clip: noise without clipping gives no guarantee.")
         if self.privacy_budget and not self.privacy_noise:
             raise BadInput("privacy-budget needs privacy-noise: without noise there is no budget.")
 

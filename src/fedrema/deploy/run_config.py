@@ -22,7 +22,7 @@ FORMAT = 1
 HELD_BY_NODES = "(held by the nodes)"
 """Value of --federation where every node has its own samples."""
 SAME_ON_ALL_NODES = {"device", "backend", "partition-file"}
-"""Settings of a machine that a run configuration has nevertheless."""
+"""Settings of a machine that a run configuration contains nevertheless."""
 WHERE = "run-config"
 """How error messages name the run configuration."""
 

@@ -34,7 +34,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one column, or one row in it, shows about a claim."""
+    """The evidence about a claim from one column, or one row in it."""
 
     verdict: Verdict
     where: str
@@ -170,7 +170,7 @@ def _faster_in(column: str, claim: Claim, experiment: Experiment, runs: Runs) ->
     seconds, of_other = (mean(run.seconds for run in several) for several in (mine, theirs))
     row, other = map(experiment.title_of, names)
     ratio = f"a ratio of {seconds / of_other:.2f} where at most {claim.share:g} is claimed"
-    among = "; runs that shared it left out" if all(alone) else "; other runs shared it, so that seconds say less"
+    among = "; runs that shared it left out" if all(alone) else "; other runs shared it, so times are less reliable"
     ran = f"{device}, {len(mine)} and {len(theirs)} runs{among if shared else ''}"
     verdict: Verdict = "holds" if seconds <= claim.share * of_other else "does not hold"
     return Finding(verdict, where, f"{row} {seconds:.1f} s, {other} {of_other:.1f} s, {ratio} ({ran})")
@@ -261,7 +261,7 @@ def _seeds_text(count: int) -> str:
 
 
 def _lacking(counts: Mapping[str, int], column: str, experiment: Experiment, runs: Runs, needed: int) -> str:
-    """Say which rows have fewer runs than are needed; empty where none has."""
+    """Return a clause that names the rows with too few runs; empty if there are none."""
     if needed == 2 and set(counts.values()) == {1}:
         return "one seed each"
     kinds: dict[str, list[str]] = {}

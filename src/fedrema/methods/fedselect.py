@@ -147,7 +147,7 @@ class FedSelect(Method):
         return copy_of(client.memory, "own")
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Average every entry over the clients that share it; an entry that nobody shares keeps its value."""
+        """Average every entry over the clients that share it; an entry that no client shares keeps its value."""
         sharing = copy_of(uploads.mean, "sharing")
         averaged = {
             name: torch.where(weight > 0, uploads.mean[name] / weight.clamp(min=1e-12), uploads.before[name])

@@ -104,7 +104,7 @@ def declared_trace(quantity: str, groups: Sequence[Group]) -> Trace | None:
 
 
 def period_end(group: Group) -> float | None:
-    """Return the last round of the method's period, averaged over seeds; None where one has none, or no end of it."""
+    """Return the last round of the method's period, averaged over seeds; None if a run has no ended period."""
     period = group.reports.period
     if period is None:
         return None

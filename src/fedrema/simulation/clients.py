@@ -62,7 +62,7 @@ class Clients:
         example = self.train.x[:1, 0]
         self.engine = make_engine(backend, self.net, example, arithmetic, len(federation), local.batch, threads)
         self.threads = self.engine.threads
-        """Threads per operation; None: as torch is set."""
+        """Threads per operation; None: torch's setting."""
         self._orders: dict[object, list[Order]] = {}
         """Batches that were drawn before their round, by `draw_ahead`."""
         self._roles: dict[str, Role] = {}
