@@ -145,7 +145,7 @@ UNREADABLE = {
     "score of one number": (with_facts(received_correct=3), "two pairs"),
     "half a score": (with_facts(trained_correct=None), "two pairs"),
     "negative score": (with_facts(received_correct=[-1, 0]), "score must be a whole number"),
-    "more right than asked": (with_facts(received_correct=[10**6, 10**6]), "correct predictions for"),
+    "more right than asked": (with_facts(received_correct=[10**6, 10**6]), "correct predictions of"),
     "unknown fact": (with_facts(evil="x" * 10**6), "'evil' is not expected"),
     "10^13 elements": (with_array(lambda array: declaring((10**13,), array)), "does not describe"),
     "10^13 elements declared": (
@@ -260,7 +260,7 @@ REJECTED = {
     "heads 1000": (
         "fedrema",
         with_values(filled(1000.0), chosen=in_head),
-        "personal parameters is implausibly large",
+        "its personal parameters is implausibly large",
     ),
     "shared 100": ("fedavg", with_values(filled(100.0)), "change of its shared parameters is .* times the usual"),
     "extras 1e30": ("fedproto", with_values(filled(1e30), "extras"), "implausibly large"),

@@ -165,6 +165,6 @@ def _score(facts: Mapping[str, Any], name: str) -> Score | None:
     (first, second), (first_asked, second_asked) = ([_count(n, f"{name} score") for n in pair] for pair in pairs)
     if first > first_asked or second > second_asked:
         raise BadInput(
-            f"its {name} score has {first} and {second} correct predictions for {first_asked} and {second_asked} samples"
+            f"its {name} score has {first} and {second} correct predictions of {first_asked} and {second_asked} samples"
         )
     return Score((first, second), (first_asked, second_asked))

@@ -147,7 +147,7 @@ def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[
     """Read a node's samples, labelled with the federation's classes.
 
     `data` is a file, a folder or module:function. A single .npz file need not name its client; of several clients, the
-    one called `name` is taken.
+    one called `name` is used.
     """
     share, seed = settings.data.test_share, settings.data.data_seed
     file = Path(data)

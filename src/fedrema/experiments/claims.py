@@ -44,9 +44,9 @@ class Finding:
 def judge(claim: Claim, experiment: Experiment, seeds: int, store: Store) -> Judgement:
     """Judge a claim by the finished runs, and by outdated ones in cells that have no others.
 
-    It holds if it does in every column; it does not hold if it fails in one. A difference that chance explains is not
-    decided, nor is a cell without runs. Within a column all comparisons are corrected for their number; over columns
-    nothing is corrected, because all of them must hold.
+    It holds if it does in every column; it does not hold if it fails in one. A difference that is
+    not significant and a cell without runs leave it undecided. Within a column all comparisons are corrected for their
+    number; over columns nothing is corrected, because all of them must hold.
     """
     rows, columns = {*claim.rows, *claim.over}, set(claim.columns)
     cells = [cell for cell in experiment.cells if cell.row.name in rows and cell.column.name in columns]
