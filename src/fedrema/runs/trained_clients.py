@@ -83,7 +83,8 @@ class TrainedClients:
             ) from error
         if federation.fingerprint != self.manifest.federation.fingerprint:
             raise BadInput(
-                f"The data of {run.path} has changed: its models cannot be adapted; use --no-adapt (adapt=False)."
+                f"The data of {run.path} has changed since training: its models cannot be adapted; use --no-adapt"
+                " (adapt=False)."
             )
         simulator = prepare(replace(settings, simulation=settings.simulation.for_inspection()), federation, self.module)
         state = load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
