@@ -1,7 +1,7 @@
 """Training on a node: one client on its own machine, which replies to the requests of the server.
 
 A node runs the simulator with a federation of one client. Its own state (private parameters, memory, momentum) after a
-round becomes final only when the server confirms that the reply was used: a lost round leaves no trace.
+round becomes final only when the server confirms that the reply was used: a lost round has no effect.
 """
 
 import functools

@@ -55,7 +55,7 @@ class Curve:
     period_end: float | None = None
     """Last round of the method's period, averaged over seeds; None where it has none, or where it has not ended."""
     period: str = "period"
-    """What the method calls that period."""
+    """The title of that period."""
 
     @property
     def end(self) -> End:

@@ -114,7 +114,7 @@ class RunLock:
             raise self._in_use()
 
     def is_held(self) -> bool:
-        """Whether a process holds the lock at the moment."""
+        """Whether a process currently holds the lock."""
         if not (self.folder / LOCK_FILE).is_file():
             return False
         attempt = FileLock(self.folder / LOCK_FILE, thread_local=False)
