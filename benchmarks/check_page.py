@@ -92,7 +92,7 @@ def first_paint(address: str) -> dict[str, float]:
     first: dict[str, float] = {}
     for name, milliseconds in entries:
         first.setdefault(name, milliseconds / 1000)
-    return {name: first[name] for name in ("first-contentful-paint", "numbers", "picture", "all")}
+    return {name: first[name] for name in ("first-contentful-paint", "numbers", "figure", "all")}
 
 
 def measure(rounds: int, clients: int) -> bool:

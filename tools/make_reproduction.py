@@ -72,7 +72,17 @@ def make() -> None:
     fill(PAGE, "state", table((RESULTS / "README.md").read_text()).replace("](", "](../results/paper/"))
     fill(DOCS / "results.md", "ranking", ranking(RESULTS / "methods.csv"))
     anchors = RESULTS.parent / "fedfa"
-    main(["grid", str(DOCS.parent / "research" / "fedfa" / "fedfa.toml"), "--minutes", "0", "--quiet", "--out", str(anchors)])
+    main(
+        [
+            "grid",
+            str(DOCS.parent / "research" / "fedfa" / "fedfa.toml"),
+            "--minutes",
+            "0",
+            "--quiet",
+            "--out",
+            str(anchors),
+        ]
+    )
     fill(DOCS / "results.md", "fedfa", noted(table((anchors / "fedfa.md").read_text())))
     fill(PAGE, "commands", section(RESULTS / "README.md", "## Commands").strip())
 

@@ -167,7 +167,7 @@ def test_a_network_of_ones_own_and_one_that_fails(capsys, small_and_here):
         (["--speed", "9"], "fedrema bench has no option --speed"),
         (["--device", "tpu"], "--device must be auto, cpu or cuda, got 'tpu'."),
         (["--precision", "bf16", "--device", "cpu"], "--precision bf16 needs a CUDA device"),
-        (["--device", "cuda"], "--device cuda was asked for, but"),
+        (["--device", "cuda"], "--device cuda: this machine has no usable CUDA device"),
         (["--dataset", "digits", "--network", "cnn"], "cannot take samples of shape (1, 8, 8)"),
         (["--config", "missing.toml"], "missing.toml"),
     ],

@@ -233,7 +233,7 @@ def test_a_phone_shows_everything_without_scrolling_sideways(browser, report):
     page.goto(report.as_uri())
     page.wait_for_selector("html[data-drawn=all]", timeout=60_000)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
-    wide = "[...document.querySelectorAll('.picture')].filter((one) => one.getBoundingClientRect().right > 391).length"
+    wide = "[...document.querySelectorAll('.panel')].filter((one) => one.getBoundingClientRect().right > 391).length"
     assert page.evaluate(wide) == 0
     context.close()
 

@@ -76,7 +76,9 @@ def test_requests_that_cannot_be_honoured(arguments, words, capsys, in_an_empty_
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_where_there_is_none(capsys):
-    assert "--device cuda was asked for, but" in refuse(capsys, "run", "fedavg", "--device", "cuda", *QUICK)
+    assert "--device cuda: this machine has no usable CUDA device" in refuse(
+        capsys, "run", "fedavg", "--device", "cuda", *QUICK
+    )
 
 
 @pytest.mark.parametrize(

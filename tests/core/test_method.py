@@ -121,10 +121,10 @@ def test_the_cosine_schedule_goes_from_the_full_rate_towards_zero():
         ({"lr": math.inf}, "--lr must be 0 or more, got inf."),
         ({"clip": -1.0}, "--clip must be 0 or more, got -1.0."),
         ({"weight_decay": -1.0}, "--weight-decay must be 0 or more, got -1.0."),
-        ({"momentum": 1.0}, "--momentum must lie in [0, 1), got 1.0."),
-        ({"momentum": -0.1}, "--momentum must lie in [0, 1), got -0.1."),
-        ({"lr_decay": 0.0}, "--lr-decay must lie in (0, 1], got 0.0."),
-        ({"lr_decay": 1.1}, "--lr-decay must lie in (0, 1], got 1.1."),
+        ({"momentum": 1.0}, "--momentum must be in [0, 1), got 1.0."),
+        ({"momentum": -0.1}, "--momentum must be in [0, 1), got -0.1."),
+        ({"lr_decay": 0.0}, "--lr-decay must be in (0, 1], got 0.0."),
+        ({"lr_decay": 1.1}, "--lr-decay must be in (0, 1], got 1.1."),
     ],
 )
 def test_training_that_cannot_be_is_refused(settings, sentence):

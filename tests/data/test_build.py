@@ -79,8 +79,8 @@ def test_a_partition_from_json(tmp_path):
     ("table", "message"),
     [
         ({"a": [0, 0]}, "assigns sample 0 more than once"),
-        ({"a": [1797]}, "indices must lie between 0 and 1796, the samples of digits"),
-        ({"a": [-1]}, "indices must lie between 0 and 1796"),
+        ({"a": [1797]}, "indices must be between 0 and 1796, the samples of digits"),
+        ({"a": [-1]}, "indices must be between 0 and 1796"),
         ({"a": [0.5]}, "index must hold whole numbers"),
         ({"a": [0], "b": []}, "client 'b' has no samples"),
         ({"a": "012"}, "must map each client to a list of indices"),

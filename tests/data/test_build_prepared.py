@@ -127,7 +127,8 @@ def test_a_renamed_file_is_refused(prepared, prepared_file, tmp_path):
     other = save_prepared(dataclasses.replace(prepared, info={**prepared.info, "data_seed": 1}), tmp_path / "else")
     prepared_file.rename(prepared_file.with_name(other.name))
     with pytest.raises(
-        BadInput, match=rf"^{prepared_file.parent / other.name} was prepared with settings other than its name says"
+        BadInput,
+        match=rf"^{prepared_file.parent / other.name} was prepared with settings that do not match its name",
     ):
         build_federation(placed(tmp_path / "prepared", data_seed=1))
 
@@ -139,7 +140,7 @@ def test_a_renamed_file_is_refused(prepared, prepared_file, tmp_path):
         (lambda arrays: {**arrays, "x": 255 - arrays["x"]}, "was changed after it was saved"),
         (
             lambda arrays: {name: arrays[name] for name in arrays if name != "meta"},
-            "was prepared with settings other than its name says",
+            "was prepared with settings that do not match its name",
         ),
         (lambda arrays: {name: arrays[name] for name in arrays if name != "y"}, "lacks 'y'"),
     ],

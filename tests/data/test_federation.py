@@ -156,7 +156,7 @@ def test_types_that_are_taken():
             {"y": np.array([0, 1, 2, -1, 0, 0, 0])},
             r"y has the label -1 in row 3 \(client '2'\); labels must be 0, 1, 2, … or strings",
         ),
-        ({"classes": 2}, r"y has the label 2 in row 2 \(client '10'\); labels must lie between 0 and 1"),
+        ({"classes": 2}, r"y has the label 2 in row 2 \(client '10'\); labels must be between 0 and 1"),
         ({"classes": 0}, "classes is 0; it must be at least 1"),
         ({"client": np.zeros(3, int)}, "client has 3 entries"),
         (
@@ -179,7 +179,7 @@ def test_types_that_are_taken():
         ({"names": ["2", "3"]}, "client has '10', which is not among the 2 names"),
         ({"names": ["2", "3", "10", "10"]}, "names has 4 entries with duplicates"),
         ({"data_seed": -1}, "--data-seed -1 is negative"),
-        ({"test_share": 1.0}, "--test-share 1.0 must lie between 0 and 1"),
+        ({"test_share": 1.0}, "--test-share 1.0 must be between 0 and 1"),
     ],
 )
 def test_arrays_that_are_refused(change, message):

@@ -24,7 +24,7 @@ from fedrema.errors import BadInput
         ({"alpha": 0.0}, "--alpha 0.0 is not valid"),
         ({"alpha": float("inf")}, "--alpha inf is not valid"),
         ({"alpha": float("nan")}, "--alpha nan is not valid"),
-        ({"test_share": 0.0}, "--test-share 0.0 must lie between 0 and 1"),
+        ({"test_share": 0.0}, "--test-share 0.0 must be between 0 and 1"),
         ({"data_seed": -3}, "--data-seed -3 is negative"),
         ({"federation": "a.npz", "partition_file": Path("b.npz")}, "exclude each other"),
     ],

@@ -10,7 +10,7 @@ pytest.importorskip("flwr")
 from fedrema.deploy.messages import Reply
 from fedrema.deploy.privacy import PrivacyGuard, PrivacySettings
 from fedrema.deploy.run_state import RunState
-from fedrema.runs.checkpoint import counted_on, read_checkpoint
+from fedrema.runs.checkpoint import read_checkpoint, required_rounds
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
 from tests.crashes import Crashes, rebuild
@@ -74,7 +74,7 @@ def test_no_crash_loses_a_completed_round(recorded, tmp_path):
             directory = RunDirectory(tmp_path / "rebuilt" / "server")
             facts, _ = read_checkpoint(directory.checkpoint_file)
             assert facts["round"] >= promise
-            directory.check_rounds(counted_on(facts).rounds)
+            directory.check_rounds(required_rounds(facts).rounds)
 
 
 def resume_after(recorded, states, tmp_path):

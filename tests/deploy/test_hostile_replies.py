@@ -145,7 +145,7 @@ UNREADABLE = {
     "score of one number": (with_facts(received_correct=3), "two pairs"),
     "half a score": (with_facts(trained_correct=None), "two pairs"),
     "negative score": (with_facts(received_correct=[-1, 0]), "score must be a whole number"),
-    "more right than asked": (with_facts(received_correct=[10**6, 10**6]), "right of"),
+    "more right than asked": (with_facts(received_correct=[10**6, 10**6]), "correct predictions of"),
     "unknown fact": (with_facts(evil="x" * 10**6), "'evil' is not expected"),
     "10^13 elements": (with_array(lambda array: declaring((10**13,), array)), "does not describe"),
     "10^13 elements declared": (
@@ -255,15 +255,19 @@ def reversed_update(central, factor):
 
 
 REJECTED = {
-    "head 3e38": ("fedrema", with_values(filled(3e38), chosen=in_head), "absurdly large"),
-    "heads 1e30": ("fedrema", with_values(filled(1e30), chosen=in_head), "absurdly large"),
-    "heads 1000": ("fedrema", with_values(filled(1000.0), chosen=in_head), "its personal parameters is absurdly large"),
+    "head 3e38": ("fedrema", with_values(filled(3e38), chosen=in_head), "implausibly large"),
+    "heads 1e30": ("fedrema", with_values(filled(1e30), chosen=in_head), "implausibly large"),
+    "heads 1000": (
+        "fedrema",
+        with_values(filled(1000.0), chosen=in_head),
+        "its personal parameters is implausibly large",
+    ),
     "shared 100": ("fedavg", with_values(filled(100.0)), "change of its shared parameters is .* times the usual"),
-    "extras 1e30": ("fedproto", with_values(filled(1e30), "extras"), "absurdly large"),
+    "extras 1e30": ("fedproto", with_values(filled(1e30), "extras"), "implausibly large"),
     "means 1e4": (
         "fedproto",
         with_values(filled(1e4), "extras", "means".__eq__),
-        "norm of its 'means' is absurdly large",
+        "norm of its 'means' is implausibly large",
     ),
     "means × 100": ("fedpac", with_values(lambda value: 100 * value, "extras", "means".__eq__), "norm of its 'means'"),
     "count 1e9": ("fedrema", with_facts(count=10**9), "1000000000 training samples, more than 10 times the median"),
@@ -424,7 +428,7 @@ def test_a_reply_that_makes_the_aggregate_fail_is_found_and_left_out(monkeypatch
     record = made.round()
     absent.round(absent=[HOSTILE])
     assert record["participants"] == [0, 2]
-    assert "with its reply the aggregate fails" in record["rejected"]["n1"]
+    assert "with its reply the aggregation fails" in record["rejected"]["n1"]
     assert made.accuracy() == absent.accuracy()
 
 
@@ -481,7 +485,7 @@ def test_a_hostile_node_that_is_alone_in_a_round_is_compared_with_the_rounds_bef
         made.round()
     record = made.round(reversed_update(made.central, -50.0), absent=[0])
     assert record["participants"] == []
-    assert "change of its shared parameters is absurdly large" in record["rejected"]["n1"]
+    assert "change of its shared parameters is implausibly large" in record["rejected"]["n1"]
 
 
 def test_the_registry_survives_a_checkpoint():

@@ -87,7 +87,7 @@ def test_a_node_stops_before_its_budget_is_exceeded(tmp_path):
 
 def test_extras_that_are_not_protected_are_refused(tmp_path):
     guard = PrivacyGuard(PrivacySettings(privacy_clip=1.0), tmp_path / "privacy.json")
-    with pytest.raises(BadInput, match="sends prototypes besides parameters"):
+    with pytest.raises(BadInput, match="sends prototypes in addition to parameters"):
         guard.protect(Reply(1, 2, dict(TRAINED), {"prototypes": torch.ones(2)}), BEGUN)
     assert not (tmp_path / "privacy.json").exists()
 

@@ -57,7 +57,7 @@ def test_another_revision_of_the_method_resumes_neither(tmp_path, monkeypatch):
     monkeypatch.setattr(Ditto, "revision", 7, raising=False)
     later = Both("ditto", tmp_path)
     for start in (later.run.open, later.start_node):
-        with pytest.raises(BadInput, match=r"was begun with revision \d of Ditto; this .* has revision 7: start"):
+        with pytest.raises(BadInput, match=r"was started with revision \d of Ditto; this .* has revision 7: start"):
             start()
 
 
@@ -69,5 +69,7 @@ def test_another_method_file_resumes_neither(own, tmp_path):
     own.write_text(f"{OWN}    # changed\n")
     later = Both("my_deployed_method:Mine", tmp_path)
     for start in (later.run.open, later.start_node):
-        with pytest.raises(BadInput, match=r"cannot go on: my_deployed_method.py has changed since it began"):
+        with pytest.raises(
+            BadInput, match=r"cannot be continued: my_deployed_method.py has changed since it was started"
+        ):
             start()

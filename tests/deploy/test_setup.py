@@ -151,7 +151,7 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["fedavg"], "--sample-shape and --classes must say what the nodes' own data is like"),
+        (["fedavg"], "--sample-shape and --classes must describe the nodes' own data"),
         (["fedavg", "--deal", "--nodes", "a,a"], "--nodes must name each node once"),
         (["fedavg", "--deal", "--nodes", "a b"], "'a b' is not a valid name"),
         (["fedavg", "--deal", "--nodes", "0"], "--clients 0 is too small"),
@@ -159,7 +159,7 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
         (["fedavg", "--deal", "--host", ","], "--host must name the server"),
         (["fedwho", "--deal"], "fedwho"),
         (["fedavg", "--deal", "--roundz", "3"], "--roundz"),
-        (["fedavg", "--deal", "--clients", "5"], "the data is of 5 clients, but --nodes names 3"),
+        (["fedavg", "--deal", "--clients", "5"], "the data has 5 clients, but --nodes names 3: use --clients 3."),
         (["fedavg", "--sample-shape", "6", "--classes", "2", "--class-names", "a,b"], "exclude each other"),
         (
             ["fedavg", "--sample-shape", "6", "--class-names", "a,a"],

@@ -126,7 +126,7 @@ def test_every_fence_is_known():
     for page in PAGES:
         for words in re.findall(r"^```(\S.*)$", page.read_text(), re.M):
             kind, _, needs = words.partition(" ")
-            assert kind in ("bash", "python"), (page, words)
+            assert kind in ("bash", "python", "mermaid"), (page, words)
             assert needs in ("", "datasets", "gpu", "slow", "make", "install", "network", "serve"), (page, words)
 
 

@@ -289,7 +289,7 @@ def test_runs_that_had_a_device_to_themselves_are_preferred(bench):
     timed(made, "fedavg", 100)
     found = made.judge()
     assert found.verdict == "does not hold"
-    assert found.evidence.endswith("(NVIDIA H200, 2 and 1 runs; other runs shared it, so that seconds say less).")
+    assert found.evidence.endswith("(NVIDIA H200, 2 and 1 runs; other runs shared it, so times are less reliable).")
     timed(made, "fedrema", 20, first=2)
     found = made.judge()
     assert found.verdict == "holds"

@@ -181,7 +181,7 @@ def test_memory_on_a_gpu_is_that_of_all_seeds_together(known):
     forecaster = known.forecaster()
     forecaster.device = "cuda"  # what is kept for the gradient is tried out, on whatever there is
     net = build_net(Network(hidden=4), (1, 8, 8), 10, seed=0)
-    each = client_bytes(net, torch.zeros(10, 1, 8, 8), stacked=True, recorded=True)
+    each = client_bytes(net, torch.zeros(10, 1, 8, 8), stacked=True, with_graphs=True)
     known.keep("fedavg", 9, {"train": 10.0}, device="NVIDIA H200")
     assert forecaster.of([known.task("fedavg", 0, 1, 2)]).gigabytes == pytest.approx(3 * 4 * each / 1e9)
 

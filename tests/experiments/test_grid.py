@@ -122,7 +122,7 @@ def test_without_columns_there_is_a_cell_per_row(tmp_path):
         ("[rows.nothing]", "cell nothing × all: Method 'nothing' is unknown"),
         ("[rows.fedavg]\ncolour = 3", "cell fedavg × all: 'colour' is not a setting of fedavg"),
         ("[rows.fedavg]\nlr = -1.0", "cell fedavg × all: --lr must be"),
-        ("[rows.fedavg]\nlr = [1, 2]", "cell fedavg × all: lr must be `float`, got"),
+        ("[rows.fedavg]\nlr = [1, 2]", "cell fedavg × all: lr must be a number, got"),
         ("[rows.fedavg]\n[published]\nfedper = 3", "'fedper' in .published. is not a row; rows are fedavg"),
         ("[rows.fedavg]\n[columns.a]\n[published.b]\nfedavg = 3", r"\[published.b\] is not a column; columns are a"),
         ("[rows.fedavg]\n[published]\nfedavg = 'good'", "must be a number or .mean, deviation., got 'good'"),

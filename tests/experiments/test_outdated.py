@@ -129,7 +129,7 @@ def test_a_run_cannot_go_on_after_a_file_has_changed_and_is_told_which(own, prog
         code, said = told(programs, "resume", "r", "--rounds", "4", "--quiet")
         (own / file).write_bytes(content)
         assert (code, said.count("\n")) == (2, 1), said
-        assert f"r cannot go on: {file} has changed since it began" in said
+        assert f"r cannot be continued: {file} has changed since it was started" in said
         assert {each: each.read_bytes() for each in before} == before
     assert told(programs, "resume", "r", "--rounds", "4", "--quiet") == (0, "")
 
@@ -286,7 +286,7 @@ def test_a_run_of_an_older_revision_cannot_go_on_but_can_be_used(tmp_path, monke
     monkeypatch.setattr(FedAvg, "revision", 2, raising=False)
     assert main(["resume", run, "--rounds", "3"]) == 2
     said = capsys.readouterr().err
-    assert "was begun with revision 1 of FedAvg; this version of fedrema has revision 2: start it again." in said
+    assert "was started with revision 1 of FedAvg; this version of fedrema has revision 2: start it again." in said
     assert main(["export", run]) == 0
     monkeypatch.setattr(FedAvg, "revision", 1)
     monkeypatch.setitem(engine.REVISIONS, "cpu", 2)

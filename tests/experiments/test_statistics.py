@@ -166,7 +166,7 @@ def test_with_few_columns_seeds_are_blocks_and_that_is_said():
     found = rank(table)
     assert found.left_out == ("gone",)
     assert (found.blocks, found.ranks) == (3, pytest.approx((3.5 / 3, 5.5 / 3, 3)))
-    assert found.blocks_are == "3 runs, the seeds of 1 column: not independent datasets, so the test is too sure"
+    assert found.blocks_are == "3 runs, the seeds of 1 column: not independent datasets, so p is too small"
     two = {row: values | {("d", 0): value} for value, (row, values) in enumerate(table.items()) if values}
     assert "the seeds of 2 columns" in rank(two).blocks_are
 

@@ -130,10 +130,10 @@ def test_what_is_not_in_the_file_is_refused(tmp_path):
     file = tmp_path / "tuned.toml"
     file.write_text("[digits.fedprox]\nmu = 1\n")
     for method, dataset in (("moon", "digits"), ("fedprox", "mnist")):
-        with pytest.raises(BadInput, match=f"has nothing for {dataset}.{method}; it has digits.fedprox"):
+        with pytest.raises(BadInput, match=f"has no settings for {dataset}.{method}; it has digits.fedprox"):
             parse_settings(method, ["--dataset", dataset, "--tuned", str(file)])
     file.write_text("digits = 3\n")
-    with pytest.raises(BadInput, match=r"has nothing for digits\.fedprox; it has nothing"):
+    with pytest.raises(BadInput, match=r"has no settings for digits\.fedprox; it has none"):
         parse_settings("fedprox", ["--tuned", str(file)])
     with pytest.raises(BadInput, match=r"--tuned .*none\.toml cannot be read"):
         parse_settings("fedprox", ["--tuned", str(tmp_path / "none.toml")])

@@ -60,7 +60,7 @@ def test_a_share_stays_between_0_and_1():
     for _ in range(3):
         simulator.run_round(state)
         assert ((state.params.own["share"] >= 0) & (state.params.own["share"] <= 1)).all()
-    with pytest.raises(BadInput, match=r"--local-share must lie in \[0, 1\], got 1.5"):
+    with pytest.raises(BadInput, match=r"--local-share must be in \[0, 1\], got 1.5"):
         APFL(local_share=1.5)
 
 

@@ -74,8 +74,8 @@ def test_alpha_falls_tenfold_every_thirty_rounds_but_not_below_one():
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"own_weight": 2.0}, r"--own-weight must lie in \[0, 1\], got 2.0"),
-        ({"step_decay": 0.0}, r"--step-decay must lie in \(0, 1\], got 0.0"),
+        ({"own_weight": 2.0}, r"--own-weight must be in \[0, 1\], got 2.0"),
+        ({"step_decay": 0.0}, r"--step-decay must be in \(0, 1\], got 0.0"),
         ({"sigma": 0.0}, "--sigma must be above 0"),
     ],
 )

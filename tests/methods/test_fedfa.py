@@ -81,5 +81,5 @@ def test_anchors_begin_as_distinct_axes():
     assert torch.equal(anchors, initial_anchors(3, 5, Moment(7, 9, 4)))  # by the seed, not by the round
     crowded = initial_anchors(6, 2, Moment(0, 9, 4))
     assert crowded.norm(dim=1).tolist() == pytest.approx([1.0] * 6)
-    with pytest.raises(BadInput, match=r"--anchor-step must lie in \[0, 1\], got 2"):
+    with pytest.raises(BadInput, match=r"--anchor-step must be in \[0, 1\], got 2"):
         FedFA(anchor_step=2)

@@ -91,7 +91,7 @@ def test_a_matrix_of_zeros_and_one_that_is_sent_whole():
 def test_more_is_kept_as_rounds_go_by():
     method = FedKD()
     assert [method.energy(Moment(number, 100, 0)) for number in (1, 50, 100)] == pytest.approx([0.9503, 0.965, 0.98])
-    with pytest.raises(BadInput, match=r"--energy-first must lie in \(0, 1\], got 0"):
+    with pytest.raises(BadInput, match=r"--energy-first must be in \(0, 1\], got 0"):
         FedKD(energy_first=0)
 
 

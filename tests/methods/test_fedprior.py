@@ -196,7 +196,7 @@ def test_what_it_cannot_work_with():
         FedPrior(smooth=-1)
     with pytest.raises(BadInput, match="--align must be 0 or more, got -1"):
         FedPrior(align=-1)
-    with pytest.raises(BadInput, match=r"--held-out must lie in \[0, 0.5\], got 0.6"):
+    with pytest.raises(BadInput, match=r"--held-out must be in \[0, 0.5\], got 0.6"):
         FedPrior(held_out=0.6)
     net = Net(BodyAndHead(nn.Flatten(), nn.Linear(3, 2, bias=False)), torch.zeros(2, 3))
     with pytest.raises(BadInput, match="last layer is linear and has a bias"):

@@ -310,7 +310,7 @@ def test_the_mean_gap_is_over_those_present(net):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"delta": 1.5}, "--delta must lie in [0, 1], got 1.5"),
+        ({"delta": 1.5}, "--delta must be in [0, 1], got 1.5"),
         ({"probes": 0}, "--probes must be at least 1, got 0"),
         ({"temperature": 0.0}, "--temperature must be above 0, got 0.0"),
         ({"peer_temperature": -1.0}, "--peer-temperature must be above 0"),

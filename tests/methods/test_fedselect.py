@@ -107,5 +107,5 @@ def test_personal_entries_do_not_leave_their_client():
 
 
 def test_settings_without_meaning_are_refused():
-    with pytest.raises(BadInput, match=r"--select-share must lie in \[0, 1\], got 2"):
+    with pytest.raises(BadInput, match=r"--select-share must be in \[0, 1\], got 2"):
         FedSelect(select_share=2)

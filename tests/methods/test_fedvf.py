@@ -43,5 +43,5 @@ def test_rounds_by_hand(backend):
 def test_it_is_called_what_it_is():
     assert "reconstruction" in FedVF.title.lower()
     assert "RECONSTRUCTION" in (FedVF.__doc__ or "").splitlines()[0]
-    with pytest.raises(BadInput, match=r"--first-stage must lie in \[0, 1\], got 2"):
+    with pytest.raises(BadInput, match=r"--first-stage must be in \[0, 1\], got 2"):
         FedVF(first_stage=2)

@@ -224,7 +224,7 @@ def test_bad_addresses_are_one_sentence(tmp_path, capsys):
     assert main(["watch", str(tmp_path / "nowhere")]) == 2
     assert "is not a folder" in capsys.readouterr().err
     assert main(["watch", str(tmp_path), "--port", "70000"]) == 2
-    assert "--port must lie in 0 to 65535, got 70000." in capsys.readouterr().err
+    assert "--port must be between 0 and 65535, got 70000." in capsys.readouterr().err
     assert main(["watch", str(tmp_path), "--host", "203.0.113.7", "--port", "0"]) == 2
     assert "--host 203.0.113.7 --port 0 cannot be used" in capsys.readouterr().err
 

@@ -146,7 +146,7 @@ def test_a_named_reference(tmp_path):
     with pytest.raises(BadInput, match=r"'nobody' is not among the groups; valid are 'FedReMa', 'FedAvg'"):
         paired_differences(runs, reference="nobody")
     runs = [write_run(tmp_path / str(lr), "local", lr=lr) for lr in (0.1, 0.2)]
-    with pytest.raises(BadInput, match=r"'local' stands for several groups; valid are 'Local lr=0.1', 'Local lr=0.2'"):
+    with pytest.raises(BadInput, match=r"'local' matches several groups; valid are 'Local lr=0.1', 'Local lr=0.2'"):
         paired_differences(runs, reference="local")
     assert paired_differences(runs, reference="local lr=0.2")[0].label == "Local lr=0.1"
 

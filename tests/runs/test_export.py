@@ -218,7 +218,7 @@ def test_what_a_method_adds_goes_to_a_second_file(tmp_path):
     index = json.loads((file.parent / "index.json").read_text())
     assert index["clients"][0]["added_file"] == "A_b.added.safetensors"
     readme = (file.parent / "README.md").read_text()
-    assert "holds what tests.runs.test_export:Adding keeps besides this network" in readme
+    assert "holds tensors that tests.runs.test_export:Adding keeps in addition to this network's" in readme
     assert "trains a little more on its own samples first" in readme
     run.directory.write_json(run.directory.config_file, run.config | {"method": "gone:Away"})
     assert export_models(Run(run.path), overwrite=True)  # the models outlive the method's code

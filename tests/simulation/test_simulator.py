@@ -296,11 +296,11 @@ def test_memory_that_nobody_started_is_told():
         ({"evaluate_every": 0}, "--evaluate-every must be at least 1, got 0."),
         ({"record_every": -1}, "--record-every must be at least 1, got -1."),
         ({"late_round": 0}, "--late-round must be at least 1, got 0."),
-        ({"participation": 0.0}, "--participation must lie in (0, 1], got 0.0."),
-        ({"participation": 1.5}, "--participation must lie in (0, 1], got 1.5."),
-        ({"dropout": 1.0}, "--dropout must lie in [0, 1), got 1.0."),
-        ({"dropout": -0.1}, "--dropout must lie in [0, 1), got -0.1."),
-        ({"late": 1.0}, "--late must lie in [0, 1), got 1.0."),
+        ({"participation": 0.0}, "--participation must be in (0, 1], got 0.0."),
+        ({"participation": 1.5}, "--participation must be in (0, 1], got 1.5."),
+        ({"dropout": 1.0}, "--dropout must be in [0, 1), got 1.0."),
+        ({"dropout": -0.1}, "--dropout must be in [0, 1), got -0.1."),
+        ({"late": 1.0}, "--late must be in [0, 1), got 1.0."),
     ],
 )
 def test_what_cannot_be_played_is_refused(settings, sentence):
@@ -312,7 +312,7 @@ def test_what_cannot_be_played_is_refused(settings, sentence):
 def test_a_network_with_too_few_classes_is_refused():
     federation = make_federation()
     net = build_net(Network(net="mlp"), federation.sample_shape, 3, seed=0)
-    with pytest.raises(BadInput, match="The network tells 3 classes apart, but the data has 4"):
+    with pytest.raises(BadInput, match="The network predicts 3 classes, but the data has 4"):
         Simulator(FedAvg(), net, federation, LOCAL, Simulation(device="cpu"))
 
 

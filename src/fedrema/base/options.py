@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Purpose(StrEnum):
-    """What a setting is for, and so whether results depend on it. The only such list."""
+    """The purpose of a setting, which determines whether results depend on it."""
 
     RESULT = "result"
     """Defines the result; the default."""

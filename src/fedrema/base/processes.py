@@ -194,7 +194,7 @@ class SupervisedProcess:
                     self.forward(line.removesuffix("\n"))
 
     def _close(self) -> None:
-        """Close what is left of its pipes."""
+        """Close its remaining pipes."""
         if self.process is not None:
             for stream in (self.process.stdin, self.process.stdout):
                 if stream is not None:

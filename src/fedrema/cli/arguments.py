@@ -63,7 +63,7 @@ def parse_arguments(
     prog
         The command, as messages name it.
     description
-        What the help says about it; default: the docstring of the class.
+        Its description in the help; default: the docstring of the class.
     defaults
         Values by option name that replace the defaults of the fields.
     """
@@ -186,7 +186,7 @@ def fill(kind: type[T], values: Values, prog: str) -> T:
 
 
 def peek(arguments: Sequence[str], *names: str) -> dict[str, str]:
-    """Return the last texts given to some options, whatever the other arguments are."""
+    """Return the last values given to some options, as text, and ignore all other arguments."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
         parser.add_argument(f"--{name}", nargs="?", default=argparse.SUPPRESS)

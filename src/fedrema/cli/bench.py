@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedrema.data import Federation
 
 NOT_KEPT = ("out", "overwrite", "seeds", "quiet")
-"""Settings of a run that is kept."""
+"""Settings without effect here, because the runs are not kept."""
 DATA = ("dataset", "federation", "partition-file", "paper")
 """Settings that name data; without any of them clients get random inputs."""
 
@@ -60,8 +60,8 @@ def bench(arguments: list[str]) -> int:
     """Print how fast our backends are compared with a textbook loop and the machine's peak rates."""
     if asks_for_help(arguments):
         _help()
-    asked, values = _parse(arguments)
-    settings = {network: _settings(network, asked.methods(), values) for network in asked.networks()}
+    args, values = _parse(arguments)
+    settings = {network: _settings(network, args.methods(), values) for network in args.networks()}
     from rich.text import Text
 
     from fedrema.base.terminal import Console
@@ -78,9 +78,9 @@ def bench(arguments: list[str]) -> int:
         found = measure(workloads, lambda what: status.update(Text(f"Measuring {what}")))
     report = Report.of(found, shlex.join(["fedrema", "bench", *arguments]))
     console.print(report.show(), highlight=False)
-    if asked.json is not None:
-        report.write(asked.json)
-        console.print(f"Written: {asked.json}", highlight=False, soft_wrap=True)
+    if args.json is not None:
+        report.write(args.json)
+        console.print(f"Written: {args.json}", highlight=False, soft_wrap=True)
     measured = {row.network for row in found.rows if row.backend != "textbook" and row.ms_per_step is not None}
     return 0 if measured == set(settings) else 2
 
@@ -91,8 +91,8 @@ def _separated(names: str) -> tuple[str, ...]:
 
 def _parse(arguments: Sequence[str]) -> tuple[Bench, Values]:
     """Return what is measured, and the settings of the runs."""
-    asked = Bench(method=peek(arguments, "method").get("method", Bench.method))
-    options = [*options_of(Bench), *run_options(asked.methods())]
+    args = Bench(method=peek(arguments, "method").get("method", Bench.method))
+    options = [*options_of(Bench), *run_options(args.methods())]
     given = parse_options(options, arguments, "fedrema bench")
     if "net" in given:
         raise BadInput(f"--net {given['net']} is not valid here: use --network, such as --network cnn,alexnet.")
@@ -113,7 +113,7 @@ def _defaults(values: Values) -> Values:
 
 
 def _has_data(values: Values) -> bool:
-    """Return whether data was asked for, rather than random inputs."""
+    """Return whether the options name data, rather than random inputs."""
     config = values.get("config")
     in_file = {name.replace("_", "-") for name in read_config(Path(str(config)))} if config else set()
     return any(name in values or name in in_file for name in DATA)

@@ -44,67 +44,67 @@ class Compare:
 
 def compare(arguments: list[str]) -> int:
     """Compare runs."""
-    asked = parse_arguments(Compare, arguments, "fedrema compare")
+    args = parse_arguments(Compare, arguments, "fedrema compare")
     from fedrema.base.files import write_text
     from fedrema.base.terminal import Console, print_safe, safe_lines
-    from fedrema.reporting.curves import picture_kind
+    from fedrema.reporting.curves import image_format
     from fedrema.runs.directory import find_runs
     from fedrema.runs.run import Run
 
-    if asked.plot is not None and asked.no_plot:
-        raise BadInput(f"--plot {asked.plot} and --no-plot exclude each other: give one of them.")
-    if asked.plot is not None:
-        picture_kind(asked.plot)  # checked before a long table is printed
-    runs = [Run(folder) for folder in find_runs(asked.dirs)]
-    form = asked.format or FORMATS.get(asked.out.suffix.lower() if asked.out else "", "table")
-    text = _written(asked, runs, form) if asked.out or form != "table" else None
+    if args.plot is not None and args.no_plot:
+        raise BadInput(f"--plot {args.plot} and --no-plot exclude each other: give one of them.")
+    if args.plot is not None:
+        image_format(args.plot)  # checked before a long table is printed
+    runs = [Run(folder) for folder in find_runs(args.dirs)]
+    form = args.format or FORMATS.get(args.out.suffix.lower() if args.out else "", "table")
+    text = _written(args, runs, form) if args.out or form != "table" else None
     messages = []
-    if asked.out is not None and text is not None:
-        write_text(asked.out, text)
-        messages.append(f"Comparison: {asked.out}")
+    if args.out is not None and text is not None:
+        write_text(args.out, text)
+        messages.append(f"Comparison: {args.out}")
     elif text is not None:
         print(safe_lines(text), end="")
     else:
-        _show(Console(), asked, runs)
+        _show(Console(), args, runs)
     # Where another program reads the comparison from stdout, messages go to stderr.
     stream = sys.stderr if form != "table" else sys.stdout
-    if not asked.no_plot:
-        messages.append(_draw(asked, runs))
+    if not args.no_plot:
+        messages.append(_draw(args, runs))
     for message in messages:
         print_safe(message, file=stream)
     return 0
 
 
-def _show(console: "Console", asked: Compare, runs: list["Run"]) -> None:
+def _show(console: "Console", args: Compare, runs: list["Run"]) -> None:
     from fedrema.reporting.tables import comparison_table, differences_table, paired_differences
 
-    found = paired_differences(runs, asked.quantity, asked.reference)
+    found = paired_differences(runs, args.quantity, args.reference)
     console.print(comparison_table(runs))
     if found:
         console.print()
-        console.print(differences_table(found, asked.quantity))
+        console.print(differences_table(found, args.quantity))
 
 
-def _written(asked: Compare, runs: list["Run"], form: Format) -> str:
+def _written(args: Compare, runs: list["Run"], form: Format) -> str:
     from fedrema.base.terminal import Console
     from fedrema.reporting.tables import comparison_csv, comparison_latex, comparison_markdown
 
     if form == "markdown":
-        return comparison_markdown(runs, asked.quantity, asked.reference)
+        return comparison_markdown(runs, args.quantity, args.reference)
     if form == "latex":
-        return comparison_latex(runs, asked.quantity, asked.reference)
+        return comparison_latex(runs, args.quantity, args.reference)
     if form == "csv":
-        return comparison_csv(runs, asked.quantity, asked.reference)
+        return comparison_csv(runs, args.quantity, args.reference)
     stream = io.StringIO()
-    _show(Console(file=stream, width=FILE_WIDTH), asked, runs)
+    _show(Console(file=stream, width=FILE_WIDTH), args, runs)
     return stream.getvalue()
 
 
-def _draw(asked: Compare, runs: list["Run"]) -> str:
+def _draw(args: Compare, runs: list["Run"]) -> str:
     from fedrema.reporting.curves import draw_curves
 
-    if asked.plot is None and not any(record.accuracy is not None for run in runs for record in run.rounds):
+    if args.plot is None and not any(record.accuracy is not None for run in runs for record in run.rounds):
         return "Curves: none, because no round has been evaluated yet."
-    path = asked.plot or common_folder(asked.dirs) / "curves.png"
+    path = args.plot or common_folder(args.dirs) / "curves.png"
     draw_curves(runs, path)
     return f"Curves: {path}"

@@ -22,17 +22,17 @@ class Data:
 
 def data(arguments: list[str]) -> int:
     """Print where each dataset is."""
-    asked = parse_arguments(Data, arguments, "fedrema data")
+    args = parse_arguments(Data, arguments, "fedrema data")
     from rich.table import Table
 
     from fedrema.base.terminal import Console
     from fedrema.data import dataset_status, load_pool
 
-    for name in asked.fetch:
-        load_pool(name, asked.data_dir)
+    for name in args.fetch:
+        load_pool(name, args.data_dir)
     table = Table("dataset", "samples", "shape", "classes", box=None, padding=(0, 2, 0, 0))
     table.add_column("location", overflow="fold")
-    for status in dataset_status(asked.data_dir):
+    for status in dataset_status(args.data_dir):
         shape = "×".join(map(str, status.shape))
         table.add_row(status.name, f"{status.samples:,}", shape, str(status.classes), _location(status))
     Console().print(table)

@@ -51,11 +51,11 @@ class Place:
 def server(arguments: list[str]) -> int:
     """Run the server until all rounds have finished."""
     description = "Run the server of a federation; after a stop, resume from the last checkpoint."
-    asked = parse_arguments(Place, arguments, "fedrema deploy server", description)
+    args = parse_arguments(Place, arguments, "fedrema deploy server", description)
     from fedrema.deploy.folder import ServerFolder
     from fedrema.deploy.services import ServerService
 
-    return ServerService(ServerFolder.open(asked.dir), say).serve()
+    return ServerService(ServerFolder.open(args.dir), say).serve()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Client(Place):
 
 def client(arguments: list[str]) -> int:
     """Run a node."""
-    asked = parse_arguments(Client, arguments, "fedrema deploy client")
+    args = parse_arguments(Client, arguments, "fedrema deploy client")
     from fedrema.deploy.folder import NodeFolder
     from fedrema.deploy.services import run_node
 
-    folder = NodeFolder.open(asked.dir)
-    return run_node(folder if asked.server is None else folder.with_server(asked.server), say)
+    folder = NodeFolder.open(args.dir)
+    return run_node(folder if args.server is None else folder.with_server(args.server), say)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,13 +93,13 @@ class Model:
 
 def model(arguments: list[str]) -> int:
     """Write a node's model."""
-    asked = parse_arguments(Model, arguments, "fedrema deploy model")
+    args = parse_arguments(Model, arguments, "fedrema deploy model")
     from fedrema.deploy.folder import NodeFolder
     from fedrema.deploy.node_model import export_model
 
-    folder = NodeFolder.open(asked.dir)
+    folder = NodeFolder.open(args.dir)
     sys.path.insert(0, str(folder.path))  # it may hold the user's network
-    file = export_model(folder, asked.out, asked.overwrite)
+    file = export_model(folder, args.out, args.overwrite)
     print_safe(f"Model of {folder.name}: {file} (its README.md shows how to load it)")
     return 0
 
@@ -116,14 +116,14 @@ class Status:
 
 def status(arguments: list[str]) -> int:
     """Print the status of a federation."""
-    asked = parse_arguments(Status, arguments, "fedrema deploy status")
-    if asked.json:
+    args = parse_arguments(Status, arguments, "fedrema deploy status")
+    if args.json:
         from fedrema.deploy.folder import ServerFolder
         from fedrema.deploy.status import read_status
 
-        print(json.dumps(dataclasses.asdict(read_status(ServerFolder.open(asked.dir))), indent=2))
+        print(json.dumps(dataclasses.asdict(read_status(ServerFolder.open(args.dir))), indent=2))
     else:
-        show(asked.dir)
+        show(args.dir)
     return 0
 
 

@@ -63,20 +63,20 @@ class Init:
 
 def init(arguments: list[str]) -> int:
     """Create a federation's folder."""
-    asked, settings = _parse(Init, arguments, "fedrema deploy init")
+    args, settings = _parse(Init, arguments, "fedrema deploy init")
     from fedrema.deploy.setup import Members, create_federation
 
-    hosts = tuple(host.strip() for host in asked.host.split(",") if host.strip())
+    hosts = tuple(host.strip() for host in args.host.split(",") if host.strip())
     if not hosts:
         raise BadInput("--host must name the server, got an empty value.")
-    members = Members(_names(asked.nodes), hosts, asked.port)
-    create_federation(asked.dir, members, settings, _plan(asked, settings), partition=asked.deal)
+    members = Members(_names(args.nodes), hosts, args.port)
+    create_federation(args.dir, members, settings, _plan(args, settings), partition=args.deal)
     local = settings.local
     batch = f"--batch {local.batch}" if local.batch else "a batch that each node chooses from its number of samples"
     print(f"Training: --lr {local.lr:g}, {batch}, --epochs {local.epochs}, {settings.simulation.rounds} rounds.")
-    print(f"Created {asked.dir}; {asked.dir / 'README.md'} explains its folders.")
-    print(f"Server:  fedrema deploy server {asked.dir / 'server'}")
-    print(f"Node:    fedrema deploy client {asked.dir / 'nodes' / _names(asked.nodes)[0]}")
+    print(f"Created {args.dir}; {args.dir / 'README.md'} explains its folders.")
+    print(f"Server:  fedrema deploy server {args.dir / 'server'}")
+    print(f"Node:    fedrema deploy client {args.dir / 'nodes' / _names(args.nodes)[0]}")
     return 0
 
 
@@ -93,15 +93,15 @@ class Demo(Init):
 
 def demo(arguments: list[str]) -> int:
     """Create a federation of a few nodes on this machine, and run it."""
-    asked, settings = _parse(Demo, arguments, "fedrema deploy demo", {"deal": True, "rounds": DEMO_ROUNDS})
+    args, settings = _parse(Demo, arguments, "fedrema deploy demo", {"deal": True, "rounds": DEMO_ROUNDS})
     from fedrema.deploy.demo import run_demo
 
-    plan = dataclasses.replace(_plan(asked, settings), least_clients=len(_names(asked.nodes)))
-    code = run_demo(asked.dir, _names(asked.nodes), settings, plan, say)
+    plan = dataclasses.replace(_plan(args, settings), least_clients=len(_names(args.nodes)))
+    code = run_demo(args.dir, _names(args.nodes), settings, plan, say)
     if code == 0:
-        show(asked.dir)
-        print(f"Run: {asked.dir / 'server' / 'run'}  (for fedrema compare, export and report)")
-        print(f"A node's personal model: fedrema deploy model {asked.dir / 'nodes' / _names(asked.nodes)[0]}")
+        show(args.dir)
+        print(f"Run: {args.dir / 'server' / 'run'}  (for fedrema compare, export and report)")
+        print(f"A node's personal model: fedrema deploy model {args.dir / 'nodes' / _names(args.nodes)[0]}")
     return code
 
 
@@ -117,25 +117,25 @@ class Add:
 
 def add(arguments: list[str]) -> int:
     """Add a node to a federation."""
-    asked = parse_arguments(Add, arguments, "fedrema deploy add")
+    args = parse_arguments(Add, arguments, "fedrema deploy add")
     from fedrema.deploy.folder import NodeFolder
     from fedrema.deploy.setup import add_node
 
-    others = sorted((asked.dir / "nodes").glob("*/node.toml"))
+    others = sorted((args.dir / "nodes").glob("*/node.toml"))
     if not others:
-        raise BadInput(f"{asked.dir} holds no nodes: name a folder that fedrema deploy init created.")
-    node = add_node(asked.dir, asked.name, NodeFolder.open(others[0].parent).config.server)
-    print(f"Created {node}: copy it to the node. {asked.name} can connect once {asked.dir / 'server'} has its key.")
+        raise BadInput(f"{args.dir} holds no nodes: name a folder that fedrema deploy init created.")
+    node = add_node(args.dir, args.name, NodeFolder.open(others[0].parent).config.server)
+    print(f"Created {node}: copy it to the node. {args.name} can connect once {args.dir / 'server'} has its key.")
     return 0
 
 
 def key(arguments: list[str]) -> int:
     """Replace a node's key."""
-    asked = parse_arguments(Place, arguments, "fedrema deploy key", "Replace a node's key; run it on the node.")
+    args = parse_arguments(Place, arguments, "fedrema deploy key", "Replace a node's key; run it on the node.")
     from fedrema.deploy.folder import NodeFolder
     from fedrema.deploy.setup import new_key
 
-    folder = NodeFolder.open(asked.dir)
+    folder = NodeFolder.open(args.dir)
     new_key(folder.path)
     print(f"Copy {folder.path / 'node.pub'} to the server as keys/{folder.name}.pub, then restart the node.")
     return 0
@@ -153,11 +153,11 @@ class Renew:
 
 def renew(arguments: list[str]) -> int:
     """Renew the server's certificate."""
-    asked = parse_arguments(Renew, arguments, "fedrema deploy renew")
+    args = parse_arguments(Renew, arguments, "fedrema deploy renew")
     from fedrema.deploy import setup
 
-    setup.renew(asked.dir, tuple(asked.host.split(",")))
-    print(f"Renewed {asked.dir / 'server' / 'server.crt'}: restart the server.")
+    setup.renew(args.dir, tuple(args.host.split(",")))
+    print(f"Renewed {args.dir / 'server' / 'server.crt'}: restart the server.")
     return 0
 
 
@@ -175,16 +175,16 @@ def _parse(
     own = options_of(kind)
     shared = [option for option in run_options([method]) if option.name not in {each.name for each in own}]
     given = {**(defaults or {}), **parse_options([*own, *shared], arguments, prog)}
-    asked = fill(kind, given, prog)
+    args = fill(kind, given, prog)
     of_the_run = {option.name.replace("-", "_") for option in run_options([method])}
     values = {name: value for name, value in given.items() if name in of_the_run}
-    if asked.deal:
-        values = {"clients": len(_names(asked.nodes)), **values}
+    if args.deal:
+        values = {"clients": len(_names(args.nodes)), **values}
     else:
         from fedrema.deploy.run_config import HELD_BY_NODES
 
         values["federation"] = HELD_BY_NODES
-    return asked, make_settings(method, values, prog).fitted(None)
+    return args, make_settings(method, values, prog).fitted(None)
 
 
 def _names(nodes: str) -> tuple[str, ...]:
@@ -193,27 +193,27 @@ def _names(nodes: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in nodes.split(","))
 
 
-def _plan(asked: Init, settings: Settings) -> Any:
+def _plan(args: Init, settings: Settings) -> Any:
     from fedrema.data import build_federation
     from fedrema.deploy.run_config import Plan
     from fedrema.deploy.setup import NO_FOLDER
 
-    shape, classes = asked.sample_shape, asked.classes
-    names = tuple(name.strip() for name in asked.class_names.split(",")) if asked.class_names else ()
-    if asked.deal:
+    shape, classes = args.sample_shape, args.classes
+    names = tuple(name.strip() for name in args.class_names.split(",")) if args.class_names else ()
+    if args.deal:
         federation = build_federation(settings.data)
         shape, classes = "x".join(map(str, federation.sample_shape)), federation.classes
         names = federation.own_class_names
     elif not shape or not (classes or names):
         raise BadInput(
-            "--sample-shape and --classes must say what the nodes' own data is like (or --class-names); for a trial,"
+            "--sample-shape and --classes must describe the nodes' own data (or --class-names); for a trial,"
             " --deal partitions a dataset instead."
         )
     elif classes and names:
         raise BadInput("--classes and --class-names exclude each other: give one of them.")
     elif len(set(names)) < len(names) or "" in names:
-        raise BadInput(f"--class-names must name each class once, got {asked.class_names!r}.")
+        raise BadInput(f"--class-names must name each class once, got {args.class_names!r}.")
     named = json.dumps(names) if names else ""
     limited = ("least_clients", "most_clients", "most_samples", "most_noise", "wait_seconds", "round_seconds")
-    limits = {name: getattr(asked, name) for name in limited}
+    limits = {name: getattr(args, name) for name in limited}
     return Plan(NO_FOLDER, shape, len(names) or classes, named, **limits)

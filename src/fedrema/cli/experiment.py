@@ -73,10 +73,10 @@ def check_folder(out: Path) -> Path:
     return out
 
 
-def read(file: Path, asked: ExperimentOptions, changes: Values | None = None) -> Experiment:
+def read(file: Path, args: ExperimentOptions, changes: Values | None = None) -> Experiment:
     """Read an experiment, with changes to the settings of every cell."""
-    experiment = read_experiment(file, {**(changes or {}), **asked.changes()})
-    return experiment.retitled(f"{experiment.title} ({asked.rounds} rounds)") if asked.rounds else experiment
+    experiment = read_experiment(file, {**(changes or {}), **args.changes()})
+    return experiment.retitled(f"{experiment.title} ({args.rounds} rounds)") if args.rounds else experiment
 
 
 def select(experiments: Iterable[Experiment], names: str | None, seeds: int | None) -> list[Part]:
@@ -102,7 +102,7 @@ def _cells(experiment: Experiment, wanted: set[str] | None) -> tuple[Cell, ...]:
 
 
 def execute(
-    parts: Sequence[Part], order: Sequence[Part], asked: ExperimentOptions, store: Store, work: Path
+    parts: Sequence[Part], order: Sequence[Part], args: ExperimentOptions, store: Store, work: Path
 ) -> list[str]:
     """Run what is missing, in the order given, and return the errors.
 
@@ -113,9 +113,9 @@ def execute(
     """
     known: set[str] = set()
     tasks = [task for part in order for task in missing(part.cells, part.seeds, store, known)]
-    launcher = _launcher(asked, store, work) if tasks else InProcess(store, work)
-    forecaster = Forecaster(store, asked.device, launcher.at_once)
-    if not asked.quiet:
+    launcher = _launcher(args, store, work) if tasks else InProcess(store, work)
+    forecaster = Forecaster(store, args.device, launcher.at_once)
+    if not args.quiet:
         print(forecaster.of(tasks), file=sys.stderr)
         if older := {key for part in parts for key in outdated(part.cells, part.seeds, store)}:
             what = "1 finished run is outdated" if len(older) == 1 else f"{len(older)} finished runs are outdated"
@@ -124,16 +124,16 @@ def execute(
     started = time.monotonic()
 
     def fits(task: Task) -> bool:
-        if asked.minutes is None:
+        if args.minutes is None:
             return True
-        left = 60 * asked.minutes - (time.monotonic() - started)
+        left = 60 * args.minutes - (time.monotonic() - started)
         # Others run at the same time, so that each takes longer than its share.
         return left > 0 and (forecaster.seconds(task) or 0.0) <= left
 
     failed: list[str] = []
     try:
         experiments = [(part.experiment, part.seeds) for part in parts]
-        with LiveTable(experiments, tasks, store, forecaster, asked.quiet) as table:
+        with LiveTable(experiments, tasks, store, forecaster, args.quiet) as table:
             for event in launcher.run(tasks, fits, table.report):
                 table.report(event)
                 failed += event.failed
@@ -144,14 +144,14 @@ def execute(
     return failed
 
 
-def _launcher(asked: ExperimentOptions, store: Store, work: Path) -> Launcher:
-    if asked.launcher == "ray":
+def _launcher(args: ExperimentOptions, store: Store, work: Path) -> Launcher:
+    if args.launcher == "ray":
         from fedrema.experiments.ray_launcher import OnRay
 
-        return OnRay(store, asked.workers, asked.device)
-    devices = gpu_names(asked.device) or [""]
-    if asked.workers * len(devices) > 1:
-        return Workers(store, work, devices, asked.workers)
+        return OnRay(store, args.workers, args.device)
+    devices = gpu_names(args.device) or [""]
+    if args.workers * len(devices) > 1:
+        return Workers(store, work, devices, args.workers)
     return InProcess(store, work)
 
 

@@ -25,19 +25,19 @@ class Export:
 
 def export(arguments: list[str]) -> int:
     """Export models."""
-    asked = parse_arguments(Export, arguments, "fedrema export")
+    args = parse_arguments(Export, arguments, "fedrema export")
     from fedrema.base.terminal import print_safe
     from fedrema.runs.directory import EXPORT_INDEX, find_runs
     from fedrema.runs.export import export_models
     from fedrema.runs.manifest import read_object
     from fedrema.runs.run import Run
 
-    runs = [Run(folder) for folder in find_runs(asked.dirs)]
-    if asked.out is not None and len(runs) > 1:
-        raise BadInput(f"--out {asked.out} is for the models of one run, but there are {len(runs)}: name one of them.")
+    runs = [Run(folder) for folder in find_runs(args.dirs)]
+    if args.out is not None and len(runs) > 1:
+        raise BadInput(f"--out {args.out} is for the models of one run, but there are {len(runs)}: name one of them.")
     for run in runs:
-        written = export_models(run, asked.out, asked.clients or None, asked.overwrite, adapt=asked.adapt)
-        folder = asked.out or run.path / "models"
+        written = export_models(run, args.out, args.clients or None, args.overwrite, adapt=args.adapt)
+        folder = args.out or run.path / "models"
         models = "model" if len(written) == 1 else "models"
         print_safe(f"{len(written)} {models}: {folder} (its README.md shows how to load one)")
         index = read_object(folder / EXPORT_INDEX, "cannot be read")

@@ -29,11 +29,11 @@ class Grid:
 
 def grid(arguments: list[str]) -> int:
     """Run what is missing, then write and print the table."""
-    asked = parse_arguments(Grid, arguments, "fedrema grid")
-    options = asked.experiment
+    args = parse_arguments(Grid, arguments, "fedrema grid")
+    options = args.experiment
     if options.out is not None:
         check_folder(options.out)
-    experiment = read(asked.file, options)
+    experiment = read(args.file, options)
     parts = select([experiment], options.only, options.seeds)
     if options.prepare is not None:
         prepare(parts, options.prepare)

@@ -26,18 +26,18 @@ class Methods:
 
 def methods(arguments: list[str]) -> int:
     """Print the methods, one of them, or the paper's presets."""
-    asked = parse_arguments(Methods, arguments, "fedrema methods")
+    args = parse_arguments(Methods, arguments, "fedrema methods")
     from fedrema.base.terminal import Console
     from fedrema.methods import find_method, registry
 
     console = Console()
-    if asked.paper:
+    if args.paper:
         _print_presets(console)
         return 0
-    chosen = [find_method(asked.name)] if asked.name else list(registry().values())
+    chosen = [find_method(args.name)] if args.name else list(registry().values())
     for kind in chosen:
-        _print_method(console, kind, in_full=asked.name is not None)
-    if not asked.name:
+        _print_method(console, kind, in_full=args.name is not None)
+    if not args.name:
         console.print(
             "fedrema methods NAME describes one method in full; fedrema run NAME --help-all lists all its options."
         )

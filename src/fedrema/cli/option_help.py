@@ -44,12 +44,12 @@ class Option:
 
     @property
     def is_flag(self) -> bool:
-        """Whether it takes no value."""
+        """Whether it has no value."""
         return self.kind is bool
 
     @property
     def is_list(self) -> bool:
-        """Whether it takes any number of values."""
+        """Whether it accepts any number of values."""
         return get_origin(self.kind) is tuple
 
     @property

@@ -20,19 +20,19 @@ class Partition:
 
 def partition(arguments: list[str]) -> int:
     """Print a federation, and save or draw it."""
-    asked = parse_data(Partition, arguments, "fedrema partition")
+    args = parse_data(Partition, arguments, "fedrema partition")
     from rich.filesize import decimal
 
     from fedrema.base.terminal import Console
 
-    federation = build_federation(asked.data)
+    federation = build_federation(args.data)
     console = Console()
     console.print(federation_table(federation))
-    if asked.save:
-        federation.save(asked.save)
-        size = decimal(asked.save.stat().st_size)
-        console.print(f"Saved: {asked.save} ({size})", highlight=False, soft_wrap=True)
-    if asked.plot:
-        draw_federation(federation, asked.plot)
-        console.print(f"Drawn: {asked.plot}", highlight=False, soft_wrap=True)
+    if args.save:
+        federation.save(args.save)
+        size = decimal(args.save.stat().st_size)
+        console.print(f"Saved: {args.save} ({size})", highlight=False, soft_wrap=True)
+    if args.plot:
+        draw_federation(federation, args.plot)
+        console.print(f"Drawn: {args.plot}", highlight=False, soft_wrap=True)
     return 0

@@ -31,26 +31,26 @@ class Personalize:
 
 def personalize(arguments: list[str]) -> int:
     """Print the accuracy on a new client after each step, and write its model: one for each run."""
-    asked = parse_arguments(Personalize, arguments, "fedrema personalize")
+    args = parse_arguments(Personalize, arguments, "fedrema personalize")
     from rich.text import Text
 
     from fedrema.base.terminal import Console
     from fedrema.runs.directory import RunDirectory, find_runs
     from fedrema.runs.run import Run
 
-    is_run = RunDirectory(asked.dir).config_file.is_file() or not asked.dir.is_dir()
-    runs = [Run(folder) for folder in ([asked.dir] if is_run else find_runs([asked.dir]))]
-    if asked.out is not None and len(runs) > 1:
-        raise BadInput(f"--out {asked.out} is for the model of one run, but there are {len(runs)}: name one of them.")
+    is_run = RunDirectory(args.dir).config_file.is_file() or not args.dir.is_dir()
+    runs = [Run(folder) for folder in ([args.dir] if is_run else find_runs([args.dir]))]
+    if args.out is not None and len(runs) > 1:
+        raise BadInput(f"--out {args.out} is for the model of one run, but there are {len(runs)}: name one of them.")
     console = Console()
     for run in runs:
         if len(runs) > 1:
             console.print(Text(str(run.path), "bold"))
-        _personalize(asked, run, console)
+        _personalize(args, run, console)
     return 0
 
 
-def _personalize(asked: Personalize, run: "Run", console: "Console") -> None:
+def _personalize(args: Personalize, run: "Run", console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -59,8 +59,8 @@ def _personalize(asked: Personalize, run: "Run", console: "Console") -> None:
     from fedrema.runs.new_clients import new_client_name
     from fedrema.runs.new_clients import personalize as make_model
 
-    made, name = make_model(run.path, asked.data, asked.epochs), new_client_name(asked.data)
-    out = write_model(run, made.params, name, asked.out, asked.overwrite)
+    made, name = make_model(run.path, args.data, args.epochs), new_client_name(args.data)
+    out = write_model(run, made.params, name, args.out, args.overwrite)
     table = Table("stage", "accuracy", box=None, padding=(0, 2, 0, 0))
     for stage, accuracy in made.accuracy.items():
         table.add_row(stage, "–" if accuracy is None else f"{accuracy:.1%}")

@@ -28,16 +28,16 @@ class Report:
 
 def report(arguments: list[str]) -> int:
     """Write the report about runs."""
-    asked = parse_arguments(Report, arguments, "fedrema report")
-    out = asked.out or common_folder(asked.dirs) / REPORT
+    args = parse_arguments(Report, arguments, "fedrema report")
+    out = args.out or common_folder(args.dirs) / REPORT
     if out.suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"--out {out} is not a page: names ending in .html are valid.")
     from fedrema.base.terminal import print_safe
     from fedrema.page.render import write_page
 
-    write_page(asked.dirs, out)
+    write_page(args.dirs, out)
     print_safe(f"Report: {out}")
-    if asked.open:
+    if args.open:
         open_in_browser(out)
     return 0
 

@@ -28,7 +28,7 @@ ORDER = (
 """The most informative experiments run first."""
 NAMES = tuple(dict.fromkeys(name for name, _ in ORDER))
 PAPER = tuple(name for name in NAMES if name != "methods")
-"""The experiments that `all` stands for."""
+"""The experiments that `all` selects."""
 SMOKE: Values = {
     "dataset": "digits",
     "clients": 10,
@@ -59,13 +59,13 @@ class Reproduce:
 
 
 def reproduce(arguments: list[str]) -> int:
-    """Run what is missing, write tables, figures and verdicts, and print the tables asked for."""
-    asked = parse_arguments(Reproduce, arguments, "fedrema reproduce")
-    options = asked.experiment
-    out = check_folder(options.out or Path("results") / ("smoke" if asked.smoke else "paper"))
-    if asked.smoke:
+    """Run what is missing, write tables, figures and verdicts, and print the requested tables."""
+    args = parse_arguments(Reproduce, arguments, "fedrema reproduce")
+    options = args.experiment
+    out = check_folder(options.out or Path("results") / ("smoke" if args.smoke else "paper"))
+    if args.smoke:
         options = dataclasses.replace(options, seeds=options.seeds or SMOKE_SEEDS)
-    experiments = [_experiment(name, asked.smoke, options) for name in _names(asked.what)]
+    experiments = [_experiment(name, args.smoke, options) for name in _names(args.what)]
     parts = select(experiments, options.only, options.seeds)
     if options.prepare is not None:
         prepare(parts, options.prepare)
@@ -86,9 +86,9 @@ def reproduce(arguments: list[str]) -> int:
         command = ["fedrema", "reproduce", *arguments]
         log_command(store, command, started, time.monotonic() - start, new, len(new & there))
     # Other tables may share runs with those just finished: their reports are rewritten.
-    asked_for = {part.experiment.name for part in parts}
-    every = [_experiment(name, asked.smoke, options) for name in NAMES]
-    reported = [each for each in every if each.name in asked_for or _started(each, options.seeds or each.seeds, store)]
+    requested = {part.experiment.name for part in parts}
+    every = [_experiment(name, args.smoke, options) for name in NAMES]
+    reported = [each for each in every if each.name in requested or _started(each, options.seeds or each.seeds, store)]
     judged = {each.name: write_report(each, options.seeds or each.seeds, store, out) for each in reported}
     write_overview(reported, judged, options.seeds, store, out)
     if not options.quiet and not code:

@@ -23,7 +23,7 @@ class Resume:
     dir: Path = positional()
     """The folder of a run, or one that contains runs."""
     rounds: int | None = None
-    """Train up to this round instead of the one first asked for."""
+    """Train up to this round instead of the original number of rounds."""
     data_dir: Path | None = None
     """Folder of the datasets, if they have moved."""
     device: str | None = None
@@ -36,19 +36,19 @@ class Resume:
 
 def resume(arguments: list[str]) -> int:
     """Resume a run, or all runs in a folder."""
-    asked = parse_arguments(Resume, arguments, "fedrema resume")
+    args = parse_arguments(Resume, arguments, "fedrema resume")
     from fedrema.cli.run import follow
     from fedrema.reporting.trackers import open_trackers
     from fedrema.runs.directory import RunDirectory
     from fedrema.runs.joint import execute_all
     from fedrema.runs.series import runs_in
 
-    changes = {name: getattr(asked, name) for name in ("rounds", "data_dir", "device")}
-    wanted = runs_in(asked.dir, changes)
+    changes = {name: getattr(args, name) for name in ("rounds", "data_dir", "device")}
+    wanted = runs_in(args.dir, changes)
     for settings in wanted:
         RunDirectory(settings.output.folder).lock().check()
 
     def outcomes(watching: "Watching", progress: "RunProgress") -> Iterator[tuple["Settings", "Outcome"]]:
         return execute_all(wanted, watching, resume=True, changes=changes, observers=[open_trackers])
 
-    return follow(outcomes, wanted, asked.dir, asked.quiet, asked.open, resumed=True)
+    return follow(outcomes, wanted, args.dir, args.quiet, args.open, resumed=True)

@@ -25,7 +25,7 @@ from fedrema.simulation.simulator import Simulator
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
 DEMONSTRATION_SETTINGS: Values = {"seeds": 3, "record": "relations", "threads": 1}
-"""With one thread per operation the results do not depend on the number of cores."""
+"""Defaults of the demonstration; with one thread per operation, results do not depend on the number of cores."""
 
 
 def run(arguments: list[str]) -> int:
@@ -99,7 +99,7 @@ def _run(wanted: list[Settings], out: Path) -> int:
 def execute_group(
     group: Sequence[Settings], watching: Watching, progress: RunProgress
 ) -> Iterator[tuple[Settings, Outcome]]:
-    """Execute runs; show the settings that were chosen from their data."""
+    """Execute runs; print the settings that were chosen from their data."""
     from fedrema.reporting.trackers import open_trackers
 
     def prepared(settings: Settings, simulator: Simulator) -> None:
@@ -154,10 +154,10 @@ def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool, out: 
     return 130 if stopped else 2 if failed else 0
 
 
-def _chosen(asked: LocalTraining, simulator: Simulator) -> str:
+def _chosen(requested: LocalTraining, simulator: Simulator) -> str:
     """Return a sentence about the settings that were chosen from the data; empty if there are none."""
     used, federation = simulator.local, simulator.federation
-    chosen = [f"--{name} {getattr(used, name):g}" for name in ("batch", "lr") if not getattr(asked, name)]
+    chosen = [f"--{name} {getattr(used, name):g}" for name in ("batch", "lr") if not getattr(requested, name)]
     if not chosen:
         return ""
     test = int(federation.test.sum())
@@ -166,7 +166,7 @@ def _chosen(asked: LocalTraining, simulator: Simulator) -> str:
 
 
 def label_of(settings: Settings) -> str:
-    """Return how a run is called in messages."""
+    """Return the label of a run in messages."""
     seed = f" seed {settings.simulation.seed}" if settings.output.seeds > 1 else ""
     return f"{settings.method.called()}{seed}"
 

@@ -36,7 +36,7 @@ def devices_for(settings: Settings) -> list[str]:
 
 
 def spread(groups: Sequence[Group], devices: Sequence[str]) -> tuple[list[Run], list[str], bool]:
-    """Run groups on devices; return the finished runs, what went wrong, and whether a stop was requested."""
+    """Run groups on devices; return the finished runs, error messages, and whether a stop was requested."""
     waiting = iter(split_groups(groups, len(devices)))
     pool: WorkerPool[Group] = WorkerPool("fedrema.cli.spread:run_group", (), devices)
     failed: list[str] = []

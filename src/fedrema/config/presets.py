@@ -23,7 +23,7 @@ _PAPER: Values = {
     "lr": 0.01,
     "momentum": 0.9,
     "clip": 10.0,
-    "threads": 1,  # on a CPU: the same bits however many cores there are
+    "threads": 1,  # on a CPU: the same bits for any number of cores
     "keep-momentum": True,
     "weight-decay": 0.0,
     "schedule": "constant",
@@ -74,11 +74,11 @@ OWN_DATA: Values = {"batch": 0, "lr": 0.0, "drop-incomplete": False}
 
 
 def training_for(samples: int | None, input_scale: float = 1.0) -> dict[str, float]:
-    """Return batch and learning rate for data whose median client has so many training samples.
+    """Return batch and learning rate for data whose median client has this many training samples.
 
     The batch is a twentieth of them, from 10 to 100, which leaves most clients at least 20 steps per epoch. The
-    learning rate of 0.02 suits all of these batches; inputs whose root mean square is above 1 divide it.
-    docs/own-data.md shows what was measured. Without a number of samples only the learning rate is returned.
+    learning rate of 0.02 suits all of these batches; it is divided by the root mean square of the inputs, if above 1.
+    docs/own-data.md shows the measurements. Without a number of samples only the learning rate is returned.
     """
     lr = {"lr": float(f"{0.02 / max(input_scale, 1.0):.2g}")}
     return lr if samples is None else {"batch": min(max(samples // 20, 10), 100), **lr}

@@ -82,7 +82,7 @@ class Output:
 COMMON: Mapping[str, type[Any]] = {
     "data": DataSettings, "network": Network, "local": LocalTraining, "simulation": Simulation, "output": Output
 }  # fmt: skip
-"""The settings classes of every run, besides its method, by their names in `Settings`."""
+"""The settings classes of every run, except its method, by their names in `Settings`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ def make_settings(
     method
         Its name, or an instance, which then holds the method's own settings.
     values
-        Settings by name, with - or _; None stands for the default. `paper`, `tuned` and `config` name further
+        Settings by name, with - or _; None means the default. `paper`, `tuned` and `config` name further
         sources. Sources in ascending priority: the defaults of the dataset or of own data, `paper`, `tuned`, `config`,
         `values`.
     where
@@ -203,7 +203,7 @@ def make_data_settings(values: Values, where: str = "") -> DataSettings:
 
 
 def default_values(method: str, values: Values) -> dict[str, Value]:
-    """Return the settings that apply where `values` say nothing and that differ from the dataclasses' defaults."""
+    """Return the defaults of settings that `values` does not contain, if they differ from those of the dataclasses."""
     found: dict[str, Value] = {}
     for _, layer in _layers_below(method, _named(values), plain=False):
         found |= layer
@@ -288,7 +288,7 @@ def read_tuned(file: Path, dataset: str, method: str) -> Values:
     found = content.get(dataset, {}).get(method) if isinstance(content.get(dataset, {}), dict) else None
     if not isinstance(found, dict):
         known = [f"{data}.{name}" for data, methods in content.items() if isinstance(methods, dict) for name in methods]
-        raise BadInput(f"--tuned {file} has nothing for {dataset}.{method}; it has {', '.join(known) or 'nothing'}.")
+        raise BadInput(f"--tuned {file} has no settings for {dataset}.{method}; it has {', '.join(known) or 'none'}.")
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class WrongValue(ValueError):
-    """The value does not fit the type; the text says what does."""
+    """The value does not fit the type; the message lists what is valid."""
 
 
 def field_types(kind: type[Any]) -> Mapping[str, Any]:

@@ -42,9 +42,9 @@ class LocalTraining:
         """Validate the settings."""
         at_least(0, self, "batch", "epochs", "lr", "clip", "weight_decay")
         if not 0 <= self.momentum < 1:
-            raise BadInput(f"--momentum must lie in [0, 1), got {self.momentum}.")
+            raise BadInput(f"--momentum must be in [0, 1), got {self.momentum}.")
         if not 0 < self.lr_decay <= 1:
-            raise BadInput(f"--lr-decay must lie in (0, 1], got {self.lr_decay}.")
+            raise BadInput(f"--lr-decay must be in (0, 1], got {self.lr_decay}.")
 
     def rate(self, moment: Moment) -> float:
         """Return the learning rate of a round."""
@@ -102,10 +102,10 @@ class Simulation:
         if self.scratch is not None and not self.scratch.is_dir():
             raise BadInput(f"--scratch {self.scratch} is not a folder.")
         if not 0 < self.participation <= 1:
-            raise BadInput(f"--participation must lie in (0, 1], got {self.participation}.")
+            raise BadInput(f"--participation must be in (0, 1], got {self.participation}.")
         for name in ("dropout", "late"):
             if not 0 <= getattr(self, name) < 1:
-                raise BadInput(f"--{name} must lie in [0, 1), got {getattr(self, name)}.")
+                raise BadInput(f"--{name} must be in [0, 1), got {getattr(self, name)}.")
 
     def for_inspection(self) -> "Simulation":
         """Return the settings for inspecting a trained run on this machine: automatic device, full participation."""

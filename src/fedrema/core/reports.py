@@ -13,7 +13,7 @@ class Trace:
     name: str
     """Its key in `Answer.trace`."""
     title: str
-    """What it is called on axes and in tables."""
+    """Its title on axes and in tables."""
     per_client: bool = False
     """Whether it is a list with one number per participating client."""
     percent: bool = False
@@ -29,11 +29,11 @@ class Period:
     name: str
     """The key in `Answer.trace` that is true while the period lasts; a summary counts its rounds as NAME_rounds."""
     title: str
-    """What it is called in text: "critical period"."""
+    """Its title in text: "critical period"."""
     inside: str
-    """What a round is called while the period lasts, in the progress bar."""
+    """The label of a round in the progress bar while the period lasts."""
     after: str
-    """What a round is called once it has ended."""
+    """The label of a round after the period has ended."""
     measure: str | None = None
     """The trace whose curve shows when it ends."""
     threshold: str | None = None
@@ -49,12 +49,12 @@ class Matrix:
     name: str
     """Its key in `Answer.trace`."""
     title: str
-    """What it is called above a heat map."""
+    """Its title above a heat map."""
     kind: MatrixKind
     """similarity: in [0, 1], symmetric; selection: true for chosen peers; weights: rows sum to 1; counts: how often
     each peer was chosen. Of weights, counts and selections the page draws who learns from whom."""
     state: str | None = None
-    """The key under which the server's state holds its latest value, where it does."""
+    """The key of its latest value in the server's state, if the state has it."""
     description: str = ""
     """What an entry means, in sentences for a caption."""
 
@@ -66,7 +66,7 @@ class Alternative:
     name: str
     """Its key in `Method.beside`."""
     title: str
-    """What it is called in tables: "without fine-tuning"."""
+    """Its title in tables: "without fine-tuning"."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Reports:
     """What a method declares about its reports."""
 
     colour: str | None = None
-    """Colour of its curves, as #rrggbb; default: one that is free."""
+    """Colour of its curves, as #rrggbb; default: an unused one."""
     stroke: Literal["-", "--", "-.", ":"] = "-"
     """Stroke of its curves."""
     emphasis: float = 1.0

@@ -155,7 +155,7 @@ class Uploads:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server sends. Names of parameters replace these; other names go to the clients' inboxes."""
+    """The server's answer. Tensors named like a parameter replace it; all others go to the clients' inboxes."""
 
     shared: Tensors
     """One copy for all clients."""
@@ -163,4 +163,4 @@ class Answer:
     """[k, ...] a row for each client that uploaded."""
     state: State = field(default_factory=dict)
     trace: Mapping[str, Any] = field(default_factory=dict)
-    """What is recorded: numbers and lists in the round's record, [k, k] matrices in the relations."""
+    """Values to record: numbers and lists in the round's record, [k, k] matrices in the relations."""

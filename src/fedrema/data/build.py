@@ -106,7 +106,7 @@ def _from_partition_file(settings: DataSettings, path: Path, pool: Pool) -> Fede
         )
     if not len(index) or index.min() < 0 or index.max() >= len(pool.y):
         raise BadInput(
-            f"--partition-file {path}: indices must lie between 0 and {len(pool.y) - 1}, the samples of {pool.name}."
+            f"--partition-file {path}: indices must be between 0 and {len(pool.y) - 1}, the samples of {pool.name}."
         )
     values, uses = np.unique(index, return_counts=True)
     if (uses > 1).any():
@@ -159,7 +159,7 @@ def find_prepared(info: dict[str, object], data_dir: Path | None) -> Federation 
         if file.is_file():
             found = Federation.load(file)
             if found.info != info:
-                raise BadInput(f"{file} was prepared with settings other than its name says: prepare it again.")
+                raise BadInput(f"{file} was prepared with settings that do not match its name: prepare it again.")
             return found
     return None
 

@@ -130,7 +130,7 @@ def _numbered(array: NDArray[Any], classes: int) -> NDArray[np.int64]:
     outside = (array < 0) | (array >= classes)
     if outside.any():
         row = int(np.argmax(outside))
-        raise BadRow(f"y has the label {array[row]}", row, f"; labels must lie between 0 and {classes - 1}.")
+        raise BadRow(f"y has the label {array[row]}", row, f"; labels must be between 0 and {classes - 1}.")
     return array.astype(np.int64)
 
 
@@ -220,7 +220,7 @@ def check_split_settings(data_seed: int, test_share: float) -> None:
     if data_seed < 0:
         raise BadInput(f"--data-seed {data_seed} is negative; it must be 0 or more.")
     if not 0 < test_share < 1:
-        raise BadInput(f"--test-share {test_share} must lie between 0 and 1, for example 0.2.")
+        raise BadInput(f"--test-share {test_share} must be between 0 and 1, for example 0.2.")
 
 
 def _vector(values: ArrayLike, name: str, samples: int) -> NDArray[Any]:

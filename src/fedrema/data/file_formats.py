@@ -35,7 +35,7 @@ def read_source(source: Source, files: Mapping[str, Path]) -> tuple[NDArray[np.u
     if len(x) != len(y) or (len(y) and y.max() >= source.classes):
         raise BadInput(
             f"dataset {source.name}: {len(x)} images and {len(y)} labels up to {y.max(initial=0)} do not "
-            f"match; the numbers must be equal, and labels must lie between 0 and {source.classes - 1}."
+            f"match; the numbers must be equal, and labels must be between 0 and {source.classes - 1}."
         )
     return x, y
 

@@ -102,7 +102,7 @@ def _description(reply: Reply) -> str:
 
 
 def privacy_guard(context: Context, folder: Path) -> PrivacyGuard | None:
-    """Return what protects this node's replies; None where its owner has not asked for it."""
+    """Return the guard that protects this node's replies; None if its owner has not enabled it."""
     settings = PrivacySettings.read(context.node_config)
     return PrivacyGuard(settings, folder / "privacy.json") if settings.privacy_clip else None
 

@@ -27,7 +27,7 @@ SECONDS_BETWEEN_CHECKS = 1.0
 SECONDS_TO_IDENTIFY = 30.0
 """How long a node may take to send its name."""
 SECONDS_TO_LIST_NODES = 10.0
-"""The least time for a list of the nodes."""
+"""Minimum number of seconds to wait for the list of nodes."""
 
 
 class Conductor:
@@ -221,5 +221,5 @@ class Conductor:
             ErrorCode.NODE_UNAVAILABLE: "its node is disconnected",
             ErrorCode.CLIENT_APP_CRASHED: "its process died",
         }
-        # If the client raised an exception, this is a whole traceback; its last line says what happened.
+        # If the client raised an exception, this is a whole traceback; its last line is the error.
         return known.get(error.code) or safe(((error.reason or "").strip() or "it failed").splitlines()[-1][-300:])

@@ -13,7 +13,7 @@ from fedrema.errors import BadInput, FedremaError
 from fedrema.models.body_and_head import Tensors
 
 FACTS = "facts"
-"""The record that holds everything besides tensors."""
+"""The record that holds everything except tensors."""
 
 
 def array_record(tensors: Tensors) -> ArrayRecord:
@@ -59,7 +59,7 @@ def read_reply(content: RecordDict, expected: Reply) -> Reply:
         return checked_reply(_facts(content), params, extras)
     except FedremaError:
         raise
-    except Exception as error:  # whatever a node sends, it must not stop the server
+    except Exception as error:  # no message of a node may stop the server
         raise BadInput(f"its reply cannot be read: {quoted(repr(error))}") from error
 
 

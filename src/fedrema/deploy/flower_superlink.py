@@ -1,9 +1,9 @@
 """Flower's SuperLink with restricted access: other machines reach only the interface for nodes.
 
 Flower serves three interfaces at one port, and the one that starts runs and registers keys has no authentication:
-whoever reached it could register a key, or run code on every node. Here the SuperLink listens at two ports. The public
-port serves only the interface for nodes, which authenticates each node by its key; a port of the loopback interface
-serves the others. `python -m fedrema.deploy.flower_superlink HOST PORT -- FLOWER'S OWN ARGUMENTS`
+anyone who can reach it could register a key, or run code on every node. Here the SuperLink listens at two ports. The
+public port serves only the interface for nodes, which authenticates each node by its key; a port of the loopback
+interface serves the others. `python -m fedrema.deploy.flower_superlink HOST PORT -- FLOWER'S OWN ARGUMENTS`
 """
 
 import socket

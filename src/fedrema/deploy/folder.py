@@ -69,7 +69,7 @@ class ServerFolder:
 
     @classmethod
     def open(cls, path: Path) -> "ServerFolder":
-        """Read the folder that `fedrema deploy init` made, or its subfolder server."""
+        """Read the folder that `fedrema deploy init` created, or its subfolder server."""
         found = path / "server" if (path / "server" / "server.toml").is_file() else path
         return cls(found.resolve(), read_table(ServerConfig, *_read(found / "server.toml")))
 
@@ -133,7 +133,7 @@ class NodeFolder:
 
     @classmethod
     def open(cls, path: Path) -> "NodeFolder":
-        """Read the folder that `fedrema deploy init` or `fedrema deploy add` made."""
+        """Read the folder that `fedrema deploy init` or `fedrema deploy add` created."""
         table, where = _read(path / "node.toml")
         privacy = {name: value for name, value in table.items() if name in PrivacySettings.names()}
         known = {"name", "server", "data", "format", *PrivacySettings.names()}
@@ -175,5 +175,5 @@ def _check_format(found: int) -> None:
 def _read(file: Path) -> tuple[dict[str, object], str]:
     """Return the content of a configuration file, and its name for error messages."""
     if not file.is_file():
-        raise BadInput(f"{file.parent} has no {file.name}: name a folder that fedrema deploy init made.")
+        raise BadInput(f"{file.parent} has no {file.name}: name a folder that fedrema deploy init created.")
     return read_toml(file, "the file"), str(file)

@@ -31,19 +31,19 @@ class Request:
 
     round: int
     accepted: int
-    """The last round in which this client's reply was used; 0: none yet. The client resumes from its state then."""
+    """The last round in which this client's reply was used; 0: none yet. It resumes from its state after that round."""
     common: Tensors
     """Parameters that all clients share."""
     own: Tensors
     """Its personal parameters; empty before its first reply."""
     inbox_common: Tensors
-    """What the method sends to all clients besides parameters."""
+    """Tensors that the method sends to all clients in addition to parameters."""
     inbox_own: Tensors
     """What the method sends to this client only."""
     train: bool = True
     """Whether to train, or only to score the received model: after the last round."""
     late: bool = False
-    """Whether it joined after the first round and no reply of it was used yet: its state starts from this model."""
+    """Whether it joined after the first round and has no used reply yet: its state starts from this model."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Reply:
     params: Tensors = field(default_factory=dict)
     """Trained parameters, without the private ones."""
     extras: Tensors = field(default_factory=dict)
-    """What the method sends besides parameters."""
+    """Tensors that the method sends in addition to parameters."""
     loss: float | None = None
     """Mean training loss; None where the node does not report it."""
     received: Score | None = None
@@ -78,11 +78,11 @@ class Reply:
 SCORES_ONLY = Reply(0, 0)
 """The names and shapes of a reply to a request without training."""
 FACTS = ("round", "count", "loss", "epsilon", "received-correct", "received-asked", "trained-correct", "trained-asked")
-"""What a reply may contain besides tensors."""
+"""The fields of a reply other than tensors."""
 
 
 def facts_of(reply: Reply) -> dict[str, int | float | list[int]]:
-    """Return everything in a reply besides its tensors, by name."""
+    """Return everything in a reply except its tensors, by name."""
     facts: dict[str, int | float | list[int]] = {"round": reply.round, "count": reply.count}
     numbers = {"loss": reply.loss, "epsilon": reply.epsilon}
     facts |= {name: value for name, value in numbers.items() if value is not None}
@@ -164,5 +164,7 @@ def _score(facts: Mapping[str, Any], name: str) -> Score | None:
         raise BadInput(f"its {name} score must be two pairs of numbers, got {quoted(repr(pairs))}")
     (first, second), (first_asked, second_asked) = ([_count(n, f"{name} score") for n in pair] for pair in pairs)
     if first > first_asked or second > second_asked:
-        raise BadInput(f"its {name} score is {first} and {second} right of {first_asked} and {second_asked}")
+        raise BadInput(
+            f"its {name} score has {first} and {second} correct predictions of {first_asked} and {second_asked} samples"
+        )
     return Score((first, second), (first_asked, second_asked))

@@ -1,7 +1,7 @@
 """Training on a node: one client on its own machine, which replies to the requests of the server.
 
 A node runs the simulator with a federation of one client. Its own state (private parameters, memory, momentum) after a
-round becomes final only when the server confirms that the reply was used: a lost round leaves no trace.
+round becomes final only when the server confirms that the reply was used: a lost round has no effect.
 """
 
 import functools
@@ -54,7 +54,7 @@ class Node:
         self.has_state = bool(initial.params.own or initial.memory or (local.keep_momentum and local.momentum))
         """Whether the method keeps anything on a client between rounds."""
         self.client: Client | None = None
-        """This client with the received model, adapted as for prediction; its `received` score is of this."""
+        """This client with the received model, adapted as for prediction; the `received` score is measured with it."""
         if folder is not None:
             for file in sorted(folder.glob("round-*.safetensors")):
                 facts, _ = read_checkpoint(file)
@@ -147,7 +147,7 @@ def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[
     """Read a node's samples, labelled with the federation's classes.
 
     `data` is a file, a folder or module:function. A single .npz file need not name its client; of several clients, the
-    one called `name` is taken.
+    one called `name` is used.
     """
     share, seed = settings.data.test_share, settings.data.data_seed
     file = Path(data)
@@ -166,7 +166,7 @@ def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[
 
 @functools.lru_cache(maxsize=1)  # Flower's simulation engine runs many nodes in one process
 def partitioned_dataset(data: DataSettings) -> Federation:
-    """Return the partitioned dataset of a federation without data of its own."""
+    """Return the partitioned dataset of a federation that has no data of its nodes."""
     return build_federation(data)
 
 

@@ -1,7 +1,7 @@
 """Bounds on the norms of what nodes send, relative to the usual norms.
 
 The tensors of a reply are divided into groups of one scale: the change of the shared parameters, the personal
-parameters and their change, and each tensor that the method sends besides parameters. The usual norm of a group is a
+parameters and their change, and each tensor that the method sends in addition. The usual norm of a group is a
 median of accepted norms. A group above `CLIP` times that is scaled down to it; a reply with a group above `REJECT`
 times is rejected.
 """
@@ -130,10 +130,10 @@ def parts_of(net: Net, common: Tensors, own: Tensors | None, reply: Reply) -> li
 
 
 def invalid_values(net: Net, reply: Reply) -> str:
-    """Return a reason to reject a reply whose values training cannot produce; empty where there is none."""
+    """Return why a reply's values cannot result from training; empty if they can."""
     for name, value in [*reply.params.items(), *reply.extras.items()]:
         if value.numel() and _norm([value.double()]) > LARGEST * math.sqrt(value.numel()):
-            return f"the numbers in {name!r} are absurdly large"
+            return f"the numbers in {name!r} are implausibly large"
         if name in net.batch_norm and name.endswith("running_var") and bool((value < 0).any()):
             return f"the variances in {name!r} are below 0"
     for name in COUNTS:
@@ -194,7 +194,7 @@ def bound_norms(
         if not over:
             continue
         worst = max(over, key=lambda group: over[group])
-        why = f"{worst} is {'absurdly large: ' if over[worst] > REJECT else ''}{over[worst]:.3g} times the usual one"
+        why = f"{worst} is {'implausibly large: ' if over[worst] > REJECT else ''}{over[worst]:.3g} times the usual one"
         if reply.epsilon is not None:
             why += f", more than the noise that --most-noise {noise:g} allows"
         often = len(history.clipped.get(name, []))

@@ -55,7 +55,7 @@ class PrivacySettings:
         if self.privacy_delta >= 1:
             raise BadInput(f"privacy-delta must be below 1, got {self.privacy_delta}.")
         if self.privacy_noise and not self.privacy_clip:
-            raise BadInput("privacy-noise needs privacy-clip: without clipping, noise bounds nothing.")
+            raise BadInput("privacy-noise needs privacy-clip: noise without clipping gives no guarantee.")
         if self.privacy_budget and not self.privacy_noise:
             raise BadInput("privacy-budget needs privacy-noise: without noise there is no budget.")
 
@@ -150,8 +150,8 @@ class PrivacyGuard:
             return silent
         if reply.extras:
             raise BadInput(
-                f"The method sends {', '.join(sorted(reply.extras))} besides parameters, which privacy-clip does not"
-                " cover: choose a method that sends parameters only."
+                f"The method sends {', '.join(sorted(reply.extras))} in addition to parameters, which privacy-clip"
+                " does not cover: choose a method that sends parameters only."
             )
         names = sorted(reply.params)
         # In double precision, so that rounding does not lengthen the clipped change.

@@ -1,4 +1,4 @@
-"""What the server knows about each client, by name, and the checks of replies against it."""
+"""The server's data about each client, by name, and the checks of replies against it."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ from fedrema.deploy.norm_bounds import NormHistory, invalid_values
 from fedrema.models.body_and_head import Net
 
 IMBALANCE = 10
-"""A node may have this many times as many samples as the median node, unless --most-samples says otherwise."""
+"""A node may have this many times as many samples as the median node, unless --most-samples sets a limit."""
 FEW_SAMPLES = 10
-"""A smaller median is replaced by this."""
+"""Smallest median number of samples that limits are computed from."""
 
 
 @dataclass
@@ -29,17 +29,17 @@ class Registry:
     counts: dict[str, int] = field(default_factory=dict)
     """How many training samples a client had when it joined."""
     tests: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """How many test samples it had then, in both halves."""
+    """How many test samples a client had when it joined, by half."""
     norms: NormHistory = field(default_factory=NormHistory)
     """Norms of accepted replies."""
 
     def plain(self) -> object:
-        """Return it as JSON values, for a checkpoint."""
+        """Return the registry as JSON values, for a checkpoint."""
         return msgspec.to_builtins(self)
 
     @classmethod
     def read(cls, plain: object) -> "Registry":
-        """Return the registry that a checkpoint holds; msgspec.ValidationError where it does not hold one."""
+        """Return the registry in a checkpoint; raises msgspec.ValidationError if it is malformed."""
         return msgspec.convert(plain, cls)
 
     def row(self, name: str) -> int:
@@ -84,15 +84,15 @@ class ReplyChecks:
         return {name: score for name, score in known.items() if name not in excess}
 
     def relative_sizes(self, replies: Mapping[str, Reply]) -> dict[str, float]:
-        """Return how many times longer than the median client's each client's change may be: it takes more steps."""
+        """Return by which factor each client's update may exceed the median client's: more samples mean more steps."""
         counts = {name: reply.count for name, reply in replies.items()}
         median = _median({**self.registry.counts, **counts}.values())
         return {name: min(max(1.0, count / median), float(IMBALANCE)) for name, count in counts.items()}
 
     def _fault(self, name: str, reply: Reply, number: int) -> str:
-        """Return what is wrong with a reply; empty where nothing is."""
+        """Return why a reply cannot be used; empty if it can."""
         if reply.round != number:
-            return f"it is for round {reply.round}, and this is round {number}"
+            return f"it is for round {reply.round}, but this is round {number}"
         if reply.count < 1:
             return f"it reports {reply.count} training samples"
         joined_with = self.registry.counts.get(name, reply.count)
@@ -110,7 +110,7 @@ class ReplyChecks:
         return invalid_values(self.net, reply)
 
     def _score_fault(self, name: str, score: Score) -> str:
-        """Return what is wrong with a score; empty where nothing is."""
+        """Return why a score cannot be used; empty if it can."""
         joined_with = self.registry.tests.get(name, score.asked)
         if score.asked != joined_with:
             return f"its score is over {sum(score.asked)} test samples, but it joined with {sum(joined_with)}"
@@ -120,7 +120,7 @@ class ReplyChecks:
         return ""
 
     def _too_many_samples(self, replies: Mapping[str, Reply]) -> dict[str, str]:
-        """Return the clients that report far more samples than others: one of them would dominate every mean."""
+        """Return the clients that report far more samples than others, and would dominate every mean."""
         counts = {name: reply.count for name, reply in replies.items()}
         scores = {name: reply.received or reply.trained for name, reply in replies.items()}
         tests = {name: sum(score.asked) for name, score in scores.items() if score is not None}

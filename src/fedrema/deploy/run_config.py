@@ -22,7 +22,7 @@ FORMAT = 1
 HELD_BY_NODES = "(held by the nodes)"
 """Value of --federation where every node has its own samples."""
 SAME_ON_ALL_NODES = {"device", "backend", "partition-file"}
-"""Settings of a machine that a run configuration has nevertheless."""
+"""Settings of a machine that a run configuration contains nevertheless."""
 WHERE = "run-config"
 """How error messages name the run configuration."""
 
@@ -116,7 +116,7 @@ def read_run_config(config: Mapping[str, Value]) -> tuple[Settings, Plan]:
     return _read(tuple(sorted(config.items())))
 
 
-@functools.lru_cache(maxsize=4)  # every message brings it
+@functools.lru_cache(maxsize=4)  # every message contains it
 def _read(items: tuple[tuple[str, Value], ...]) -> tuple[Settings, Plan]:
     config = dict(items)
     plan = read_table(Plan, {name: value for name, value in config.items() if name in PLAN_NAMES}, WHERE)
@@ -128,7 +128,7 @@ def _read(items: tuple[tuple[str, Value], ...]) -> tuple[Settings, Plan]:
 
 
 def _carried(settings: Settings) -> RunConfig:
-    """Return the settings that apply to real clients; None stands for the default and is left out."""
+    """Return the settings that apply to real clients; None means the default and is left out."""
     machine = Settings.names(Purpose.OUTPUT, Purpose.PLACE, Purpose.COMPUTATION) - SAME_ON_ALL_NODES
     simulated = {
         field.name.replace("_", "-") for field in dataclasses.fields(Simulation) if field.metadata.get("simulated")

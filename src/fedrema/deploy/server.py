@@ -25,7 +25,7 @@ from fedrema.simulation.uploads import RoundUploads
 
 
 class CentralServer:
-    """Executes the server's part of a method round by round, for clients that it knows by name.
+    """Executes the server's part of a method, round by round; clients are identified by name.
 
     Parameters
     ----------
@@ -76,11 +76,11 @@ class CentralServer:
 
     @property
     def checks(self) -> ReplyChecks:
-        """The checks of replies against what is known about clients."""
+        """The checks of replies against what the registry knows about clients."""
         return ReplyChecks(self.registry, self.net, self.most_samples)
 
     def request(self, name: str, train: bool = True) -> Request:
-        """Return what a client needs for the next round."""
+        """Return the message that requests the next round from a client."""
         row = self.registry.row(name)
         if row >= self.capacity:
             raise BadInput(f"Client {name!r} cannot join: the federation has --most-clients {self.capacity} already.")
@@ -100,9 +100,9 @@ class CentralServer:
         )
 
     def complete_round(self, replies: Mapping[str, Reply], least: int = 1) -> RoundRecord:
-        """Aggregate the replies to a round; return its record, with the clients that were rejected or clipped, and why.
+        """Aggregate the replies of a round; the record names the clients that were rejected or clipped, and why.
 
-        With fewer than `least` usable replies nothing changes, and the record has no participants.
+        With fewer than `least` usable replies the state does not change, and the record has no participants.
         """
         number, registry, checks = self.round + 1, self.registry, self.checks
         rejected = checks.invalid(replies, number)
@@ -130,19 +130,19 @@ class CentralServer:
     def _aggregate_valid(
         self, names: list[str], replies: Mapping[str, Reply], number: int, suspects: list[str]
     ) -> tuple[list[str], RoundUploads, Answer, dict[str, str]]:
-        """Aggregate; where that fails, find the replies without which it succeeds, and reject those.
+        """Aggregate; if that fails, find the replies without which it succeeds, and reject them.
 
-        Returns the clients that are left, the aggregate, and the clients that were rejected. Suspects are left out one
-        by one in their order, then the first two, three, …; if it always fails, the error is raised and nothing has
-        changed.
+        Returns the remaining clients, their uploads, the answer, and the clients that were rejected. Suspects are left
+        out one at a time, in their order, then the first two, three, …; if aggregation always fails, the error is
+        raised and the state is unchanged.
         """
         collected = self._collect(names, replies)
         try:
             return names, collected, self._aggregate(collected, number), {}
-        except Exception as error:  # a method's server step can fail in any way on what a node sent
+        except Exception as error:  # a method's aggregate can raise any error for a bad reply
             if len(names) == 1 and isinstance(error, Diverged):
                 return [], collected, Answer({}), {names[0]: str(error)}
-            why = f"with its reply the aggregate fails: {str(error)[:200]}"
+            why = f"with its reply the aggregation fails: {str(error)[:200]}"
             failed = error
         several = (suspects[:count] for count in range(2, len(suspects)))
         for left_out in [*([name] for name in suspects), *several]:
@@ -152,7 +152,7 @@ class CentralServer:
             collected = self._collect(rest, replies)
             try:
                 return rest, collected, self._aggregate(collected, number), dict.fromkeys(left_out, why)
-            except Exception:  # it also fails without these replies: they are not responsible
+            except Exception:  # it also fails without these replies, so they are not the cause
                 continue
         raise failed
 
@@ -174,7 +174,8 @@ class CentralServer:
         return collected
 
     def _aggregate(self, collected: RoundUploads, number: int) -> Answer:
-        uploads = replace(collected.for_server(), everyone=len(self.registry.names))  # the capacity may be larger
+        # The number of clients so far, not the capacity.
+        uploads = replace(collected.for_server(), everyone=len(self.registry.names))
         answer = self.simulator.aggregate(uploads, self.state, self.roles, {}, self.simulator.moment(number))
         for name, value in answer.state.items():
             before = self.state.server.get(name, 0.0)
@@ -191,16 +192,16 @@ class CentralServer:
         rejected: dict[str, str],
         clipped: dict[str, str],
     ) -> RoundRecord:
-        """Return the record of a round, without the metrics, which follow with the replies to the next."""
+        """Return the record of a round, without its metrics, which clients send with their next replies."""
         losses = [reply.loss for reply in replies.values() if reply.loss is not None]
         trained = [reply.trained for reply in replies.values() if reply.trained is not None]
-        correct, asked = sum(sum(score.correct) for score in trained), sum(sum(score.asked) for score in trained)
+        correct, samples = sum(sum(score.correct) for score in trained), sum(sum(score.asked) for score in trained)
         epsilon = {name: reply.epsilon for name, reply in replies.items() if reply.epsilon is not None}
         return RoundRecord(
             number,
             [self.registry.row(name) for name in replies],
             loss=float(np.mean(losses)) if losses else None,
-            trained={PRIMARY: MetricRecord(ratio(correct, asked))} if trained else {},
+            trained={PRIMARY: MetricRecord(ratio(correct, samples))} if trained else {},
             trace=plain_trace(answer),
             nodes=NodeReports(rejected, clipped, {**epsilon}),
         )
@@ -217,11 +218,11 @@ class CentralServer:
         valid = self.checks.valid_scores(scores)
         names = sorted(valid, key=self.registry.row)
         correct = np.array([valid[name].correct for name in names]).reshape(-1, 2)
-        asked = np.array([valid[name].asked for name in names]).reshape(-1, 2)
+        samples = np.array([valid[name].asked for name in names]).reshape(-1, 2)
         rows = [self.registry.row(name) for name in names]
-        return {PRIMARY: metric_record(correct, asked, rows, len(self.registry.names))}
+        return {PRIMARY: metric_record(correct, samples, rows, len(self.registry.names))}
 
 
 def _dummy_federation(shape: tuple[int, ...], classes: int) -> Federation:
-    samples = np.zeros((3, *shape), np.float32)  # two for training: some layers refuse a batch of one
+    samples = np.zeros((3, *shape), np.float32)  # two for training: some layers do not accept a batch of one
     return Federation.from_arrays(samples, [0] * 3, ["dummy"] * 3, [False, False, True], classes=classes)

@@ -170,7 +170,7 @@ def run_node(folder: NodeFolder, report: Callable[[str], None]) -> int:
     path = folder.path
     for name in ("ca.crt", "node.key"):
         if not (path / name).is_file():
-            raise BadInput(f"{path} has no {name}: copy the whole folder that fedrema deploy init made.")
+            raise BadInput(f"{path} has no {name}: copy the whole folder that fedrema deploy init created.")
     folder.kept.mkdir(mode=0o700, exist_ok=True)
     supernode = SupervisedProcess(
         "Flower's SuperNode",

@@ -121,8 +121,8 @@ def _partition(members: Members, settings: Settings) -> Federation:
     federation = build_federation(settings.data)
     if len(federation) != len(members.names):
         raise BadInput(
-            f"--deal: the data is of {len(federation)} clients, but --nodes names {len(members.names)}; --clients"
-            f" {len(members.names)} would fit."
+            f"--deal: the data has {len(federation)} clients, but --nodes names {len(members.names)}: use --clients"
+            f" {len(members.names)}."
         )
     return federation
 

@@ -10,8 +10,8 @@ from fedrema.engine.loop import LoopEngine
 from fedrema.engine.stacked import StackedEngine
 
 REVISIONS = {"cpu": 1, "cuda": 2}
-"""By type of device; raised by one with every change of training, scoring or server arithmetic that alters results of
-many methods there: older results are then outdated. cuda 2: servers compute in float32 instead of TF32."""
+"""Revision by type of device: increased by one with every change of training, scoring or server arithmetic that alters
+results of many methods there; older results are then outdated. cuda 2: servers compute in float32 instead of TF32."""
 
 __all__ = [
     "REVISIONS",

@@ -1,4 +1,4 @@
-"""Clients that train together, as tensors with a client axis; what is the same for all of them is held once."""
+"""Clients that train together, as tensors with a client axis; tensors that are equal for all are stored once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from fedrema.models.body_and_head import Tensors
 
 @dataclass(frozen=True)
 class ClientTensors:
-    """Named tensors of k clients: `own` has a leading client axis, `common` is one copy for all."""
+    """Named tensors of k clients: `own` has a leading client axis, `common` is stored once for all."""
 
     own: Tensors = field(default_factory=dict)
     common: Tensors = field(default_factory=dict)
@@ -35,7 +35,7 @@ class ClientTensors:
         return {**copies, **{name: value.clone() for name, value in self.own.items()}}
 
     def zeros(self, k: int, wanted: Callable[[str], bool]) -> Tensors:
-        """Return zeros [k, ...] for each tensor whose name is wanted."""
+        """Return zeros [k, ...] for each tensor that `wanted` selects by its name."""
         return {name: value.new_zeros(k, *value.shape) for name, value in self.row(0).items() if wanted(name)}
 
 
@@ -44,7 +44,7 @@ RowIndex = Tensor | slice
 
 
 def row_index(clients: Tensor, device: torch.device) -> RowIndex:
-    """Return the index of some clients' rows: a slice, which copies nothing, where the rows are consecutive."""
+    """Return an index of some clients' rows: a slice if they are consecutive, because slicing copies nothing."""
     if len(clients) and torch.equal(clients, torch.arange(int(clients[0]), int(clients[0]) + len(clients))):
         return slice(int(clients[0]), int(clients[-1]) + 1)
     return clients.to(device)
@@ -65,7 +65,7 @@ class Cohort:
     counts: Tensor
     """[k] their numbers of training samples."""
     velocity: Tensors = field(default_factory=dict)
-    """[k, ...] momentum of everything that is trained; empty: zero."""
+    """[k, ...] momentum of every trained tensor; empty: zero."""
     received: ClientTensors | None = None
     """Their parameters at the start of local training; None: `params`, because they have not trained yet."""
 

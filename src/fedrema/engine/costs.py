@@ -1,4 +1,4 @@
-"""What training a network takes: operations per step, memory per client, and how many clients fit into memory."""
+"""The costs of training a network: operations per step, memory per client, and how many clients fit into memory."""
 
 import statistics
 import time
@@ -64,15 +64,15 @@ def step_bytes(net: Net, batch: Tensor) -> int:
     return sum(seen.values())
 
 
-def client_bytes(net: Net, batch: Tensor, stacked: bool, recorded: bool) -> int:
-    """Return the bytes that one client takes while it trains.
+def client_bytes(net: Net, batch: Tensor, stacked: bool, with_graphs: bool) -> int:
+    """Return the bytes of memory that one client needs while it trains.
 
     Parameters and momentum before and after training, and a copy for the checkpoint. Stacked clients also need a
-    gradient and the activations it is computed from, and with CUDA graphs (`recorded`) their static buffers.
+    gradient and the activations it is computed from, and with CUDA graphs (`with_graphs`) their static buffers.
     """
     each = 6 * size(net.initial)
     if stacked:
-        each += (6 if recorded else 1) * size(net.initial) + 2 * step_bytes(net, batch)
+        each += (6 if with_graphs else 1) * size(net.initial) + 2 * step_bytes(net, batch)
     return each
 
 

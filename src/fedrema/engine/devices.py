@@ -43,9 +43,7 @@ def choose_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise BadInput(
-            f"--device {device} was asked for, but this machine has no usable CUDA device: use --device cpu or auto."
-        )
+        raise BadInput(f"--device {device}: this machine has no usable CUDA device; use --device cpu or auto.")
     return torch.device(device)
 
 
@@ -105,7 +103,7 @@ class _HasThreads(Protocol):
 _Owner = TypeVar("_Owner", bound=_HasThreads)
 
 
-def with_its_threads(
+def with_own_threads(
     work: Callable[Concatenate[_Owner, _Given], _Result],
 ) -> Callable[Concatenate[_Owner, _Given], _Result]:
     """Decorate a method: it runs with the object's own number of threads per operation."""

@@ -31,34 +31,34 @@ class JointTraining:
     """Runs several simulations, each in its own thread, and executes their requests to the engine together.
 
     Only one thread runs at a time: a simulation that requests training or predictions waits until all the others do
-    too. Then the requests are executed as one. So the order of computations is always the same.
+    too; then the requests are executed as one. The order of computations is therefore always the same.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.turn = threading.Condition()
-        """Held by the thread that runs."""
+        """Held by the one thread that runs."""
         self.running: list[JointEngine] = []
         self.requests: dict[JointEngine, Request] = {}
         self.results: dict[JointEngine, Any] = {}
 
-    def run(self, works: Sequence[Callable[["JointEngine"], Any]]) -> list[Any]:
+    def run(self, jobs: Sequence[Callable[["JointEngine"], Any]]) -> list[Any]:
         """Call several functions, each with its own engine; returns their results, or the errors they raised."""
-        results: list[Any] = [None] * len(works)
-        self.running = [JointEngine(self) for _ in works]
+        results: list[Any] = [None] * len(jobs)
+        self.running = [JointEngine(self) for _ in jobs]
 
-        def work_on(number: int, engine: JointEngine) -> None:
+        def run_job(number: int, engine: JointEngine) -> None:
             with self.turn:
                 try:
-                    results[number] = works[number](engine)
+                    results[number] = jobs[number](engine)
                 except BaseException as error:  # raised again in the caller's thread
                     results[number] = error
                 finally:
                     self.running.remove(engine)
-                    self._execute_if_all_wait()  # the others may have waited for this one
+                    self._execute_if_all_wait()  # the others may have been waiting for this one
 
         numbered = enumerate(list(self.running))
-        threads = [threading.Thread(target=work_on, args=each, daemon=True) for each in numbered]
+        threads = [threading.Thread(target=run_job, args=each, daemon=True) for each in numbered]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -130,7 +130,7 @@ class JointEngine:
 
 
 def join_requests(requests: Sequence[Request]) -> Request | None:
-    """Return several requests as one; None for a single one, or where they differ in more than their clients."""
+    """Return several requests as one; None for a single one, or if they differ in more than their clients."""
     first, cohorts = requests[0], [request.cohort for request in requests]
     same = all(request.method == first.method and request.samples is first.samples for request in requests)
     if len(requests) < 2 or not same or not _same_shapes(cohorts):
@@ -143,7 +143,7 @@ def join_requests(requests: Sequence[Request]) -> Request | None:
 
 
 def join_plans(plans: Sequence[TrainingPlan]) -> TrainingPlan | None:
-    """Return several plans as one; None where phases or settings differ."""
+    """Return several plans as one; None if their phases or settings differ."""
     first = plans[0]
     phases = [[phase for phase, _ in plan.phases] for plan in plans]
     if any(each != phases[0] for each in phases) or any(plan.local != first.local for plan in plans):
@@ -179,7 +179,7 @@ def join_cohorts(cohorts: Sequence[Cohort]) -> Cohort:
 
 
 def join_orders(orders: Sequence[Order]) -> Order:
-    """Return the batches of several cohorts as those of one."""
+    """Return the batches of several cohorts as those of one cohort."""
     steps, _, width = (max(order.index.shape[axis] for order in orders) for axis in (1, 2, 3))
 
     def padded(numbers: np.ndarray) -> np.ndarray:

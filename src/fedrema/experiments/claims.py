@@ -34,7 +34,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one column, or one row in it, shows about a claim."""
+    """The evidence about a claim from one column, or one row in it."""
 
     verdict: Verdict
     where: str
@@ -44,9 +44,9 @@ class Finding:
 def judge(claim: Claim, experiment: Experiment, seeds: int, store: Store) -> Judgement:
     """Judge a claim by the finished runs, and by outdated ones in cells that have no others.
 
-    It holds if it does in every column; it does not hold if it fails in one. A difference that chance explains is not
-    decided, nor is a cell without runs. Within a column all comparisons are corrected for their number; over columns
-    nothing is corrected, because all of them must hold.
+    It holds if it does in every column; it does not hold if it fails in one. A difference that is
+    not significant and a cell without runs leave it undecided. Within a column all comparisons are corrected for their
+    number; over columns nothing is corrected, because all of them must hold.
     """
     rows, columns = {*claim.rows, *claim.over}, set(claim.columns)
     cells = [cell for cell in experiment.cells if cell.row.name in rows and cell.column.name in columns]
@@ -119,7 +119,7 @@ def _ordered_in(column: str, claim: Claim, experiment: Experiment, runs: Runs, t
     nearest_first = sorted((each for each in comparisons if each.pairs), key=lambda each: each.mean)
     verdicts = [_sign(each) for each in nearest_first]
     verdict = _all_of(verdicts)
-    if verdict == "does not hold":  # whatever the missing runs may show
+    if verdict == "does not hold":  # regardless of the missing runs
         lack = ""
     elif lack or len(nearest_first) < len(comparisons) or not all(each.tested for each in nearest_first):
         lack, verdict = lack or "seeds in common are missing", "not decided"
@@ -170,7 +170,7 @@ def _faster_in(column: str, claim: Claim, experiment: Experiment, runs: Runs) ->
     seconds, of_other = (mean(run.seconds for run in several) for several in (mine, theirs))
     row, other = map(experiment.title_of, names)
     ratio = f"a ratio of {seconds / of_other:.2f} where at most {claim.share:g} is claimed"
-    among = "; runs that shared it left out" if all(alone) else "; other runs shared it, so that seconds say less"
+    among = "; runs that shared it left out" if all(alone) else "; other runs shared it, so times are less reliable"
     ran = f"{device}, {len(mine)} and {len(theirs)} runs{among if shared else ''}"
     verdict: Verdict = "holds" if seconds <= claim.share * of_other else "does not hold"
     return Finding(verdict, where, f"{row} {seconds:.1f} s, {other} {of_other:.1f} s, {ratio} ({ran})")
@@ -261,7 +261,7 @@ def _seeds_text(count: int) -> str:
 
 
 def _lacking(counts: Mapping[str, int], column: str, experiment: Experiment, runs: Runs, needed: int) -> str:
-    """Say which rows have fewer runs than are needed; empty where none has."""
+    """Return a clause that names the rows with too few runs; empty if there are none."""
     if needed == 2 and set(counts.values()) == {1}:
         return "one seed each"
     kinds: dict[str, list[str]] = {}

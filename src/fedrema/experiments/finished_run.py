@@ -21,7 +21,7 @@ from fedrema.simulation.records import Summary
 
 FORMAT = 3
 CURVES = ("accuracy", "seconds")
-"""What is kept of every round, besides the traces that the method declares."""
+"""What is kept of every round, in addition to the traces that the method declares."""
 SHOWN = (0.0, 0.1, 0.2, 0.3, 1.0)
 """After which share of the rounds similarities are kept: of 500 rounds the 1st, 50th, 100th, 150th and last."""
 PEERS = ("weights", "counts")

@@ -125,8 +125,8 @@ class Forecaster:
 @functools.cache
 def _client_bytes(network: Network, shape: tuple[int, ...], samples: int, device: str) -> int:
     net = build_net(network, shape, CLASSES, seed=0)
-    recorded = device == "cuda"
-    return client_bytes(net, torch.zeros(samples, *shape), stacked=recorded, recorded=recorded)
+    on_gpu = device == "cuda"
+    return client_bytes(net, torch.zeros(samples, *shape), stacked=on_gpu, with_graphs=on_gpu)
 
 
 @functools.cache

@@ -21,13 +21,13 @@ SECONDS_BETWEEN_ROUNDS = 0.5
 """How often the rounds of a run are reported."""
 
 Fits = Callable[[Task], bool]
-"""Whether a task should finish in the time that is left."""
+"""Returns whether a task is expected to finish in the remaining time."""
 EventKind = Literal["began", "round", "ended", "refused", "stopped", "lost"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a task: it began, a round finished, it ended, was refused, stopped or lost."""
+    """An event of a task: it began, a round finished, it ended, was refused, stopped or lost."""
 
     kind: EventKind
     task: Task | None = None
@@ -87,7 +87,7 @@ class InProcess:
             for task in filter(fits, tasks):
                 report(Event("began", task))
                 yield outcome(Runner(self.store, self.work, reporting(report)), task)
-                if request.asked:
+                if request.made:
                     raise Interrupted("Stopped.")
 
 
@@ -98,10 +98,10 @@ class Workers:
         slots = [device for _ in range(per_device) for device in devices]
         self.at_once = len(slots)
         arguments = (str(store.folder), str(work), str(per_device - 1))
-        self.pool: WorkerPool[Task] = WorkerPool("fedrema.experiments.launchers:run_order", arguments, slots)
+        self.pool: WorkerPool[Task] = WorkerPool("fedrema.experiments.launchers:run_encoded_task", arguments, slots)
 
     def run(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
-        """Run them; a worker that is free takes the next."""
+        """Run the tasks; a free worker runs the next one."""
         fitting = filter(fits, tasks)
         for reply in self.pool.run(lambda: next(fitting, None), Task.encoded):
             task = reply.job
@@ -116,10 +116,10 @@ class Workers:
                 yield Event("refused", task, failed=(why,))
 
 
-def run_order(order: str, report: Callable[[str], None], store: str, work: str, beside: str) -> str:
+def run_encoded_task(encoded: str, report: Callable[[str], None], store: str, work: str, beside: str) -> str:
     """Run a task in a worker process, and return its last event."""
     watching = reporting(lambda event: report(event.encoded()))
-    return outcome(Runner(Store(Path(store)), Path(work), watching, int(beside)), Task.decoded(order)).encoded()
+    return outcome(Runner(Store(Path(store)), Path(work), watching, int(beside)), Task.decoded(encoded)).encoded()
 
 
 def outcome(runner: Runner, task: Task) -> Event:
@@ -131,7 +131,7 @@ def outcome(runner: Runner, task: Task) -> Event:
 
 
 def reporting(report: Report) -> Callable[[Settings], Watcher]:
-    """Return what makes watchers that report a run's rounds, not more often than needed."""
+    """Return a function that makes watchers, which report a run's rounds every few seconds."""
 
     def watching(settings: Settings) -> Watcher:
         reported = -SECONDS_BETWEEN_ROUNDS

@@ -1,4 +1,4 @@
-"""Runs tasks on a Ray cluster, whose machines need fedrema and the datasets, but no common disk."""
+"""Runs tasks on a Ray cluster; its machines need fedrema and the datasets, but no shared disk."""
 
 import contextlib
 import hashlib
@@ -38,7 +38,7 @@ except ImportError as missing:
 SECONDS_BETWEEN_CHECKS = 0.2
 SECONDS_TO_ANSWER = 10.0
 BYTES_FOR_OBJECTS = 100 * 2**20
-"""Shared memory of a Ray that is started here; finished runs are small."""
+"""Shared memory of a local Ray; finished runs are small."""
 STEPS = 10_000
 """Ray counts resources in steps of 1/10 000."""
 
@@ -55,9 +55,9 @@ class Slot:
 
 
 class OnRay:
-    """Runs tasks on the Ray that the caller has joined, else the one that RAY_ADDRESS names, else one started here.
+    """Runs tasks on the Ray cluster that the caller has joined, else on that of RAY_ADDRESS, else on a local one.
 
-    It joins at once, so that problems of a cluster are known before any work, and leaves when all tasks have ended.
+    It joins at once, so that problems of a cluster are reported before any work, and leaves after all tasks.
     """
 
     def __init__(self, store: Store, workers: int, device: str) -> None:
@@ -72,22 +72,22 @@ class OnRay:
         # Another store's tasks, perhaps with the same runs, must not share a folder with these.
         owner = f"{platform.node()}:{store.folder.resolve()}"
         self.folder = f"fedrema-{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
-        """Where machines keep unfinished runs, in their folders for temporary files."""
+        """Folder of unfinished runs, in each machine's folder for temporary files."""
 
     def run(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
-        """Run them; the next goes to the machine with the most free slots."""
+        """Run the tasks; the next one goes to the machine with the most free slots."""
         waiting = deque(range(len(tasks)))
         lost: dict[int, str] = {}
         """The machine on which a task's process was lost."""
         running: dict[ray.ObjectRef[Any], tuple[int, Slot]] = {}
-        # If its machine is lost it is restarted elsewhere; rounds that were not reported do no harm.
+        # If its machine is lost, the queue is restarted elsewhere; rounds that were not reported do not matter.
         rounds = Queue(actor_options={"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1})
         try:
             with stopping_gently() as request:
                 cancelled = False
-                while running or (waiting and not request.asked):
+                while running or (waiting and not request.made):
                     free = self.slots() - Counter(slot for _, slot in running.values())
-                    while waiting and free and not request.asked:
+                    while waiting and free and not request.made:
                         number = waiting.popleft()
                         if number not in lost:
                             if not fits(tasks[number]):
@@ -96,29 +96,29 @@ class OnRay:
                         slot = max(free, key=lambda one: (one.node != lost.get(number), free[one]))
                         free -= Counter([slot])
                         running[self._begin(tasks[number], number, slot, rounds)] = number, slot
-                    if request.asked and not cancelled:
+                    if request.made and not cancelled:
                         cancelled = True
                         for reference in running:
-                            ray.cancel(reference)  # as Ctrl-C there: the round is finished and saved
+                            ray.cancel(reference)  # like Ctrl-C on that machine: the round is finished and saved
                     if not running:  # no task fits, or no machine is left: others may join
                         time.sleep(SECONDS_BETWEEN_CHECKS)
                         continue
                     ready, _ = ray.wait(list(running), timeout=SECONDS_BETWEEN_CHECKS)
-                    with contextlib.suppress(queue.Empty):  # it has just been restarted
+                    with contextlib.suppress(queue.Empty):  # the queue has just been restarted
                         for number, line in rounds.get_nowait_batch(rounds.qsize()):
                             report(Event.decoded(line, tasks[number]))
                     for reference in ready:
                         number, slot = running.pop(reference)
                         event = self._received(reference, tasks[number])
                         if event.kind == "lost" and number not in lost:
-                            # Not left to Ray: it would ask for the same CPUs again, and never give up on memory.
+                            # Not retried by Ray, which would request the same CPUs, and retry forever without memory.
                             lost[number] = slot.node
                             waiting.appendleft(number)
                         elif event.kind == "stopped":
                             report(event)
                         else:
                             yield replace(event, kind="refused") if event.kind == "lost" else event
-                if request.asked:
+                if request.made:
                     raise Interrupted("Stopped.")
         finally:
             for reference in running:

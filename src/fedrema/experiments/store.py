@@ -1,8 +1,8 @@
 """A folder of finished runs: one compressed table, and a small file for each run that finished since it was written.
 
-Several processes write at the same time, so that each finished run is first written as KEY.json. At the end of a
+Several processes write at the same time, so each finished run is first written as KEY.json. At the end of a
 command `Store.fold` collects these files in a table, HASH.jsonl.xz, named by its content. A folder may hold several
-tables, copied from several machines, which are then merged; a run that occurs more than once counts once.
+tables, copied from several machines; they are then merged, and a run that occurs more than once is used once.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from fedrema.runs.run import Run
 FOLDER = "runs"
 """Name of the store in a folder of results."""
 TABLE = ".jsonl.xz"
-NOT_OURS = "is not a finished run of fedrema"
+NOT_A_RUN = "is not a finished run of fedrema"
 NOT_A_TABLE = "is not a table of finished runs of fedrema"
 DEFINING = (Purpose.RESULT, Purpose.SEED, Purpose.RECORD, Purpose.ROUNDS, Purpose.SOURCE)
 """Purposes of the settings that a key is made of."""
@@ -38,8 +38,8 @@ Stamp = tuple[int, int, int]
 def key_of(settings: Settings, inputs: Inputs | None = None) -> str:
     """Return a digest of everything that defines a run's result: its settings and seed, and the user's files.
 
-    `inputs` are digests of those files; default: their present content. Revisions of fedrema are no part of it: a run
-    of a later revision replaces one of an earlier.
+    `inputs` are digests of those files; default: their present content. Revisions of fedrema are not part of it: a
+    run of a later revision replaces one of an earlier revision.
     """
     inputs = inputs_of(settings) if inputs is None else inputs
     defining = sorted(settings.values_for(*DEFINING).items())
@@ -49,7 +49,7 @@ def key_of(settings: Settings, inputs: Inputs | None = None) -> str:
 
 @dataclass(frozen=True)
 class _Line:
-    """A finished run as it is stored, read only when it is asked for."""
+    """A finished run, and its line in the store."""
 
     text: bytes
     run: FinishedRun
@@ -61,24 +61,24 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._read: dict[Path, tuple[Stamp, dict[str, _Line]]] = {}
-        """What each file held, and its stamp then: all runs are asked for again after every cell."""
+        """The stamp and content of each file when it was read: all runs are needed again after every cell."""
 
     def check(self) -> None:
-        """Refuse a folder that another version has written, or that is damaged, before any work."""
+        """Raise an error, before any work, if the folder is damaged or was written by another version."""
         self._lines()
 
     def find(self, settings: Settings) -> FinishedRun | None:
-        """Return a run, outdated or not; None where it has not finished."""
+        """Return a finished run, outdated or not; None if there is none with these settings."""
         line = self._lines().get(key_of(settings))
         return None if line is None else line.run
 
     def has(self, key: str) -> bool:
-        """Whether the run of this key has finished and is not outdated."""
+        """Whether the run with this key has finished and is not outdated."""
         line = self._lines().get(key)
         return line is not None and not line.run.outdated
 
     def at(self, key: str) -> FinishedRun:
-        """Return the run of a key."""
+        """Return the run with a key."""
         return self._lines()[key].run
 
     def keys(self) -> list[str]:
@@ -89,7 +89,7 @@ class Store:
         return (line.run for _, line in sorted(self._lines().items()))
 
     def put(self, settings: Settings, run: Run, beside: int = 0, inputs: Inputs | None = None) -> None:
-        """Keep a finished run, and how many other tasks used its device at the same time.
+        """Store a finished run; `beside` is the number of other tasks that used its device at the same time.
 
         `inputs` are the digests that its key is made of; default: those that the run recorded.
         """
@@ -102,7 +102,7 @@ class Store:
         self._write(diverged_run(key_of(settings, inputs), settings, reason, inputs))
 
     def put_text(self, key: str, text: str) -> None:
-        """Keep a run that another machine has finished, as the text of its file."""
+        """Store a run that another machine has finished, given the text of its file."""
         write_text(self.folder / f"{key}.json", text)
 
     def _write(self, run: FinishedRun) -> None:
@@ -111,8 +111,8 @@ class Store:
     def fold(self) -> None:
         """Collect all finished runs in one table, and remove the files that it replaces.
 
-        The files of runs that diverged are kept. The table is complete before anything is removed, so that nothing is
-        lost at any moment; processes that do this at the same time leave several tables, which the next call merges.
+        The files of runs that diverged are kept. The table is complete before anything is removed, so nothing can be
+        lost. Processes that do this at the same time leave several tables, which the next call merges.
         """
         files = self._files()
         if all(file.name.endswith(TABLE) for file in files) and len(files) < 2:
@@ -128,11 +128,11 @@ class Store:
                 temporary.write_bytes(lzma.compress(content, preset=6))
         for file, stamp in stamps.items():
             kept = file == table or (file.stem in lines and lines[file.stem].run.failed)
-            if not kept and _stamp(file) == stamp:  # else another process has just written a later run
+            if not kept and _stamp(file) == stamp:  # otherwise another process has just replaced the file
                 file.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
-        """Return tables and files of single runs, each read; another process may replace them meanwhile."""
+        """Read all tables and files of single runs; returns their paths. Repeats if another process replaces one."""
         while True:
             names = (*self.folder.glob("*.json"), *self.folder.glob(f"*{TABLE}"))
             found = sorted(file for file in names if not file.name.startswith("."))
@@ -160,7 +160,7 @@ class Store:
 
 
 def _rank(run: FinishedRun) -> tuple[bool, bool, str]:
-    """Return what decides which of several runs of one key counts: finished, not outdated, then the latest."""
+    """Return a sort key that prefers, among runs with the same key, finished, then current, then later ones."""
     return not run.failed, not run.outdated, run.ran_on.started if run.ran_on else ""
 
 
@@ -175,7 +175,7 @@ def _stamp(file: Path) -> Stamp | None:
 
 
 def _read_single(file: Path) -> dict[str, _Line]:
-    line = _line(_bytes(file).strip(), file, NOT_OURS)
+    line = _line(_bytes(file).strip(), file, NOT_A_RUN)
     return {line.run.key: line}
 
 

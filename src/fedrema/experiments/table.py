@@ -15,14 +15,14 @@ from fedrema.reporting.tables import markdown_lines
 
 EXPLANATION = (
     "Accuracy in percent, mean ± standard deviation over {seeds}. best: the round is chosen by the samples that"
-    " score it, as papers count; honest: by the other half of them; final: mean of the last 5 scored rounds."
+    " score it, as papers report it; honest: by the other half of them; final: mean of the last 5 scored rounds."
 )
 SEEDS = {"training": "training seeds", "both": "seeds that vary both the partition and training"}
 ABOUT_PUBLISHED = (
     " Within noise: Welch's 95 % interval of the difference contains 0; both need a deviation and at least two seeds."
 )
 ABOUT_ALSO = " In brackets: what was published."
-ABOUT_SECONDS = " Seconds: of all rounds, those that compile programs counted as the others."
+ABOUT_SECONDS = " Seconds: of all rounds; rounds that compile programs are counted like the others."
 ABOUT_SHARED = " Seconds marked * were taken while other runs shared the device."
 ABOUT_OUTDATED = " Marked †: computed by an older revision of the method or of the engine; run it again."
 MISSING = "–"

@@ -1,4 +1,4 @@
-"""Tasks: which runs of an experiment are missing, and how one task is run in this process."""
+"""Tasks: finds the missing runs of an experiment, and runs one task in this process."""
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ from fedrema.runs.provenance import changed_files, inputs_of, is_outdated
 from fedrema.runs.run import Run, is_finished
 
 
-class Order(msgspec.Struct, frozen=True):
+class TaskMessage(msgspec.Struct, frozen=True):
     """A task as it is sent to another process or machine."""
 
     title: str
@@ -59,21 +59,21 @@ class Task:
     def encoded(self) -> str:
         """Return the task as JSON, for another process or machine."""
         cell = self.cell
-        order = Order(cell.title, cell.method, dict(cell.values), cell.vary, self.seeds, self.inputs)
-        return msgspec.json.encode(order).decode()
+        message = TaskMessage(cell.title, cell.method, dict(cell.values), cell.vary, self.seeds, self.inputs)
+        return msgspec.json.encode(message).decode()
 
     @classmethod
     def decoded(cls, text: str) -> "Task":
         """Return the task that `encoded` described."""
-        order = msgspec.json.decode(text, type=Order)
-        cell = Cell(Line("", order.title, {}), Line("", "", {}), order.method, order.values, vary=order.vary)
-        return cls(cell, order.seeds, order.inputs)
+        message = msgspec.json.decode(text, type=TaskMessage)
+        cell = Cell(Line("", message.title, {}), Line("", "", {}), message.method, message.values, vary=message.vary)
+        return cls(cell, message.seeds, message.inputs)
 
 
 def missing(cells: Iterable[Cell], seeds: int, store: Store, known: set[str] | None = None) -> list[Task]:
-    """Return the runs that are neither in the store nor among the keys `known`, each once; `known` grows by them.
+    """Return tasks for the runs whose keys are neither in the store nor in `known`; adds these keys to `known`.
 
-    Runs of an older revision in the store are missing too.
+    Runs in the store from an older revision count as missing.
     """
     known = set() if known is None else known
     tasks = []
@@ -82,29 +82,29 @@ def missing(cells: Iterable[Cell], seeds: int, store: Store, known: set[str] | N
         keys = {seed: key_of(cell.settings(seed), inputs) for seed in range(seeds)}
         absent = [seed for seed, key in keys.items() if key not in known and not store.has(key)]
         known.update(keys.values())
-        # Runs on different data cannot be trained jointly: each is a task of its own.
+        # Runs on different data cannot be trained jointly: each is a separate task.
         groups = [[seed] for seed in absent] if cell.vary == "both" else [absent] if absent else []
         tasks += [Task(cell, tuple(group), inputs) for group in groups]
     return tasks
 
 
 def divided(tasks: Sequence[Task], workers: int) -> list[Task]:
-    """Halve the largest tasks until there is one for each worker, as far as they can be halved."""
+    """Halve the largest tasks until there is one for each worker, or none can be halved."""
     parts = split_groups([[(task, seed) for seed in task.seeds] for task in tasks], workers)
     return [replace(part[0][0], seeds=tuple(seed for _, seed in part)) for part in parts]
 
 
 def outdated(cells: Iterable[Cell], seeds: int, store: Store) -> set[str]:
-    """Return the keys of runs in the store that an older revision computed."""
+    """Return the keys of runs in the store that come from an older revision."""
     settings = [cell.settings(seed) for cell in cells for seed in range(seeds)]
     return {found.key for each in settings if (found := store.find(each)) is not None and found.outdated}
 
 
 def finished(cell: Cell, seeds: int, store: Store) -> list[FinishedRun]:
-    """Return a cell's finished runs by seed; its outdated runs where there are no others."""
+    """Return a cell's finished runs in order of seeds; outdated ones only if there are no others."""
     found = [store.find(cell.settings(seed)) for seed in range(seeds)]
-    ended = [one for one in found if one is not None]
-    return [one for one in ended if not one.outdated] or ended
+    in_store = [run for run in found if run is not None]
+    return [run for run in in_store if not run.outdated] or in_store
 
 
 class Runner:
@@ -113,11 +113,11 @@ class Runner:
     Parameters
     ----------
     store
-        Where finished runs are kept.
+        Receives the finished runs.
     work
         Folder of the runs that have not finished.
     watching
-        Makes the callback that receives a run's rounds.
+        Returns the callback that receives the rounds of a run.
     beside
         How many other tasks use the same device at the same time; recorded with the run.
     """
@@ -126,7 +126,7 @@ class Runner:
         self.store, self.work, self.watching, self.beside = store, work, watching, beside
 
     def run(self, task: Task) -> list[str]:
-        """Run a task, keep its runs, and return a sentence for each that diverged.
+        """Run a task, store its runs, and return a sentence for each run that diverged.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class Runner:
         for folder in folders:
             if not _can_continue(folder):
                 _remove(folder)
-        for settings in [each for each in placed if is_finished(each.output.folder)]:  # stopped before it was kept
+        for settings in [each for each in placed if is_finished(each.output.folder)]:  # stopped before it was stored
             self.store.put(settings, Run(settings.output.folder), self.beside, task.inputs)
             placed.remove(settings)
         failed = []
@@ -156,8 +156,8 @@ class Runner:
 
 
 def _can_continue(folder: Path) -> bool:
-    """Whether a folder holds a run that the present revisions began."""
-    if not (folder / "config.json").is_file():  # killed before it had begun
+    """Whether a folder holds a run that was started with the present revisions."""
+    if not (folder / "config.json").is_file():  # killed before the run started
         return False
     manifest = RunDirectory(folder).manifest()
     return not is_outdated(manifest.method, manifest.revisions)

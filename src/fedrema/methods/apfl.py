@@ -46,7 +46,7 @@ class APFL(Method):
     def __post_init__(self) -> None:
         """Validate the settings."""
         if not 0 <= self.local_share <= 1:
-            raise BadInput(f"--local-share must lie in [0, 1], got {self.local_share}.")
+            raise BadInput(f"--local-share must be in [0, 1], got {self.local_share}.")
 
     def role(self, net: Net, name: str) -> Role:
         """Share w only."""

@@ -85,9 +85,9 @@ class FedAMP(Method):
         above_zero(self, "sigma", "step")
         at_least(0, self, "tie")
         if not 0 <= self.own_weight <= 1:
-            raise BadInput(f"--own-weight must lie in [0, 1], got {self.own_weight}.")
+            raise BadInput(f"--own-weight must be in [0, 1], got {self.own_weight}.")
         if not 0 < self.step_decay <= 1:
-            raise BadInput(f"--step-decay must lie in (0, 1], got {self.step_decay}.")
+            raise BadInput(f"--step-decay must be in (0, 1], got {self.step_decay}.")
 
     def alpha(self, moment: Moment) -> float:
         """Return α of a round."""

@@ -48,7 +48,7 @@ class FedFA(Method):
         """Validate the settings."""
         at_least(0, self, "align", "calibrate")
         if not 0 <= self.anchor_step <= 1:
-            raise BadInput(f"--anchor-step must lie in [0, 1], got {self.anchor_step}.")
+            raise BadInput(f"--anchor-step must be in [0, 1], got {self.anchor_step}.")
 
     def trains(self, net: Net, name: str) -> bool:
         """Exclude the anchors."""

@@ -84,7 +84,7 @@ class FedKD(Method):
         above_zero(self, "least_loss")
         for name in ("energy_first", "energy_last"):
             if not 0 < getattr(self, name) <= 1:
-                raise BadInput(f"--{name.replace('_', '-')} must lie in (0, 1], got {getattr(self, name)}.")
+                raise BadInput(f"--{name.replace('_', '-')} must be in (0, 1], got {getattr(self, name)}.")
 
     def energy(self, moment: Moment) -> float:
         """Return e_t."""

@@ -90,7 +90,7 @@ class FedPrior(Method):
         """Validate the settings."""
         at_least(0, self, "smooth", "align")
         if not 0 <= self.held_out <= 0.5:
-            raise BadInput(f"--held-out must lie in [0, 0.5], got {self.held_out}.")
+            raise BadInput(f"--held-out must be in [0, 0.5], got {self.held_out}.")
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
         """Initialise log π_k with 0, for clients that are evaluated before they first train."""

@@ -129,7 +129,7 @@ class FedReMa(Method):
     def __post_init__(self) -> None:
         """Validate the settings."""
         if not 0 <= self.delta <= 1:
-            raise BadInput(f"--delta must lie in [0, 1], got {self.delta}.")
+            raise BadInput(f"--delta must be in [0, 1], got {self.delta}.")
         at_least(1, self, "probes")
         at_least(0, self, "align")
         above_zero(self, "temperature", "probe_high")

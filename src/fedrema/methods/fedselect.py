@@ -74,7 +74,7 @@ class FedSelect(Method):
         at_least(1, self, "select_every")
         for name in ("select_share", "most_personal"):
             if not 0 <= getattr(self, name) <= 1:
-                raise BadInput(f"--{name.replace('_', '-')} must lie in [0, 1], got {getattr(self, name)}.")
+                raise BadInput(f"--{name.replace('_', '-')} must be in [0, 1], got {getattr(self, name)}.")
 
     def trains(self, net: Net, name: str) -> bool:
         """Exclude the masks."""
@@ -147,7 +147,7 @@ class FedSelect(Method):
         return copy_of(client.memory, "own")
 
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Average every entry over the clients that share it; an entry that nobody shares keeps its value."""
+        """Average every entry over the clients that share it; an entry that no client shares keeps its value."""
         sharing = copy_of(uploads.mean, "sharing")
         averaged = {
             name: torch.where(weight > 0, uploads.mean[name] / weight.clamp(min=1e-12), uploads.before[name])

@@ -43,7 +43,7 @@ class FedVF(Method):
         """Validate the settings."""
         at_least(1, self, "head_every")
         if not 0 <= self.first_stage <= 1:
-            raise BadInput(f"--first-stage must lie in [0, 1], got {self.first_stage}.")
+            raise BadInput(f"--first-stage must be in [0, 1], got {self.first_stage}.")
 
     def uses_average(self, moment: Moment) -> bool:
         """Return whether clients start a round with the averaged classifier."""

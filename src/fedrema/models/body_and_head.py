@@ -148,7 +148,7 @@ class Net:
         Parameters
         ----------
         mask
-            [n] which of its samples are real; None if all are, whatever inputs the network is called with.
+            [n] which of its samples are real; None if all are, for any inputs.
         trained
             The tensors that the client trains; only batch-norm statistics among them are updated.
         """

@@ -40,7 +40,7 @@ class ClientsPart(TypedDict):
 
 
 def clients_part(runs: Sequence[ThinnedRun]) -> ClientsPart:
-    """Return what is known about each client of each run."""
+    """Return the data of each client of each run."""
     most = CELLS // max(1, sum(len(run.names) for run in runs))
     return {"runs": [_clients(run, max(2, most)) for run in runs]}
 
@@ -68,7 +68,7 @@ def _clients(run: ThinnedRun, most: int) -> ClientsOfRun:
 
 
 def _stacked(rows: Sequence[np.ndarray], highest: float | None = None) -> Packed | None:
-    """Return rows as one array; None where nothing is known."""
+    """Return rows as one array; None if all values are unknown."""
     values = np.stack(rows)
     return None if np.isnan(values).all() else packed(values, highest)
 

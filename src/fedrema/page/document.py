@@ -1,4 +1,4 @@
-"""The document that the page shows, as plain data: the main part, without single clients and pairs of clients."""
+"""The main part of the document that the page shows, as JSON values, without data per client or pair of clients."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ FILES = ("federation", "partition-file")
 """Settings of which only the file's name is shown."""
 
 Json = dict[str, Any]
-"""An object of a method's declaration or of config.json, passed on as it is."""
+"""A JSON object of config.json or of a method's reports, copied unchanged."""
 
 
 class CurvePart(TypedDict):
@@ -56,7 +56,7 @@ class GroupPart(TypedDict):
     dash: str
     emphasis: float
     reports: Json
-    """What the method declares (`fedrema.core.Reports`), and the similarity that is recorded for every method."""
+    """The method's `fedrema.core.Reports`, with the similarity that is recorded for every method."""
     curves: dict[str, CurvePart]
     statistics: dict[str, tuple[float, float | None] | None]
     """Mean and standard deviation over seeds, by name."""
@@ -82,9 +82,9 @@ class RunPart(TypedDict):
     train_counts: list[int] | None
     test_counts: list[int] | None
     series: dict[str, Series]
-    """What the method traces per round, by name."""
+    """The method's traces by round, by name."""
     in_period: bool
-    """Whether the method's period had not ended in the last round."""
+    """Whether the method's period had not ended by the last round."""
     threshold: float | None
     """The value at which the method's period ends."""
     bytes: dict[str, int]
@@ -103,7 +103,7 @@ class DifferencesPart(TypedDict):
 
 
 class MainPart(TypedDict):
-    """Everything but single clients and pairs of clients."""
+    """Everything except data per client and per pair of clients."""
 
     title: str
     made: str
@@ -141,7 +141,7 @@ def main_part(runs: Sequence[ThinnedRun], live: bool = False, notes: Sequence[st
             _group(group, look, (*ACCURACIES, *periods, *COSTS))
             for group, look in zip(groups, looks_of(groups), strict=True)
         ],
-        "runs": [_run(run, next(at for at, group in enumerate(groups) if run in group.runs)) for run in shown],
+        "runs": [_run(run, next(number for number, group in enumerate(groups) if run in group.runs)) for run in shown],
         "differences": {quantity: _differences(shown, quantity) for quantity in ACCURACIES} if groups else {},
         "comparable": same_data,
     }
@@ -191,7 +191,9 @@ def _curve(group: Group, look: Look, quantity: str) -> CurvePart | None:
 def _run(run: ThinnedRun, group: int) -> RunPart:
     federation, period = run.manifest.federation, run.reports.period
     series = {trace.name: _series(run, trace.name) for trace in run.reports.traces if not trace.per_client}
-    inside = [record.trace[period.name] for record in run.rounds if period is not None and period.name in record.trace]
+    in_period = [
+        record.trace[period.name] for record in run.rounds if period is not None and period.name in record.trace
+    ]
     return {
         "group": group,
         "seed": run.settings["seed"],
@@ -203,7 +205,7 @@ def _run(run: ThinnedRun, group: int) -> RunPart:
         "train_counts": federation.train_counts or None,
         "test_counts": federation.test_counts or None,
         "series": {name: one for name, one in series.items() if one["rounds"]},
-        "in_period": bool(inside and inside[-1]),
+        "in_period": bool(in_period and in_period[-1]),
         "threshold": run.settings.get(period.threshold.replace("_", "-")) if period and period.threshold else None,
         "bytes": _bytes(run),
         "seconds": run.summary.seconds,
@@ -231,7 +233,7 @@ def _holds(federation: FederationFacts) -> dict[str, int]:
 
 
 def _true_groups(run: ThinnedRun) -> list[int] | None:
-    # Settings have defaults that mean nothing where clients brought their own data.
+    # The settings of a partition have defaults even if the data was not partitioned.
     grouped = run.manifest.federation.info.get("partition") == "grouped"
     return true_groups(run.settings, len(run.names)) if grouped else None
 

@@ -23,7 +23,7 @@ ABSENT, FAILED, TOOK_PART = 0, 1, 2
 
 @dataclass(frozen=True)
 class ClientRows:
-    """What a record says about single clients, as arrays [clients]; NaN where unknown."""
+    """The values of a record per client, as arrays [clients]; NaN where unknown."""
 
     accuracy: np.ndarray
     trained: np.ndarray
@@ -36,7 +36,7 @@ class ClientRows:
 
     @classmethod
     def of(cls, record: RoundRecord, names: Sequence[str], traces: Sequence[str] = ()) -> "ClientRows":
-        """Take them from a record; `traces` are the names of the quantities that the method traces per client."""
+        """Read them from a record; `traces` are the names of the quantities that the method traces per client."""
         clients, rows = len(names), record.participants
         return cls(
             spread(_clients(record.metrics), rows, clients),
@@ -244,7 +244,7 @@ def _source(manifest: Manifest) -> tuple[str, list[str]]:
 
 
 def thinned_notes(runs: Sequence[ThinnedRun]) -> list[str]:
-    """Return sentences that say which rounds are not shown."""
+    """Return sentences that describe which rounds are not shown."""
     strides = {run.file.stride: run for run in runs if run.file.stride > 1}
     notes = [
         f"Of {run.file.count:,} rounds, every {stride}th is shown, and the first and the last."

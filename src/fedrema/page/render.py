@@ -48,6 +48,6 @@ def page(parts: Mapping[PartName, Part]) -> str:
 
 
 def as_text(part: object) -> str:
-    """Return JSON that is safe inside a script element, whatever the clients' names are."""
+    """Return JSON that is safe inside a script element, for any client names."""
     text = json.dumps(part, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

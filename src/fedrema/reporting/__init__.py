@@ -1,1 +1,1 @@
-"""Tables and pictures of runs; reads their folders, never runs anything."""
+"""Tables and figures of runs; only reads their folders."""

@@ -44,7 +44,7 @@ def draw_curves(
     inches.
     """
     path = Path(path)
-    kind = picture_kind(path)
+    kind = image_format(path)
     groups = group_runs(runs)
     shown = zip(groups, looks_of(groups), strict=True)
     curves = [curve for group, look in shown if (curve := group_curve(group, look, quantity))]
@@ -66,7 +66,7 @@ def draw_curves(
         figure.savefig(temporary, format=kind, dpi=dots_per_inch)
 
 
-def picture_kind(path: Path) -> str:
+def image_format(path: Path) -> str:
     """Return png, svg or pdf, by the suffix of a file name; refuse any other."""
     kind = path.suffix.lstrip(".").lower()
     if kind not in ("png", "svg", "pdf"):
@@ -104,7 +104,7 @@ def declared_trace(quantity: str, groups: Sequence[Group]) -> Trace | None:
 
 
 def period_end(group: Group) -> float | None:
-    """Return the last round of the method's period, averaged over seeds; None where one has none, or no end of it."""
+    """Return the last round of the method's period, averaged over seeds; None if a run has no ended period."""
     period = group.reports.period
     if period is None:
         return None

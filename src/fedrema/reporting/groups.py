@@ -49,7 +49,7 @@ class Group:
 
     @property
     def reports(self) -> Reports:
-        """What the method declares about its reports."""
+        """The quantities and matrices that the method reports."""
         return self.runs[0].reports
 
     @cached_property
@@ -82,7 +82,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Sort runs into groups: methods in order of first appearance, the groups of one method by label.
+    """Sort runs into groups: methods in order of their first run, the groups of one method by label.
 
     Of several runs with the same settings and seed, only the last is used, or the last that is finished: they hold the
     same numbers, and using both would underestimate the spread.
@@ -141,9 +141,9 @@ def _labels(firsts: list[Run]) -> list[str]:
     labels = []
     for run in firsts:
         same = [_defining(other) for other in firsts if (other.method, other.title) == (run.method, run.title)]
-        mine = _defining(run)
-        differing = [name for name in mine if len({json.dumps(one.get(name)) for one in same}) > 1]
-        words = [f"{name}={_short(mine[name])}" for name in differing[:SHOWN_SETTINGS]]
+        own = _defining(run)
+        differing = [name for name in own if len({json.dumps(one.get(name)) for one in same}) > 1]
+        words = [f"{name}={_short(own[name])}" for name in differing[:SHOWN_SETTINGS]]
         more = len(differing) - SHOWN_SETTINGS
         labels.append(" ".join([run.title, *words, *([f"and {more} more"] if more > 0 else [])]))
     prints = [run.manifest.federation.fingerprint[:6] for run in firsts]
@@ -229,7 +229,7 @@ def _reference(groups: Sequence[Group], quantity: str, wanted: str | None) -> Gr
     found = [group for group in groups if group.label.casefold() == name]
     found = found or [group for group in groups if name in (group.method.casefold(), group.title.casefold())]
     if len(found) != 1:
-        problem = "stands for several groups" if found else "is not among the groups"
+        problem = "matches several groups" if found else "is not among the groups"
         labels = ", ".join(repr(group.label) for group in found or groups)
         raise BadInput(f"--reference {wanted!r} {problem}; valid are {labels}.")
     return found[0]

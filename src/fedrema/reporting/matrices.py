@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 OPTIMALLY_ORDERED = 300
 """Number of clients up to which the leaves of the clustering are ordered optimally; the time grows quadratically."""
 PEER_KINDS: tuple[MatrixKind, ...] = ("counts", "weights", "selection")
-"""Kinds of matrices that say who learns from whom, the most informative first."""
+"""Kinds of matrices that show who learns from whom, the most informative first."""
 
 
 def declared_matrix(name: str, reports: Reports) -> Matrix:
@@ -23,7 +23,7 @@ def declared_matrix(name: str, reports: Reports) -> Matrix:
 
 
 def peer_matrix(names: Iterable[str], reports: Reports) -> Matrix | None:
-    """Return the declared matrix that best says who learns from whom, otherwise the similarity; None without any."""
+    """Return the declared matrix that best shows who learns from whom, otherwise the similarity; None without any."""
     names = set(names)
     found = [matrix for matrix in (*reports.matrices, HEAD_SIMILARITY) if matrix.name in names]
     kinds = (*PEER_KINDS, "similarity")

@@ -55,7 +55,7 @@ class Curve:
     period_end: float | None = None
     """Last round of the method's period, averaged over seeds; None where it has none, or where it has not ended."""
     period: str = "period"
-    """What the method calls that period."""
+    """The title of that period."""
 
     @property
     def end(self) -> End:
@@ -66,7 +66,7 @@ class Curve:
 def looks(methods: Sequence[str], declared: Mapping[str, Reports]) -> list[Look]:
     """Return a distinct look for each curve, given the curves' methods and what these declare.
 
-    The first curve of a method has the look that the method declares; all others get what is not taken.
+    The first curve of a method has the look that the method declares; all others get unused ones.
     """
     owned = {
         methods.index(method): Look(reports.colour, reports.stroke, reports.emphasis)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# scipy.stats is imported where it is used: that takes a moment, which the table after every run does not need.
+# scipy.stats is imported where it is used: importing it is slow, and the table after every run does not need it.
 
 CONFIDENCE = 0.95
 NO_DIFFERENCE = 1e-9
@@ -24,7 +24,7 @@ class PairedTest:
 
     pairs: int
     mean: float = math.nan
-    """NaN, like all that follows, where it is not known."""
+    """NaN, like the fields below, if unknown."""
     low: float = math.nan
     high: float = math.nan
     p: float = math.nan
@@ -149,7 +149,7 @@ def rank(table: Scores) -> Ranking | None:
     else:
         blocks = [[key] for key in shared]
         where = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
-        blocks_are = f"{len(blocks)} runs, the seeds of {where}: not independent datasets, so the test is too sure"
+        blocks_are = f"{len(blocks)} runs, the seeds of {where}: not independent datasets, so p is too small"
     if len(blocks) < 2 or not all(seeds):
         return None
     values = np.array([[np.mean([table[row][key] for key in block]) for row in names] for block in blocks]).round(9)

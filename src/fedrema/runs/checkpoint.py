@@ -14,7 +14,7 @@ from fedrema.core import State
 from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHANGED, REMEDY
-from fedrema.runs.tensors import Altered, NotWhole, read_metadata, read_tensors, write_tensors
+from fedrema.runs.tensors import Altered, Incomplete, read_metadata, read_tensors, write_tensors
 from fedrema.simulation.state import SimulationState
 
 FORMAT = 2
@@ -23,7 +23,7 @@ FACTS = {"clients": int, "round": int, "belongs_to": str, "server": dict, "order
 
 
 def save_state(state: SimulationState, file: Path, belongs_to: str, more: dict[str, Any] | None = None) -> None:
-    """Write the state of a run; `belongs_to` is its identity, `more` is kept with it as JSON."""
+    """Write the state of a run; `belongs_to` is its identity, `more` is stored with it as JSON."""
     groups = {
         "common": state.params.common,
         "own": state.params.own,
@@ -88,7 +88,7 @@ def load_state(file: Path, belongs_to: str | None, device: torch.device | None =
     )
 
 
-class CountedOn(NamedTuple):
+class RequiredRounds(NamedTuple):
     """How many rounds the other files of a run must have for a checkpoint to be usable."""
 
     rounds: int
@@ -97,11 +97,11 @@ class CountedOn(NamedTuple):
     """Rounds in relations.npz."""
 
 
-def counted_on(facts: dict[str, Any]) -> CountedOn:
-    """Return how many rounds a checkpoint requires in the other files."""
+def required_rounds(facts: dict[str, Any]) -> RequiredRounds:
+    """Return how many rounds a checkpoint requires in the run's other files."""
     more = facts.get("more", {})
     # The server of a deployment keeps the last record in the checkpoint until its accuracies are known.
-    return CountedOn(facts["round"] - bool(more.get("pending")), more.get(RECORDED_RELATIONS, 0))
+    return RequiredRounds(facts["round"] - bool(more.get("pending")), more.get(RECORDED_RELATIONS, 0))
 
 
 def read_checkpoint(file: Path, wanted: Sequence[str] | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -113,12 +113,12 @@ def read_checkpoint(file: Path, wanted: Sequence[str] | None = None) -> tuple[di
     try:
         facts = json.loads(read_metadata(file)["fedrema"])
         if not isinstance(facts, dict):
-            raise NotWhole("its header is not an object")
+            raise Incomplete("its header is not an object")
         if facts.get("format") != FORMAT:
             found = facts.get("format")
             raise BadInput(f"The checkpoint {file} has format {found}; this version reads {FORMAT}: {REMEDY}.")
         tensors = read_tensors(file, wanted)
-    except (NotWhole, KeyError, ValueError, RecursionError) as error:
+    except (Incomplete, KeyError, ValueError, RecursionError) as error:
         raise BadInput(f"The checkpoint {file} is incomplete or not one of fedrema's ({error}): {REMEDY}.") from error
     except Altered as error:
         raise BadInput(f"The checkpoint {file} {CHANGED}: {REMEDY}.") from error

@@ -18,7 +18,7 @@ from fedrema.core.reports import Reports
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
 from fedrema.runs.arrays import Relations, read_arrays, read_relations, relation_arrays, write_arrays
-from fedrema.runs.checkpoint import counted_on, read_checkpoint
+from fedrema.runs.checkpoint import read_checkpoint, required_rounds
 from fedrema.runs.checksums import REMEDY, sealed, unsealed
 from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
 from fedrema.runs.manifest import Manifest, is_config, read_object, verified_config
@@ -29,7 +29,7 @@ from fedrema.simulation.scoring import summarise
 FEDERATION_FILE = "federation.npz"
 """The file, next to config.json, to which a federation that was given in Python is saved."""
 SERIES_FILE = "runs.json"
-"""Lists the runs that one command started, in their common folder."""
+"""The file, in a common folder, that lists the runs of one command."""
 MODELS = "models"
 """Folder of exported models."""
 EXPORT_INDEX = "index.json"
@@ -37,17 +37,17 @@ OWN_FILES = (
     *("config.json", "rounds.jsonl", "relations.npz", "summary.json", "clients.npz", "checkpoint/state.safetensors"),
     *("report.html", "curves.png", "tracking.json"),
 )
-"""Files that fedrema writes into a run's folder, whatever its settings."""
+"""Files that fedrema may write into a run's folder."""
 OWN_PATTERNS = ("newcomers/*.safetensors", "tensorboard/events.out.tfevents.*")
 
 
 class RunDirectory:
     """Reads and writes a run's folder; every file but the growing `rounds.jsonl` is complete or absent.
 
-    All files that are read back carry checksums. A changed or damaged file is refused by a `BadInput` that names the
+    All files that are read back carry checksums. Reading a changed or damaged file raises a `BadInput` that names the
     file and the remedy.
 
-    config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once the run has
+    Files: config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once the run has
     finished), clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request);
     run.lock, and running.json while a process writes to the folder.
     """
@@ -61,9 +61,9 @@ class RunDirectory:
         self.clients_file = self.path / "clients.npz"
         self.checkpoint_file = self.path / "checkpoint" / "state.safetensors"
         self._end: tuple[int, RecordChain] | None = None
-        """Length of rounds.jsonl after the last record that was added, and its checksums up to there."""
+        """Length of rounds.jsonl after the last record that was appended, and the checksums up to there."""
         self._counts: tuple[object, dict[str, int]] | None = None
-        """How many rounds summary.json or the checkpoint require, and the state of these two files at that time."""
+        """Stamps of summary.json and the checkpoint, and how many rounds they require."""
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
@@ -98,7 +98,7 @@ class RunDirectory:
             return False
 
     def check_free(self, overwrite: bool) -> None:
-        """Refuse a folder that is in use; --overwrite replaces a run, and only a run."""
+        """Check that a new run can use the folder; --overwrite replaces a run, and nothing else."""
         try:
             if self.path.is_symlink() and not self.path.exists():
                 raise BadInput(f"--out {self.path} is a link to something that does not exist: name another folder.")
@@ -144,7 +144,8 @@ class RunDirectory:
         if not self.is_run():
             return []
         named = [self.path / name for name in OWN_FILES]
-        if read_object(self.config_file, "")["federation"].get("saved"):  # of a run of any format
+        config = read_object(self.config_file, "")  # not as a Manifest, which accepts only the present format
+        if config["federation"].get("saved"):
             named.append(self.path / FEDERATION_FILE)
         found = [file for file in named if file.is_file() or file.is_symlink()]
         found += [file for pattern in OWN_PATTERNS for file in sorted(self.path.glob(pattern)) if not file.is_dir()]
@@ -205,7 +206,7 @@ class RunDirectory:
         self.write_json(self.summary_file, summary.as_json())
 
     def remove_summary(self) -> None:
-        """Remove summary.json, whatever its content, before the run continues."""
+        """Remove summary.json, even a damaged one, before the run continues."""
         try:
             if self.summary_file.exists():
                 self.summary_file.unlink()
@@ -232,7 +233,7 @@ class RunDirectory:
             before = self.rounds_file.stat().st_size if begun else 0
             if self._end is None or self._end[0] != before:
                 self._end = self._verified()
-                if self._end[0] < before:  # a last line that was not finished
+                if self._end[0] < before:  # the last line is incomplete
                     os.truncate(self.rounds_file, self._end[0])
                 before = self._end[0]
             chain = self._end[1]
@@ -271,7 +272,10 @@ class RunDirectory:
 
     @contextmanager
     def complete(self) -> Iterator[dict[str, int]]:
-        """Yield a dictionary for the numbers of `rounds` and `relations` read inside; refuses fewer than recorded."""
+        """Check that the code inside the context reads all recorded data.
+
+        Yields a dictionary in which that code puts how many `rounds` and `relations` it has read.
+        """
         known = self._known_counts()
         counts: dict[str, int] = {}
         yield counts
@@ -283,22 +287,22 @@ class RunDirectory:
 
     def _known_counts(self) -> dict[str, int]:
         """Return how many rounds, and how many rounds with matrices, are certain to be recorded."""
-        state = [_state(self.summary_file), _state(self.checkpoint_file)]
-        if self._counts is None or self._counts[0] != state:  # a page that follows a run asks twice a second
-            self._counts = state, self._counts_now()
+        stamps = [_stamp(self.summary_file), _stamp(self.checkpoint_file)]
+        if self._counts is None or self._counts[0] != stamps:  # a page that follows a run needs them twice a second
+            self._counts = stamps, self._read_counts()
         return self._counts[1]
 
-    def _counts_now(self) -> dict[str, int]:
+    def _read_counts(self) -> dict[str, int]:
         summary = self.summary()
         if summary is not None:
             return {"rounds": summary.rounds, "relations": summary.recorded_relations}
         try:
-            return counted_on(read_checkpoint(self.checkpoint_file, wanted=())[0])._asdict()
-        except BadInput:  # none yet, or damaged, which is reported when it is needed
+            return required_rounds(read_checkpoint(self.checkpoint_file, wanted=())[0])._asdict()
+        except BadInput:  # none yet, or damaged; damage is reported when the checkpoint is used
             return {"rounds": 0, "relations": 0}
 
     def check_rounds(self, last: int) -> None:
-        """Refuse records that are not complete up to the checkpoint's round."""
+        """Check that the records are complete and undamaged up to the checkpoint's round."""
         self._known_rounds(last)
 
     def has_record(self, number: int) -> bool:
@@ -313,14 +317,14 @@ class RunDirectory:
         """Remove the records after a round, which the checkpoint does not include; returns the others."""
         kept, end = self._known_rounds(last)
         if not self.rounds_file.exists() or self.rounds_file.stat().st_size > end:
-            # A new file, so that a page which follows the run notices. What is cut off need not be readable.
+            # A new file, so that a page which follows the run notices. The lines that are removed need not be readable.
             whole = self.rounds_file.read_bytes()[:end] if end else b""
             with atomic_file(self.rounds_file) as temporary:
                 temporary.write_bytes(whole)
         return kept
 
     def _known_rounds(self, last: int) -> tuple[list[RoundRecord], int]:
-        """Return the records up to a round, and the length of their lines."""
+        """Return the records up to a round, and where their last line ends."""
         kept: list[RoundRecord] = []
         end = 0
         if last and self.has_rounds():
@@ -329,7 +333,7 @@ class RunDirectory:
                     break
                 kept.append(record)
                 end = place
-                if len(kept) == last:  # what follows may be damaged: it is cut off
+                if len(kept) == last:  # later lines may be damaged; they are removed
                     break
         if [record.round for record in kept] != list(range(1, last + 1)):
             raise BadInput(
@@ -338,7 +342,7 @@ class RunDirectory:
         return kept, end
 
     def has_rounds(self) -> bool:
-        """Whether there is a rounds.jsonl; refuses a folder that has lost it."""
+        """Whether there is a rounds.jsonl; an error if it should exist but is missing."""
         if self.rounds_file.is_dir():
             raise BadInput(f"{self.rounds_file} is a folder: {REMEDY}.")
         if self.rounds_file.exists():
@@ -379,20 +383,20 @@ class RunDirectory:
         return {part: arrays[part] for part in ("train", "test")}
 
     def write_relations(self, relations: Relations) -> None:
-        """Write relations.npz, where there are any."""
+        """Write relations.npz, if there are any matrices."""
         if relations:
             write_arrays(self.relations_file, relation_arrays(relations), self.identity())
 
     def relations(self, last: int | None = None, least: int = 0) -> Relations:
-        """Return the recorded matrices by round, up to a round; refuses fewer rounds than `least`."""
+        """Return the recorded matrices by round, up to round `last`; an error if there are fewer than `least`."""
         found = read_relations(self.relations_file, self.identity(), last) if self.relations_file.exists() else {}
         if len(found) < least:
             raise BadInput(f"{self.relations_file} ends after {len(found)} rounds, but there were {least}: {REMEDY}.")
         return found
 
 
-def _state(file: Path) -> object:
-    """Return facts that change whenever a file does; None where there is none."""
+def _stamp(file: Path) -> object:
+    """Return inode, modification time and size, which change whenever the file does; None if it does not exist."""
     try:
         facts = file.stat()
     except OSError:
@@ -401,7 +405,7 @@ def _state(file: Path) -> object:
 
 
 def exported_files(folder: Path) -> list[Path]:
-    """Return the files of an export in a folder, as its index lists them; empty without an export."""
+    """Return the files of an export, as its index lists them; empty if the folder has no export."""
     try:
         index = read_object(folder / EXPORT_INDEX, "")
         clients = [*index["clients"], *index.get("only_on_nodes", [])]
@@ -409,7 +413,7 @@ def exported_files(folder: Path) -> list[Path]:
         names.append(index.get("shared_file"))
     except (BadInput, KeyError, TypeError, AttributeError):
         return []
-    # The index may have been edited: only plain names of models are taken from it.
+    # The index may have been edited: only plain file names of models are accepted.
     plain = [
         name for name in names if isinstance(name, str) and re.fullmatch(r"[\w-]+(\.added|\.held)?\.safetensors", name)
     ]
@@ -417,7 +421,7 @@ def exported_files(folder: Path) -> list[Path]:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """Return the run folders among and below the given ones, also those that are damaged."""
+    """Return the run folders among and below the given ones, including damaged ones."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():

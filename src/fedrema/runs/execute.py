@@ -18,7 +18,7 @@ from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import build_net
 from fedrema.runs.arrays import Relations
-from fedrema.runs.checkpoint import RECORDED_RELATIONS, counted_on, load_state, read_checkpoint, save_state
+from fedrema.runs.checkpoint import RECORDED_RELATIONS, load_state, read_checkpoint, required_rounds, save_state
 from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.provenance import check_same_data, check_unchanged, describe, identity_of
@@ -32,7 +32,7 @@ from fedrema.simulation.state import Round, SimulationState
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 Watcher = Callable[[Round], None]
-"""Called with the result of every round."""
+"""Callback that receives the result of every round."""
 
 
 class RunObserver(Protocol):
@@ -49,11 +49,11 @@ class RunObserver(Protocol):
 
 
 ObserverFactory = Callable[[Settings, RunDirectory, int], RunObserver]
-"""Makes an observer from a run's settings, its folder, and the number of rounds that it has already."""
+"""Creates an observer, given a run's settings, its folder, and the number of rounds it has already finished."""
 
 
 class Interrupted(Exception):
-    """The run was asked to stop; its state is saved, and `resume` continues it."""
+    """The run was stopped on request; its state is saved, and `resume` continues it."""
 
 
 def execute(
@@ -63,7 +63,7 @@ def execute(
     watch: Watcher | None = None,
     observers: Sequence[ObserverFactory] = (),
 ) -> Run:
-    """Start a new run and train to its last round; a federation that is given in Python is saved in its folder."""
+    """Execute a new run to its last round; a federation that is given in Python is saved in its folder."""
     given = federation is not None
     prepared = prepare_new(settings, federation or build_federation(settings.data), module, save_federation=given)
     return _with_module(prepared.train(watch, observers), module)
@@ -76,12 +76,12 @@ def resume(
     watch: Watcher | None = None,
     observers: Sequence[ObserverFactory] = (),
 ) -> Run:
-    """Continue a run from its last checkpoint to its last round; `changes` are settings given anew."""
+    """Continue a run from its last checkpoint to its last round; `changes` replace saved settings."""
     return _with_module(prepare_resumed(path, changes, module).train(watch, observers), module)
 
 
 def _with_module(run: Run, module: nn.Module | None) -> Run:
-    """Keep the network that was given in Python with the run, whose files cannot name it."""
+    """Attach a network that was given in Python to the run, because its files do not contain it."""
     run.module = module
     return run
 
@@ -119,8 +119,8 @@ def prepare_new(
     simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
     state = simulator.start()
     manifest = describe(settings, simulator, module is not None, save_federation)
-    own = None if save_federation else settings.data.federation
-    inputs = [Path(file) for file in (own, settings.data.partition_file) if file is not None]
+    federation_file = None if save_federation else settings.data.federation
+    inputs = [Path(file) for file in (federation_file, settings.data.partition_file) if file is not None]
 
     def create() -> None:
         directory.create(manifest, inputs)
@@ -129,7 +129,7 @@ def prepare_new(
             federation.save(directory.path / FEDERATION_FILE)
 
     with _locked(directory) as lock:
-        directory.check_free(overwrite)  # another process may have created it meanwhile
+        directory.check_free(overwrite)  # another process may have created the run meanwhile
         replaces = directory.is_run()
         if not replaces:
             create()
@@ -171,7 +171,7 @@ def _saved_state(directory: RunDirectory, simulator: Simulator, identity: str) -
     if not directory.checkpoint_file.parent.exists() and not directory.finished():
         return simulator.start(), 0
     facts, _ = read_checkpoint(directory.checkpoint_file, wanted=())
-    return simulator.adopt(load_state(directory.checkpoint_file, identity)), counted_on(facts).relations
+    return simulator.adopt(load_state(directory.checkpoint_file, identity)), required_rounds(facts).relations
 
 
 @contextmanager
@@ -208,33 +208,35 @@ class PreparedRun:
     ) -> Run:
         """Train to the last round, or until a stop is requested; then release the lock."""
         with self.lock:
-            first = self.state.round
-            self.lock.training_from(first)
+            finished = self.state.round
+            self.lock.training_from(finished)
             rounds = self.simulator.run(self.state)
             if self.replace is not None:
-                begun = list(itertools.islice(rounds, 1))
+                first = list(itertools.islice(rounds, 1))
                 self.replace()
-                rounds = itertools.chain(begun, rounds)
+                rounds = itertools.chain(first, rounds)
             with ExitStack() as stack:
                 opened = [
-                    stack.enter_context(closing(factory(self.settings, self.directory, first))) for factory in observers
+                    stack.enter_context(closing(factory(self.settings, self.directory, finished)))
+                    for factory in observers
                 ]
-                return self._record(rounds, first, request, watch, opened)
+                return self._record(rounds, finished, request, watch, opened)
 
     def _record(
         self,
         rounds: Iterable[Round],
-        first: int,
+        finished: int,
         request: StopRequest,
         watch: Watcher | None,
         observers: Sequence[RunObserver],
     ) -> Run:
+        """Write the records of rounds while they are trained, after those of `finished` earlier rounds."""
         directory, state = self.directory, self.state
         directory.remove_unfinished_files()
         directory.ensure_label_counts(self.simulator.federation)
         directory.remove_summary()
-        records = directory.keep_rounds(first)
-        relations = directory.relations(first)
+        records = directory.keep_rounds(finished)
+        relations = directory.relations(finished)
         saved = time.monotonic()
         try:
             for result in rounds:
@@ -246,7 +248,7 @@ class PreparedRun:
                     observer.round(result.record)
                 if watch:
                     watch(result)
-                if request.asked:
+                if request.made:
                     break
                 if self._checkpoint_due(time.monotonic() - saved):
                     self._save(relations)
@@ -268,7 +270,7 @@ class PreparedRun:
         return self.state.round % every == 0 if every else seconds >= SECONDS_BETWEEN_CHECKPOINTS
 
     def _save(self, relations: Relations) -> None:
-        # The checkpoint requires the records: it is written once they are on the disk.
+        # A checkpoint requires the records of its rounds, so they are written to the disk first.
         self.directory.sync_rounds()
         self.directory.write_relations(relations)
         more = {RECORDED_RELATIONS: len(relations)}

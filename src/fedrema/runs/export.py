@@ -1,4 +1,4 @@
-"""Exports clients' models as safetensors for plain PyTorch: using one needs neither fedrema nor the data."""
+"""Exports clients' models as safetensors for plain PyTorch; using them requires neither fedrema nor the data."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -50,17 +50,17 @@ def export_models(
     overwrite
         Replace an earlier export.
     module
-        The network, where the run got it in Python and config.json cannot name it.
+        The network, if it was given in Python, because config.json cannot name it.
     adapt
-        Where the method adapts models before they are used (FedBABU, Per-FedAvg), adapt them on the run's own data;
-        otherwise models are written as the server left them.
+        If the method adapts models before use (FedBABU, Per-FedAvg), adapt them on the run's own data; otherwise models
+        are written without adapting.
 
     Returns
     -------
     list[Path]
-        A file per client; of a deployed run, per client whose model the server holds. The folder also has index.json
-        (which file is whose, with accuracy and sample count) and README.md (three lines of plain PyTorch that load
-        one).
+        A file per client; of a deployed run, per client whose model the server has. The folder also has index.json
+        (client, file, accuracy and sample count of each model) and README.md (three lines of plain PyTorch that load a
+        model).
     """
     folder = Path(out) if out is not None else run.path / MODELS
     check_free(folder, overwrite)
@@ -104,7 +104,7 @@ def _write_clients(
 def _write_server(
     writing: ModelFolder, clients: TrainedClients, rows: Sequence[int], adapt: bool, scored: RoundRecord | None
 ) -> None:
-    """Write what the server of a deployed run holds: models that are complete, and parts of the others."""
+    """Write what the server of a deployed run has: complete models, or the parameters that clients share with it."""
     names, state = clients.run.names, clients.state
     counted = [row for row in rows if (clients.manifest.federation.last_counted or [])[row]]
     shared_name, *files = file_names(["shared", *names])
@@ -119,14 +119,14 @@ def _write_server(
     shared_file = None
     if state.params.common and not writing.index.clients:
         shared_file = writing.add_part(f"{shared_name}.safetensors", state.params.common)
-    never = [names[row] for row in rows if row not in counted]
-    writing.finish(_left_out(clients.settings.method, adapt), ServerParts(held, never, shared_file))
+    never_counted = [names[row] for row in rows if row not in counted]
+    writing.finish(_left_out(clients.settings.method, adapt), ServerParts(held, never_counted, shared_file))
 
 
 def _tensors(model: PlainModel, method: Method | None, client: Client) -> tuple[Tensors, Tensors]:
-    """Return the network's parameters with which a client predicts, and what it keeps besides them."""
+    """Return the network's parameters with which a client predicts, and its other tensors."""
     added = {key: value for key, value in client.params.items() if key not in model.net.initial}
-    if method and overrides(method, "predict"):  # it also predicts with what the server sent
+    if method and overrides(method, "predict"):  # it may also predict with tensors that the server sent
         added |= client.inbox
     predicting = method.model(model.net, client) if method else client.params
     return model.tensors(predicting), added
@@ -142,9 +142,9 @@ def write_node_model(
     added: Tensors,
     own_prediction: bool,
 ) -> Path:
-    """Write the one model that a node keeps as a folder like that of `export_models`; returns the model's file.
+    """Write the model of a single node to a folder like that of `export_models`; returns the model's file.
 
-    `client` has its name, accuracy and number of samples; `own_prediction`: the method predicts in its own way.
+    `client` has the node's name, accuracy and number of samples; `own_prediction`: the method overrides `predict`.
     """
     check_free(folder, overwrite)
     (stem,) = file_names([client.client])
@@ -161,7 +161,7 @@ def writing_to(run: Run, place: Path) -> AbstractContextManager[object]:
 
 
 def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, overwrite: bool = False) -> Path:
-    """Write one more model of a run's network, completely or not at all; returns its file."""
+    """Write the model of a new client of a run, completely or not at all; returns its file."""
     file = Path(out) if out is not None else run.path / "newcomers" / f"{file_names([name])[0]}.safetensors"
     if file.is_dir():
         raise BadInput(f"--out {file} is a folder: name a file for the model.")
@@ -186,7 +186,7 @@ def _last_scored(run: Run, last: int) -> RoundRecord | None:
 
 
 def _left_out(method: Method | None, adapt: bool) -> list[str]:
-    """Say what a client does besides using its model, which the files do not include."""
+    """Describe what a client does to predict in addition to using its model, which the files do not include."""
     hooks = {"predict": OWN_PREDICTION}
     if not adapt:
         hooks["adapt"] = "trains a little more on its own samples"

@@ -23,7 +23,7 @@ from fedrema.simulation.simulator import Simulator
 T = TypeVar("T")
 Outcome = Run | Diverged
 Watching = Callable[[Settings], Watcher]
-"""Returns what is called with every round of a run."""
+"""Returns the callback that receives the rounds of a run."""
 DEVICES = ("cuda",)
 """Where seeds are trained jointly. On a CPU the last bits of a run would depend on the other runs: torch computes an
 exponential differently at the end of an array than inside it."""
@@ -47,11 +47,11 @@ def execute_all(
     wanted
         Settings of the runs, each with its folder.
     watching
-        Returns what is called with every round of a run.
+        Returns the callback that receives the rounds of a run.
     resume
         Continue runs whose folders hold one already; otherwise all are started.
     changes
-        Settings that are given anew to runs that are continued.
+        Settings that replace saved ones in runs that are continued.
     federation
         Clients given in Python, instead of those that the settings describe; saved in the folder of every new run.
     module
@@ -76,7 +76,7 @@ def execute_all(
         if resume and RunDirectory(folder).is_run():
             found = prepare_resumed(folder, changes, own, data)
         else:
-            # A federation that was given in Python is next to the list of runs only as long as there is the list.
+            # A federation that was given in Python is deleted together with the list of runs, so each run saves a copy.
             file = Path(settings.data.federation or "")
             listed = resume and file.name == FEDERATION_FILE and (file.parent / SERIES_FILE).exists()
             found = prepare_new(settings, data, own, save_federation=federation is not None or listed)
@@ -102,7 +102,7 @@ def group_seeds(wanted: Sequence[Settings]) -> list[list[Settings]]:
 
 
 def split_groups(groups: Sequence[Sequence[T]], wanted: int) -> list[list[T]]:
-    """Halve the largest groups until there are as many as wanted, as far as they can be halved."""
+    """Halve the largest groups until there are `wanted` groups, or none can be halved."""
     parts = [list(group) for group in groups]
     while parts and len(parts) < wanted and max(map(len, parts)) > 1:
         largest = parts.index(max(parts, key=len))
@@ -134,8 +134,8 @@ def _train(
             run.simulator.joint_runs = len(runs)
             return _outcome(run, request, watch, observers)
 
-        works = [partial(train, run=run, watch=watch) for run, watch in zip(runs, watches, strict=True)]
-        found = JointTraining(runs[0].simulator.engine).run(works)
+        jobs = [partial(train, run=run, watch=watch) for run, watch in zip(runs, watches, strict=True)]
+        found = JointTraining(runs[0].simulator.engine).run(jobs)
     errors = [each for each in found if isinstance(each, BaseException) and not isinstance(each, Diverged)]
     if errors:
         raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])

@@ -33,7 +33,7 @@ class Writer:
     host: str
     process: int
     process_began: float
-    """Distinguishes it from a later process with the same number."""
+    """When the process started; distinguishes it from a later process with the same number."""
     since: float
     command: str = ""
     first: int | None = None
@@ -83,7 +83,7 @@ class RunLock:
         self._lock = FileLock(folder / LOCK_FILE, thread_local=False)
 
     def acquire(self) -> "RunLock":
-        """Take the lock, unless this object holds it; refuses with the name of the process that does."""
+        """Acquire the lock, unless this object holds it; an error names the process that holds it."""
         if self._lock.is_locked:
             return self
         try:
@@ -109,12 +109,12 @@ class RunLock:
             self._lock.release()
 
     def check(self) -> None:
-        """Refuse if another process holds the lock; acquires nothing and writes nothing."""
+        """Raise an error if another process holds the lock; acquires nothing and writes nothing."""
         if self.is_held():
             raise self._in_use()
 
     def is_held(self) -> bool:
-        """Whether a process holds the lock at the moment."""
+        """Whether a process currently holds the lock."""
         if not (self.folder / LOCK_FILE).is_file():
             return False
         attempt = FileLock(self.folder / LOCK_FILE, thread_local=False)

@@ -1,4 +1,4 @@
-"""config.json: what a run is made of and what it was computed on, as typed data with a format version."""
+"""config.json: the settings, data and machine of a run, as typed data with a format version."""
 
 import json
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from fedrema.errors import BadInput
 from fedrema.runs.checksums import unsealed
 
 FORMAT = 2
-"""Raised whenever files of a run change so that this version could misread those of another."""
+"""Increased whenever the files of a run change so that one version could misread those of another."""
 REQUIRED = {"method": str, "settings": dict, "identity": str, "federation": dict}
-"""Keys by which a config.json of any format is told from that of another program."""
+"""Keys that distinguish a config.json of fedrema, in any format, from that of another program."""
 
 Inputs = dict[str, dict[str, str]]
 """Digests of the files that a user supplied, by what they are for: method, net, federation, partition-file."""
@@ -130,7 +130,7 @@ def is_config(content: Mapping[str, Any]) -> bool:
 
 
 def read_object(file: Path, complaint: str, remedy: str = "") -> dict[str, Any]:
-    """Read a JSON file that holds an object; otherwise the error says `complaint` about the file, and the reason."""
+    """Read a JSON file that holds an object; the message of an error is the file, `complaint` and the reason."""
     remedy = remedy and f"; {remedy}"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from fedrema.models.body_and_head import Tensors
 from fedrema.runs.directory import EXPORT_INDEX, exported_files
 from fedrema.runs.plain_model import PlainModel
 
-# Names that Windows reserves for devices, with any ending.
+# Names that Windows reserves for devices, with any file extension.
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
 LONGEST_NAME = 100
 OWN_PREDICTION = "computes its predictions in its own way"
@@ -31,7 +31,7 @@ class ExportedClient:
     client: str
     file: str
     added_file: str | None = None
-    """What the method keeps for the client besides the network."""
+    """Tensors that the method keeps for the client in addition to the network's."""
     accuracy: float | None = None
     train_count: int = 0
 
@@ -42,12 +42,12 @@ class HeldPart:
 
     client: str
     held_file: str | None = None
-    """Those of its parameters that the server holds."""
+    """The file with those of its parameters that the server has."""
 
 
 @dataclass(frozen=True)
 class ServerParts:
-    """What index.json says about a deployed run besides complete models."""
+    """The entries of index.json for a deployed run, in addition to complete models."""
 
     only_on_nodes: list[HeldPart] = field(default_factory=list)
     never_counted: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class ExportIndex:
     accuracy_round: int | None
     """The round in which the accuracies were measured."""
     class_names: list[str]
-    """What each output of a model stands for."""
+    """The class of each output of a model."""
     clients: list[ExportedClient] = field(default_factory=list)
 
     def as_json(self, parts: ServerParts | None = None) -> dict[str, object]:
@@ -83,7 +83,7 @@ class ModelFolder:
         self.path, self.model, self.index = path, model, index
 
     def add(self, stem: str, name: str, tensors: Tensors, added: Tensors, accuracy: float | None, count: int) -> None:
-        """Write the model of a client, and what it keeps besides the network."""
+        """Write the model of a client, and the tensors that the method added to it."""
         entry = ExportedClient(name, f"{stem}.safetensors", None, accuracy, count)
         save_tensors(tensors, self.path / entry.file)
         if added:
@@ -92,13 +92,13 @@ class ModelFolder:
         self.index.clients.append(entry)
 
     def add_part(self, file: str, params: Tensors) -> str:
-        """Write parameters under the network's own names, others under their present names."""
+        """Write parameters under the names of the plain network; parameters that the method added keep their names."""
         names = self.model.names
         save_tensors({names.get(name, name): value.detach().cpu() for name, value in params.items()}, self.path / file)
         return file
 
     def finish(self, left_out: Sequence[str], parts: ServerParts | None = None) -> None:
-        """Write index.json and README.md; `left_out` says what clients do besides using their models."""
+        """Write index.json and README.md; `left_out` describes what clients do in addition to using their models."""
         if self.index.clients:
             readme = _readme(self.index, self.model, left_out)
         else:
@@ -161,25 +161,25 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
 def save_tensors(tensors: Tensors, file: Path) -> None:
     """Write a safetensors file."""
     try:
-        # Rows of a stack are views, and safetensors wants tensors that own their memory.
+        # Rows of a stack are views, and safetensors requires tensors that own their memory.
         save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file)
     except SafetensorError as error:  # the library wraps a full disk in its own error
         raise OSError(0, str(error)) from error
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """Return a name for each client that every file system takes, different also where case does not count."""
+    """Return a file name for each client, valid on every file system and unique even where case is ignored."""
     found: list[str] = []
     taken: set[str] = set()
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_-]", "_", name).lstrip("-")[:LONGEST_NAME] or "client"
         plain = f"client-{plain}" if plain.casefold() in RESERVED else plain
-        different, number = plain, 1
-        while different.casefold() in taken:
+        unique, number = plain, 1
+        while unique.casefold() in taken:
             number += 1
-            different = f"{plain}-{number}"
-        taken.add(different.casefold())
-        found.append(different)
+            unique = f"{plain}-{number}"
+        taken.add(unique.casefold())
+        found.append(unique)
     return found
 
 
@@ -188,7 +188,7 @@ def _readme(index: ExportIndex, model: PlainModel, left_out: Sequence[str]) -> s
     lines = [
         "# Models of clients",
         "",
-        f"Each `.safetensors` file is one client's model, trained with {method}; `{EXPORT_INDEX}` says whose.",
+        f"Each `.safetensors` file is a client's model, trained with {method}; `{EXPORT_INDEX}` lists the clients.",
         "In this folder, with PyTorch and safetensors:",
         "",
         "```python",
@@ -197,25 +197,25 @@ def _readme(index: ExportIndex, model: PlainModel, left_out: Sequence[str]) -> s
         "",
         *_inputs(model),
         "",
-        f"`classes` holds numbers; `class_names` in `{EXPORT_INDEX}` says which label each one stands for: "
+        f"`classes` holds numbers; `class_names` in `{EXPORT_INDEX}` lists the label of each: "
         f"{_shown(index.class_names)}.",
     ]
     if any(entry.added_file for entry in index.clients):
-        lines += ["", f"`….added.safetensors` holds what {method} keeps besides this network."]
+        lines += ["", f"`….added.safetensors` holds tensors that {method} keeps in addition to this network's."]
     if left_out:
-        otherwise = " and ".join(left_out)
-        lines += ["", f"Accuracies in `{EXPORT_INDEX}` are of what the client would use: {method} {otherwise} first."]
+        steps = " and ".join(left_out)
+        lines += ["", f"Accuracies in `{EXPORT_INDEX}` were measured as clients predict: {method} {steps} first."]
     return "\n".join(lines) + "\n"
 
 
 def _readme_of_parts(method: str, model: PlainModel, shared_file: str | None) -> str:
     lines = [
-        "# What the server holds",
+        "# Parameters on the server",
         "",
-        f"There is no client's model here: with {method}, a client predicts with parameters that exist only on its",
+        f"This folder has no complete model: with {method}, a client predicts with parameters that exist only on its",
         "node, or adapts its model to its own samples first. `fedrema deploy model NODE_FOLDER`, on the node, writes",
-        f"the complete model. `{EXPORT_INDEX}` lists the clients. `….held.safetensors`, where there is one, holds",
-        "those parameters of a client that the server knows.",
+        f"the complete model. `{EXPORT_INDEX}` lists the clients. A `….held.safetensors` file holds those",
+        "parameters of a client that the server has.",
     ]
     if shared_file:
         *building, loading, _ = model.code(shared_file)
@@ -225,7 +225,7 @@ def _readme_of_parts(method: str, model: PlainModel, shared_file: str | None) ->
             "",
             "```python",
             *building,
-            f"{loading.removesuffix(')')}, strict=False)  # what is private keeps its initial value",
+            f"{loading.removesuffix(')')}, strict=False)  # private parameters keep their initial values",
             "```",
             "",
             *_inputs(model),
@@ -239,7 +239,7 @@ def _inputs(model: PlainModel) -> list[str]:
         return [f"`x` is a batch [n, {shape}] of int64 numbers, as in training."]
     return [
         f"`x` is a batch [n, {shape}] of {model.dtype} numbers, as in training: pixels 0 to 255 (uint8) as",
-        "`(x / 255 - 0.5) / 0.5`, anything that is not uint8 as it is.",
+        "`(x / 255 - 0.5) / 0.5`, anything that is not uint8 unchanged.",
     ]
 
 

@@ -1,4 +1,4 @@
-"""A model for a client that did not take part in training: match its head once, fine-tune, score."""
+"""Personalises a model for a client that did not take part in training: match its head once, fine-tune, score."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -34,9 +34,9 @@ class NewClient:
     """The model of a new client, and how it was made."""
 
     params: Tensors
-    """Its model."""
+    """The parameters of its model."""
     peers: dict[str, float]
-    """Clients whose heads were averaged into its own, with their weights; empty where heads are not personal."""
+    """The clients over which its head was averaged, with their weights; empty if heads are not personal."""
     head_role: Role
     """The role of heads in the method."""
     accuracy: dict[str, float | None]
@@ -50,11 +50,11 @@ def personalize(
 ) -> NewClient:
     """Make a model for a client that did not take part in a finished run; `data` is what --data takes.
 
-    It starts from the shared parameters and the mean of the uploaded heads; a second model that the method keeps for
-    each client starts as a copy of the shared one. The client trains for one round; its head is then matched with the
-    others' (similarity and the largest gap, as FedReMa does), replaced by the mean of the chosen heads weighted by
-    sample counts, and fine-tuned. Where heads are private it trains a new one. A method that adapts models before they
-    are used does so here too.
+    The client starts from the shared parameters and the mean of the uploaded heads; a second model that the method
+    keeps for each client starts as a copy of the shared one. The client trains for one round. Its head is then matched
+    with the others' (similarity and the largest gap, as FedReMa does), replaced by the mean of the chosen heads,
+    weighted by sample counts, and fine-tuned. If heads are private, the client trains a new one. If the method adapts
+    models before use, the model is adapted.
     """
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, own_module=module is not None)
@@ -66,7 +66,7 @@ def personalize(
         raise BadInput(
             f"--data {data} has samples of shape {new.sample_shape}; the run was trained on {trained_on.sample_shape}."
         )
-    settings = settings.fitted(new, net.integers)  # in a deployment, each node chose its batch itself
+    settings = settings.fitted(new, net.integers)  # in a deployment, each node chooses its own batch size
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
     simulator = Simulator(settings.method, net, new, local, settings.simulation.for_inspection())
     state = load_state(directory.checkpoint_file, manifest.identity, simulator.device)
@@ -86,7 +86,7 @@ def personalize(
 
 
 def read_new_client(data: Path | str, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
-    """Read one client's `x`, `y` with labels of the run, and perhaps `split`: a `.npz`, or from `module:function`."""
+    """Read one client's `x`, `y` (labels of the run) and optional `split`, from a `.npz` or `module:function`."""
     file = str(data)
     arrays = _read_arrays(file)
     meta = parse_meta(arrays.get("meta"), Path(file))
@@ -124,7 +124,7 @@ def _read_arrays(source: str) -> dict[str, Any]:
     if not is_function(source):
         if not Path(source).is_file():
             raise BadInput(
-                f"--data {source} is not a file: name a .npz with x, y and perhaps split, or module:function."
+                f"--data {source} is not a file: name a .npz with x, y and optionally split, or module:function."
             )
         return dict(read_npz(Path(source), required=("x", "y"), optional=("split", "client", "meta")))
     function = load_object(source, "data")
@@ -144,7 +144,7 @@ def _read_arrays(source: str) -> dict[str, Any]:
 
 
 def _arrive(simulator: Simulator, state: SimulationState) -> Cohort:
-    """Return a client with what the server can send to one that it does not know."""
+    """Return the new client with the parameters that the server can send to a client that it does not know."""
     new = simulator.start()
     params = new.params.row(0)
     for name in params:
@@ -174,6 +174,7 @@ def _row(params: Tensors) -> Tensors:
 def _match(
     simulator: Simulator, state: SimulationState, cohort: Cohort, counts: torch.Tensor, names: list[str]
 ) -> tuple[Cohort, dict[str, float]]:
+    """Replace a client's head by the mean of similar heads; returns the client and the weights of these heads."""
     net, trained = simulator.net, cohort.params.own
     heads = {
         name: value for name, value in state.params.own.items()
@@ -181,17 +182,17 @@ def _match(
     }  # fmt: skip
     if not heads:
         return cohort, {}
-    together = {name: torch.cat([value, trained[name]]) for name, value in heads.items()}
+    all_heads = {name: torch.cat([value, trained[name]]) for name, value in heads.items()}
     probes = draw_probes(net, simulator.moment(state.round + 1), count=1, high=1.0)
-    similarity = head_similarity(net, together, probes, temperature=0.5)
+    similarity = head_similarity(net, all_heads, probes, temperature=0.5)
     chosen = maximum_difference_segmentation(similarity)[0][-1]
     weights = chosen * torch.cat([counts, simulator.counts])
-    matched = ClientTensors({**trained, **_row(average(together, weights))})
+    matched = ClientTensors({**trained, **_row(average(all_heads, weights))})
     shares = weights / weights.sum()
     peers = {name: float(weight) for name, weight in zip([*names, "itself"], shares, strict=True) if weight > 0}
     return replace(cohort, params=matched), peers
 
 
 def _accuracy(simulator: Simulator, cohort: Cohort) -> float | None:
-    correct, asked = simulator.tally_as_is(simulator.method, cohort)
-    return ratio(correct.sum(), asked.sum())
+    correct, samples = simulator.tally_as_is(simulator.method, cohort)
+    return ratio(correct.sum(), samples.sum())

@@ -1,4 +1,4 @@
-"""A run's network as plain PyTorch: how to build it without fedrema, and a client's tensors under its names."""
+"""A run's network as plain PyTorch: how to build it without fedrema, and clients' tensors under its parameter names."""
 
 import copy
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ def plain_model(
 
 
 def model_of_run(manifest: Manifest, module: nn.Module | None = None) -> PlainModel:
-    """Rebuild the network of a run; `module` is the network given in Python, if it was."""
+    """Rebuild the network of a run; `module` is the network, if it was given in Python."""
     settings, federation = manifest.settings, manifest.federation
     names = [field.name for field in fields(Network)]
     network = msgspec.convert({name: settings[name] for name in names if name in settings}, Network)

@@ -26,16 +26,16 @@ from fedrema.runs.manifest import FederationFacts, Inputs, Manifest, RanOn
 from fedrema.simulation.simulator import Simulator
 
 GIVEN = "(given in Python)"
-"""Stands for a network that has no name to import it by."""
+"""Replaces the name of a network that cannot be imported by name."""
 DEFINING = (Purpose.RESULT, Purpose.SEED, Purpose.RECORD)
 """Purposes of the settings that are part of a run's identity."""
 CODE = ("method", "net")
-"""Inputs that decide a result; of data its content does, whichever file holds it."""
+"""Inputs whose files determine a result; data is identified by its content instead."""
 CANNOT_CONTINUE = "{} cannot be continued: {} since it was started; restore the earlier version or start a new run."
 
 
 def describe(settings: Settings, simulator: Simulator, own_module: bool, saves_federation: bool = False) -> Manifest:
-    """Return the manifest of a new run: everything needed to run it again, and what it is computed on."""
+    """Return the manifest of a new run: everything needed to run it again, and the machine it runs on."""
     federation = simulator.federation
     facts = FederationFacts(
         federation.fingerprint,
@@ -155,7 +155,7 @@ def is_outdated(method: str, revisions: Mapping[str, int]) -> bool:
 def check_unchanged(
     where: Path, revisions: Mapping[str, int], inputs: Inputs, settings: Settings, own_module: bool = False
 ) -> None:
-    """Refuse to continue what another revision, or another version of the user's files, has started."""
+    """Refuse to continue a run that another revision, or another version of the user's files, has started."""
     now = {**REVISIONS, "method": settings.method.revision}
     for name, number in revisions.items():
         if number != now.get(name):
@@ -184,7 +184,7 @@ def check_same_data(where: Path, manifest: Manifest, settings: Settings, federat
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Say which files differ; empty where none does."""
+    """Return a clause that names the files that differ; empty if none does."""
     files = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
     return f"{', '.join(files)} {'has' if len(files) == 1 else 'have'} changed" if files else ""
 

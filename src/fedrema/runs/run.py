@@ -1,4 +1,4 @@
-"""A run, finished or not, as its folder holds it."""
+"""Read access to a run, finished or not, through its folder."""
 
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ def is_finished(folder: Path) -> bool:
 
 
 class Run:
-    """What a run's folder holds.
+    """The content of a run's folder.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class Run:
 
     @cached_property
     def rounds(self) -> list[RoundRecord]:
-        """One record per round: those that there were at the first access."""
+        """One record per round, as of the first access."""
         return self.directory.rounds()
 
     @cached_property
@@ -130,7 +130,7 @@ class Run:
             The client's row in `names`, instead of its name.
         adapt
             Where the method adapts models before they are used (FedBABU, Per-FedAvg, FedALA), adapt this one on the
-            run's own data; otherwise it is as the server left it.
+            run's own data; otherwise it is returned without adapting.
         module
             The network, where it was given in Python; not needed for a run that `fedrema.run` has just returned.
         """

@@ -14,7 +14,7 @@ from fedrema.runs.manifest import Manifest
 from fedrema.runs.provenance import GIVEN
 
 Changes = Mapping[str, Any]
-"""Settings that are given anew when a run is resumed, by name: rounds, data_dir, device."""
+"""Settings that replace saved ones when a run is resumed, by name: rounds, data_dir, device."""
 NOT_SAVED = ("out", "config", "paper", "tuned")
 """Settings of the command that started a run: their values are already among the others."""
 
@@ -44,7 +44,7 @@ def computed_as_before(settings: Settings, manifest: Manifest) -> Settings:
     """Return settings with the backend and the threads per operation that a run on a CPU was started with.
 
     Both change how sums are rounded, and this machine, or this version, might choose others. Explicit settings are
-    kept, and a run that was started on a GPU is left to the machine.
+    kept, and the settings of a run that was started on a GPU are not changed.
     """
     chosen, before = settings.simulation, manifest.ran_on
     if before.device != "cpu" or choose_device(chosen.device).type != "cpu":

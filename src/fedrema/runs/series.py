@@ -28,7 +28,7 @@ from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run, is_finished
 from fedrema.runs.saved_settings import Changes, changed_settings, default_folder, saved_settings
 
-DAMAGE = "remove it; fedrema resume then continues the runs that had been started"
+IF_DAMAGED = "remove it; fedrema resume then continues the runs that had been started"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Series:
 
     @classmethod
     def read(cls, file: Path) -> "Series":
-        """Read a list; runs outside its own folder are left out."""
-        content = unsealed(read_object(file, "cannot be read", DAMAGE), file, remedy=DAMAGE)
+        """Read a list; runs outside its own folder are ignored."""
+        content = unsealed(read_object(file, "cannot be read", IF_DAMAGED), file, remedy=IF_DAMAGED)
         try:
             found = msgspec.convert(content, cls)
         except msgspec.ValidationError as error:
-            raise BadInput(f"{file} does not list runs: {DAMAGE}.") from error
+            raise BadInput(f"{file} does not list runs: {IF_DAMAGED}.") from error
         places = [Path(run.folder) for run in found.runs]
         inside = [not place.is_absolute() and ".." not in place.parts for place in places]
         return dataclasses.replace(found, runs=list(itertools.compress(found.runs, inside)))
@@ -90,9 +90,9 @@ def write_series(folder: Path, wanted: Sequence[Settings], federation: Federatio
 
 
 def runs_in(folder: Path, changes: Changes | None = None, own_module: bool = False) -> list[Settings]:
-    """Return the settings of the run in a folder, or of all runs below it, also of those that have not started.
+    """Return the settings of the run in a folder, or of all runs below it, including those that have not started.
 
-    `changes` are settings that are given anew to all of them; `own_module`: the network is given in Python.
+    `changes` replace saved settings of all of them; `own_module`: the network is given in Python.
     """
     if not folder.is_dir():
         raise BadInput(f"{folder} is not the folder of a run, nor one that holds runs: there is no such folder.")
@@ -161,7 +161,7 @@ def execute_seeds(
     watch: Watcher | None = None,
     observers: Sequence[ObserverFactory] = (),
 ) -> list[Run]:
-    """Start all training seeds of some settings and train them to the last round."""
+    """Execute new runs with all training seeds of the settings, to the last round."""
     out = settings.output.out or default_folder(settings)
     wanted = seeds_of(settings.placed(out))
     check_folders(wanted)

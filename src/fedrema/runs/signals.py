@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the round, save a checkpoint, and say how to resume."""
+"""Ctrl-C and SIGTERM: finish the round, save a checkpoint, and print how to resume."""
 
 import signal
 import threading
@@ -8,13 +8,13 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether a stop has been requested."""
+    """Records whether a stop was requested."""
 
-    asked = False
+    made = False
 
 
 _listening: list[StopRequest] = []
-"""The request that receives signals at the moment, if any."""
+"""The request that currently receives signals, if any."""
 
 
 @contextmanager
@@ -32,13 +32,13 @@ def stopping_gently() -> Iterator[StopRequest]:
         return
     request = StopRequest()
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        if request.asked:
+    def request_stop(number: int, frame: FrameType | None) -> None:
+        if request.made:
             raise KeyboardInterrupt
-        request.asked = True
+        request.made = True
 
     _listening.append(request)
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
     finally:

@@ -30,12 +30,12 @@ NAMES = {
     torch.bool: "BOOL",
 }
 DIGEST_BYTES = 16
-AT_ONCE = 2**26
+CHUNK_BYTES = 2**26
 """Bytes that are copied at a time."""
 
 
-class NotWhole(Exception):
-    """The file is cut off, or another program's."""
+class Incomplete(Exception):
+    """The file is truncated, or was not written by `write_tensors`."""
 
 
 class Altered(Exception):
@@ -50,12 +50,12 @@ def write_tensors(file: Path, tensors: Tensors, metadata: Mapping[str, str]) -> 
     """
     names = sorted(tensors)
     digests = dict.fromkeys(names, "0" * 2 * DIGEST_BYTES)
-    with file.open("wb") as out, ThreadPoolExecutor(1) as beside:
+    with file.open("wb") as out, ThreadPoolExecutor(1) as hashing:
         out.write(_header(tensors, _sealed(metadata, digests)))
         for name in names:
-            digest = _begun(name, tensors[name])
+            digest = _new_digest(name, tensors[name])
             for piece in _pieces(tensors[name]):
-                hashed = beside.submit(digest.update, piece)
+                hashed = hashing.submit(digest.update, piece)
                 out.write(piece)
                 hashed.result()
             digests[name] = digest.hexdigest()
@@ -74,10 +74,10 @@ def read_tensors(file: Path, wanted: Sequence[str] | None = None) -> dict[str, T
 
     Raises
     ------
-    NotWhole
-        When this is not a whole file that `write_tensors` wrote.
+    Incomplete
+        If the file is truncated, or was not written by `write_tensors`.
     Altered
-        When it is, but does not match its digests.
+        If the file does not match its digests.
     """
     with _opened(file) as content:
         metadata = dict(content.metadata() or {})
@@ -97,20 +97,20 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as content:
             yield content
     except OSError as error:
-        raise NotWhole(error.strerror or str(error)) from error
+        raise Incomplete(error.strerror or str(error)) from error
     except SafetensorError as error:
-        raise NotWhole(str(error)) from error
+        raise Incomplete(str(error)) from error
 
 
 def digest_of(name: str, value: Tensor) -> str:
     """Return the digest of a tensor under its name."""
-    digest = _begun(name, value)
+    digest = _new_digest(name, value)
     for piece in _pieces(value):
         digest.update(piece)
     return digest.hexdigest()
 
 
-def _begun(name: str, value: Tensor) -> "hashlib.blake2b":
+def _new_digest(name: str, value: Tensor) -> "hashlib.blake2b":
     facts = json.dumps([name, NAMES[value.dtype], list(value.shape)])
     return hashlib.blake2b(facts.encode(), digest_size=DIGEST_BYTES)
 
@@ -142,6 +142,6 @@ def _pieces(value: Tensor) -> Iterator[memoryview]:
     """Yield a tensor's bytes, some rows at a time."""
     rows = value.detach() if value.dim() else value.detach()[None]
     each = max(1, rows[0].numel() * rows.element_size()) if len(rows) else 1
-    for part in torch.split(rows, max(1, AT_ONCE // each)):
+    for part in torch.split(rows, max(1, CHUNK_BYTES // each)):
         if part.numel():
             yield part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,4 +1,4 @@
-"""The clients of a trained run: the one way from a run's folder to a client's model and its predictions."""
+"""The clients of a trained run: rebuilds their models and predictions from the run's folder."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from fedrema.runs.saved_settings import saved_settings
 from fedrema.simulation.state import SimulationState
 
 SAMPLES = 4
-"""Inputs with which it is tried out what a prediction depends on."""
+"""Number of inputs for testing which tensors a prediction depends on."""
 GROUPS = ("params", "memory", "inbox")
 
 
@@ -47,7 +47,7 @@ class TrainedClients:
 
     @cached_property
     def method(self) -> Method | None:
-        """The method with its settings; None where it is the user's own and cannot be imported."""
+        """The method with its settings; None if it is the user's own and cannot be imported."""
         try:
             return self.settings.method
         except BadInput:
@@ -60,7 +60,7 @@ class TrainedClients:
     def clients(self, rows: Sequence[int], adapt: bool = True) -> list[Client]:
         """Return the clients in some rows with the parameters they use, on the CPU.
 
-        Where the method adapts models before they are used, they are, on the run's own data, unless `adapt` is false.
+        If the method adapts models before use, they are adapted on the run's own data, unless `adapt` is false.
         """
         adapted = self._adapted(rows) if adapt and self.method and overrides(self.method, "adapt") else {}
         return [self._client(row, adapted.get(row)) for row in rows]
@@ -79,16 +79,17 @@ class TrainedClients:
         except BadInput as error:
             reason = str(error).rstrip(".")
             raise BadInput(
-                f"{reason}; {run.method} adapts models on the run's data: leave that out by --no-adapt (adapt=False)."
+                f"{reason}; {run.method} adapts models on the run's data: to skip that, use --no-adapt (adapt=False)."
             ) from error
         if federation.fingerprint != self.manifest.federation.fingerprint:
             raise BadInput(
-                f"The data of {run.path} has changed since: its models cannot be adapted; see --no-adapt (adapt=False)."
+                f"The data of {run.path} has changed since training: its models cannot be adapted; use --no-adapt"
+                " (adapt=False)."
             )
         simulator = prepare(replace(settings, simulation=settings.simulation.for_inspection()), federation, self.module)
         state = load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
         adapted: dict[int, Tensors] = {}
-        # In the groups in which they were scored: the last bits depend on which clients are computed together.
+        # In the same groups as for scoring: the last bits depend on which clients are computed together.
         for part in simulator.groups(torch.arange(state.clients)):
             wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
             if wanted:
@@ -98,28 +99,28 @@ class TrainedClients:
         return adapted
 
     def only_on_node(self, row: int, adapt: bool = True) -> bool:
-        """Return whether a client of a deployed run predicts with something that the server does not hold.
+        """Return whether a client of a deployed run predicts with tensors that the server does not have.
 
-        Found by trial: what the server does not hold is given two different values, and the predictions are compared.
+        Tested by giving these tensors two different values and comparing the predictions.
         """
-        known, settings, state = self.manifest.federation, self.settings, self.state
-        if not known.is_deployed:
+        federation, settings, state = self.manifest.federation, self.settings, self.state
+        if not federation.is_deployed:
             return False
         simulation = replace(settings.simulation.for_inspection(), device="cpu", backend="loop")
-        dummy = _dummy_federation(known.sample_shape, known.classes)
+        dummy = _dummy_federation(federation.sample_shape, federation.classes)
         simulator = prepare(replace(settings, simulation=simulation), dummy, self.module)
         if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
-            return True  # adapts to samples of its own
-        begun = simulator.start()
+            return True  # adapts to the client's samples, which the server does not have
+        initial = simulator.start()
         held, inbox = state.params.row(row), state.inbox.row(row)
-        values = torch.linspace(-1, 1, SAMPLES * int(np.prod(known.sample_shape)))
-        x = values.reshape(SAMPLES, *known.sample_shape).to(simulator.dtype)
+        values = torch.linspace(-1, 1, SAMPLES * int(np.prod(federation.sample_shape)))
+        x = values.reshape(SAMPLES, *federation.sample_shape).to(simulator.dtype)
         x = torch.zeros_like(x, dtype=torch.long) if simulator.net.integers else x
-        count = torch.tensor(float(known.train_counts[row]))
+        count = torch.tensor(float(federation.train_counts[row]))
 
         def predicted(change: int) -> Tensor:
-            params = {**_changed(begun.params.row(0), change), **held}
-            memory = _changed(ClientTensors(begun.memory).row(0), change)
+            params = {**_changed(initial.params.row(0), change), **held}
+            memory = _changed(ClientTensors(initial.memory).row(0), change)
             simulator.net.train(False)
             with torch.no_grad():
                 return simulator.method.predict(simulator.net, Client(params, params, memory, inbox, count), x)
@@ -151,13 +152,14 @@ def counted_clients(
 ) -> tuple[SimulationState, list[str], list[int]]:
     """Return the clients that have contributed to a run, with their names and sample counts.
 
-    The checkpoint of a deployed run also has rows for clients that never joined; every other run is returned as it is.
+    The checkpoint of a deployed run also has rows for clients that never joined; they are removed. Other runs are
+    returned unchanged.
     """
     if federation.last_counted is None:
         return state, federation.names, federation.train_counts
     rows = [row for row, last in enumerate(federation.last_counted) if last]
     if not rows:
-        raise BadInput("No client of this run has counted in a round yet.")
+        raise BadInput("No client has contributed to a round of this run yet.")
     own, inbox = (
         {name: value[torch.tensor(rows)] for name, value in group.items()}
         for group in (state.params.own, state.inbox.own)
@@ -195,8 +197,8 @@ class PredictingClient(nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> "PredictingClient":
         # Constants inside the network move to a device with the client's tensors.
         for part in self.net.modules():
-            part._apply(fn)  # type: ignore[no-untyped-call]  # torch does not annotate it
-        return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]  # nor this
+            part._apply(fn)  # type: ignore[no-untyped-call]  # not annotated in torch
+        return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]  # not annotated in torch
 
 
 def _buffer(group: str, name: str) -> str:
@@ -221,5 +223,5 @@ def _changed(tensors: Tensors, change: int) -> Tensors:
 
 def _dummy_federation(shape: tuple[int, ...], classes: int) -> Federation:
     """Return a federation that is used for its shapes only."""
-    samples = np.zeros((3, *shape), np.float32)  # two training samples: some layers refuse a batch of one
-    return Federation.from_arrays(samples, [0] * 3, ["nobody"] * 3, [False, False, True], classes=classes)
+    samples = np.zeros((3, *shape), np.float32)  # two training samples: some layers do not accept a batch of one
+    return Federation.from_arrays(samples, [0] * 3, ["dummy"] * 3, [False, False, True], classes=classes)

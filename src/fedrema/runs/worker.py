@@ -13,7 +13,7 @@ from collections.abc import Callable
 from fedrema.runs.execute import Interrupted
 
 REPLIES = os.dup(sys.stdout.fileno())
-"""The pipe to the pool; what methods and data functions print goes to the error stream instead."""
+"""The pipe to the pool; output that methods and data functions print goes to standard error instead."""
 
 Handler = Callable[..., str]
 

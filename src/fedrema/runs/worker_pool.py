@@ -24,7 +24,7 @@ Job = TypeVar("Job")
 
 @dataclass(frozen=True)
 class Reply(Generic[Job]):
-    """What a worker says about a job, or that it has exited."""
+    """A message of a worker about a job, or that the worker has exited."""
 
     job: Job
     kind: Literal["started", "report", "finished", "lost"]
@@ -53,7 +53,7 @@ class WorkerPool(Generic[Job]):
     def run(self, next_job: Callable[[], Job | None], encoded: Callable[[Job], str]) -> Iterator[Reply[Job]]:
         """Run jobs until `next_job` returns None, and yield what happens to them.
 
-        SIGTERM and Ctrl-C ask the workers to save and exit.
+        On SIGTERM and Ctrl-C the workers save and exit.
 
         Raises
         ------
@@ -64,14 +64,14 @@ class WorkerPool(Generic[Job]):
         replies: queue.SimpleQueue[Reply[Job] | None] = queue.SimpleQueue()
         started: list[SupervisedProcess] = []
 
-        def take() -> Job | None:
+        def choose() -> Job | None:
             with choosing:
-                return None if request.asked else next_job()
+                return None if request.made else next_job()
 
         def serve(device: str) -> None:
             worker = None
             try:
-                while (job := take()) is not None:
+                while (job := choose()) is not None:
                     if worker is None:
                         worker = self._start(device)
                         started.append(worker)
@@ -95,11 +95,11 @@ class WorkerPool(Generic[Job]):
                         serving -= 1
                     else:
                         yield reply
-                if request.asked:
-                    for worker in started[stopped:]:  # also those that were being started just then
+                if request.made:
+                    for worker in started[stopped:]:  # including workers that were just being started
                         worker.request_stop()
                         stopped += 1
-            if request.asked:
+            if request.made:
                 raise Interrupted("Stopped.")
 
     def _start(self, device: str) -> SupervisedProcess:
@@ -116,9 +116,9 @@ def _forward(line: str) -> None:
     print_safe(line, file=sys.stderr, flush=True)
 
 
-def _follow(worker: SupervisedProcess, job: Job, order: str, put: Callable[[Reply[Job]], None]) -> bool:
-    """Give a worker a job and pass its replies on; return whether the worker can take another job."""
-    worker.send(order)
+def _follow(worker: SupervisedProcess, job: Job, encoded: str, put: Callable[[Reply[Job]], None]) -> bool:
+    """Send a worker a job and forward its replies; return whether the worker can run another job."""
+    worker.send(encoded)
     for line in worker.received():
         reply = json.loads(line)
         put(Reply(job, "finished" if reply["finished"] else "report", reply["text"]))

@@ -24,7 +24,7 @@ from fedrema.engine import (
     row_index,
 )
 from fedrema.engine.batches import samples_on_device
-from fedrema.engine.devices import with_its_threads
+from fedrema.engine.devices import with_own_threads
 from fedrema.errors import BadInput, at_least
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.simulation.scoring import count_correct
@@ -50,7 +50,7 @@ class Clients:
         backend: Backend = "auto",
         threads: int = 0,
     ) -> None:
-        at_least(1, local, "batch")  # 0, chosen from the data, has been replaced by now
+        at_least(1, local, "batch")  # 0 means: chosen from the data, which has been done by now
         self.method, self.federation, self.local, self.rounds, self.seed = method, federation, local, rounds, seed
         self.device = choose_device(device)
         arithmetic = choose_precision(precision, self.device)
@@ -64,14 +64,14 @@ class Clients:
         self.threads = self.engine.threads
         """Threads per operation; None: torch's setting."""
         self._orders: dict[object, list[Order]] = {}
-        """Batches that have been drawn ahead."""
+        """Batches that were drawn before their round, by `draw_ahead`."""
         self._roles: dict[str, Role] = {}
         self.counts = self.train.counts.to(self.device, self.dtype)
         if net.classes < federation.classes:
-            raise BadInput(f"The network tells {net.classes} classes apart, but the data has {federation.classes}.")
+            raise BadInput(f"The network predicts {net.classes} classes, but the data has {federation.classes}.")
 
     def roles(self, params: ClientTensors) -> dict[str, Role]:
-        """Return the role of each parameter; the method is asked once for each name."""
+        """Return the role of each parameter; `Method.role` is called once per name."""
         names = params.merged()
         for name in names:
             if name not in self._roles:
@@ -85,7 +85,7 @@ class Clients:
         return self.method.trains(self.net, name)
 
     def moment(self, number: int) -> Moment:
-        """Return the moment of a round."""
+        """Return the `Moment` of a round: its number, the number of rounds and the seed."""
         return Moment(number, self.rounds, self.seed)
 
     def gather(
@@ -96,11 +96,11 @@ class Clients:
         inbox: ClientTensors,
         velocity: Tensors | None = None,
     ) -> Cohort:
-        """Return some clients as a cohort on the device; the tensors given are those of all clients."""
+        """Select some clients from the tensors of all clients; returns them as a cohort on the device."""
         index = row_index(clients, self.device)
 
         def rows(tensors: Tensors) -> Tensors:
-            # Tensors that are stored on disk are on the CPU, also if clients train on a GPU.
+            # Tensors that are stored on disk are on the CPU, even if clients train on a GPU.
             return {
                 name: value[index if value.device.type == self.device.type else clients].to(self.device)
                 for name, value in tensors.items()
@@ -128,14 +128,14 @@ class Clients:
         with calling(self.method, "begin"):
             return _with_groups(cohort, self.engine.apply_hook(begin, cohort, self.train))
 
-    @with_its_threads
+    @with_own_threads
     def local_training(self, cohort: Cohort, moment: Moment) -> tuple[Cohort, Tensor]:
         """Train clients in the phases of the method; returns them and their mean losses [k]."""
         params, velocity, losses = self._train(self.method, self._phases(moment), "train", cohort, moment)
         return replace(cohort, params=ClientTensors(params), velocity=velocity, received=cohort.params), losses
 
     def end(self, cohort: Cohort, moment: Moment) -> tuple[Cohort, Tensors]:
-        """Apply the method's `end` to each client; returns the clients and what they send besides parameters."""
+        """Apply the method's `end` to each client; returns the clients and what they send in addition to parameters."""
         if not overrides(self.method, "end") or _does_nothing(
             lambda client, data: self.method.end(self.net, client, data, moment)
         ):
@@ -150,7 +150,7 @@ class Clients:
         return _with_groups(cohort, results), results["extras"]
 
     def adapted(self, method: Method, cohort: Cohort, moment: Moment) -> Cohort:
-        """Return clients as they are used for predictions: copies, trained further if the method adapts them."""
+        """Return clients as they predict: if the method adapts models before use, copies that were trained further."""
         with calling(method, "adapt"):
             phases = check_phases(method, "adapt", method.adapt(self.local, moment))
         if not phases:
@@ -175,7 +175,7 @@ class Clients:
             return self.engine.train(replace(cohort, velocity=velocity), self.train, plan)
 
     def draw_ahead(self, clients: Tensor, moment: Moment) -> None:
-        """Draw the batches of a later round now, while a GPU is busy with the current one."""
+        """Draw the batches of a later round while the GPU computes the current one."""
         names = tuple(self.federation.names[row] for row in clients.tolist())
         key = (self.seed, moment.round, "train")
         phases = self._phases(moment)
@@ -204,7 +204,7 @@ class Clients:
             for number, (phase, each) in enumerate(zip(phases, epochs, strict=True))
         ]
 
-    @with_its_threads
+    @with_own_threads
     def tally_adapted(self, method: Method, cohort: Cohort, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
         """Count correct predictions of clients after adapting, if the method adapts them."""
         return self.tally_as_is(method, self.adapted(method, cohort, moment))
@@ -217,12 +217,12 @@ class Clients:
 
 
 def _check_embedding_inputs(net: Net, federation: Federation) -> None:
-    """Raise an error for samples that a network which begins with an embedding cannot look up."""
+    """Check that all samples are valid indices of the network's embedding."""
     x = federation.x
     if x.dtype.kind == "f" and not (np.mod(x, 1) == 0).all():
         raise BadInput("The network takes integers, as for an embedding, but x holds fractions: save x as integers.")
     tables = [layer for _, layer in net.layers() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))]
-    if len(tables) == 1:  # with several, it is unknown which part of a sample goes to which
+    if len(tables) == 1:  # with several embeddings it is not known which part of a sample each one reads
         outside = (x < 0) | (x >= tables[0].num_embeddings)
         if outside.any():
             place = tuple(np.argwhere(outside)[0])
@@ -240,7 +240,7 @@ class _Untouchable:
 
 
 def _does_nothing(hook: Callable[[Any, Any], Any]) -> bool:
-    """Return whether a hook returns any client unchanged without reading it, and sends nothing: it can be skipped."""
+    """Return whether a hook can be skipped: it returns the client unchanged, without reading it, and sends nothing."""
     client = _Untouchable()
     try:
         found = hook(client, _Untouchable())

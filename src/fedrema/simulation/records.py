@@ -30,12 +30,12 @@ class MetricRecord:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Every client with the model that it would now use."""
+    """The scores of every client with the model that it would use after this round."""
 
     metrics: dict[str, MetricRecord]
     """By name of the metric."""
     alternatives: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    """Other ways in which the method can be scored (`Method.beside`): name, then metric."""
+    """Scores of the same clients by other predictions (`Method.beside`): name, then metric."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class RoundRecord:
     dropped: list[int] = field(default_factory=list)
     """Rows of the clients that were chosen but failed."""
     loss: float | None = None
-    """Mean training loss over the participants; None where nobody took part."""
+    """Mean training loss over the participants; None in a round without participants."""
     client_loss: list[float] = field(default_factory=list)
     """Training loss of each participant."""
     metrics: dict[str, MetricRecord] = field(default_factory=dict)
-    """Every client with the model that it would now use, by metric; empty in rounds without evaluation."""
+    """Scores of every client with the model it would use after this round, by metric; empty without evaluation."""
     trained: dict[str, MetricRecord] = field(default_factory=dict)
-    """The participants right after local training, before aggregation."""
+    """Scores of the participants right after local training, before aggregation."""
     alternatives: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    """Other ways in which the method can be scored (`Method.beside`): name, then metric."""
+    """Scores of the same clients by other predictions (`Method.beside`): name, then metric."""
     trace: dict[str, TraceValue] = field(default_factory=dict)
     """What the method traces."""
     bytes_up: int = 0
@@ -92,7 +92,7 @@ class RoundRecord:
 
     @property
     def rejected(self) -> dict[str, str]:
-        """Why nodes of a deployment did not count in this round, by name."""
+        """Why the replies of nodes were not used in this round, by name; deployments only."""
         return self.nodes.rejected if self.nodes is not None else {}
 
     def quantity(self, name: str) -> Any:
@@ -222,6 +222,6 @@ def _of_metric(key: str, metric: str) -> str:
 
 
 def _between(content: Mapping[str, Any], prefix: str, suffix: str) -> list[str]:
-    """Return what stands between a prefix and a suffix in the keys that have both."""
+    """Return the part between a prefix and a suffix of each key that has both."""
     keys = [key for key in content if key.startswith(prefix) and key.endswith(suffix)]
     return [key[len(prefix) : len(key) - len(suffix)] for key in keys if len(key) > len(prefix) + len(suffix)]

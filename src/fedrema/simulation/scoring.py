@@ -30,25 +30,25 @@ def concatenate_counts(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[
     return np.concatenate(correct), np.concatenate(samples)
 
 
-def metric_record(correct: np.ndarray, asked: np.ndarray, rows: Sequence[int], clients: int) -> MetricRecord:
+def metric_record(correct: np.ndarray, samples: np.ndarray, rows: Sequence[int], clients: int) -> MetricRecord:
     """Return the accuracy in a round from counts [k, 2] of correct predictions and of samples, by half.
 
     `rows` are the clients that were scored, of `clients` in all.
     """
     values: list[float | None] = [None] * clients
-    for row, right, total in zip(rows, correct.sum(axis=1), asked.sum(axis=1), strict=True):
+    for row, right, total in zip(rows, correct.sum(axis=1), samples.sum(axis=1), strict=True):
         values[row] = ratio(right, total)
     scored = sorted(value for value in values if value is not None)
     worst = scored[: math.ceil(len(scored) / 10)]
-    first, second = (ratio(correct[:, half].sum(), asked[:, half].sum()) for half in (0, 1))
+    first, second = (ratio(correct[:, half].sum(), samples[:, half].sum()) for half in (0, 1))
     return MetricRecord(
-        ratio(correct.sum(), asked.sum()), (first, second), float(np.mean(worst)) if worst else None, values
+        ratio(correct.sum(), samples.sum()), (first, second), float(np.mean(worst)) if worst else None, values
     )
 
 
-def ratio(correct: Any, asked: Any) -> float | None:
+def ratio(correct: Any, samples: Any) -> float | None:
     """Return an accuracy; None without samples."""
-    return float(correct / asked) if asked else None
+    return float(correct / samples) if samples else None
 
 
 def summarise(rounds: Sequence[RoundRecord], period: str | None = None) -> Summary:

@@ -27,7 +27,7 @@ from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.data.federation import Federation
 from fedrema.engine import ClientTensors, Cohort, row_index
 from fedrema.engine.costs import GIGABYTE, client_bytes, clients_at_once, free_bytes
-from fedrema.engine.devices import with_its_threads
+from fedrema.engine.devices import with_own_threads
 from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.clients import Clients
 from fedrema.simulation.participation import Participation
@@ -39,26 +39,27 @@ from fedrema.simulation.uploads import RoundUploads, check_finite
 
 
 class Simulator(Clients):
-    """Runs a method on a federation, round by round: the clients, and the server."""
+    """Simulates a federation: executes the clients' and the server's part of a method, round by round."""
 
     def __init__(
         self, method: Method, net: Net, federation: Federation, local: LocalTraining, settings: Simulation
     ) -> None:
-        where = (settings.device, settings.precision, settings.backend, settings.threads)
-        super().__init__(method, net, federation, local, settings.rounds, settings.seed, *where)
+        execution = (settings.device, settings.precision, settings.backend, settings.threads)
+        super().__init__(method, net, federation, local, settings.rounds, settings.seed, *execution)
         self.settings = settings
         self.participation = Participation(federation.names, settings)
         self.storage = RowStorage(self.device)
         self.joint_runs = 1
-        """How many simulations are trained jointly; each counts its share of the time."""
-        self.chunk = Mean.BLOCK * math.ceil(settings.chunk / Mean.BLOCK) or self._chunk()
+        """How many simulations are trained jointly; each records its share of the time."""
+        self.chunk = Mean.BLOCK * math.ceil(settings.chunk / Mean.BLOCK) or self._default_chunk()
+        """How many clients are trained or scored at once: a multiple of `Mean.BLOCK`."""
 
     def run(self, state: SimulationState) -> Iterator[Round]:
         """Run all remaining rounds; `state` is updated in place."""
         while state.round < self.settings.rounds:
             yield self.run_round(state)
 
-    @with_its_threads
+    @with_own_threads
     def run_round(self, state: SimulationState) -> Round:
         """Run one round. If it fails, the state is unchanged."""
         clock = Clock(self.device, self.joint_runs)
@@ -69,8 +70,8 @@ class Simulator(Clients):
         if participants:
             uploads = self._train_all(state, torch.tensor(participants), moment, clock)
             roles = self.roles(state.params)
-            joined = len(self.participation.joined(moment.round))
-            received = replace(uploads.for_server(), everyone=joined)
+            joined = self.participation.joined(moment.round)
+            received = replace(uploads.for_server(), everyone=len(joined))
             answer = self.aggregate(received, state, roles, uploads.memory.tensors, moment)
             clock.lap("aggregate")
             bytes_down = state.download(roles, [*participants, *failed])
@@ -113,7 +114,7 @@ class Simulator(Clients):
             self.train_group(state, group, moment, uploads, clock, group[torch.isin(group, new)])
         return uploads
 
-    @with_its_threads
+    @with_own_threads
     def train_group(
         self,
         state: SimulationState,
@@ -123,7 +124,7 @@ class Simulator(Clients):
         clock: Clock,
         new: Tensor | None = None,
     ) -> None:
-        """Train some clients and add their uploads to those of the round; `new` are those of them that are new."""
+        """Train some clients and add their uploads to the round's; `new` are the late clients in their first round."""
         cohort = self.cohort(state, clients, with_velocity=True)
         if new is not None and len(new):
             rows = torch.searchsorted(clients, new)
@@ -151,7 +152,7 @@ class Simulator(Clients):
         if participants:
             self.draw_ahead(torch.tensor(participants[: self.chunk]), moment)
 
-    @with_its_threads
+    @with_own_threads
     def aggregate(
         self, uploads: Uploads, state: SimulationState, roles: Mapping[str, Role], memory: Tensors, moment: Moment
     ) -> Answer:
@@ -177,11 +178,13 @@ class Simulator(Clients):
                 counted[name].append(self.tally_adapted(method, cohort, moment))
         counts = {name: concatenate_counts(parts) for name, parts in counted.items()}
         metric = metric_record(*counts.pop(""), joined, len(self.federation))
-        alternatives = {name: {PRIMARY: ratio(right.sum(), of.sum())} for name, (right, of) in counts.items()}
+        alternatives = {
+            name: {PRIMARY: ratio(correct.sum(), samples.sum())} for name, (correct, samples) in counts.items()
+        }
         return Evaluation({PRIMARY: metric}, alternatives)
 
     def _relations(self, uploads: RoundUploads, trace: Mapping[str, Any], moment: Moment) -> dict[str, np.ndarray]:
-        """Return the matrices between clients: those of the method's trace, and the similarity of the heads."""
+        """Return the matrices between clients: the method's traces and the similarity of heads; empty if not due."""
         if uploads.heads is None:
             return {}
         probes = draw_probes(self.net, moment, 1, 1.0)
@@ -190,7 +193,7 @@ class Simulator(Clients):
         return {name: self._of_all_clients(value.cpu(), uploads.clients) for name, value in matrices.items()}
 
     def _of_all_clients(self, matrix: Tensor, clients: Tensor) -> np.ndarray:
-        """Return a matrix between some clients as one between all; NaN for the others."""
+        """Expand a matrix between some clients to all clients; NaN where it has no entry."""
         total = len(self.federation)
         if matrix.shape[0] == total:
             return matrix.float().numpy()
@@ -200,17 +203,17 @@ class Simulator(Clients):
 
     # The state before the first round, and of clients that join later
 
-    @with_its_threads
+    @with_own_threads
     def start(self) -> SimulationState:
         """Return the state before the first round: all clients have the same initial network."""
         clients = len(self.federation)
         initial = ClientTensors(common=dict(self.net.initial))
         added, memory = self._added(initial) if overrides(self.method, "start") else ({}, {})
         example = {**initial.common, **{name: value[0] for name, value in added.items()}}
-        shared = {name for name, role in self.roles(ClientTensors(common=example)).items() if role in COMMON}
-        keep = self.local.keep_momentum and self.local.momentum > 0
-        momentum = {name: value for name, value in example.items() if keep and self.trains(name)}
-        own = {name: value for name, value in example.items() if name not in shared}
+        common = {name for name, role in self.roles(ClientTensors(common=example)).items() if role in COMMON}
+        keep_momentum = self.local.keep_momentum and self.local.momentum > 0
+        momentum = {name: value for name, value in example.items() if keep_momentum and self.trains(name)}
+        own = {name: value for name, value in example.items() if name not in common}
         self._make_storage(clients * (size(own) + size(momentum)) + size(memory))
         params = {name: self.storage.zeros(clients, value) for name, value in own.items()}
         for name, rows in params.items():
@@ -218,7 +221,7 @@ class Simulator(Clients):
         return SimulationState(
             clients,
             0,
-            ClientTensors(params, {name: example[name].clone() for name in example if name in shared}),
+            ClientTensors(params, {name: example[name].clone() for name in example if name in common}),
             {name: self.storage.keep(value) for name, value in memory.items()},
             ClientTensors(),
             {name: self.storage.zeros(clients, value) for name, value in momentum.items()},
@@ -231,9 +234,9 @@ class Simulator(Clients):
         return state.placed(self.storage, self.device)
 
     def start_new_clients(self, cohort: Cohort) -> Cohort:
-        """Return clients that receive their first model, with what the method's `start` derives from that model.
+        """Apply the method's `start` to clients that receive their first model.
 
-        Without this, a personal model would begin with the untrained weights of the first round.
+        What `start` adds is derived from that model. Otherwise a personal model would begin with untrained weights.
         """
         if not overrides(self.method, "start"):
             return cohort
@@ -245,13 +248,13 @@ class Simulator(Clients):
         return replace(cohort, params=params, memory=ClientTensors(started["memory"]))
 
     def _new_clients(self, number: int) -> Tensor:
-        """Return the clients that are to be started anew with the current shared model."""
+        """Return the late clients that have not taken part before a round; empty if the method has no `start`."""
         if not overrides(self.method, "start"):
             return torch.empty(0, dtype=torch.long)
         return self.participation.new_clients(number)
 
     def _restart_new_clients(self, state: SimulationState, moment: Moment) -> None:
-        """Start late clients that have not taken part yet from the current shared model."""
+        """Derive the state of late clients that have not taken part yet from the current shared model."""
         new = self._new_clients(moment.round + 1)
         for group in self.groups(new) if len(new) else ():
             started = self.start_new_clients(self.cohort(state, group))
@@ -260,7 +263,7 @@ class Simulator(Clients):
                     assign(stored[name], row_index(group, stored[name].device), value)
 
     def _added(self, initial: ClientTensors) -> tuple[Tensors, Tensors]:
-        """Return what the method adds to the parameters and the memory of all clients [K, ...]."""
+        """Return the tensors that `start` adds to the parameters and the memory of all clients [K, ...]."""
         clients = len(self.federation)
         groups = {group: Rows(clients, RowStorage(self.device)) for group in ("added", "memory")}
         for part in self.groups(torch.arange(clients)):
@@ -274,7 +277,7 @@ class Simulator(Clients):
         return added, memory
 
     def _start_client(self, client: Client, _: Any) -> dict[str, Tensors]:
-        """Return what the method adds to a new client with these parameters of the network."""
+        """Return the tensors that `start` adds to a client that has only the network's parameters."""
         params = {name: client.params[name] for name in self.net.initial}
         bare = client.having(params=params, received=params, memory={}, inbox={})
         new = check_client(self.method, "start", self.method.start(self.net, bare, self.moment(0)))
@@ -290,18 +293,18 @@ class Simulator(Clients):
     def clients_in_memory(self) -> int:
         """Return how many clients fit into memory while they train."""
         samples = min(self.local.batch, self.train.x.shape[1])
-        stacked, recorded = self.engine.name == "stacked", self.device.type == "cuda"
-        return clients_at_once(self._budget() / 4, client_bytes(self.net, self.train.x[0, :samples], stacked, recorded))
+        stacked, on_gpu = self.engine.name == "stacked", self.device.type == "cuda"
+        return clients_at_once(self._budget() / 4, client_bytes(self.net, self.train.x[0, :samples], stacked, on_gpu))
 
-    def _chunk(self) -> int:
+    def _default_chunk(self) -> int:
         return Mean.BLOCK if len(self.federation) <= Mean.BLOCK else self.clients_in_memory()
 
     def _budget(self) -> float:
         return self.settings.memory * GIGABYTE if self.settings.memory else free_bytes(self.device) / 2
 
-    def _make_storage(self, held: int) -> None:
-        # Twice, because the results of a round are written next to the previous state until the round has succeeded.
-        self.storage = RowStorage(self.device, on_disk=2 * held > self._budget(), folder=self.settings.scratch)
+    def _make_storage(self, state_bytes: int) -> None:
+        # Twice, because the previous state is kept until the round has succeeded.
+        self.storage = RowStorage(self.device, on_disk=2 * state_bytes > self._budget(), folder=self.settings.scratch)
 
 
 def _with_rows(cohort: Cohort, rows: Tensor, others: Cohort) -> Cohort:

@@ -34,7 +34,7 @@ class SimulationState:
     memory: Tensors
     """[K, ...] private tensors of the clients."""
     inbox: ClientTensors
-    """What the server sent besides parameters."""
+    """Tensors that the server sent in addition to parameters."""
     velocity: Tensors
     """[K, ...] momentum, if it is kept between rounds."""
     server: State
@@ -87,7 +87,7 @@ class SimulationState:
         """Return the bytes that clients download at the start of a round."""
         common = {name: value for name, value in self.params.common.items() if roles[name] in COMMON}
         own = {name: value[0] for name, value in self.params.own.items() if roles[name] is Role.PERSONAL}
-        # Rows of zeros are those of clients that have not received anything of their own yet.
+        # A row of zeros belongs to a client that has not received this tensor yet.
         inboxes = {name: value[torch.tensor(clients)] for name, value in self.inbox.own.items()}
         sent = {name: value[value.reshape(len(value), -1).any(dim=1)] for name, value in inboxes.items()}
         return (size(common) + size(self.inbox.common) + size(own)) * len(clients) + size(sent)
@@ -117,7 +117,7 @@ class Round:
 
 
 class Clock:
-    """Measures seconds by part of a round; simulations that are trained jointly count their share each."""
+    """Measures seconds by part of a round; each of several jointly trained simulations records its share."""
 
     def __init__(self, device: torch.device, joint_runs: int = 1) -> None:
         self.device = device

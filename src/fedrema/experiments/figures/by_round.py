@@ -140,7 +140,7 @@ def _matching(results: Results, column: Line, part: MatchingCurve) -> list[Curve
 
 
 def chance(groups: Sequence[int]) -> float:
-    """Return the share of one's own group among all peers, averaged over clients."""
+    """Return the share of peers that are in a client's own group, averaged over clients."""
     members = np.bincount(groups)[list(groups)]
     return float((members - 1).mean() / (len(groups) - 1))
 

@@ -148,7 +148,7 @@ class Results:
 
 
 def period_end(runs: Sequence[FinishedRun]) -> float | None:
-    """Return the last round of the method's period, averaged over seeds; None if a run has none or no end of it."""
+    """Return the last round of the method's period, averaged over seeds; None if a run has no ended period."""
     ends = [next(iter(run.summary.period_rounds.values()), 0) for run in runs]
     if not runs or any(not end or end >= run.summary.rounds for end, run in zip(ends, runs, strict=True)):
         return None

@@ -1,5 +1,5 @@
 // Figures: each has a function that returns its data and layout; visible figures are drawn first.
-const pictures = new Map();
+const figures = new Map();
 // Distinguishable with colour blindness; black and white are swapped on a dark background.
 const hues = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#8C6BB1', '#7F7F7F'];
 const marks = ['circle', 'square', 'diamond', 'triangle-up', 'cross', 'star', 'pentagon', 'hexagram'];
@@ -64,7 +64,7 @@ function withDefaults(layout) {
   };
 }
 
-function picture(id, draw) {
+function addFigure(id, draw) {
   const figure = byId(id);
   const entry = { id, figure, draw, plot: figure.querySelector('.plot'), rows: null, stale: true, seen: false };
   const exports = make('div', { class: 'exports' });
@@ -76,7 +76,7 @@ function picture(id, draw) {
   }
   figure.querySelector('.head').append(exports);
   entry.exports = exports;
-  pictures.set(id, entry);
+  figures.set(id, entry);
 }
 
 function exportAs(entry, kind) {
@@ -122,7 +122,7 @@ function render(entry) {
   Plotly.react(entry.plot, drawn.data, withDefaults(drawn.layout ?? {}), { displayModeBar: false, responsive: true });
   if (!entry.seen && entry.clicked) entry.plot.on('plotly_click', entry.clicked);
   entry.seen = true;
-  performance.mark('picture');
+  performance.mark('figure');
 }
 
 // Visible figures are drawn at once, the others one by one, so that the page stays responsive.
@@ -138,18 +138,18 @@ function loadPlotly() {
 function redraw(...ids) {
   if (!parts.main.runs.length) return;
   delete document.documentElement.dataset.drawn;
-  for (const [id, entry] of pictures) if (!ids.length || ids.includes(id)) entry.stale = true;
+  for (const [id, entry] of figures) if (!ids.length || ids.includes(id)) entry.stale = true;
   const visible = (entry) => {
     const box = entry.figure.getBoundingClientRect();
     return box.bottom > -200 && box.top < window.innerHeight + 200;
   };
   const ready = (entry) => window.Plotly || !entry.plot;
-  for (const entry of pictures.values()) if (entry.stale && ready(entry) && visible(entry)) render(entry);
+  for (const entry of figures.values()) if (entry.stale && ready(entry) && visible(entry)) render(entry);
   if (window.Plotly && queued == null) queued = setTimeout(drawNext, 30);
 }
 function drawNext() {
   queued = null;
-  const entry = [...pictures.values()].find((one) => one.stale);
+  const entry = [...figures.values()].find((one) => one.stale);
   if (!entry) {
     performance.mark('all');
     document.documentElement.dataset.drawn = 'all';

@@ -2,8 +2,8 @@
 function sortedClients() {
   const final = unpack(clientsOfRun()?.final)?.values;
   if (!final) return null;
-  const everyone = Array.from(final.keys()).filter((client) => !Number.isNaN(final[client]));
-  return everyone.sort((a, b) => final[a] - final[b] || b - a);
+  const evaluated = Array.from(final.keys()).filter((client) => !Number.isNaN(final[client]));
+  return evaluated.sort((a, b) => final[a] - final[b] || b - a);
 }
 
 const clientsHeight = (count) =>

@@ -158,8 +158,8 @@ function begin() {
     ['traffic', drawTraffic],
     ['settings', drawSettings],
   ])
-    picture(id, draw);
-  for (const id of ['clients', 'heat', 'graph', 'peers']) pictures.get(id).clicked = chooseFrom;
+    addFigure(id, draw);
+  for (const id of ['clients', 'heat', 'graph', 'peers']) figures.get(id).clicked = chooseFrom;
   for (const [id, change] of Object.entries(controls))
     byId(id).addEventListener('change', (event) => change(event.target.value));
   byId('clear-client').addEventListener('click', () => follow(null));

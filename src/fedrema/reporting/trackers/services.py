@@ -32,7 +32,7 @@ class Tracker(Protocol):
         """Receive figures as PNG files, by name."""
 
     def close(self, finished: bool) -> None:
-        """Flush everything; `finished` says whether all rounds were run."""
+        """Flush everything; `finished`: whether all rounds were run."""
 
 
 class TensorBoard:
