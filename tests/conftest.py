@@ -41,13 +41,13 @@ REPEATED = {
     *("test_methods.py", "test_hostile_replies.py", "test_same_as_simulated.py", "test_new_clients.py"),
     *("test_personal_model.py", "test_many_clients.py"),
 }
-"""Files whose tests run the same lines for every method or attack: other tests cover these lines as well, and to
-trace them takes half as long as to run them."""
+"""Files whose tests run the same lines for every method or attack. Other tests cover these lines; tracing takes half as
+long again as running them."""
 
 
 def pytest_collection_modifyitems(items):
-    """Put what takes longest first: at the end one process would wait for the other."""
-    items.sort(key=lambda item: item.path.name != "test_docs.py")
+    """Start with what takes longest: at the end one process would wait for the other."""
+    items.sort(key=lambda item: item.path.name not in ("test_docs.py", "test_reproduce.py"))
     for item in items:
         if item.path.name in REPEATED:
             item.add_marker(pytest.mark.no_cover)

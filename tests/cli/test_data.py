@@ -23,4 +23,4 @@ def test_data_can_be_fetched_beforehand(capsys, tmp_path, monkeypatch):
     assert "imagenet" in capsys.readouterr().err
     monkeypatch.setenv("FEDREMA_MIRROR", "http://127.0.0.1:9")
     assert main(["data", "--data-dir", str(tmp_path), "--fetch", "mnist"]) == 2
-    assert "the server does not respond; check the connection" in capsys.readouterr().err
+    assert "the server is unreachable or does not respond; check" in capsys.readouterr().err

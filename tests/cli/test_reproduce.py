@@ -1,11 +1,9 @@
 """fedrema reproduce: the whole paper, on digits."""
 
-import os
 import re
 import shutil
 
 import pytest
-from filelock import FileLock
 
 from fedrema.cli import main
 from fedrema.cli.experiment import ExperimentOptions, select
@@ -13,21 +11,21 @@ from fedrema.cli.reproduce import NAMES, _experiment, _names, _ordered
 from fedrema.experiments.store import Store
 from fedrema.methods import registry
 
-pytestmark = pytest.mark.xdist_group("reproduce")  # all tests read the same results
+pytestmark = pytest.mark.xdist_group("reproduce")  # one process makes the results that all of them read
 
 
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory):
-    """Everything, once for all processes that run tests; each gets a copy, since some tests change it."""
-    shared = (
-        tmp_path_factory.getbasetemp().parent
-        if os.environ.get("PYTEST_XDIST_WORKER")
-        else tmp_path_factory.mktemp("smoke")
-    )
-    with FileLock(shared / "smoke.lock"):
-        if not (shared / "smoke" / "README.md").exists():
-            assert main(["reproduce", "--smoke", "--device", "cpu", "--quiet", "--out", str(shared / "smoke")]) == 0
-    return shutil.copytree(shared / "smoke", tmp_path_factory.mktemp("copy") / "out")
+def complete(tmp_path_factory):
+    """The results of the whole smoke reproduction."""
+    out = tmp_path_factory.mktemp("smoke") / "out"
+    assert main(["reproduce", "--smoke", "--device", "cpu", "--quiet", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def smoke(complete, tmp_path):
+    """A copy, which a test may change."""
+    return shutil.copytree(complete, tmp_path / "smoke")
 
 
 def test_everything_is_written(smoke):
