@@ -79,7 +79,7 @@ class Output:
         return self.out
 
 
-COMMON: Mapping[str, type[Any]] = {
+RUN_OPTIONS: Mapping[str, type[Any]] = {
     "data": DataSettings, "network": Network, "local": LocalTraining, "simulation": Simulation, "output": Output
 }  # fmt: skip
 """The settings classes of every run, except its method, by their names in `Settings`."""
@@ -111,7 +111,7 @@ class Settings:
     @staticmethod
     def names(*purposes: Purpose) -> frozenset[str]:
         """Return the names, as on the command line, of the settings that every run has for these purposes."""
-        every = [field for group in COMMON.values() for field in dataclasses.fields(group)]
+        every = [field for group in RUN_OPTIONS.values() for field in dataclasses.fields(group)]
         return frozenset(_dashed(field.name) for field in every if purpose_of(field) in purposes)
 
     def values_for(self, *purposes: Purpose) -> dict[str, PlainValue]:
@@ -212,13 +212,13 @@ def default_values(method: str, values: Values) -> dict[str, Value]:
 
 def settings_classes(method: type[Method]) -> Mapping[str, type[Any]]:
     """Return the settings classes of a run with this method, by their names in `Settings`."""
-    common = {field.name for group in COMMON.values() for field in dataclasses.fields(group)}
+    common = {field.name for group in RUN_OPTIONS.values() for field in dataclasses.fields(group)}
     for field in dataclasses.fields(method):
         if field.name in common:
             raise BadInput(
                 f"Method {method.name!r} has a setting {field.name!r}, but every run has one of that name: rename it."
             )
-    return {"method": method, **COMMON}
+    return {"method": method, **RUN_OPTIONS}
 
 
 def _layers_below(method: str, given: Values, plain: bool) -> list[tuple[str, Values]]:

@@ -24,7 +24,7 @@ from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.provenance import check_unchanged, identity_of, inputs_of, revisions_of
 from fedrema.simulation.simulator import Simulator
-from fedrema.simulation.state import COMMON, Clock, SimulationState
+from fedrema.simulation.state import COMMON_ROLES, Clock, SimulationState
 from fedrema.simulation.uploads import RoundUploads
 
 ROW = torch.zeros(1, dtype=torch.long)
@@ -104,7 +104,7 @@ class Node:
             )
         state, roles = self.states[request.accepted], self.simulator.roles(self.states[request.accepted].params)
         for name, role in roles.items():
-            if role in COMMON and name not in request.common:
+            if role in COMMON_ROLES and name not in request.common:
                 raise BadInput(f"The server did not send {name!r}: it uses another method or network.")
         device = self.simulator.device
 

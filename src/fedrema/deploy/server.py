@@ -8,7 +8,6 @@ import torch
 
 from fedrema.config.settings import Settings
 from fedrema.core import Answer, Role
-from fedrema.data import Federation
 from fedrema.deploy.messages import Reply, Request, Score
 from fedrema.deploy.node import Node
 from fedrema.deploy.norm_bounds import Part, bound_norms, parts_of
@@ -17,6 +16,7 @@ from fedrema.engine import ClientTensors
 from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Tensors
+from fedrema.runs.trained_clients import dummy_federation
 from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord
 from fedrema.simulation.scoring import metric_record, ratio
 from fedrema.simulation.simulator import plain_trace
@@ -50,7 +50,7 @@ class CentralServer:
     ) -> None:
         self.method, self.capacity = settings.method, capacity
         self.most_samples, self.most_noise = most_samples, most_noise
-        dummy = Node(settings, _dummy_federation(shape, classes))  # used for its names and shapes only
+        dummy = Node(settings, dummy_federation(shape, classes))  # used for its names and shapes only
         self.simulator = dummy.simulator
         self.net, initial = self.simulator.net, dummy.states[0]
         self.roles = {
@@ -221,8 +221,3 @@ class CentralServer:
         samples = np.array([valid[name].asked for name in names]).reshape(-1, 2)
         rows = [self.registry.row(name) for name in names]
         return {PRIMARY: metric_record(correct, samples, rows, len(self.registry.names))}
-
-
-def _dummy_federation(shape: tuple[int, ...], classes: int) -> Federation:
-    samples = np.zeros((3, *shape), np.float32)  # two for training: some layers do not accept a batch of one
-    return Federation.from_arrays(samples, [0] * 3, ["dummy"] * 3, [False, False, True], classes=classes)

@@ -17,7 +17,7 @@ from fedrema.models.body_and_head import Tensors
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
+class EngineCall:
     """Training or predictions that a simulation waits for."""
 
     method: Method
@@ -39,7 +39,7 @@ class JointTraining:
         self.turn = threading.Condition()
         """Held by the one thread that runs."""
         self.running: list[JointEngine] = []
-        self.requests: dict[JointEngine, Request] = {}
+        self.requests: dict[JointEngine, EngineCall] = {}
         self.results: dict[JointEngine, Any] = {}
 
     def run(self, jobs: Sequence[Callable[["JointEngine"], Any]]) -> list[Any]:
@@ -66,7 +66,7 @@ class JointTraining:
                 thread.join(0.2)
         return results
 
-    def execute(self, engine: "JointEngine", request: Request) -> Any:
+    def execute(self, engine: "JointEngine", request: EngineCall) -> Any:
         """Wait until all simulations wait, then return the result of the request."""
         self.requests[engine] = request
         self._execute_if_all_wait()
@@ -89,7 +89,7 @@ class JointTraining:
         self.results.update(zip(engines, results, strict=True))
         self.turn.notify_all()
 
-    def _execute_all(self, requests: list[Request]) -> list[Any]:
+    def _execute_all(self, requests: list[EngineCall]) -> list[Any]:
         joint = join_requests(requests)
         if joint is None:
             return [self._execute_one(request) for request in requests]
@@ -99,7 +99,7 @@ class JointTraining:
         params, velocity, losses = found
         return list(zip(_split(params, sizes), _split(velocity, sizes), torch.split(losses, sizes), strict=True))
 
-    def _execute_one(self, request: Request) -> Any:
+    def _execute_one(self, request: EngineCall) -> Any:
         if request.plan is None:
             return self.engine.predictions(request.method, request.cohort, request.samples)
         return self.engine.train(request.cohort, request.samples, request.plan)
@@ -120,16 +120,18 @@ class JointEngine:
 
     def predictions(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
         """Return the class that each client predicts for each of its samples."""
-        found: Tensor = self.joint.execute(self, Request(method, replace(cohort, velocity={}), samples))
+        found: Tensor = self.joint.execute(self, EngineCall(method, replace(cohort, velocity={}), samples))
         return found
 
     def train(self, cohort: Cohort, samples: Samples, plan: TrainingPlan) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters, momentum and mean losses."""
-        found: tuple[Tensors, Tensors, Tensor] = self.joint.execute(self, Request(plan.method, cohort, samples, plan))
+        found: tuple[Tensors, Tensors, Tensor] = self.joint.execute(
+            self, EngineCall(plan.method, cohort, samples, plan)
+        )
         return found
 
 
-def join_requests(requests: Sequence[Request]) -> Request | None:
+def join_requests(requests: Sequence[EngineCall]) -> EngineCall | None:
     """Return several requests as one; None for a single one, or if they differ in more than their clients."""
     first, cohorts = requests[0], [request.cohort for request in requests]
     same = all(request.method == first.method and request.samples is first.samples for request in requests)

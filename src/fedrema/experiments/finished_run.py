@@ -40,7 +40,7 @@ class ClientScores:
 
     names: list[str] = field(default_factory=list)
     accuracy: list[float | None] = field(default_factory=list)
-    """Mean over the last five scored rounds; None for a client that was never scored."""
+    """Mean over the last five evaluated rounds; None for a client that was never scored."""
     groups: list[int] | None = None
     """The group of each client, where the data was partitioned in groups."""
 

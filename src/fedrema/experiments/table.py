@@ -15,7 +15,7 @@ from fedrema.reporting.tables import markdown_lines
 
 EXPLANATION = (
     "Accuracy in percent, mean ± standard deviation over {seeds}. best: the round is chosen by the samples that"
-    " score it, as papers report it; honest: by the other half of them; final: mean of the last 5 scored rounds."
+    " score it, as papers report it; honest: by the other half of them; final: mean of the last 5 evaluated rounds."
 )
 SEEDS = {"training": "training seeds", "both": "seeds that vary both the partition and training"}
 ABOUT_PUBLISHED = (

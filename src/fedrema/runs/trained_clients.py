@@ -107,7 +107,7 @@ class TrainedClients:
         if not federation.is_deployed:
             return False
         simulation = replace(settings.simulation.for_inspection(), device="cpu", backend="loop")
-        dummy = _dummy_federation(federation.sample_shape, federation.classes)
+        dummy = dummy_federation(federation.sample_shape, federation.classes)
         simulator = prepare(replace(settings, simulation=simulation), dummy, self.module)
         if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
             return True  # adapts to the client's samples, which the server does not have
@@ -221,7 +221,7 @@ def _changed(tensors: Tensors, change: int) -> Tensors:
     return {name: ~value if change and value.dtype is torch.bool else value + change for name, value in tensors.items()}
 
 
-def _dummy_federation(shape: tuple[int, ...], classes: int) -> Federation:
+def dummy_federation(shape: tuple[int, ...], classes: int) -> Federation:
     """Return a federation that is used for its shapes only."""
     samples = np.zeros((3, *shape), np.float32)  # two training samples: some layers do not accept a batch of one
     return Federation.from_arrays(samples, [0] * 3, ["dummy"] * 3, [False, False, True], classes=classes)

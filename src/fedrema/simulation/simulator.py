@@ -34,7 +34,7 @@ from fedrema.simulation.participation import Participation
 from fedrema.simulation.records import PRIMARY, Evaluation, MetricRecord, RoundRecord, TraceValue
 from fedrema.simulation.row_storage import Rows, RowStorage, assign
 from fedrema.simulation.scoring import concatenate_counts, metric_record, ratio
-from fedrema.simulation.state import COMMON, Clock, Round, SimulationState, on_device
+from fedrema.simulation.state import COMMON_ROLES, Clock, Round, SimulationState, on_device
 from fedrema.simulation.uploads import RoundUploads, check_finite
 
 
@@ -210,7 +210,7 @@ class Simulator(Clients):
         initial = ClientTensors(common=dict(self.net.initial))
         added, memory = self._added(initial) if overrides(self.method, "start") else ({}, {})
         example = {**initial.common, **{name: value[0] for name, value in added.items()}}
-        common = {name for name, role in self.roles(ClientTensors(common=example)).items() if role in COMMON}
+        common = {name for name, role in self.roles(ClientTensors(common=example)).items() if role in COMMON_ROLES}
         keep_momentum = self.local.keep_momentum and self.local.momentum > 0
         momentum = {name: value for name, value in example.items() if keep_momentum and self.trains(name)}
         own = {name: value for name, value in example.items() if name not in common}
@@ -243,7 +243,7 @@ class Simulator(Clients):
         with calling(self.method, "start"):
             started = self.engine.apply_hook(self._start_client, cohort, None)
         roles = self.roles(cohort.params)
-        added = {name: value for name, value in started["added"].items() if roles[name] not in COMMON}
+        added = {name: value for name, value in started["added"].items() if roles[name] not in COMMON_ROLES}
         params = ClientTensors({**cohort.params.own, **added}, cohort.params.common)
         return replace(cohort, params=params, memory=ClientTensors(started["memory"]))
 

@@ -18,7 +18,7 @@ from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.row_storage import RowStorage, assign
 from fedrema.simulation.uploads import RoundUploads
 
-COMMON = (Role.SHARED, Role.COLLECTED)
+COMMON_ROLES = (Role.SHARED, Role.COLLECTED)
 """Roles of parameters of which all clients have the same copy."""
 
 
@@ -42,7 +42,7 @@ class SimulationState:
     def check(self, answer: Answer, roles: Mapping[str, Role], memory: Tensors, method: str) -> None:
         """Raise an error for an answer that cannot be applied, before anything changes."""
         for name, role in roles.items():
-            if role in COMMON and name not in answer.shared:
+            if role in COMMON_ROLES and name not in answer.shared:
                 raise BadMethod(f"{method}.aggregate must return {name!r} as shared.")
         for name in memory:
             if name not in self.memory:
@@ -65,7 +65,7 @@ class SimulationState:
 
         trained = {**uploads.seen.tensors, **uploads.kept.tensors}
         for name, role in roles.items():
-            if role in COMMON:
+            if role in COMMON_ROLES:
                 self.params.common[name] = answer.shared[name]
             else:
                 put(self.params.own[name], answer.personal.get(name, trained.get(name)))
@@ -85,7 +85,7 @@ class SimulationState:
 
     def download(self, roles: Mapping[str, Role], clients: list[int]) -> int:
         """Return the bytes that clients download at the start of a round."""
-        common = {name: value for name, value in self.params.common.items() if roles[name] in COMMON}
+        common = {name: value for name, value in self.params.common.items() if roles[name] in COMMON_ROLES}
         own = {name: value[0] for name, value in self.params.own.items() if roles[name] is Role.PERSONAL}
         # A row of zeros belongs to a client that has not received this tensor yet.
         inboxes = {name: value[torch.tensor(clients)] for name, value in self.inbox.own.items()}

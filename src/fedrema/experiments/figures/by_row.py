@@ -198,7 +198,7 @@ def _clients_caption(results: Results, counts: Sequence[int], grouped: bool) -> 
     words = f"mean over {seeds}" if max(counts) > 1 else seeds
     by_group = ", coloured by its group" if grouped else ""
     return [
-        f"Dot: a client, mean of its last five scored rounds, {words}{by_group}. Bar: mean over clients.",
+        f"Dot: a client, mean of its last five evaluated rounds, {words}{by_group}. Bar: mean over clients.",
         "Rows are sorted by it." if len(results.started()) == 1 else "Rows are sorted by its mean over all panels.",
         *results.missing(),
     ]
