@@ -37,19 +37,20 @@ def others_start_at_once(programs, monkeypatch):
     monkeypatch.setenv("FORKED_EXECUTABLE", sys.executable)  # what they start does too
 
 
-REPEATED = {
+UNTRACED = {
     *("test_methods.py", "test_hostile_replies.py", "test_same_as_simulated.py", "test_new_clients.py"),
-    *("test_personal_model.py", "test_many_clients.py"),
+    *("test_personal_model.py", "test_many_clients.py", "test_kernels.py", "test_figures.py", "test_reproduce.py"),
+    *("test_docs.py", "test_joint.py", "test_beyond.py", "test_models.py", "test_launchers.py"),
 }
-"""Files whose tests run the same lines for every method or attack. Other tests cover these lines; tracing takes half as
-long again as running them."""
+"""Files whose tests run the same lines again and again: for every method, attack, shape or figure. Other tests cover
+these lines, and tracing them takes as long again as running them."""
 
 
 def pytest_collection_modifyitems(items):
     """Start with what takes longest: at the end one process would wait for the other."""
     items.sort(key=lambda item: item.path.name not in ("test_docs.py", "test_reproduce.py"))
     for item in items:
-        if item.path.name in REPEATED:
+        if item.path.name in UNTRACED:
             item.add_marker(pytest.mark.no_cover)
 
 

@@ -1,8 +1,8 @@
-"""Every command and every Python block in README and docs runs, in the order in which it stands there.
+"""Run every command and every Python block in README and docs, in their order on the page.
 
-A fence's second word says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, cut down to a
-round that a CPU can do), `slow` (cut down with --quick), `network` (starts real nodes), `serve` (goes on until it is
-interrupted), `make` (checked with `make -n`), `install` (what the test environment has already done).
+The second word of a fence says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, reduced to one
+round on a CPU), `slow` (reduced with --quick), `network` (starts real nodes), `ray` (starts a Ray cluster), `serve` (runs
+until it is interrupted), `make` (checked with `make -n`), `install` (already done in the test environment).
 """
 
 import os
@@ -88,6 +88,14 @@ def test_what_needs_datasets_runs(page, run, tmp_path):
         run(language, re.sub(r"$", " --quick", text.strip(), flags=re.M), tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"ray"})], ids=lambda page: page.name)
+def test_what_starts_a_ray_cluster_runs(page, run, tmp_path):
+    python = [block for block in blocks(page, {""}) if block[0] == "python"]  # writes the files that commands read
+    for language, text in [*python, *blocks(page, {"ray"})]:
+        run(language, text, tmp_path)
+
+
 @pytest.mark.network
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"network"})], ids=lambda page: page.name)
 def test_what_starts_real_nodes_runs(page, tmp_path):
@@ -127,7 +135,7 @@ def test_every_fence_is_known():
         for words in re.findall(r"^```(\S.*)$", page.read_text(), re.M):
             kind, _, needs = words.partition(" ")
             assert kind in ("bash", "python", "mermaid"), (page, words)
-            assert needs in ("", "datasets", "gpu", "slow", "make", "install", "network", "serve"), (page, words)
+            assert needs in ("", "datasets", "gpu", "slow", "make", "install", "network", "serve", "ray"), (page, words)
 
 
 def test_pages_carry_no_paths_of_a_machine():
