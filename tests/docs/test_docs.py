@@ -1,8 +1,8 @@
 """Run every command and every Python block in README and docs, in their order on the page.
 
-The second word of a fence says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, reduced to one
-round on a CPU), `slow` (reduced with --quick), `network` (starts real nodes), `ray` (starts a Ray cluster), `serve` (runs
-until it is interrupted), `make` (checked with `make -n`), `install` (already done in the test environment).
+The second word of a fence says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, reduced to
+one round on a CPU), `slow` (reduced with --quick), `network` (starts real nodes), `ray` (starts a Ray cluster), `serve`
+(runs until it is interrupted), `make` (checked with `make -n`), `install` (already done in the test environment).
 """
 
 import os
