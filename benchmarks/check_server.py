@@ -17,8 +17,7 @@ from torch import nn
 
 from fedrema.core import Moment, Uploads
 from fedrema.methods.fedrema import FedReMa
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 
 SIZES = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 GROUPS = 5

@@ -8,8 +8,8 @@ from torch import nn
 
 from fedrema.core import LocalTraining, Method, Simulation
 from fedrema.data import Federation
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead, Network, build_net
+from fedrema.models.body_and_head import BodyAndHead, Net
+from fedrema.models.networks import Network, build_net
 from fedrema.simulation.simulator import Simulator
 
 BACKENDS = ["loop", "stacked"]

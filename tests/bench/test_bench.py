@@ -116,7 +116,7 @@ def test_data_backend_and_settings_of_a_method_pass_through(capsys, small_and_he
 def test_a_network_of_ones_own_and_one_that_fails(capsys, small_and_here):
     (small_and_here / "own_nets.py").write_text(
         "from torch import nn\n"
-        "from fedrema.models.networks import BodyAndHead\n"
+        "from fedrema.models.body_and_head import BodyAndHead\n"
         "def dropping(shape, classes):\n"
         "    assert shape == (3, 32, 32)\n"
         "    body = nn.Sequential(nn.Flatten(), nn.Linear(3072, 4), nn.Dropout(0.5))\n"

@@ -130,7 +130,7 @@ def test_a_network_that_cannot_be_stacked(capsys, in_an_empty_folder):
         "def net(shape, classes):\n"
         "    net = nn.Module()\n"
         "    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5))\n"
-        "    from fedrema.models.networks import BodyAndHead\n"
+        "    from fedrema.models.body_and_head import BodyAndHead\n"
         "    return BodyAndHead(body, nn.Linear(8, classes))\n"
     )
     words = refuse(capsys, "run", "fedavg", "--net", "dropping:net", "--backend", "stacked", *QUICK)

@@ -5,8 +5,7 @@ import torch
 
 from fedrema.core import Moment
 from fedrema.core.similarity import draw_probes, head_similarity, similarity_rows
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 
 
 @pytest.fixture

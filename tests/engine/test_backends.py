@@ -16,8 +16,8 @@ from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead, Network, build_net
+from fedrema.models.body_and_head import BodyAndHead, Net
+from fedrema.models.networks import Network, build_net
 from fedrema.simulation import simulator as simulate
 from tests.fixtures import make_federation, network, run_all, simulator
 

@@ -9,8 +9,7 @@ from torch import nn
 
 from fedrema.core import Answer, LocalTraining, Method, Phase, Role, cross_entropy, mix
 from fedrema.methods.local import Local
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from fedrema.simulation.simulator import Simulator
 from tests import fixtures
 from tests.fixtures import BACKENDS, LOCAL

@@ -14,8 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from fedrema.engine.kernels import Operators, descriptors, products, sums, tiles, usable
 from fedrema.engine.kernels.autograd import convolve
 from fedrema.engine.kernels.products import Geometry
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 
 TOLERANCE = 3e-6
 

@@ -17,8 +17,8 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedbn import FedBN
 from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.per_fedavg import PerFedAvg
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead, Network, build_net
+from fedrema.models.body_and_head import BodyAndHead, Net
+from fedrema.models.networks import Network, build_net
 from tests import fixtures
 from tests.contract.test_methods import METHODS
 from tests.fixtures import LOCAL, label, make_federation, run_all, snapshot

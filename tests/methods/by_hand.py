@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from fedrema.core import Batch, Client, LocalTraining
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from tests import fixtures
 from tests.fixtures import make_federation
 

@@ -9,8 +9,7 @@ from torch.nn import functional
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.creff import CReFF, gradient_distance
-from fedrema.models.body_and_head import Net, last_layer, last_layer_inputs
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net, last_layer, last_layer_inputs
 from tests.fixtures import BACKENDS
 from tests.methods.by_hand import LR, assert_same, begun, features, local, logits, mean, plus, slopes, softmax
 

@@ -10,7 +10,7 @@ from torch import nn
 from fedrema.cli import main
 from fedrema.core import LocalTraining
 from fedrema.methods.fedbabu import FedBABU
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead
 from fedrema.simulation.simulator import Simulator
 from tests.fixtures import tanh_simulator
 

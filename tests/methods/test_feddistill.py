@@ -10,8 +10,7 @@ from fedrema.cli import main
 from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
 from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.local import Local
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from tests.fixtures import run_all, simulator
 
 MOMENT = Moment(round=1, rounds=10, seed=0)

@@ -11,8 +11,7 @@ from fedrema.cli import main
 from fedrema.core import Batch, Client, LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedprox import FedProx
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from fedrema.simulation.simulator import Simulator
 from tests.fixtures import LOCAL, run_all, tanh_module, tanh_simulator
 

@@ -9,8 +9,7 @@ from fedrema.core import Moment, Uploads, average
 from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.errors import BadInput
 from fedrema.methods.fedrema import FedReMa, maximum_difference_segmentation
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 

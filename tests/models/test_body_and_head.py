@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from fedrema.errors import BadInput
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 
 SAMPLE = torch.linspace(-1, 1, 12).reshape(2, 6)
 

@@ -11,8 +11,8 @@ from fedrema.core import LocalTraining, Simulation
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
-from fedrema.simulation.row_storage import Rows, RowStorage, assign
 from fedrema.simulation.simulator import Simulator
+from fedrema.simulation.state import Rows, RowStorage, assign
 from tests import fixtures
 from tests.contract.test_methods import METHODS
 from tests.fixtures import label, make_federation, network, run_all, snapshot

@@ -24,8 +24,7 @@ from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.provenance import check_unchanged, identity_of, inputs_of, revisions_of
 from fedrema.simulation.simulator import Simulator
-from fedrema.simulation.state import COMMON_ROLES, Clock, SimulationState
-from fedrema.simulation.uploads import RoundUploads
+from fedrema.simulation.state import COMMON_ROLES, Clock, RoundUploads, SimulationState
 
 ROW = torch.zeros(1, dtype=torch.long)
 """The row of the only client."""

@@ -20,8 +20,7 @@ from fedrema.runs.trained_clients import dummy_federation
 from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord
 from fedrema.simulation.scoring import metric_record, ratio
 from fedrema.simulation.simulator import plain_trace
-from fedrema.simulation.state import SimulationState, on_device
-from fedrema.simulation.uploads import RoundUploads
+from fedrema.simulation.state import RoundUploads, SimulationState, on_device
 
 
 class CentralServer:

@@ -23,6 +23,20 @@ def size(tensors: Tensors) -> int:
 HEAD_NAMES = ("head", "classifier", "fc")
 
 
+class BodyAndHead(nn.Module):
+    """A body followed by a head."""
+
+    def __init__(self, body: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        logits: Tensor = self.head(self.body(x))
+        return logits
+
+
 class Net:
     """A network whose parameters are named `body.…` and `head.…` and are passed with every call.
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedrema.base.memory import check_fits
 from fedrema.base.random import seed_of
 from fedrema.base.user_code import load_object, raised_at, working_folder_importable
 from fedrema.errors import BadInput, at_least
-from fedrema.models.body_and_head import Net
+from fedrema.models.body_and_head import BodyAndHead, Net
 
 Shape = tuple[int, ...]
 
@@ -40,20 +40,6 @@ class Network:
             raise BadInput(
                 f"--projection {self.projection} is for mlp, cnn and alexnet only: add it to {self.net} itself."
             )
-
-
-class BodyAndHead(nn.Module):
-    """A body followed by a head."""
-
-    def __init__(self, body: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-        self.head = head
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits."""
-        logits: Tensor = self.head(self.body(x))
-        return logits
 
 
 def mlp(shape: Shape, classes: int, hidden: int = 32, projection: int = 0) -> nn.Module:

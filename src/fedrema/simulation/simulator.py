@@ -32,10 +32,19 @@ from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.clients import Clients
 from fedrema.simulation.participation import Participation
 from fedrema.simulation.records import PRIMARY, Evaluation, MetricRecord, RoundRecord, TraceValue
-from fedrema.simulation.row_storage import Rows, RowStorage, assign
 from fedrema.simulation.scoring import concatenate_counts, metric_record, ratio
-from fedrema.simulation.state import COMMON_ROLES, Clock, Round, SimulationState, on_device
-from fedrema.simulation.uploads import RoundUploads, check_finite
+from fedrema.simulation.state import (
+    COMMON_ROLES,
+    Clock,
+    Round,
+    RoundUploads,
+    Rows,
+    RowStorage,
+    SimulationState,
+    assign,
+    check_finite,
+    on_device,
+)
 
 
 class Simulator(Clients):

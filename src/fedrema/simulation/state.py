@@ -1,25 +1,171 @@
-"""The state of a simulated federation, which every round updates, and the result of a round."""
+"""The state of a simulated federation, the uploads of a round that update it, and the storage of their rows."""
 
+import math
+import mmap
+import os
+import tempfile
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, Role, State
+from fedrema.core import Answer, Mean, Role, State, Uploads
 from fedrema.core.checks import BadMethod
-from fedrema.engine import ClientTensors, row_index
+from fedrema.engine import ClientTensors, Cohort, row_index
 from fedrema.engine.cohort import RowIndex
-from fedrema.errors import Diverged
-from fedrema.models.body_and_head import Tensors, size
+from fedrema.errors import BadInput, Diverged
+from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.records import RoundRecord
-from fedrema.simulation.row_storage import RowStorage, assign
-from fedrema.simulation.uploads import RoundUploads
 
 COMMON_ROLES = (Role.SHARED, Role.COLLECTED)
 """Roles of parameters of which all clients have the same copy."""
+
+
+class RowStorage:
+    """Allocates rows in memory or in memory-mapped files, which are ordinary tensors too.
+
+    The files are temporary and have no names, so that none is left behind when the program ends.
+    """
+
+    def __init__(self, device: torch.device, on_disk: bool = False, folder: Path | None = None) -> None:
+        self.device = torch.device("cpu") if on_disk else device
+        self.on_disk = on_disk
+        self.folder = folder
+        self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+    def zeros(self, rows: int, like: Tensor) -> Tensor:
+        """Return zeros [rows, ...], each row in the shape of `like`."""
+        shape = (rows, *like.shape)
+        if not self.on_disk or not math.prod(shape):
+            return torch.zeros(shape, dtype=like.dtype, device=self.device)
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                os.ftruncate(file.fileno(), math.prod(shape) * like.element_size())
+                mapped = mmap.mmap(file.fileno(), 0)
+        except OSError as error:
+            where = self.folder or tempfile.gettempdir()
+            raise BadInput(f"--scratch {where} cannot hold what does not fit into memory: {error}.") from error
+        self._maps.add(mapped)
+        return torch.frombuffer(mapped, dtype=like.dtype).view(shape)
+
+    def keep(self, value: Tensor) -> Tensor:
+        """Return rows in this storage; copies them if they are elsewhere."""
+        if not self.on_disk:
+            return value.to(self.device)
+        stored = self.zeros(len(value), value[0]) if len(value) else value
+        stored.copy_(value)
+        return stored
+
+    def release(self) -> None:
+        """Release the memory that caches the files; their content is kept."""
+        for mapped in list(self._maps):
+            if hasattr(mapped, "madvise"):  # not on Windows
+                mapped.madvise(mmap.MADV_DONTNEED)
+
+
+class Rows:
+    """Named tensors [count, ...] that are filled group by group."""
+
+    def __init__(self, count: int, storage: RowStorage) -> None:
+        self.count, self.storage = count, storage
+        self.tensors: Tensors = {}
+
+    def put(self, first: int, values: Tensors) -> None:
+        """Write the rows of a group of clients, beginning with row `first`."""
+        for name, value in values.items():
+            if len(value) == self.count and not self.storage.on_disk:
+                self.tensors[name] = value
+                continue
+            kept = self.tensors.get(name)
+            if kept is None or kept.shape[1:] != value.shape[1:]:
+                # Tensors with an entry per sample are as long as those of the largest client so far.
+                kept = self._widened(kept, value)
+            assign(kept, slice(first, first + len(value)), value)
+            self.tensors[name] = kept
+
+    def _widened(self, kept: Tensor | None, value: Tensor) -> Tensor:
+        if kept is None:
+            return self.storage.zeros(self.count, value[0])
+        width = max(kept.shape[1], value.shape[1])
+        wide = self.storage.zeros(self.count, value.new_empty(width, *value.shape[2:]))
+        assign(wide, slice(None), kept)
+        return wide
+
+
+def assign(stored: Tensor, rows: RowIndex, values: Tensor) -> None:
+    """Write some clients' rows in place; rows that are shorter (with an entry per sample) are padded with 0."""
+    if stored.shape[1:] == values.shape[1:]:
+        stored[rows] = values.to(stored)
+    else:
+        stored[rows] = 0
+        stored[rows, : values.shape[1]] = values.to(stored)
+
+
+class RoundUploads:
+    """The results of all clients that trained in a round; shared parameters are added to a running mean at once."""
+
+    def __init__(self, clients: Tensor, counts: Tensor, storage: RowStorage, keep_heads: bool) -> None:
+        self.clients, self.counts = clients, counts
+        self.weights = counts / counts.sum()
+        memory = RowStorage(counts.device)
+        self.mean = Mean()
+        self.seen = Rows(len(clients), memory)
+        """Parameters that the server sees for each client: personal and collected ones."""
+        self.extras = Rows(len(clients), memory)
+        self.heads = Rows(len(clients), memory) if keep_heads else None
+        self.kept = Rows(len(clients), storage)
+        """Private parameters."""
+        self.memory = Rows(len(clients), storage)
+        self.velocity = Rows(len(clients), storage)
+        self.losses: list[Tensor] = []
+        self.names: list[str] = []
+        self.tallies: list[tuple[np.ndarray, np.ndarray]] = []
+        """Correct predictions of each group right after local training."""
+        self.bytes_up = 0
+
+    def add(self, cohort: Cohort, extras: Tensors, losses: Tensor, roles: Mapping[str, Role]) -> None:
+        """Add the next group after its training."""
+        first, trained = len(self.names), cohort.params.own
+        of = {role: {name: value for name, value in trained.items() if roles[name] is role} for role in Role}
+        self.mean.add(of[Role.SHARED], self.weights[first : first + len(cohort)])
+        self.seen.put(first, {**of[Role.COLLECTED], **of[Role.PERSONAL]})
+        self.kept.put(first, of[Role.PRIVATE])
+        self.extras.put(first, extras)
+        self.memory.put(first, cohort.memory.own)
+        self.velocity.put(first, cohort.velocity)
+        if self.heads is not None:
+            self.heads.put(first, {name: value for name, value in trained.items() if Net.in_head(name)})
+        self.losses.append(losses)
+        self.names += cohort.names
+        self.bytes_up += size(trained) - size(of[Role.PRIVATE]) + size(extras)
+
+    def for_server(self) -> Uploads:
+        """Return what the server receives."""
+        rows = self.clients.to(self.counts.device)
+        seen, extras = self.seen.tensors, self.extras.tensors
+        return Uploads(rows, seen, extras, self.counts, tuple(self.names), self.mean.total)
+
+    def client_losses(self) -> Tensor:
+        """Return the mean training loss of each client."""
+        return torch.cat(self.losses)
+
+
+def check_finite(cohort: Cohort, losses: Tensor, extras: Tensors, number: int) -> None:
+    """Raise an error that names the clients whose training has diverged."""
+    values = (*cohort.params.own.values(), *extras.values())
+    sums = [value.sum(dim=tuple(range(1, value.dim()))) if value.dim() > 1 else value for value in values]
+    finite = torch.isfinite(torch.stack([losses, *(total.to(losses) for total in sums)])).all(dim=0).tolist()
+    if not all(finite):
+        names = ", ".join(name for name, fine in zip(cohort.names, finite, strict=True) if not fine)
+        raise Diverged(
+            f"Training diverged in round {number}: the loss or weights of client {names} are not finite;"
+            " a smaller --lr, or a smaller --clip above 0, may help."
+        )
 
 
 @dataclass

@@ -5,8 +5,7 @@ from torch import nn
 
 from fedrema.core.aggregation import per_client
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors, squared_distance
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 
 
 def make_net() -> Net:
