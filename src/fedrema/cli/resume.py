@@ -10,7 +10,7 @@ from fedrema.cli.arguments import parse_arguments, positional
 if TYPE_CHECKING:
     from fedrema.cli.progress import RunProgress
     from fedrema.config.settings import Settings
-    from fedrema.runs.joint import Outcome, Watching
+    from fedrema.runs.execute_many import CallbackFor, Outcome
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +40,15 @@ def resume(arguments: list[str]) -> int:
     from fedrema.cli.run import follow
     from fedrema.reporting.trackers import open_trackers
     from fedrema.runs.directory import RunDirectory
-    from fedrema.runs.joint import execute_all
-    from fedrema.runs.series import runs_in
+    from fedrema.runs.execute_many import execute_all
+    from fedrema.runs.run_list import runs_in
 
     changes = {name: getattr(args, name) for name in ("rounds", "data_dir", "device")}
     wanted = runs_in(args.dir, changes)
     for settings in wanted:
         RunDirectory(settings.output.folder).lock().check()
 
-    def outcomes(watching: "Watching", progress: "RunProgress") -> Iterator[tuple["Settings", "Outcome"]]:
+    def outcomes(watching: "CallbackFor", progress: "RunProgress") -> Iterator[tuple["Settings", "Outcome"]]:
         return execute_all(wanted, watching, resume=True, changes=changes, observers=[open_trackers])
 
     return follow(outcomes, wanted, args.dir, args.quiet, args.open, resumed=True)

@@ -184,7 +184,7 @@ def _light(record: RoundRecord) -> RoundRecord:
     return replace(record, participants=[], dropped=[], client_loss=[], metrics=metrics, trained=trained, trace=trace)
 
 
-class ThinnedRun(Run):
+class DownsampledRun(Run):
     """A run of which at most `most` evenly spaced rounds are read."""
 
     def __init__(self, path: Path | str, most: int = KEPT_ROUNDS) -> None:
@@ -243,7 +243,7 @@ def _source(manifest: Manifest) -> tuple[str, list[str]]:
     return manifest.identity, manifest.federation.names
 
 
-def thinned_notes(runs: Sequence[ThinnedRun]) -> list[str]:
+def thinned_notes(runs: Sequence[DownsampledRun]) -> list[str]:
     """Return sentences that describe which rounds are not shown."""
     strides = {run.file.stride: run for run in runs if run.file.stride > 1}
     notes = [

@@ -153,7 +153,7 @@ def _arrive(simulator: Simulator, state: SimulationState) -> Cohort:
         elif simulator.method.role(simulator.net, name) is Role.PERSONAL:
             params[name] = state.params.own[name].mean(dim=0)
     cohort = simulator.cohort(new, torch.zeros(1, dtype=torch.long))
-    return simulator.start_new_clients(
+    return simulator.start_clients(
         replace(cohort, params=ClientTensors(_row(params)), inbox=ClientTensors(common=state.inbox.common))
     )
 
@@ -194,5 +194,5 @@ def _match(
 
 
 def _accuracy(simulator: Simulator, cohort: Cohort) -> float | None:
-    correct, samples = simulator.tally_as_is(simulator.method, cohort)
+    correct, samples = simulator.count_correct(simulator.method, cohort)
     return ratio(correct.sum(), samples.sum())

@@ -89,7 +89,7 @@ class Simulator(Clients):
             relations = self._relations(uploads, answer.trace, moment)
             record = _with_training(record, uploads, answer, bytes_down)
             clock.lap("other")
-        self._restart_new_clients(state, moment)
+        self._update_waiting_clients(state, moment)
         state.round = moment.round
         if self._due(moment, self.settings.evaluate_every):
             evaluation = self.score(state, moment)
@@ -120,11 +120,11 @@ class Simulator(Clients):
         uploads = RoundUploads(clients, counts, self.storage, keep_heads=relations_due)
         new = self._new_clients(moment.round)
         for group in self.groups(clients):
-            self.train_group(state, group, moment, uploads, clock, group[torch.isin(group, new)])
+            self.train_chunk(state, group, moment, uploads, clock, group[torch.isin(group, new)])
         return uploads
 
     @with_own_threads
-    def train_group(
+    def train_chunk(
         self,
         state: SimulationState,
         clients: Tensor,
@@ -137,7 +137,7 @@ class Simulator(Clients):
         cohort = self.cohort(state, clients, with_velocity=True)
         if new is not None and len(new):
             rows = torch.searchsorted(clients, new)
-            cohort = _with_rows(cohort, rows.to(self.device), self.start_new_clients(self.cohort(state, new)))
+            cohort = _with_rows(cohort, rows.to(self.device), self.start_clients(self.cohort(state, new)))
         cohort = self.begin(cohort, moment)
         clock.lap("other")
         trained, losses = self.local_training(cohort, moment)
@@ -152,7 +152,7 @@ class Simulator(Clients):
         uploads.add(ended, extras, losses, self.roles(ended.params))
         clock.lap("other")
         if self._due(moment, self.settings.evaluate_every):
-            uploads.tallies.append(self.tally_as_is(self.method, ended))
+            uploads.correct_counts.append(self.count_correct(self.method, ended))
             clock.lap("evaluate")
 
     def _draw_next_round(self, moment: Moment) -> None:
@@ -184,7 +184,7 @@ class Simulator(Clients):
         for group in self.groups(torch.tensor(joined)):
             cohort = self.cohort(state, group)
             for name, method in methods.items():
-                counted[name].append(self.tally_adapted(method, cohort, moment))
+                counted[name].append(self.count_correct_adapted(method, cohort, moment))
         counts = {name: concatenate_counts(parts) for name, parts in counted.items()}
         metric = metric_record(*counts.pop(""), joined, len(self.federation))
         alternatives = {
@@ -242,7 +242,7 @@ class Simulator(Clients):
         self._make_storage(sum(map(size, (state.params.own, state.velocity, state.memory))))
         return state.placed(self.storage, self.device)
 
-    def start_new_clients(self, cohort: Cohort) -> Cohort:
+    def start_clients(self, cohort: Cohort) -> Cohort:
         """Apply the method's `start` to clients that receive their first model.
 
         What `start` adds is derived from that model. Otherwise a personal model would begin with untrained weights.
@@ -262,11 +262,11 @@ class Simulator(Clients):
             return torch.empty(0, dtype=torch.long)
         return self.participation.new_clients(number)
 
-    def _restart_new_clients(self, state: SimulationState, moment: Moment) -> None:
+    def _update_waiting_clients(self, state: SimulationState, moment: Moment) -> None:
         """Derive the state of late clients that have not taken part yet from the current shared model."""
         new = self._new_clients(moment.round + 1)
         for group in self.groups(new) if len(new) else ():
-            started = self.start_new_clients(self.cohort(state, group))
+            started = self.start_clients(self.cohort(state, group))
             for stored, values in ((state.params.own, started.params.own), (state.memory, started.memory.own)):
                 for name, value in values.items():
                     assign(stored[name], row_index(group, stored[name].device), value)
@@ -345,9 +345,9 @@ def _with_training(record: RoundRecord, uploads: RoundUploads, answer: Answer, b
 
 def _trained_metrics(uploads: RoundUploads) -> dict[str, MetricRecord]:
     """Return the metrics of the participants right after local training; empty if they were not scored."""
-    if not uploads.tallies:
+    if not uploads.correct_counts:
         return {}
-    correct, samples = concatenate_counts(uploads.tallies)
+    correct, samples = concatenate_counts(uploads.correct_counts)
     return {PRIMARY: metric_record(correct, samples, range(len(correct)), len(correct))}
 
 

@@ -124,7 +124,7 @@ class RoundUploads:
         self.velocity = Rows(len(clients), storage)
         self.losses: list[Tensor] = []
         self.names: list[str] = []
-        self.tallies: list[tuple[np.ndarray, np.ndarray]] = []
+        self.correct_counts: list[tuple[np.ndarray, np.ndarray]] = []
         """Correct predictions of each group right after local training."""
         self.bytes_up = 0
 
