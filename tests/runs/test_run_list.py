@@ -131,7 +131,7 @@ def test_a_command_leaves_the_lists_of_other_commands_alone(tmp_path, stop_in, m
     capsys.readouterr()
     # Other runs in the same folder would replace the list; the same ones, given again, may.
     assert main(["run", "fedavg", *SMALL, "--seed", "7", "--seeds", "2", "--quiet", "--out", str(inside)]) == 2
-    assert f"continue them with fedrema resume {inside}" in capsys.readouterr().err
+    assert f"resume them with fedrema resume {inside}" in capsys.readouterr().err
     assert (inside / "runs.json").read_bytes() == kept
     assert main(["run", "fedavg", *SMALL, "--seeds", "2", "--overwrite", "--quiet", "--out", str(inside)]) == 0
     assert not (inside / "runs.json").exists()

@@ -25,7 +25,7 @@ class ExperimentOptions:
     """What is run, where, and where the results are written."""
 
     out: Path | None = None
-    """Folder of the results. Default: results/NAME, after the file (the paper: results/paper)."""
+    """Folder of the results. Default: results/NAME, after the file."""
     seeds: int | None = None
     """Number of training seeds 0, 1, …. Default: the number in the file."""
     rounds: int | None = None

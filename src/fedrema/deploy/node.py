@@ -75,7 +75,7 @@ class Node:
         simulator.train_chunk(state, ROW, simulator.moment(request.round), collected, Clock(simulator.device))
         self._keep(request, state, collected)
         # The mean over one client is its own model.
-        params = {**collected.mean.total, **_first_row(collected.seen.tensors)}
+        params = {**collected.mean.total, **_first_row(collected.visible.tensors)}
         return Reply(
             request.round,
             count,
@@ -123,7 +123,7 @@ class Node:
         if not self.has_state:
             return
         private = {
-            name: collected.kept.tensors.get(name, value)
+            name: collected.private.tensors.get(name, value)
             for name, value in state.params.own.items()
             if self.simulator.method.role(self.simulator.net, name) in (Role.PRIVATE, Role.PERSONAL)
         }

@@ -12,8 +12,9 @@ from fedrema.core import Batch, Client, Loss, Method
 from fedrema.core.checks import check_loss, check_scores
 from fedrema.engine import kernels
 from fedrema.engine.batches import Samples, TrainingPlan, pack, stacked_batches
+from fedrema.engine.buffers import StaticBuffers
 from fedrema.engine.cohort import Cohort, Hook
-from fedrema.engine.cuda_graphs import CudaGraphs, StaticBuffers
+from fedrema.engine.cuda_graphs import CudaGraphs
 from fedrema.engine.devices import Arithmetic, in_training_arithmetic
 from fedrema.engine.sgd import PhaseSGD
 from fedrema.models.body_and_head import Net, Tensors
@@ -131,12 +132,12 @@ class StackedEngine:
                 buffers.step(sgd, batches, None if all_active else active)
 
             buffers.set_rate(phase.lr)
-            what = (sgd.loss, phase.step, sgd.names, phase.momentum, all_active, plan.local, id(samples.x))
+            graph_key = (sgd.loss, phase.step, sgd.names, phase.momentum, all_active, plan.local, id(samples.x))
             for packed_step in packed:
                 if self.graphs is None:
                     step(packed_step)
                 else:  # our kernels read the rate from memory; torch's step has it as a constant
-                    self.graphs.run(buffers, (*what, None if self.fused else phase.lr), packed_step, step)
+                    self.graphs.run(buffers, (*graph_key, None if self.fused else phase.lr), packed_step, step)
         return buffers.result(copy=self.graphs is not None)
 
 

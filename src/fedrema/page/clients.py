@@ -26,7 +26,7 @@ class ClientsOfRun(TypedDict):
     """Accuracy right after local training."""
     loss: NotRequired[Packed]
     presence: NotRequired[Packed]
-    """0: absent, 1: failed, 2: took part."""
+    """0: absent, 1: failed, 2: participated."""
     traces: NotRequired[dict[str, Packed]]
     """What the method traces per client, by name."""
     final: NotRequired[Packed]

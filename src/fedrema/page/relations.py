@@ -62,7 +62,7 @@ def relations_part(runs: Sequence[DownsampledRun]) -> RelationsPart:
 
 
 def _relations_file(run: DownsampledRun) -> "RelationsFile":
-    with run.directory.complete() as counts:
+    with run.directory.check_all_read() as counts:
         file = RelationsFile(run.directory.relations_file)
         counts["relations"] = len(file.rounds)
     return file

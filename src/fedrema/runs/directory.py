@@ -48,8 +48,8 @@ class RunDirectory:
     file and the remedy.
 
     Files: config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once the run has
-    finished), clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request);
-    run.lock, and running.json while a process writes to the folder.
+    finished), clients.npz (how many samples of each class each client holds), checkpoint/, models/ (after fedrema
+    export); run.lock, and running.json while a process writes to the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -265,13 +265,13 @@ class RunDirectory:
 
     def rounds(self) -> list[RoundRecord]:
         """Return all records, without a last line that is still being written."""
-        with self.complete() as counts:
+        with self.check_all_read() as counts:
             records = [record for record, _ in read_lines(self.chain())] if self.has_rounds() else []
             counts["rounds"] = len(records)
         return records
 
     @contextmanager
-    def complete(self) -> Iterator[dict[str, int]]:
+    def check_all_read(self) -> Iterator[dict[str, int]]:
         """Check that the code inside the context reads all recorded data.
 
         Yields a dictionary in which that code puts how many `rounds` and `relations` it has read.

@@ -28,7 +28,7 @@ from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run, is_finished
 from fedrema.runs.saved_settings import Changes, changed_settings, default_folder, saved_settings
 
-IF_DAMAGED = "remove it; fedrema resume then continues the runs that had been started"
+IF_DAMAGED = "remove it; fedrema resume then resumes the runs that had been started"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ def write_run_list(folder: Path, wanted: Sequence[Settings], federation: Federat
     file, mine = folder / RUN_LIST_FILE, {settings.output.folder for settings in wanted}
     if file.exists() and not all(run in mine or is_finished(run) for run in _folders(file)):
         raise BadInput(
-            f"{file} lists runs of an earlier command that are unfinished: continue them with fedrema resume {folder},"
+            f"{file} lists runs of an earlier command that are unfinished: resume them with fedrema resume {folder},"
             " choose another folder, or remove the list."
         )
     runs = [
@@ -95,7 +95,7 @@ def runs_in(folder: Path, changes: Changes | None = None, own_module: bool = Fal
     `changes` replace saved settings of all of them; `own_module`: the network is given in Python.
     """
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not the folder of a run, nor one that holds runs: there is no such folder.")
+        raise BadInput(f"{folder} does not exist: name the folder of a run, or one that holds runs.")
     itself = RunDirectory(folder)
     if itself.config_file.exists() or itself.looks_like_run():
         return [saved_settings(RunDirectory.open(folder), changes, own_module)]

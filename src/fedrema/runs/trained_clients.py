@@ -92,7 +92,7 @@ class TrainedClients:
         state = load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
         adapted: dict[int, Tensors] = {}
         # In the same groups as for scoring: the last bits depend on which clients are computed together.
-        for part in simulator.groups(torch.arange(state.clients)):
+        for part in simulator.chunks(torch.arange(state.clients)):
             wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
             if wanted:
                 cohort = simulator.cohort(state, part)
