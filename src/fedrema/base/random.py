@@ -20,6 +20,16 @@ def numpy_generator(*parts: Part) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed_of(*parts)))
 
 
+def step_keys(*parts: Part, steps: int) -> np.ndarray:
+    """Return a 64-bit integer for each of some steps, to be used as the key of a counter-based generator."""
+    with np.errstate(over="ignore"):  # integers wrap around, as intended
+        value = np.uint64(seed_of(*parts)) + np.arange(1, steps + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        # The finaliser of SplitMix64: all bits of the result depend on all bits of the value.
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (value ^ (value >> np.uint64(31))).view(np.int64)
+
+
 def torch_generator(*parts: Part) -> torch.Generator:
     """Return the torch generator of a key; always on the CPU, so that draws do not depend on the device."""
     return torch.Generator().manual_seed(seed_of(*parts))

@@ -43,10 +43,12 @@ class Batch:
     index: Tensor
     """Index of each sample in the client's training set, for methods that store something per sample. `begin` and `end`
     receive all samples in this order."""
+    key: Tensor | None = None
+    """In training, one integer that keys the random numbers of layers such as dropout."""
 
     def rows(self, which: slice) -> "Batch":
         """Return some of the samples."""
-        return Batch(self.x[which], self.y[which], self.mask[which], self.index[which])
+        return Batch(self.x[which], self.y[which], self.mask[which], self.index[which], self.key)
 
 
 @dataclass(frozen=True)

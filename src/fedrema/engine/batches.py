@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.base.random import numpy_generator
+from fedrema.base.random import numpy_generator, step_keys
 from fedrema.core import Batch, LocalTraining, Method, Phase
 from fedrema.data.federation import Federation, Split, to_float
 from fedrema.engine.cohort import Cohort, RowIndex
@@ -87,6 +87,8 @@ class Order:
     """[k, steps, batches per step] real samples in each batch; they come first."""
     steps: np.ndarray
     """[k] how many steps each client takes; clients with less data take fewer."""
+    keys: np.ndarray
+    """[k, steps, batches per step] keys of the random numbers that layers draw for each batch."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def draw_order(
             batch = stream[place % len(stream)]
             index[row, place // per_step, place % per_step, : len(batch)] = batch
             sizes[row, place // per_step, place % per_step] = len(batch)
-    return Order(index, sizes, steps)
+    keys = np.stack([step_keys(*key, name, "layers", steps=sizes[0].size) for name in names])
+    return Order(index, sizes, steps, keys.reshape(sizes.shape))
 
 
 def _stream(generator: np.random.Generator, count: int, epochs: int, local: LocalTraining) -> list[np.ndarray]:
@@ -146,34 +149,43 @@ def _stream(generator: np.random.Generator, count: int, epochs: int, local: Loca
 def client_batches(samples: Samples, client: int, order: Order, k: int) -> Iterator[tuple[Batch, ...]]:
     """Yield the batches of each step of one client, which is row `k` of the order; nothing is padded."""
     x, y = samples.x[client], samples.y[client]
+    keys = torch.from_numpy(order.keys[k]).to(x.device)
     for step in range(int(order.steps[k])):
         batches = []
         for place in range(order.index.shape[2]):
             index = torch.from_numpy(order.index[k, step, place, : order.sizes[k, step, place]]).to(x.device)
             mask = x.new_ones(len(index), dtype=samples.mask_dtype)
-            batches.append(Batch(x[index], y[index], mask, index))
+            batches.append(Batch(x[index], y[index], mask, index, keys[step, place]))
         yield tuple(batches)
 
 
 def pack(order: Order, device: torch.device) -> Tensor:
-    """Return an order as one tensor [steps, k, batches per step, batch + 2] on a device.
+    """Return an order as one tensor [steps, k, batches per step, batch + 3] on a device.
 
-    The last two columns are the number of real samples and whether the client is active. With a single tensor, a
-    captured step needs only one copy for its input.
+    The last three columns are the key, the number of real samples, and whether the client is active. With a single
+    tensor, a captured step needs only one copy for its input.
     """
     k, steps, per_step, _ = order.index.shape
     active = np.broadcast_to(np.arange(steps) < order.steps[:, None], (k, steps))
-    columns = [order.index, order.sizes[..., None], np.broadcast_to(active[..., None, None], (k, steps, per_step, 1))]
+    every_batch = np.broadcast_to(active[..., None], (k, steps, per_step))
+    columns = [order.index, *(each[..., None] for each in (order.keys, order.sizes, every_batch))]
     return torch.from_numpy(np.concatenate(columns, axis=-1).swapaxes(0, 1).copy()).to(device)
 
 
 def stacked_batches(packed_step: Tensor, samples: Samples, rows: Tensor) -> tuple[tuple[Batch, ...], Tensor]:
     """Return the batches [k, batch, ...] of one step of a packed order, and which clients are active [k]."""
-    index, sizes, active = packed_step[..., :-2], packed_step[..., -2], packed_step[:, 0, -1]
+    index, keys, sizes = packed_step[..., :-3], packed_step[..., -3], packed_step[..., -2]
+    active = packed_step[:, 0, -1]
     mask = (torch.arange(index.shape[-1], device=packed_step.device) < sizes[..., None]).to(samples.mask_dtype)
     which = rows[:, None]
     batches = [
-        Batch(samples.x[which, index[:, place]], samples.y[which, index[:, place]], mask[:, place], index[:, place])
+        Batch(
+            samples.x[which, index[:, place]],
+            samples.y[which, index[:, place]],
+            mask[:, place],
+            index[:, place],
+            keys[:, place],
+        )
         for place in range(packed_step.shape[1])
     ]
     return tuple(batches), active.to(samples.mask_dtype)

@@ -192,6 +192,7 @@ def join_orders(orders: Sequence[Order]) -> Order:
         np.concatenate([padded(order.index) for order in orders]),
         np.concatenate([padded(order.sizes) for order in orders]),
         np.concatenate([order.steps for order in orders]),
+        np.concatenate([padded(order.keys) for order in orders]),
     )
 
 

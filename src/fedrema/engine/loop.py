@@ -150,7 +150,7 @@ class LoopEngine:
             torch.set_num_threads(before)
 
     def _value(self, net: Net, loss: Loss, client: Client, batch: Batch) -> Tensor:
-        with self.arithmetic.torch_context(), net.batch_context(None, client.params):
+        with self.arithmetic.torch_context(), net.batch_context(None, client.params, batch.key, len(batch.y)):
             return check_loss(loss, loss(net, client, batch))
 
 

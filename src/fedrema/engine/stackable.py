@@ -30,7 +30,7 @@ def why_not_stackable(net: Net, sample: Tensor) -> str | None:
     net.train(True)
     failure = (RuntimeError, ValueError, NotImplementedError, BadInput)
     try:
-        with trace, net.batch_context(torch.ones(2)):
+        with trace, net.batch_context(torch.ones(2), key=torch.tensor(0), samples=2):
             total = vmap(net, in_dims=(0, None))(leaves, sample.expand(2, *sample.shape[1:])).sum()
     except failure as error:
         return f"{trace.inside()} does not run under vmap ({_reason(error)})"

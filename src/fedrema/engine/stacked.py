@@ -104,7 +104,7 @@ class StackedEngine:
 
         def value_of(loss: Loss, client: Client, batch: Batch) -> Tensor:
             def one_loss(one: Client, its: Batch) -> Tensor:
-                with self.net.batch_context(its.mask, one.params):
+                with self.net.batch_context(its.mask, one.params, its.key, len(its.y)):
                     return check_loss(loss, loss(self.net, one, its))
 
             with self.precision_context():
@@ -167,8 +167,8 @@ def _over_clients(
         "count": 0,
     }
 
-    def one(fields: dict[str, Any], x: Tensor, y: Tensor, mask: Tensor, index: Tensor) -> Any:
-        return function(Client(**fields), Batch(x, y, mask, index))
+    def one(fields: dict[str, Any], x: Tensor, y: Tensor, mask: Tensor, index: Tensor, key: Tensor | None) -> Any:
+        return function(Client(**fields), Batch(x, y, mask, index, key))
 
     fields = {name: getattr(client, name) for name in axes}
     if batch.x.device.type == "cpu":
@@ -177,8 +177,8 @@ def _over_clients(
         fields, axes = _expanded(fields, axes, len(cohort))
     # vmap refuses an axis for a dict without tensors.
     axes = {name: None if isinstance(fields[name], dict) and not fields[name] else axis for name, axis in axes.items()}
-    mapped = vmap(one, in_dims=(axes, 0, 0, 0, 0), randomness=randomness)
-    return mapped(fields, batch.x, batch.y, batch.mask, batch.index)
+    mapped = vmap(one, in_dims=(axes, 0, 0, 0, 0, None if batch.key is None else 0), randomness=randomness)
+    return mapped(fields, batch.x, batch.y, batch.mask, batch.index, batch.key)
 
 
 def _expanded(fields: dict[str, Any], axes: dict[str, Any], k: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -9,46 +9,13 @@ without samples, it does not update the statistics.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedrema.errors import BadInput
-
-
-class BatchContext:
-    """The batch that a network is computing on, shared by all its batch-norm layers."""
-
-    def __init__(self) -> None:
-        self.mask: Tensor | None = None
-        """[n] 1 for real samples and 0 for padding; None if all samples are real."""
-        self.trained: Mapping[int, Tensor] = {}
-        """The tensors of the client that is being trained, by their `id`; their statistics are updated."""
-
-    @contextmanager
-    def entered(self, mask: Tensor | None, trained: Mapping[int, Tensor]) -> Iterator[None]:
-        """Set the mask of a batch and the tensors of the training client while the context lasts."""
-        previous = self.mask, self.trained
-        self.mask, self.trained = mask, trained
-        try:
-            yield
-        finally:
-            self.mask, self.trained = previous
-
-    def mask_of(self, x: Tensor) -> Tensor:
-        """Return which of the samples in x [n, ...] are real."""
-        if self.mask is None:
-            return x.new_ones(len(x))
-        if len(self.mask) != len(x):
-            raise BadInput(
-                f"Batch norm received {len(x)} samples but the batch has {len(self.mask)}, so it does not know which of"
-                " them are padding: pass a mask in the loss, net(params, x, mask), or use --backend loop."
-            )
-        return self.mask
+from fedrema.models.batch_context import BatchContext
 
 
 class MaskedBatchNorm(_BatchNorm):

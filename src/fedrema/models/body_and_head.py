@@ -1,7 +1,7 @@
 """Split any `nn.Module` into a feature extractor (body) and a classifier (head), as functions of named tensors."""
 
 import copy
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedrema.errors import BadInput, raised_by_user
-from fedrema.models.batch_norm import BatchContext, mask_batch_norm
+from fedrema.models.batch_context import BatchContext
+from fedrema.models.batch_norm import mask_batch_norm
+from fedrema.models.layer_functions import LayerFunctions, needs_layer_functions
 
 Tensors = dict[str, Tensor]
 """A named set of tensors: one client's, or all clients' with a leading axis."""
@@ -58,6 +60,8 @@ class Net:
         whole = copy.deepcopy(module).eval()
         body = copy.deepcopy(whole)
         self._context = BatchContext()
+        self._functions: LayerFunctions | None = None
+        """Replaces some of torch's functions in networks that call them."""
         mask_batch_norm(body, self._context)
         self._head = body.get_submodule(self.head_name)
         parent, _, leaf = self.head_name.rpartition(".")
@@ -127,6 +131,8 @@ class Net:
                 f"--head {self.head_name} is not the last submodule that the network calls:"
                 " name the submodule whose output is the logits."
             )
+        if needs_layer_functions(whole, sample):
+            self._functions = LayerFunctions(self._context)
         return features, logits
 
     def _collect(self, part: str, module: nn.Module, prefix: str) -> None:
@@ -156,7 +162,13 @@ class Net:
         """Return logits [n, C] of inputs x [n, ...]."""
         return self.classify(params, self.features(params, x, mask), mask)
 
-    def batch_context(self, mask: Tensor | None, trained: Tensors | None = None) -> AbstractContextManager[None]:
+    def batch_context(
+        self,
+        mask: Tensor | None,
+        trained: Tensors | None = None,
+        key: Tensor | None = None,
+        samples: int | None = None,
+    ) -> AbstractContextManager[None]:
         """Return a context in which the network computes on a batch.
 
         Parameters
@@ -165,8 +177,12 @@ class Net:
             [n] which of its samples are real; None if all are, for any inputs.
         trained
             The tensors that the client trains; only batch-norm statistics among them are updated.
+        key
+            One integer that keys the random numbers of layers such as dropout; None: they use torch's generator.
+        samples
+            Number of samples of the batch, including padding.
         """
-        return self._context.entered(mask, {id(value): value for value in (trained or {}).values()})
+        return self._context.batch(mask, {id(value): value for value in (trained or {}).values()}, key, samples)
 
     def classify_all(self, heads: Tensors, h: Tensor) -> Tensor:
         """Return logits [k, n, C] of k stacked heads on the same features h [n, d]."""
@@ -231,7 +247,8 @@ class Net:
 
     def _call(self, part: str, module: nn.Module, params: Tensors, value: Tensor, mask: Tensor | None) -> Tensor:
         given: dict[str, Any] = {name: params[full] for name, full in self._names[part]}
-        with self._context.entered(self._context.mask if mask is None else mask, self._context.trained):
+        functions: AbstractContextManager[object] = self._functions or nullcontext()
+        with self._context.entered(self._context.mask if mask is None else mask, self._context.trained), functions:
             result: Tensor = functional_call(module, given, (value,))
         # Layers may compute in 16 bits; methods see results in the precision of the parameters.
         return result.to(next(iter(given.values())).dtype) if given else result
