@@ -10,7 +10,7 @@ from fedrema.cli.arguments import parse_settings
 from fedrema.data import build_federation
 from fedrema.methods import registry
 from fedrema.reporting.tables import markdown_lines
-from fedrema.runs.execute import prepare
+from fedrema.runs.execute import build_simulator
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
 
@@ -39,7 +39,7 @@ def quickest_rounds(arguments: list[str]) -> dict[str, dict[str, float]]:
     playing: dict[str, tuple[Simulator, SimulationState]] = {}
     for name in registry():
         settings = parse_settings(name, [*arguments, "--device", "cpu"])
-        simulator = prepare(settings, build_federation(settings.data))
+        simulator = build_simulator(settings, build_federation(settings.data))
         playing[name] = simulator, simulator.start()
     quickest: dict[str, dict[str, float]] = {}
     for number in range(EARLY + COUNTED):

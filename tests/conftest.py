@@ -40,7 +40,7 @@ def others_start_at_once(programs, monkeypatch):
 UNTRACED = {
     *("test_methods.py", "test_hostile_replies.py", "test_same_as_simulated.py", "test_new_clients.py"),
     *("test_personal_model.py", "test_many_clients.py", "test_kernels.py", "test_figures.py", "test_reproduce.py"),
-    *("test_docs.py", "test_joint.py", "test_beyond.py", "test_models.py", "test_launchers.py"),
+    *("test_docs.py", "test_execute_many.py", "test_beyond.py", "test_models.py", "test_launchers.py"),
 }
 """Files whose tests run the same lines again and again: for every method, attack, shape or figure. Other tests cover
 these lines, and tracing them takes as long again as running them."""

@@ -1,4 +1,4 @@
-"""Personalised federated learning: FedReMa and its baselines, fast, on your own data.
+"""Personalised federated learning: FedReMa and other methods, fast, on your own data.
 
 >>> import fedrema
 >>> run = fedrema.run("fedrema", rounds=3, out="runs/three-rounds", overwrite=True)

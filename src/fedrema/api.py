@@ -11,10 +11,10 @@ from fedrema.core.checks import check_method
 from fedrema.data import Federation, build_federation
 from fedrema.reporting.trackers import check_trackers, open_trackers
 from fedrema.runs.directory import FEDERATION_FILE
-from fedrema.runs.execute import Watcher, execute
+from fedrema.runs.execute import RoundCallback, execute
 from fedrema.runs.execute import resume as resume_run
 from fedrema.runs.run import Run
-from fedrema.runs.series import execute_seeds, resume_series
+from fedrema.runs.run_list import execute_seeds, resume_listed
 
 
 @overload
@@ -24,7 +24,7 @@ def run(
     federation: Federation | str | None = None,
     net: nn.Module | str | None = None,
     out: str | Path | None = None,
-    watch: Watcher | None = None,
+    watch: RoundCallback | None = None,
     seeds: None = None,
     **settings: Any,
 ) -> Run: ...
@@ -37,7 +37,7 @@ def run(
     federation: Federation | str | None = None,
     net: nn.Module | str | None = None,
     out: str | Path | None = None,
-    watch: Watcher | None = None,
+    watch: RoundCallback | None = None,
     seeds: int,
     **settings: Any,
 ) -> list[Run]: ...
@@ -49,7 +49,7 @@ def run(
     federation: Federation | str | None = None,
     net: nn.Module | str | None = None,
     out: str | Path | None = None,
-    watch: Watcher | None = None,
+    watch: RoundCallback | None = None,
     seeds: int | None = None,
     **settings: Any,
 ) -> Run | list[Run]:
@@ -100,16 +100,18 @@ def run(
     return execute_seeds(chosen, given, module, watch, [open_trackers])
 
 
-def resume(path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any) -> Run:
+def resume(
+    path: str | Path, *, net: nn.Module | None = None, watch: RoundCallback | None = None, **settings: Any
+) -> Run:
     """Resume an interrupted run; `rounds`, `data_dir` and `device` may be changed."""
     return resume_run(Path(path), settings, net, watch, [open_trackers])
 
 
 def resume_all(
-    path: str | Path, *, net: nn.Module | None = None, watch: Watcher | None = None, **settings: Any
+    path: str | Path, *, net: nn.Module | None = None, watch: RoundCallback | None = None, **settings: Any
 ) -> list[Run]:
     """Resume all runs in a folder, including those that had not started yet, and return all of them."""
-    return resume_series(Path(path), settings, net, watch, [open_trackers])
+    return resume_listed(Path(path), settings, net, watch, [open_trackers])
 
 
 def load(path: str | Path) -> Run:

@@ -163,7 +163,7 @@ def test_a_network_of_ones_own_and_one_that_fails(capsys, small_and_here):
         (["--json", "."], "--json . cannot be written"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--epochs", "0"], "--epochs must be at least 1, got 0"),
-        (["--participation", "0.5"], "--participation 0.5 is not valid here: all clients take part in every step"),
+        (["--participation", "0.5"], "--participation 0.5 is not valid here: all clients participate in every step"),
         (["--speed", "9"], "fedrema bench has no option --speed"),
         (["--device", "tpu"], "--device must be auto, cpu or cuda, got 'tpu'."),
         (["--precision", "bf16", "--device", "cpu"], "--precision bf16 needs a CUDA device"),

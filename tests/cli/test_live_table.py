@@ -15,7 +15,7 @@ from fedrema.experiments.forecast import Forecaster
 from fedrema.experiments.launchers import Event
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
-from fedrema.experiments.tasks import missing
+from fedrema.experiments.tasks import missing_tasks
 from tests.experiments.made_runs import keep, made_run, made_summary
 
 FILE = """
@@ -47,7 +47,7 @@ class Played:
         (folder / "two.toml").write_text(text)
         self.experiment = read_experiment(folder / "two.toml", {"device": "cpu"})
         self.store = Store(folder / "runs")
-        self.tasks = missing(self.experiment.cells, 2, self.store)
+        self.tasks = missing_tasks(self.experiment.cells, 2, self.store)
         self.table = LiveTable(
             [(self.experiment, 2)], self.tasks, self.store, Forecaster(self.store, "cpu", workers=2), quiet
         )
@@ -80,7 +80,7 @@ def test_it_fills_up(played):
         "FedAvg, small steps", "FedAvg, large steps", "FedPer, small steps", "FedPer, large steps",
     ]  # fmt: skip
     table = played.table
-    table.report(Event("began", small))
+    table.report(Event("started", small))
     assert played.shown()[0] == "Two by two"
     assert played.shown()[2:5] == ["FedAvg … ·", "FedPer · ·", "FedAvg, small steps: starting"]
     assert re.fullmatch(r"0 of 8 runs finished, about (a second|\d+ seconds) left", played.shown()[-1])
@@ -92,9 +92,9 @@ def test_it_fills_up(played):
 
     played.keep(small, 0, 0.5)
     played.keep(small, 1, 0.6)
-    table.report(Event("ended", small))
-    table.report(Event("began", large))
-    table.report(Event("began", other))
+    table.report(Event("finished", small))
+    table.report(Event("started", large))
+    table.report(Event("started", other))
     assert played.shown()[2:-1] == [
         "FedAvg 55.0 ± 7.1 …", "FedPer … ·", "FedAvg, large steps: starting", "FedPer, small steps: starting",
     ]  # fmt: skip
@@ -110,18 +110,18 @@ def test_it_fills_up(played):
     played.keep(other, 0)
     played.keep(other, 1)
     for task in (large, other):
-        table.report(Event("ended", task, failed=("…",)))
-    table.report(Event("began", last))
+        table.report(Event("finished", task, failed=("…",)))
+    table.report(Event("started", last))
     assert played.shown()[2:4] == ["FedAvg 55.0 ± 7.1 70.0 (1)", "FedPer diverged …"]
     assert played.shown()[-1] == "6 of 8 runs finished, about 20 seconds left"
     played.keep(last, 0, 0.7)
-    table.report(Event("refused", last, failed=("its process ended with code 130",)))  # stopped after its first seed
+    table.report(Event("failed", last, failed=("its process ended with code 130",)))  # stopped after its first seed
     assert played.shown() == ["7 of 8 runs finished"]
 
 
 def test_in_this_process_rounds_belong_to_what_has_begun(played):
     task = played.tasks[0]
-    played.table.report(Event("began", task))
+    played.table.report(Event("started", task))
     played.table.report(Event("round", seed=1, round=3, accuracy=0.0))
     assert "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 0.0 %" in played.shown()
 
@@ -129,30 +129,30 @@ def test_in_this_process_rounds_belong_to_what_has_begun(played):
 def test_without_columns_there_is_one_of_accuracies(tmp_path):
     text = re.sub(r"(?s)\[columns.small\].*?(?=\[rows)", "", FILE)
     played = Played(tmp_path, text=text)
-    played.table.report(Event("began", played.tasks[0]))
+    played.table.report(Event("started", played.tasks[0]))
     assert played.shown()[1:4] == ["accuracy", "FedAvg …", "FedPer ·"]
 
 
 def test_without_a_terminal_a_line_tells_of_each_task(played, capsys):
     small, large, *_ = played.tasks
     with played.table as table:
-        table.report(Event("began", small))
+        table.report(Event("started", small))
         table.report(Event("round", small, round=3, accuracy=0.5))
         assert capsys.readouterr().err == ""
         played.keep(small, 0, 0.5)
         played.keep(small, 1, 0.6)
-        table.report(Event("ended", small))
+        table.report(Event("finished", small))
         line = "FedAvg, small steps: 55.0 ± 7.1 (best accuracy); 2 of 8 runs finished, about 60 seconds left\n"
         assert capsys.readouterr().err == line
-        table.report(Event("began", large))
-        table.report(Event("refused", large, failed=("FedAvg, large steps: no data.",)))
+        table.report(Event("started", large))
+        table.report(Event("failed", large, failed=("FedAvg, large steps: no data.",)))
         assert re.match(r"FedAvg, large steps: no result; 2 of 8 runs finished, about 40 s", capsys.readouterr().err)
 
 
 def test_of_a_long_task_a_line_tells_now_and_then(played, capsys, monkeypatch):
     monkeypatch.setattr(live_table, "SECONDS_BETWEEN_LINES", 0.0)
     task = played.tasks[0]
-    played.table.report(Event("began", task))
+    played.table.report(Event("started", task))
     capsys.readouterr()
     played.table.report(Event("round", task, seed=0, round=3, accuracy=0.5))
     told = capsys.readouterr().err
@@ -165,7 +165,7 @@ def test_quiet_says_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(live_table, "SECONDS_BETWEEN_LINES", 0.0)
     played = Played(tmp_path, quiet=True)
     with played.table as table:
-        for kind in ("began", "round", "ended"):
+        for kind in ("started", "round", "finished"):
             table.report(Event(kind, played.tasks[0], round=3))
     assert capsys.readouterr() == ("", "")
 

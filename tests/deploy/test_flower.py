@@ -17,7 +17,7 @@ from fedrema.deploy.flower_conductor import Conductor
 from fedrema.deploy.run_config import Plan, read_run_config, run_config
 from fedrema.errors import BadInput
 from fedrema.methods import registry
-from fedrema.runs.execute import prepare
+from fedrema.runs.execute import build_simulator
 from fedrema.runs.run import Run
 from tests.deploy.flower_in_process import InProcessGrid
 from tests.quick import quick_arguments
@@ -53,7 +53,7 @@ def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(me
     made = Federated(tmp_path, method, quick_arguments(method))
     conductor = made.conductor()
     conductor.conduct()
-    simulator = prepare(made.settings, build_federation(made.settings.data))
+    simulator = build_simulator(made.settings, build_federation(made.settings.data))
     state = simulator.start()
     records = [played.record for played in simulator.run(state)]
     central = conductor.central

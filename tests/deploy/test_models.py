@@ -18,7 +18,7 @@ from fedrema.data import build_federation
 from fedrema.deploy.node import partitioned_dataset
 from fedrema.errors import BadInput
 from fedrema.methods import registry
-from fedrema.runs.execute import prepare
+from fedrema.runs.execute import build_simulator
 from fedrema.runs.plain_model import model_of_run
 from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated, node
@@ -65,7 +65,7 @@ def test_a_node_writes_its_model_and_the_server_those_it_holds(method, tmp_path,
     assert (index["method"], index["round"], entry["client"]) == (method, 2, "2")
     assert entry["accuracy"] == recorded
     assert entry["train_count"] == run.config["federation"]["train_counts"][row]
-    simulator = prepare(made.settings, build_federation(made.settings.data))
+    simulator = build_simulator(made.settings, build_federation(made.settings.data))
     batch = simulator.test.of(row)
     if not overrides(made.settings.method, "predict"):
         right = (loaded(folder / "model", batch.x) == batch.y).double().mean()
@@ -195,11 +195,11 @@ def test_the_servers_config_is_complete(tmp_path):
     made.conductor().conduct()
     config = Run(tmp_path / "server").config
     federation = build_federation(made.settings.data)
-    assert config["federation"]["train_counts"] == prepare(made.settings, federation).train.counts.tolist()
+    assert config["federation"]["train_counts"] == build_simulator(made.settings, federation).train.counts.tolist()
     assert config["federation"]["last_counted"] == [2] * CLIENTS
     assert (config["ran_on"]["dtype"], config["ran_on"]["backend"]) == ("float64", "loop")
     config["ran_on"]["started"] = "2020-01-01T00:00:00+00:00"
-    with pytest.raises(BadInput, match="is trained over a network: fedrema deploy server continues it"):
+    with pytest.raises(BadInput, match="belongs to a deployment: resume it with fedrema deploy server"):
         fedrema.resume(tmp_path / "server")
     directory = Run(tmp_path / "server").directory
     directory.write_json(directory.config_file, config)

@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord
 from fedrema.deploy.messages import Reply, Score
 from fedrema.deploy.privacy import ACCOUNT, Account, PrivacyGuard, PrivacySettings
 from fedrema.errors import BadInput
-from fedrema.runs.checksums import sealed
+from fedrema.runs.checksums import with_checksum
 from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated
 
@@ -72,7 +72,7 @@ def test_epsilon_follows_the_formula(releases, tmp_path):
         protected = PrivacyGuard(protection, tmp_path / "privacy.json").protect(reply(), BEGUN)
     assert protected.epsilon == pytest.approx(by_hand(releases, 8.0, 1e-5), rel=1e-6)
     account = json.loads((tmp_path / "privacy.json").read_text())
-    assert account == sealed({"releases": [4.0] * releases, "format": 1}, ACCOUNT)
+    assert account == with_checksum({"releases": [4.0] * releases, "format": 1}, ACCOUNT)
 
 
 def test_a_node_stops_before_its_budget_is_exceeded(tmp_path):
@@ -146,7 +146,7 @@ def test_a_damaged_account_of_releases_is_refused(content, tmp_path):
 
 def test_an_edited_account_of_releases_is_refused_and_an_older_one_read(tmp_path):
     file = tmp_path / "privacy.json"
-    file.write_text(json.dumps(sealed({"releases": [4.0, 4.0]}, ACCOUNT)))
+    file.write_text(json.dumps(with_checksum({"releases": [4.0, 4.0]}, ACCOUNT)))
     assert Account.read(file).releases == [4.0, 4.0]
     file.write_text(file.read_text().replace("[4.0, 4.0]", "[4.0]"))
     with pytest.raises(BadInput, match="was altered or damaged"):

@@ -10,7 +10,7 @@ from fedrema.data import build_federation
 from fedrema.deploy.node import Node
 from fedrema.deploy.server import CentralServer
 from fedrema.methods import registry
-from fedrema.runs.execute import prepare
+from fedrema.runs.execute import build_simulator
 from tests.quick import quick_arguments
 
 CLIENTS, ROUNDS = 5, 3
@@ -22,7 +22,7 @@ ARGUMENTS = [
 
 def run_rounds(settings, federation, folder=None):
     """Run rounds with real nodes, in this process; the simulator decides which of them take part."""
-    simulator = prepare(settings, federation)
+    simulator = build_simulator(settings, federation)
     nodes = [Node(settings, federation.only(row), folder and folder / str(row)) for row in range(len(federation))]
     central = CentralServer(settings, federation.sample_shape, federation.classes, len(federation))
     records = []
@@ -45,7 +45,7 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method, late)
     settings = parse_settings(method, [*more, *ARGUMENTS, *quick_arguments(method), *who])
     federation = build_federation(settings.data)
     central, nodes, records = run_rounds(settings, federation)
-    simulator = prepare(settings, federation)
+    simulator = build_simulator(settings, federation)
     state = simulator.start()
     rows = [central.registry.names.index(node.name) for node in nodes]  # clients have rows in the order of joining
     assert (rows != sorted(rows)) == late

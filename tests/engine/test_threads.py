@@ -22,7 +22,7 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import read_checkpoint
-from fedrema.runs.execute import prepare, prepare_resumed
+from fedrema.runs.execute import build_simulator, prepare_resumed
 from tests.fixtures import make_federation, tanh_module, tanh_simulator
 
 
@@ -146,7 +146,7 @@ def test_the_choice_is_recorded_and_used_again_by_a_machine_that_would_choose_ot
     assert begun.config["ran_on"]["threads_per_operation"] == 1
     monkeypatch.setattr(backends, "SMALL_STEP", 0.0)
     monkeypatch.setattr(backends, "threads_per_operation", lambda *_: 3)
-    fresh = prepare(parse_settings("fedrema", ["--device", "cpu"]), make_federation())
+    fresh = build_simulator(parse_settings("fedrema", ["--device", "cpu"]), make_federation())
     assert isinstance(fresh.engine, LoopEngine)
     assert fresh.threads == 3
     assert isinstance(prepare_resumed(tmp_path / "begun").simulator.engine, StackedEngine)

@@ -15,7 +15,7 @@ from fedrema.experiments.figures.panels import Results
 from fedrema.experiments.spec import FigureSpec
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
-from fedrema.experiments.tasks import Runner, finished, missing
+from fedrema.experiments.tasks import Runner, finished_runs, missing_tasks
 from fedrema.methods import find_method
 from fedrema.reporting.plots import Look
 from tests.experiments.made_runs import made_run, made_summary
@@ -63,7 +63,7 @@ def experiment(file):
 
 def play(experiment, seeds, folder):
     store = Store(folder / "runs")
-    for task in missing(experiment.cells, seeds, store):
+    for task in missing_tasks(experiment.cells, seeds, store):
         Runner(store, folder / "work", lambda settings: lambda played: None).run(task)
     return store
 
@@ -140,7 +140,7 @@ def test_curves_are_means_over_seeds_in_a_panel_per_column(results, experiment, 
     figure = figure_of_curves(results("curves", rows=("fedavg", "fedrema")))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["40 samples", "20 samples"]
     for axes, column in zip(figure.axes, ("n40", "n20"), strict=True):
-        runs = finished(experiment.cell("fedavg", column), 2, store)
+        runs = finished_runs(experiment.cell("fedavg", column), 2, store)
         values = 100 * np.array([run.curves["accuracy"] for run in runs])
         assert axes.lines[0].get_ydata() == pytest.approx(values.mean(axis=0))
         band = axes.collections[0].get_paths()[0].vertices[:, 1]
@@ -209,7 +209,7 @@ def test_samples_are_in_their_order_with_deviations(results, experiment, store):
     assert [tick.get_text() for tick in best.get_xticklabels()] == ["20", "40"]
     assert best.get_xscale() == "log"
     for axes, quantity in ((best, "best_accuracy"), (honest, "honest_accuracy")):
-        runs = [finished(experiment.cell("fedavg", column), 2, store) for column in ("n20", "n40")]
+        runs = [finished_runs(experiment.cell("fedavg", column), 2, store) for column in ("n20", "n40")]
         values = 100 * np.array([[run.summary[quantity] for run in some] for some in runs])
         line, _, (bars,) = axes.containers[0]
         assert list(line.get_xdata()) == [20, 40]
@@ -221,7 +221,7 @@ def test_samples_are_in_their_order_with_deviations(results, experiment, store):
 
 def test_similarities_are_those_of_the_first_seed_with_frames_around_groups(results, experiment, store):
     figure = figure_of_similarity(results("similarity", rows=("fedavg", "fedrema"), columns=("n40",)))
-    (first, _) = finished(experiment.cell("fedavg", "n40"), 2, store)
+    (first, _) = finished_runs(experiment.cell("fedavg", "n40"), 2, store)
     rounds = list(first.matrices["S"])
     *panels, bar = figure.axes
     assert [axes.get_title(loc="left") for axes in panels] == 2 * [f"Round {number}" for number in rounds]
@@ -238,7 +238,7 @@ def test_similarities_are_those_of_the_first_seed_with_frames_around_groups(resu
 def test_matching_is_held_against_chance(results, experiment, store):
     figure = figure_of_matching(results("matching", rows=("fedavg", "fedrema"), columns=("n40",)))
     precision, recall = figure.axes
-    kept = [run.matching for run in finished(experiment.cell("fedavg", "n40"), 2, store)]
+    kept = [run.matching for run in finished_runs(experiment.cell("fedavg", "n40"), 2, store)]
     for axes, part in ((precision, "precision"), (recall, "recall")):
         assert axes.lines[0].get_ydata() == pytest.approx(100 * np.mean([getattr(one, part) for one in kept], axis=0))
         assert axes.get_ylim()[0] == 0
@@ -297,7 +297,7 @@ def test_weights_of_peers_are_shares_by_row(results, experiment, store):
     figure = figure_of_peers(results("peers", columns=("n40",)))
     first, second, _ = figure.axes
     assert [axes.get_title(loc="left") for axes in (first, second)] == ["FedReMa", "FedReMa, eager"]
-    counts = finished(experiment.cell("fedrema", "n40"), 2, store)[0].matrix("G")
+    counts = finished_runs(experiment.cell("fedrema", "n40"), 2, store)[0].matrix("G")
     assert np.asarray(first.images[0].get_array()) == pytest.approx(100 * counts / counts.sum(axis=1, keepdims=True))
     assert first.images[0].get_clim() == second.images[0].get_clim()
     assert "Not recorded" not in caption(figure)  # FedAvg and Local declare no such matrix

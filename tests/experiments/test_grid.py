@@ -19,7 +19,7 @@ from fedrema.experiments.spec import Published
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.table import Sheet, Statistic, statistic, within_noise
-from fedrema.experiments.tasks import Runner, finished, missing
+from fedrema.experiments.tasks import Runner, finished_runs, missing_tasks
 from fedrema.reporting.statistics import welch_interval
 from fedrema.runs.execute import Interrupted, execute
 from tests.experiments.made_runs import made_run, made_summary
@@ -64,7 +64,7 @@ def nobody(settings):
 def play(cells, seeds, store, work, watching=nobody):
     """Play what is missing; returns what went wrong, task by task."""
     runner = Runner(store, work, watching)
-    return [runner.run(task) for task in missing(cells, seeds, store)]
+    return [runner.run(task) for task in missing_tasks(cells, seeds, store)]
 
 
 def test_cells_are_rows_times_columns(file):
@@ -198,7 +198,7 @@ def test_a_cell_is_what_fedrema_run_gives(file, tmp_path):
     cell = read_experiment(file).cell("mine", "large")
     store = Store(tmp_path / "runs")
     assert play([cell], 2, store, tmp_path / "work") == [[]]
-    kept = finished(cell, 2, store)
+    kept = finished_runs(cell, 2, store)
     assert [one.seed for one in kept] == [0, 1]
     settings = cell.settings(1)
     settings = dataclasses.replace(settings, output=dataclasses.replace(settings.output, out=tmp_path / "run"))
@@ -212,7 +212,7 @@ def test_a_cell_is_what_fedrema_run_gives(file, tmp_path):
 def test_what_stands_in_two_tables_is_run_once(file, tmp_path):
     cells = read_experiment(file).cells
     store = Store(tmp_path / "runs")
-    assert len(missing([*cells, *cells], 2, store)) == 4
+    assert len(missing_tasks([*cells, *cells], 2, store)) == 4
     other = read_experiment(file, {"device": "cpu", "backend": "loop"}).cells
     assert key_of(cells[0].settings(0)) == key_of(other[0].settings(0))  # how it is computed is no part of it
     longer = read_experiment(file, {"rounds": 4}).cells
@@ -231,11 +231,11 @@ def test_a_stopped_grid_goes_on_from_its_checkpoint(file, tmp_path, capsys):
     store = Store(tmp_path / "runs")
     with pytest.raises(Interrupted):
         play([cell], 1, store, tmp_path / "unfinished", stopping)
-    assert finished(cell, 1, store) == []
+    assert finished_runs(cell, 1, store) == []
     seen = []
     play([cell], 1, store, tmp_path / "unfinished", lambda _: lambda played: seen.append(played.record["round"]))
     assert seen == [3]
-    stopped, undisturbed = (finished(cell, 1, each)[0].curves for each in (store, whole))
+    stopped, undisturbed = (finished_runs(cell, 1, each)[0].curves for each in (store, whole))
     assert len(stopped.pop("seconds")) == len(undisturbed.pop("seconds")) == 3
     assert stopped == undisturbed
 
@@ -247,7 +247,7 @@ def test_a_run_that_ended_before_it_was_kept_is_not_run_again(file, tmp_path):
     execute(dataclasses.replace(settings, output=dataclasses.replace(settings.output, out=folder)))
     store = Store(tmp_path / "runs")
     assert play([cell], 1, store, tmp_path / "unfinished", lambda _: pytest.fail("it has been run")) == [[]]
-    assert len(finished(cell, 1, store)) == 1
+    assert len(finished_runs(cell, 1, store)) == 1
     assert not folder.exists()
 
 
@@ -272,7 +272,7 @@ def test_only_what_fits_into_the_time_is_started(file, tmp_path, capsys):
     assert store.keys() == []
     assert main([*command, "--minutes", "10"]) == 0
     assert len(store.keys()) == 4
-    (later, *_) = missing(read_experiment(file, {"rounds": 1000000}).cells, 1, store)
+    (later, *_) = missing_tasks(read_experiment(file, {"rounds": 1000000}).cells, 1, store)
     assert Forecaster(store, "cpu").seconds(later) > 600
     capsys.readouterr()
     page = tmp_path / "out" / "two.md"
@@ -292,7 +292,7 @@ def test_folders_of_two_machines_can_be_merged(file, tmp_path):
         play(cells[2 * number : 2 * number + 2], 1, store, tmp_path / "work")
     for path in (tmp_path / "two").iterdir():
         shutil.copy(path, tmp_path / "one")
-    assert missing(cells, 1, Store(tmp_path / "one")) == []
+    assert missing_tasks(cells, 1, Store(tmp_path / "one")) == []
 
 
 @pytest.mark.parametrize(
@@ -366,6 +366,6 @@ def test_published_numbers_are_compared_with_the_quantity_that_the_file_names(tm
         sheet = Sheet(experiment, 1, store)
         assert f"compared with {quantity} accuracy" in sheet.explanation
         differences[quantity] = float(sheet.lines[0][4])
-        (run,) = finished(experiment.cells[0], 1, store)
+        (run,) = finished_runs(experiment.cells[0], 1, store)
         assert differences[quantity] == pytest.approx(100 * run.summary[f"{quantity}_accuracy"] - 50, abs=0.051)
     assert differences["best"] > differences["final"]

@@ -13,7 +13,7 @@ import pytest
 from fedrema.experiments.launchers import Event, InProcess, Workers
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
-from fedrema.experiments.tasks import Task, divided, missing
+from fedrema.experiments.tasks import Task, missing_tasks, split_tasks
 from fedrema.runs.execute import Interrupted
 
 pytestmark = [pytest.mark.usefixtures("others_start_at_once"), pytest.mark.xdist_group("launch")]
@@ -68,7 +68,7 @@ PATIENCE = 120.0
 
 def tasks_of(folder, text, store, seeds=1):
     (folder / "some.toml").write_text(text)
-    return missing(read_experiment(folder / "some.toml", {"device": "cpu"}).cells, seeds, store)
+    return missing_tasks(read_experiment(folder / "some.toml", {"device": "cpu"}).cells, seeds, store)
 
 
 def everything(task):
@@ -81,7 +81,7 @@ def test_who_is_asked_to_stop_before_a_run_begins_stops_in_its_first_round(tmp_p
     ended, before = [], signal.getsignal(signal.SIGTERM)
 
     def stop_at_the_second(event):
-        if event.kind == "began" and event.task is tasks[1]:
+        if event.kind == "started" and event.task is tasks[1]:
             signal.raise_signal(signal.SIGTERM)  # while its data are still to be read
 
     with pytest.raises(Interrupted):
@@ -96,7 +96,7 @@ def test_who_is_asked_to_stop_before_a_run_begins_stops_in_its_first_round(tmp_p
 
 
 def missing_again(folder, store):
-    return missing(read_experiment(folder / "some.toml", {"device": "cpu"}).cells, 1, store)
+    return missing_tasks(read_experiment(folder / "some.toml", {"device": "cpu"}).cells, 1, store)
 
 
 def kept(folder):
@@ -118,14 +118,14 @@ def test_processes_of_their_own_give_the_same_cells(tmp_path):
     tasks = tasks_of(tmp_path, FILE, here, 2)
     heard = []
     one = list(InProcess(here, tmp_path / "work").run(tasks, everything, heard.append))
-    assert [(event.kind, event.task, event.failed) for event in one] == [("ended", task, ()) for task in tasks]
-    assert [event.task for event in heard if event.kind == "began"] == tasks
-    assert {event.kind for event in heard} == {"began", "round"}
+    assert [(event.kind, event.task, event.failed) for event in one] == [("finished", task, ()) for task in tasks]
+    assert [event.task for event in heard if event.kind == "started"] == tasks
+    assert {event.kind for event in heard} == {"started", "round"}
     heard.clear()
     other = list(two_processes(there, tmp_path).run(tasks, everything, heard.append))
     assert sorted(tasks.index(event.task) for event in other) == [0, 1, 2]
-    assert {(event.kind, event.failed) for event in other} == {("ended", ())}
-    assert sorted(tasks.index(event.task) for event in heard if event.kind == "began") == [0, 1, 2]
+    assert {(event.kind, event.failed) for event in other} == {("finished", ())}
+    assert sorted(tasks.index(event.task) for event in heard if event.kind == "started") == [0, 1, 2]
     for task in tasks:  # of every run at least the first round is told of
         told = [event for event in heard if event.task == task and event.kind == "round"]
         assert {(event.seed, event.round) for event in told} >= {(0, 1), (1, 1)}
@@ -144,7 +144,7 @@ def test_what_diverges_is_told_and_remembered_and_the_rest_goes_on(tmp_path):
     tasks = tasks_of(tmp_path, wild, store)
     ended = list(two_processes(store, tmp_path).run(tasks, everything, lambda event: None))
     failed = {event.task.cell.title: event.failed for event in ended}
-    assert {event.kind for event in ended} == {"ended"}
+    assert {event.kind for event in ended} == {"finished"}
     assert set(failed) == {"fedavg", "wild", "FedReMa, patient", "fedper"}
     assert [title for title, sentences in failed.items() if sentences] == ["wild"]
     (sentence,) = failed["wild"]
@@ -168,7 +168,7 @@ def test_what_is_refused_is_told_in_one_sentence_and_the_rest_goes_on(launcher, 
     tasks = tasks_of(tmp_path, text, store)
     made = InProcess(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
     ended = list(made.run(tasks, everything, lambda event: None))
-    assert sorted(event.kind for event in ended) == ["ended", "ended", "ended", "refused"]
+    assert sorted(event.kind for event in ended) == ["finished", "finished", "finished", "failed"]
     (sentence,) = [sentence for event in ended for sentence in event.failed]
     assert sentence.startswith("absent: cannot download train-images-idx3-ubyte.gz from http://127.0.0.1:9/mnist/")
     assert "\n" not in sentence
@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_not_started(launcher, tmp_path):
     made = InProcess(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
     assert [event.task for event in made.run(tasks, fits, heard.append)] == [tasks[2]]
     assert asked == tasks
-    assert [event.task for event in heard if event.kind == "began"] == [tasks[2]]
+    assert [event.task for event in heard if event.kind == "started"] == [tasks[2]]
     assert store.keys() == [key_of(tasks[2].runs[0])]
 
 
@@ -367,11 +367,11 @@ def test_the_largest_tasks_are_halved_until_all_have_something_to_do(tmp_path):
     store = Store(tmp_path / "runs")
     one, *_ = tasks_of(tmp_path, FILE, store, 5)
     other = Task(one.cell, (0, 1))
-    assert divided([one, other], 2) == [one, other]
-    assert [task.seeds for task in divided([one, other], 4)] == [(0, 1), (2,), (3, 4), (0, 1)]
-    assert [task.seeds for task in divided([one, other], 20)] == [(0,), (1,), (2,), (3,), (4,), (0,), (1,)]
-    assert divided([], 3) == []
-    assert all(task.cell is one.cell for task in divided([one, other], 20))
+    assert split_tasks([one, other], 2) == [one, other]
+    assert [task.seeds for task in split_tasks([one, other], 4)] == [(0, 1), (2,), (3, 4), (0, 1)]
+    assert [task.seeds for task in split_tasks([one, other], 20)] == [(0,), (1,), (2,), (3,), (4,), (0,), (1,)]
+    assert split_tasks([], 3) == []
+    assert all(task.cell is one.cell for task in split_tasks([one, other], 20))
 
 
 @pytest.mark.parametrize("vary", ["training", "both"])
@@ -395,7 +395,7 @@ def test_an_order_says_all_that_is_needed(vary, tmp_path):
         Event("round", seed=0, round=1, accuracy=0.0),
         Event("round", seed=3, round=20, accuracy=0.5),
         Event("round", seed=3, round=20),
-        Event("ended", failed=("one: ü", "two")),
+        Event("finished", failed=("one: ü", "two")),
         Event("stopped"),
     ],
 )

@@ -16,7 +16,7 @@ from fedrema.experiments.report import write_report
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.table import Sheet
-from fedrema.experiments.tasks import Runner, finished, missing, outdated
+from fedrema.experiments.tasks import Runner, finished_runs, missing_tasks, outdated_keys
 from fedrema.methods.fedavg import FedAvg
 from fedrema.runs.provenance import inputs_of
 from tests.experiments.made_runs import keep
@@ -157,7 +157,7 @@ def test_a_partition_file_is_part_of_a_cell(tmp_path):
 def test_a_file_that_changes_while_a_grid_waits_is_not_trained_on_unnoticed(own):
     cell = read_experiment(own / "own.toml").cells[0]
     store = Store(own / "runs")
-    (task,) = missing([cell], 1, store)
+    (task,) = missing_tasks([cell], 1, store)
     CHANGES["the labels"](own)
     with pytest.raises(BadInput, match=r"^data.npz has changed since the command started"):
         Runner(store, own / "work", lambda _: lambda played: None).run(task)
@@ -218,7 +218,7 @@ def test_cells_of_an_older_revision_are_shown_as_outdated_and_run_again(plain, t
     assert "Marked †: computed by an older revision" in sheet.markdown()
     assert r"^{\dagger}" in sheet.latex()
     assert "†" in claims_markdown([judge(experiment.claims[0], experiment, 2, store)])
-    assert len(outdated(experiment.cells, 2, store)) == 2
+    assert len(outdated_keys(experiment.cells, 2, store)) == 2
     assert main(["grid", str(plain), "--out", str(out), "--minutes", "0"]) == 0
     said = capsys.readouterr()
     assert "2 finished runs are outdated: computed by an older revision of fedrema, run again." in said.err
@@ -229,7 +229,7 @@ def test_cells_of_an_older_revision_are_shown_as_outdated_and_run_again(plain, t
     assert main(["grid", str(plain), "--out", str(out)]) == 0
     assert capsys.readouterr().err.startswith("2 runs to do")
     assert len(store.keys()) == 4
-    assert not outdated(experiment.cells, 2, store)
+    assert not outdated_keys(experiment.cells, 2, store)
     assert all(store.has(key_of(cell.settings(seed))) for cell in experiment.cells for seed in range(2))
     assert "†" not in (out / "plain.md").read_text()
     assert main(["grid", str(plain), "--out", str(out)]) == 0
@@ -240,9 +240,9 @@ def test_a_cell_that_has_been_run_again_in_part_shows_only_what_is_current(plain
     monkeypatch.setattr(FedAvg, "revision", 2, raising=False)
     experiment, store = read_experiment(plain), Store(tmp_path / "out" / "runs")
     cell = experiment.cell("fedavg", "")
-    (task,) = missing([cell], 1, store)
+    (task,) = missing_tasks([cell], 1, store)
     assert Runner(store, tmp_path / "work", lambda _: lambda played: None).run(task) == []
-    assert [run.seed for run in finished(cell, 2, store)] == [0]
+    assert [run.seed for run in finished_runs(cell, 2, store)] == [0]
     assert Sheet(experiment, 2, store).lines[0][1] == "1"
 
 
@@ -254,9 +254,9 @@ def test_the_engine_has_a_revision_for_each_kind_of_device(plain, tmp_path, monk
     for run in runs:
         keep(store, dataclasses.replace(run, revisions={"method": 1, "cpu": 1}))
     monkeypatch.setitem(engine.REVISIONS, "cuda", 9)
-    assert not missing(experiment.cells, 2, store)
+    assert not missing_tasks(experiment.cells, 2, store)
     monkeypatch.setitem(engine.REVISIONS, "cpu", 2)
-    assert len(missing(experiment.cells, 2, store)) == 2
+    assert len(missing_tasks(experiment.cells, 2, store)) == 2
     write_report(experiment, 2, store, tmp_path / "out")
     assert "0, 2 outdated" in (tmp_path / "out" / "plain.csv").read_text()
 
@@ -264,7 +264,7 @@ def test_the_engine_has_a_revision_for_each_kind_of_device(plain, tmp_path, monk
 def test_an_unfinished_run_of_an_older_revision_begins_anew(plain, tmp_path, monkeypatch):
     cell = read_experiment(plain, {"rounds": 3}).cells[0]
     store, work = Store(tmp_path / "new"), tmp_path / "work"
-    (task,) = missing([cell], 1, store)
+    (task,) = missing_tasks([cell], 1, store)
 
     def interrupted(settings):
         def stop(played):

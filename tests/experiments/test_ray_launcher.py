@@ -21,7 +21,7 @@ from fedrema.experiments.launchers import Event, InProcess
 from fedrema.experiments.ray_launcher import OnRay, Slot, run_there
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
-from fedrema.experiments.tasks import missing
+from fedrema.experiments.tasks import missing_tasks
 from fedrema.runs.execute import Interrupted
 
 # Rays older than 2.60 leave /dev/null open and their processes to themselves when they end.
@@ -60,7 +60,7 @@ def written(tmp_path, text):
 
 
 def tasks_of(tmp_path, text, store, seeds=1):
-    return missing(read_experiment(written(tmp_path, text)).cells, seeds, store)
+    return missing_tasks(read_experiment(written(tmp_path, text)).cells, seeds, store)
 
 
 def always(task):
@@ -109,8 +109,8 @@ def test_cells_are_those_of_one_process_and_two_processes_made_them(tmp_path):
     last = list(launcher.run(tasks, always, heard.append))
     assert ray.is_initialized()  # it was there before, and stays
     assert sorted(map(id, tasks)) == sorted(id(event.task) for event in last)
-    assert {(event.kind, event.failed) for event in last} == {("ended", ())}
-    assert [event.task for event in heard if event.kind == "began"] == tasks
+    assert {(event.kind, event.failed) for event in last} == {("finished", ())}
+    assert [event.task for event in heard if event.kind == "started"] == tasks
     assert {event.seed for event in heard if event.kind == "round"} == {0, 1}
     assert store.keys() == alone.keys()
     assert len(store.keys()) == 8
@@ -143,10 +143,11 @@ def test_a_task_is_begun_when_there_is_room_and_only_if_it_fits(tmp_path):
     def report(event):
         happened.append((event.kind, tasks.index(event.task)))
 
-    for event in OnRay(store, 1, "auto").run(tasks, fits, lambda event: event.kind == "began" and report(event)):
+    for event in OnRay(store, 1, "auto").run(tasks, fits, lambda event: event.kind == "started" and report(event)):
         report(event)
     assert happened == [
-        ("asked", 0), ("asked", 1), ("began", 1), ("ended", 1), ("asked", 2), ("asked", 3), ("began", 3), ("ended", 3)
+        ("asked", 0), ("asked", 1), ("started", 1), ("finished", 1),
+        ("asked", 2), ("asked", 3), ("started", 3), ("finished", 3),
     ]  # fmt: skip
     assert len(store.keys()) == 2
 
@@ -162,7 +163,7 @@ def test_what_diverges_or_lacks_its_data_is_told_and_the_rest_goes_on(tmp_path):
     tasks = tasks_of(tmp_path, text, store)
     found = {event.task.cell.title: event for event in OnRay(store, 2, "auto").run(tasks, always, nobody)}
     assert {title: event.kind for title, event in found.items()} == {
-        "wild": "ended", "absent": "refused", "fedavg": "ended"
+        "wild": "finished", "absent": "failed", "fedavg": "finished"
     }  # fmt: skip
     assert found["wild"].failed[0].startswith("wild, seed 0: Training diverged")
     assert found["absent"].failed[0].startswith("absent: ")
@@ -188,11 +189,11 @@ def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
     store, heard = Store(tmp_path / "runs"), []
     tasks = tasks_of(tmp_path, FILE, store)
     found = {tasks.index(event.task): event for event in OnRay(store, 2, "cpu").run(tasks, always, heard.append)}
-    assert [found[number].kind for number in range(4)] == ["ended", "refused", "refused", "ended"]
+    assert [found[number].kind for number in range(4)] == ["finished", "failed", "failed", "finished"]
     lost = "fedavg, large: its process was lost twice (WorkerCrashedError); its last checkpoint is kept."
     assert found[1].failed == (lost,)
     assert found[2].failed == ("fedrema, small: RuntimeError: out of luck",)
-    assert [event.task for event in heard if event.kind == "began"] == tasks
+    assert [event.task for event in heard if event.kind == "started"] == tasks
     assert len(store.keys()) == 2
 
 
@@ -217,7 +218,7 @@ def test_a_stopped_grid_keeps_what_is_finished_and_goes_on(tmp_path):
     rounds = []
     tasks = tasks_of(tmp_path, text, store, seeds=2)[:1]
     assert tasks[0].seeds == (1,)
-    assert [event.kind for event in launcher.run(tasks, always, rounds.append)] == ["ended"]
+    assert [event.kind for event in launcher.run(tasks, always, rounds.append)] == ["finished"]
     assert next(event for event in rounds if event.kind == "round").round > 1
     assert len(store.keys()) == 2
     assert store.at(key_of(tasks[0].runs[0])).curves["round"] == list(range(1, 301))
@@ -227,7 +228,7 @@ def test_a_machine_with_another_version_refuses(tmp_path):
     (task,) = tasks_of(tmp_path, f"{SMALL}[rows.fedavg]", Store(tmp_path / "runs"))
     line, cells = run_there(task.encoded(), 0, "0.0", str(tmp_path), 1, 0, queue.SimpleQueue())
     event = Event.decoded(line, task)
-    assert event.kind == "refused"
+    assert event.kind == "failed"
     assert f"has fedrema {__version__}, not 0.0" in event.failed[0]
     assert cells == {}
 
@@ -236,7 +237,7 @@ def test_a_machine_sends_back_files_and_keeps_nothing(tmp_path):
     store, rounds = Store(tmp_path / "runs"), queue.SimpleQueue()
     (task,) = tasks_of(tmp_path, f"{SMALL}[rows.fedavg]", store)
     line, cells = run_there(task.encoded(), 7, __version__, str(tmp_path / "work"), 1, 3, rounds)
-    assert Event.decoded(line, task) == Event("ended", task)
+    assert Event.decoded(line, task) == Event("finished", task)
     assert list(cells) == [key_of(task.runs[0])]
     assert '"beside":3' in cells[key_of(task.runs[0])]
     assert rounds.get()[0] == 7

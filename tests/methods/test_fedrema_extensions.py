@@ -277,7 +277,7 @@ def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
         (["--weigh", "votes"], "--weigh must be samples or uniform, got 'votes'."),
         (
             ["--alternate", "maybe"],
-            "fedrema run fedrema does not take 'maybe'; fedrema run fedrema --help-all",
+            "fedrema run fedrema: unexpected argument 'maybe'; fedrema run fedrema --help-all",
         ),
     ],
 )

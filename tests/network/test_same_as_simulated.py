@@ -8,7 +8,7 @@ import torch
 
 from fedrema.data import build_federation
 from fedrema.runs.checkpoint import load_state
-from fedrema.runs.execute import prepare
+from fedrema.runs.execute import build_simulator
 from fedrema.runs.run import Run
 from tests.deploy.test_models import loaded
 from tests.network.federation_of_processes import FEDREMA, Processes, command_lines
@@ -22,7 +22,7 @@ def test_personal_models_are_those_of_the_simulator(method, tmp_path):
         network.start_all()
         assert network.finish() == 0, network.output("server")
         assert network.status()["state"] == "finished"
-    simulator = prepare(network.settings, build_federation(network.settings.data))
+    simulator = build_simulator(network.settings, build_federation(network.settings.data))
     state = simulator.start()
     records = [played.record for played in simulator.run(state)]
     run = Run(network.folder / "server" / "run")
@@ -44,7 +44,7 @@ def test_a_node_writes_a_model_with_the_accuracy_that_the_server_recorded(method
         network.start_all()
         assert network.finish() == 0, network.output("server")
     records, federation = network.records(), build_federation(network.settings.data)
-    test = prepare(network.settings, federation).test
+    test = build_simulator(network.settings, federation).test
     for row, name in enumerate(network.names):
         command = [*FEDREMA, "deploy", "model", str(network.node(name))]
         subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)

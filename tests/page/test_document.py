@@ -12,7 +12,7 @@ from fedrema.errors import BadInput
 from fedrema.page.clients import clients_part, evenly_spaced
 from fedrema.page.document import DASHES, in_order, main_part
 from fedrema.page.encode import packed, plain
-from fedrema.page.reading import ThinnedRun, spread
+from fedrema.page.reading import DownsampledRun, spread
 from fedrema.page.relations import RelationsFile, relations_part
 from fedrema.page.render import as_text, page, write_page
 from fedrema.reporting.matrices import order_by_similarity
@@ -54,7 +54,7 @@ def test_absent_clients_have_no_numbers():
 
 def test_groups_curves_and_differences(tmp_path):
     write_two_groups(tmp_path)
-    runs = in_order([ThinnedRun(path.parent) for path in sorted(tmp_path.rglob("config.json"))])
+    runs = in_order([DownsampledRun(path.parent) for path in sorted(tmp_path.rglob("config.json"))])
     found = main_part(runs)
     assert [group["label"] for group in found["groups"]] == ["FedAvg", "FedReMa"]
     assert [(run["group"], run["seed"]) for run in found["runs"]] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
@@ -75,7 +75,7 @@ def test_groups_curves_and_differences(tmp_path):
 def test_a_note_warns_of_different_data(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", method="fedrema", fingerprint="b" * 64)
-    found = main_part([ThinnedRun(tmp_path / "a"), ThinnedRun(tmp_path / "b")])
+    found = main_part([DownsampledRun(tmp_path / "a"), DownsampledRun(tmp_path / "b")])
     assert not found["comparable"]
     assert found["notes"] == ["The groups ran on different data: their accuracies are not comparable."]
 
@@ -98,7 +98,7 @@ def test_single_clients(tmp_path):
     for record in records:
         run.directory.append(record)
     run.directory.write_label_counts(np.array([[3, 0], [1, 2]]), np.array([[1, 1], [0, 0]]))
-    (found,) = clients_part([ThinnedRun(tmp_path / "run")])["runs"]
+    (found,) = clients_part([DownsampledRun(tmp_path / "run")])["runs"]
     assert found["rounds"] == [1, 2, 3]
     np.testing.assert_allclose(unpacked(found["accuracy"]), [[0.5, 0.25], [np.nan, 0.75], [np.nan] * 2], atol=1e-4)
     np.testing.assert_allclose(unpacked(found["trained"])[1], [np.nan, 1.0], atol=1e-4)
@@ -120,7 +120,7 @@ def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
     np.fill_diagonal(alike, 1)
     chosen = (alike > 0.5).astype(np.float32)
     directory.write_relations({1: {"S": alike, "sets": chosen, "G": chosen}, 2: {"S": alike, "G": 2 * chosen}})
-    (found,) = relations_part([ThinnedRun(tmp_path / "run")])["runs"]
+    (found,) = relations_part([DownsampledRun(tmp_path / "run")])["runs"]
     ordered = group[found["clients"]]
     assert np.count_nonzero(np.diff(ordered)) == 1  # all of one group, then all of the other
     similar = unpacked(found["matrices"]["S"])
@@ -142,7 +142,7 @@ def test_matrices_of_many_clients_are_thinned_and_a_note_says_so(tmp_path, monke
     config = run.config | {"federation": run.config["federation"] | {"names": list("abcde")}}
     run.directory.write_json(run.directory.config_file, config)
     run.directory.write_relations({number: {"S": np.eye(5, dtype=np.float32)} for number in range(1, 8)})
-    (found,) = relations_part([ThinnedRun(tmp_path / "run")])["runs"]
+    (found,) = relations_part([DownsampledRun(tmp_path / "run")])["runs"]
     assert (len(found["clients"]), found["rounds"], found["matrices"]["S"]["shape"]) == (3, [1, 7], [2, 3, 3])
     assert found["notes"] == [
         "3 of 5 clients are shown, evenly spaced in the order of similarity.",
@@ -159,13 +159,13 @@ def test_a_damaged_file_of_matrices_is_refused_and_a_missing_one_is_empty(tmp_pa
 
 def test_without_recorded_matrices_the_dependency_map_comes_from_the_checkpoint(tmp_path):
     made = fedrema.run("fedrema", out=tmp_path / "run", rounds=2, clients=4, samples=20, epochs=1)
-    (found,) = relations_part([ThinnedRun(made.path)])["runs"]
+    (found,) = relations_part([DownsampledRun(made.path)])["runs"]
     counts = made.state().server["dependencies"].numpy()
     order = found["clients"]
     np.testing.assert_array_equal(np.rint(unpacked(found["matrices"]["G"])[0]), counts[np.ix_(order, order)])
     assert found["notes"] == ["From the checkpoint of round 2."]
     other = fedrema.run("fedavg", out=tmp_path / "other", rounds=1, clients=4, samples=20, epochs=1)
-    assert relations_part([ThinnedRun(other.path)])["runs"] == [None]
+    assert relations_part([DownsampledRun(other.path)])["runs"] == [None]
 
 
 def test_absent_clients_can_be_ordered():
@@ -239,7 +239,7 @@ def test_own_data_is_not_reported_as_digits(tmp_path):
     y = np.arange(60) % 3
     own = fedrema.Federation.from_arrays(np.eye(3)[y], y, np.repeat(["a", "b"], 30))
     fedrema.run("local", federation=own, rounds=1, out=tmp_path / "run")
-    (shown,) = main_part([ThinnedRun(tmp_path / "run")])["runs"]
+    (shown,) = main_part([DownsampledRun(tmp_path / "run")])["runs"]
     assert not {"dataset", "clients", "samples", "partition"} & shown["settings"].keys()
     assert shown["holds"] == {
         "number of clients": 2, "number of classes": 3, "training samples": 48, "test samples": 12

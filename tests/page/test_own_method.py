@@ -6,7 +6,7 @@ import pytest
 import fedrema
 from fedrema.page.clients import clients_part
 from fedrema.page.document import main_part
-from fedrema.page.reading import ThinnedRun
+from fedrema.page.reading import DownsampledRun
 from fedrema.page.relations import relations_part
 from fedrema.reporting.tables import comparison_markdown
 from tests.conftest import make_federation
@@ -21,7 +21,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own") / "run"
     settings = {"rounds": 9, "epochs": 1, "lr": 0.05, "batch": 10, "record": "relations", "record_every": 1}
     fedrema.run(METHOD, federation=federation, out=folder, **settings)
-    return ThinnedRun(folder)
+    return DownsampledRun(folder)
 
 
 def test_period_and_traces(run):

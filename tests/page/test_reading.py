@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedrema.errors import BadInput
-from fedrema.page.reading import RecordsFile, ThinnedRun, thinned_notes
+from fedrema.page.reading import DownsampledRun, RecordsFile, thinned_notes
 from fedrema.runs.records import RecordChain
 from fedrema.simulation.records import MetricSummary, Summary
 from tests.reporting.folders import round_record, write_run
@@ -16,8 +16,8 @@ def file_of(path, **options):
 
 def lines(first, last):
     chain = RecordChain(None, "a run")
-    sealed = [chain.seal(round_record(number, 0.5, [0.5, None])) for number in range(1, last)]
-    return b"".join(sealed[first - 1 :])
+    with_checksum = [chain.seal(round_record(number, 0.5, [0.5, None])) for number in range(1, last)]
+    return b"".join(with_checksum[first - 1 :])
 
 
 def test_short_files_are_read_whole(tmp_path):
@@ -107,7 +107,7 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
 def test_of_a_thinned_run_nothing_is_summed_and_notes_say_so(tmp_path):
     accuracies = [0.5 + place / 100 for place in range(20)]
     write_run(tmp_path / "going", accuracies=accuracies, ended=False, rounds=30)
-    run = ThinnedRun(tmp_path / "going", most=8)
+    run = DownsampledRun(tmp_path / "going", most=8)
     assert [record.round for record in run.rounds] == [1, 4, 8, 12, 16, 20]
     assert run.summary["best_accuracy"] == accuracies[-1]
     assert (run.summary.seconds, run.summary.bytes_up) == ({}, 0)
@@ -115,14 +115,14 @@ def test_of_a_thinned_run_nothing_is_summed_and_notes_say_so(tmp_path):
         "Of 20 rounds, every 4th is shown, and the first and the last.",
         "Headline numbers of unfinished runs are computed from the rounds shown.",
     ]
-    whole = ThinnedRun(tmp_path / "going")
+    whole = DownsampledRun(tmp_path / "going")
     assert whole.summary["seconds"] == {"train": 20.0, "evaluate": 10.0}
     assert thinned_notes([whole]) == []
 
 
 def test_refresh_reads_new_records_and_the_summary(tmp_path):
     write_run(tmp_path / "going", ended=False)
-    run = ThinnedRun(tmp_path / "going")
+    run = DownsampledRun(tmp_path / "going")
     run.refresh()
     assert not run.refresh()
     run.directory.append(round_record(4, 0.9))

@@ -16,7 +16,7 @@ import pytest
 
 from fedrema.cli import main
 from fedrema.page.live_runs import LiveRuns
-from fedrema.page.reading import ThinnedRun
+from fedrema.page.reading import DownsampledRun
 from fedrema.page.server import LOOPBACK, _events, host_names, watch_app
 from fedrema.page.status import status_of
 from fedrema.runs.lock import WRITER_FILE, RunLock, Writer
@@ -162,7 +162,7 @@ def test_events_announce_changes(tmp_path):
 
 def test_a_run_is_running_as_long_as_its_process_is_there(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
-    watched = ThinnedRun(run.path)
+    watched = DownsampledRun(run.path)
     assert status_of(watched)["state"] == "stopped"
     with RunLock(run.path) as lock:
         assert status_of(watched)["state"] == "stopped"  # an export writes, but does not train
@@ -184,10 +184,10 @@ def test_a_killed_run_is_shown_as_stopped(tmp_path):
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
-        assert status_of(ThinnedRun(run.path))["state"] == "running"
+        assert status_of(DownsampledRun(run.path))["state"] == "running"
         process.kill()
         process.wait()
-    assert status_of(ThinnedRun(run.path))["state"] == "stopped"
+    assert status_of(DownsampledRun(run.path))["state"] == "stopped"
     assert (run.path / WRITER_FILE).is_file()
 
 
@@ -201,10 +201,10 @@ def test_on_another_machine_new_records_show_that_it_is_running(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
     note = {"host": "elsewhere", "process": 1, "process_began": 0, "since": time.time() - 300, "first": 0}
     (run.path / WRITER_FILE).write_text(json.dumps(note))
-    assert status_of(ThinnedRun(run.path))["state"] == "running"
+    assert status_of(DownsampledRun(run.path))["state"] == "running"
     old = time.time() - 100
     os.utime(run.directory.rounds_file, (old, old))
-    assert status_of(ThinnedRun(run.path))["state"] == "silent"
+    assert status_of(DownsampledRun(run.path))["state"] == "silent"
 
 
 def test_time_left_and_missing_clients(tmp_path):
@@ -214,7 +214,7 @@ def test_time_left_and_missing_clients(tmp_path):
     written = run.directory.rounds_file.stat().st_mtime
     note = {"host": socket.gethostname(), "process": me.pid, "process_began": me.create_time()}
     (run.path / WRITER_FILE).write_text(json.dumps({**note, "since": written - 8, "first": 2}))
-    found = status_of(ThinnedRun(run.path))
+    found = status_of(DownsampledRun(run.path))
     assert found["seconds_left"] == pytest.approx(12, abs=0.01)  # 2 rounds in 8 s, 3 more to come
     assert found["failed"] == ["north", "south (it is late)"]
     assert found["absent_count"] == 0

@@ -30,7 +30,7 @@ def write_run(
     info = info or {"dataset": "digits", "partition": "grouped", "s": 0.1}
     values = {"seed": seed, "rounds": rounds or len(accuracies), "out": str(path), "lr": 0.05, **settings}
     directory.create(manifest(method, values, FederationFacts(fingerprint, names, 10, [], (8, 8), [], [], info)))
-    directory.keep_rounds(0)
+    directory.truncate_rounds(0)
     records = [
         round_record(
             place + 1,

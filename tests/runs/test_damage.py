@@ -13,7 +13,7 @@ from fedrema.cli import main
 from fedrema.errors import BadInput
 from fedrema.page.live_runs import LiveRuns
 from fedrema.runs.checkpoint import read_checkpoint
-from fedrema.runs.checksums import sealed
+from fedrema.runs.checksums import with_checksum
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import resume
 from fedrema.runs.tensors import read_metadata
@@ -232,7 +232,7 @@ def test_runs_of_another_format_are_refused_by_name(runs, tmp_path, capsys, foun
     del content["checksum"], content["format"]
     if found is not None:
         content["format"] = found
-    (folder / "config.json").write_text(json.dumps(sealed(content)))
+    (folder / "config.json").write_text(json.dumps(with_checksum(content)))
     for arguments in (["resume", folder], ["export", folder, "--overwrite"], ["compare", folder, "--no-plot"]):
         assert f"{folder / 'config.json'} was written by {sentence}" in refused(capsys, *arguments)
     with pytest.raises(BadInput, match="version of fedrema"):

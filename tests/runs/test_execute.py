@@ -81,7 +81,7 @@ def test_a_run_that_broke_off_ends_bit_identical(tmp_path, method):
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     play(tmp_path / "whole")
-    with pytest.raises(Interrupted, match=f"after round 3; continue with: fedrema resume {tmp_path}/stopped"):
+    with pytest.raises(Interrupted, match=f"after round 3; resume it with: fedrema resume {tmp_path}/stopped"):
         play(tmp_path / "stopped", watch=stop_after(3))
     assert not fedrema.load(tmp_path / "stopped").finished
     resume(tmp_path / "stopped")
@@ -139,7 +139,7 @@ def test_sigterm_saves_and_exits_with_130(tmp_path):
     process.send_signal(signal.SIGTERM)
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "continue with: fedrema resume" in complaint
+    assert "resume it with: fedrema resume" in complaint
     assert "Traceback" not in complaint
     facts, _ = read_checkpoint(tmp_path / "run" / "checkpoint" / "state.safetensors")
     assert facts["round"] == len(fedrema.load(tmp_path / "run").rounds)

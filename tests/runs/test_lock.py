@@ -143,7 +143,7 @@ def test_a_damaged_note_of_the_writer_does_not_matter(run):
 def test_an_export_is_not_shown_as_training(run):
     directory = fedrema.load(run).directory
     with RunLock(run) as lock:
-        assert directory.trainer() is None
+        assert directory.training_process() is None
         lock.training_from(5)
-        assert directory.trainer().first == 5
-    assert directory.trainer() is None
+        assert directory.training_process().first == 5
+    assert directory.training_process() is None

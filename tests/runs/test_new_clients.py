@@ -20,7 +20,7 @@ from fedrema.methods.fedvf import FedVF
 from fedrema.methods.pfedme import PFedMe
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import prepare
+from fedrema.runs.execute import build_simulator
 from fedrema.runs.new_clients import personalize
 from tests.fixtures import label, make_federation, simulator
 
@@ -127,7 +127,7 @@ def test_personalize_begins_with_the_shared_model(method, tmp_path):
     assert main(["run", method, "--clients", "5", "--rounds", "4", "--device", "cpu", "--out", str(run)]) == 0
     settings = parse_settings(method, ["--clients", "5", "--device", "cpu", "--data-seed", "9"])
     federation = build_federation(settings.data)
-    played = prepare(settings, federation)
+    played = build_simulator(settings, federation)
     part = np.repeat(["train", "test"], [len(played.train.of(0).y), len(played.test.of(0).y)])
     x, y = (
         torch.cat([getattr(samples.of(0), field) for samples in (played.train, played.test)]).numpy()

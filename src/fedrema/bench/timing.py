@@ -19,7 +19,7 @@ from fedrema.data import Federation
 from fedrema.engine import Backend, choose_device, choose_precision
 from fedrema.errors import FedremaError
 from fedrema.methods import find_method
-from fedrema.runs.execute import Interrupted, execute, prepare
+from fedrema.runs.execute import Interrupted, build_simulator, execute
 
 WARM_UP = {"cpu": 1, "cuda": 2}
 """Rounds before those that are measured."""
@@ -91,7 +91,7 @@ class Workload:
 
     def check(self) -> None:
         """Build the network and a simulator for one sample, so that settings that do not fit raise now."""
-        prepare(next(iter(self.methods.values())), trimmed(self.federation, 1, 1))
+        build_simulator(next(iter(self.methods.values())), trimmed(self.federation, 1, 1))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from fedrema.config.settings import Settings
 from fedrema.core import Moment
 from fedrema.data import DataSettings, Federation
 from fedrema.engine import draw_order
-from fedrema.runs.execute import prepare
+from fedrema.runs.execute import build_simulator
 
 SHAPES: dict[str, tuple[int, ...]] = {"mlp": (1, 8, 8), "cnn": (1, 28, 28), "alexnet": (3, 32, 32)}
 """Input shape of each network: those of digits, MNIST and CIFAR-10."""
@@ -74,7 +74,7 @@ def _drawn(settings: Settings, federation: Federation) -> tuple[int, int]:
 def _operations(settings: Settings, federation: Federation) -> float:
     """Count the operations of training the only client, in plain torch: the counter cannot see into our own kernels."""
     plain = dataclasses.replace(settings.simulation, device="cpu", precision="float32", backend="loop")
-    simulator = prepare(dataclasses.replace(settings, simulation=plain), federation)
+    simulator = build_simulator(dataclasses.replace(settings, simulation=plain), federation)
     moment = simulator.moment(1)
     cohort = simulator.begin(simulator.cohort(simulator.start(), torch.tensor([0])), moment)
     with FlopCounterMode(display=False) as counter:

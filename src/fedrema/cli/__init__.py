@@ -11,18 +11,18 @@ from fedrema import __version__
 from fedrema.errors import BadInput, FedremaError
 
 COMMANDS = {
-    "run": "train clients with one or several methods, or a demonstration",
+    "run": "train clients with one or several methods; without a method, a demonstration",
     "resume": "resume an interrupted run",
     "compare": "compare runs: table, differences with intervals, curves",
     "report": "write an HTML report about runs",
     "watch": "show runs in the browser while they train",
     "grid": "run an experiment from a file: methods × settings × seeds",
-    "reproduce": "reproduce the paper's tables and figures",
+    "reproduce": "reproduce the tables and figures of the FedReMa paper",
     "methods": "list the methods with their settings and papers",
     "data": "list the datasets, or download them",
     "partition": "partition a dataset among clients: print, save, draw",
     "export": "write each client's model as safetensors, for plain PyTorch",
-    "personalize": "make a model for a client that did not take part in training",
+    "personalize": "make a model for a client that did not participate in training",
     "deploy": "run the same methods on a real network: server, nodes, demo",
     "bench": "measure training speed on this machine",
 }
@@ -85,7 +85,7 @@ def _help() -> str:
         [
             "usage: fedrema COMMAND [OPTIONS]",
             "",
-            "Personalised federated learning: FedReMa and its baselines.",
+            "Personalised federated learning: FedReMa and other methods.",
             "",
             *lines,
             "",

@@ -150,7 +150,7 @@ def parse_options(options: Sequence[Option], arguments: Sequence[str], prog: str
 
     `lists` is the argument that lists all options.
     """
-    hint = f"{prog} {lists} lists what is valid"
+    hint = f"{prog} {lists} lists the valid options"
     parser = help_parser(prog, "", ())
     for option in options:
         _add(parser, option)
@@ -161,7 +161,7 @@ def parse_options(options: Sequence[Option], arguments: Sequence[str], prog: str
     if rest:
         unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
         if unknown is None:
-            raise BadInput(f"{prog} does not take {rest[0]!r}; {hint}.")
+            raise BadInput(f"{prog}: unexpected argument {rest[0]!r}; {hint}.")
         close = difflib.get_close_matches(unknown, [f"--{option.name}" for option in options], n=2)
         raise BadInput(f"{prog} has no option {unknown}; {f'perhaps you meant {listed(close)}' if close else hint}.")
     return {name: value for name, value in vars(given).items() if value is not None and value != []}

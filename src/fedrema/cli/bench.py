@@ -129,7 +129,7 @@ def _settings(network: str, methods: Sequence[str], values: Values) -> dict[str,
         for name, needed in (("participation", 1.0), ("dropout", 0.0), ("late", 0.0)):
             if (value := getattr(settings.simulation, name)) != needed:
                 raise BadInput(
-                    f"--{name} {value} is not valid here: all clients take part in every step; use {needed:g}."
+                    f"--{name} {value} is not valid here: all clients participate in every step; use {needed:g}."
                 )
         found[method] = settings
     return found

@@ -16,7 +16,7 @@ from fedrema.experiments.launchers import InProcess, Launcher, Workers
 from fedrema.experiments.spec import Cell, Experiment, Values
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store
-from fedrema.experiments.tasks import Task, divided, missing, outdated
+from fedrema.experiments.tasks import Task, missing_tasks, outdated_keys, split_tasks
 from fedrema.runs.worker_pool import gpu_names
 
 
@@ -25,7 +25,7 @@ class ExperimentOptions:
     """What is run, where, and where the results are written."""
 
     out: Path | None = None
-    """Folder of the results. Default: results/NAME, after the file (the paper: results/paper)."""
+    """Folder of the results. Default: results/NAME, after the file."""
     seeds: int | None = None
     """Number of training seeds 0, 1, …. Default: the number in the file."""
     rounds: int | None = None
@@ -112,15 +112,15 @@ def execute(
         On Ctrl-C or SIGTERM; finished runs are kept, and the same call continues.
     """
     known: set[str] = set()
-    tasks = [task for part in order for task in missing(part.cells, part.seeds, store, known)]
+    tasks = [task for part in order for task in missing_tasks(part.cells, part.seeds, store, known)]
     launcher = _launcher(args, store, work) if tasks else InProcess(store, work)
     forecaster = Forecaster(store, args.device, launcher.at_once)
     if not args.quiet:
         print(forecaster.of(tasks), file=sys.stderr)
-        if older := {key for part in parts for key in outdated(part.cells, part.seeds, store)}:
+        if older := {key for part in parts for key in outdated_keys(part.cells, part.seeds, store)}:
             what = "1 finished run is outdated" if len(older) == 1 else f"{len(older)} finished runs are outdated"
             print(f"{what}: computed by an older revision of fedrema, run again.", file=sys.stderr)
-    tasks = divided(tasks, launcher.at_once)
+    tasks = split_tasks(tasks, launcher.at_once)
     started = time.monotonic()
 
     def fits(task: Task) -> bool:

@@ -15,7 +15,7 @@ from fedrema.experiments.launchers import Event
 from fedrema.experiments.spec import Cell, Experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.table import OUTDATED, statistic
-from fedrema.experiments.tasks import Task, finished
+from fedrema.experiments.tasks import Task, finished_runs
 from fedrema.reporting.tables import plain_table
 
 SECONDS_BETWEEN_LINES = 30.0
@@ -65,7 +65,7 @@ class LiveTable:
     def report(self, event: Event) -> None:
         """Update the table with an event."""
         task = event.task or self.running[0]  # without workers there is one at a time
-        if event.kind == "began":
+        if event.kind == "started":
             self.running.append(task)
         elif event.kind == "round":
             self.rounds[id(task), event.seed] = event
@@ -75,7 +75,7 @@ class LiveTable:
             self._say(f"{task.cell.title}: {self._result(task.cell)}; {self._footer()}")
         if time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
             self._say(f"{'; '.join(map(self._state, self.running))}; {self._footer()}")
-        if task in self.waiting and event.kind == "began":
+        if task in self.waiting and event.kind == "started":
             self.waiting.remove(task)
         if self.live and event.kind != "round":  # also show what ends before the next refresh
             self.live.refresh()
@@ -105,7 +105,7 @@ class LiveTable:
         return []
 
     def _cell(self, cell: Cell, seeds: int, quantity: str, running: set[str]) -> Text:
-        runs = finished(cell, seeds, self.store)
+        runs = finished_runs(cell, seeds, self.store)
         found = statistic(runs, quantity)
         if found is not None:
             mark = OUTDATED if any(run.outdated for run in runs) else ""
@@ -135,7 +135,7 @@ class LiveTable:
             ((experiment, seeds) for experiment, seeds in self.experiments if cell in experiment.cells),
             self.experiments[0],
         )
-        runs = [run for run in finished(cell, seeds, self.store) if not run.outdated]
+        runs = [run for run in finished_runs(cell, seeds, self.store) if not run.outdated]
         found = statistic(runs, experiment.quantity)
         return "no result" if found is None else f"{found} ({experiment.quantity.replace('_', ' ')})"
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Personalize:
-    """Make a model for a new client that did not take part in training: match its head once, fine-tune, evaluate."""
+    """Make a model for a new client that did not participate in training: match its head once, fine-tune, evaluate."""
 
     data: str
     """The new client's samples: a .npz file with x, y and optionally split (otherwise some samples are set aside for

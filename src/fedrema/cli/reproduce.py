@@ -16,7 +16,7 @@ from fedrema.experiments.command_log import log_command
 from fedrema.experiments.report import write_overview, write_report
 from fedrema.experiments.spec import Experiment, Values
 from fedrema.experiments.store import FOLDER, Store
-from fedrema.experiments.tasks import finished
+from fedrema.experiments.tasks import finished_runs
 from fedrema.runs.execute import Interrupted
 
 ORDER = (
@@ -119,7 +119,7 @@ def _finished(store: Store) -> set[str]:
 
 
 def _started(experiment: Experiment, seeds: int, store: Store) -> bool:
-    return any(finished(cell, seeds, store) for cell in experiment.cells)
+    return any(finished_runs(cell, seeds, store) for cell in experiment.cells)
 
 
 def _ordered(parts: list[Part]) -> list[Part]:

@@ -10,12 +10,14 @@ from fedrema.cli.arguments import parse_arguments, positional
 if TYPE_CHECKING:
     from fedrema.cli.progress import RunProgress
     from fedrema.config.settings import Settings
-    from fedrema.runs.joint import Outcome, Watching
+    from fedrema.runs.execute_many import CallbackFor, Outcome
 
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """Resume an interrupted run from its last checkpoint; the results are the same as without the interruption.
+    """Resume a run from its last checkpoint, or extend a finished one with --rounds.
+
+    On a CPU, the results are bit-identical to those of an uninterrupted run.
 
     In a folder that contains several runs all of them are resumed, and those that had not started yet are run.
     """
@@ -40,15 +42,15 @@ def resume(arguments: list[str]) -> int:
     from fedrema.cli.run import follow
     from fedrema.reporting.trackers import open_trackers
     from fedrema.runs.directory import RunDirectory
-    from fedrema.runs.joint import execute_all
-    from fedrema.runs.series import runs_in
+    from fedrema.runs.execute_many import execute_all
+    from fedrema.runs.run_list import runs_in
 
     changes = {name: getattr(args, name) for name in ("rounds", "data_dir", "device")}
     wanted = runs_in(args.dir, changes)
     for settings in wanted:
         RunDirectory(settings.output.folder).lock().check()
 
-    def outcomes(watching: "Watching", progress: "RunProgress") -> Iterator[tuple["Settings", "Outcome"]]:
+    def outcomes(watching: "CallbackFor", progress: "RunProgress") -> Iterator[tuple["Settings", "Outcome"]]:
         return execute_all(wanted, watching, resume=True, changes=changes, observers=[open_trackers])
 
     return follow(outcomes, wanted, args.dir, args.quiet, args.open, resumed=True)

@@ -6,21 +6,21 @@ from pathlib import Path
 
 from fedrema.base.terminal import Console, print_safe
 from fedrema.cli.arguments import asks_for_help, parse_settings, parse_several, peek
+from fedrema.cli.multi_gpu import devices_for, run_on_gpus
 from fedrema.cli.option_help import text_width, wrapped
 from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.report import REPORT, open_in_browser
 from fedrema.cli.run_folders import common_folder
-from fedrema.cli.spread import devices_for, spread
 from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, read_config
 from fedrema.core import LocalTraining
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
 from fedrema.runs.execute import Interrupted
-from fedrema.runs.joint import Outcome, Watching, execute_all, group_seeds
+from fedrema.runs.execute_many import CallbackFor, Outcome, execute_all, group_seeds
 from fedrema.runs.run import Run
+from fedrema.runs.run_list import check_folders, reached_round, remove_finished_lists, seeds_of, write_run_list
 from fedrema.runs.saved_settings import default_folder
-from fedrema.runs.series import check_folders, end_series, reached_round, seeds_of, write_series
 from fedrema.simulation.simulator import Simulator
 
 DEMONSTRATION = ("local", "fedavg", "fedrema")
@@ -85,19 +85,19 @@ def _run(wanted: list[Settings], out: Path) -> int:
     check_folders(wanted)
     check_trackers(wanted[0].output.trackers)
     if len(wanted) > 1:
-        write_series(out, wanted)
+        write_run_list(out, wanted)
     groups, devices = group_seeds(wanted), devices_for(wanted[0])
     if len(devices) > 1 and len(wanted) > 1:
-        return _spread(groups, devices, wanted[0].output.quiet, out)
+        return _run_on_gpus(groups, devices, wanted[0].output.quiet, out)
 
-    def outcomes(watching: Watching, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
+    def outcomes(watching: CallbackFor, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
         return execute_group(wanted, watching, progress)
 
     return follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
 
 
 def execute_group(
-    group: Sequence[Settings], watching: Watching, progress: RunProgress
+    group: Sequence[Settings], watching: CallbackFor, progress: RunProgress
 ) -> Iterator[tuple[Settings, Outcome]]:
     """Execute runs; print the settings that were chosen from their data."""
     from fedrema.reporting.trackers import open_trackers
@@ -105,11 +105,11 @@ def execute_group(
     def prepared(settings: Settings, simulator: Simulator) -> None:
         progress.say(_chosen(settings.local, simulator))
 
-    return execute_all(group, watching, observers=[open_trackers], prepared=prepared)
+    return execute_all(group, watching, observers=[open_trackers], on_prepared=prepared)
 
 
 def follow(
-    outcomes: Callable[[Watching, RunProgress], Iterator[tuple[Settings, Outcome]]],
+    outcomes: Callable[[CallbackFor, RunProgress], Iterator[tuple[Settings, Outcome]]],
     wanted: list[Settings],
     out: Path,
     quiet: bool,
@@ -136,7 +136,7 @@ def follow(
         if len(wanted) == 1:
             return _interrupted(str(stop))
         return _interrupted(f"Stopped; continue all {len(wanted)} runs with: fedrema resume {out}")
-    end_series(out, [settings.output.folder for settings in wanted])
+    remove_finished_lists(out, [settings.output.folder for settings in wanted])
     if done and not quiet:
         _show_results(done, open_report)
     for sentence in failed:
@@ -144,9 +144,9 @@ def follow(
     return 2 if failed else 0
 
 
-def _spread(groups: list[list[Settings]], devices: list[str], quiet: bool, out: Path) -> int:
-    done, failed, stopped = spread(groups, devices)
-    end_series(out, [settings.output.folder for group in groups for settings in group])
+def _run_on_gpus(groups: list[list[Settings]], devices: list[str], quiet: bool, out: Path) -> int:
+    done, failed, stopped = run_on_gpus(groups, devices)
+    remove_finished_lists(out, [settings.output.folder for group in groups for settings in group])
     if done and not quiet:
         _show_results(done, groups[0][0].output.open)
     if stopped:

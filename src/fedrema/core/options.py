@@ -63,7 +63,8 @@ class Simulation:
     rounds: int = option(60, Purpose.ROUNDS)
     """Number of communication rounds."""
     seed: int = option(0, Purpose.SEED)
-    """Seed of training: initial weights, batches, probes, participation. The data has its own, --data-seed."""
+    """Seed of training: initial weights, batches, participation, random draws of methods. The data has its own,
+    --data-seed."""
     participation: float = 1.0
     """Fraction of the clients that participate in each round."""
     dropout: float = option(0.0, simulated=True)

@@ -24,16 +24,16 @@ class Trace:
 
 @dataclass(frozen=True)
 class Period:
-    """A first part of training in which the method works differently, such as FedReMa's critical co-learning period."""
+    """An initial part of training in which the method works differently, such as FedReMa's critical period."""
 
     name: str
     """The key in `Answer.trace` that is true while the period lasts; a summary counts its rounds as NAME_rounds."""
     title: str
     """Its title in text: "critical period"."""
     inside: str
-    """The label of a round in the progress bar while the period lasts."""
+    """The label of its rounds, in the progress bar and as a column of tables ("critical rounds")."""
     after: str
-    """The label of a round after the period has ended."""
+    """The label of later rounds in the progress bar."""
     measure: str | None = None
     """The trace whose curve shows when it ends."""
     threshold: str | None = None
@@ -71,7 +71,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Reports:
-    """What a method declares about its reports."""
+    """What to show of a method's runs beyond accuracy and loss, and how to draw its curves."""
 
     colour: str | None = None
     """Colour of its curves, as #rrggbb; default: an unused one."""

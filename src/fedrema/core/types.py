@@ -24,11 +24,11 @@ class Role(StrEnum):
     """How a parameter is exchanged after local training."""
 
     SHARED = "shared"
-    """Clients send it; the server gets the mean weighted by sample counts and returns one copy for all."""
+    """Clients send it; `aggregate` gets only the mean, weighted by sample counts, and returns one copy for all."""
     COLLECTED = "collected"
-    """Clients send it; the server gets each client's (for a median, for example) and returns one copy for all."""
+    """Clients send it; `aggregate` gets each client's (for a median, for example) and returns one copy for all."""
     PERSONAL = "personal"
-    """Clients send it; the server gets each client's and returns a separate copy for each."""
+    """Clients send it; `aggregate` gets each client's and returns a separate copy for each."""
     PRIVATE = "private"
     """Never leaves its client."""
 
@@ -41,8 +41,8 @@ class Batch:
     y: Tensor
     mask: Tensor
     index: Tensor
-    """Position of each sample among the client's, for what a method stores per sample. `begin` and `end` receive all
-    samples in this order."""
+    """Index of each sample in the client's training set, for methods that store something per sample. `begin` and `end`
+    receive all samples in this order."""
 
     def rows(self, which: slice) -> "Batch":
         """Return some of the samples."""

@@ -67,15 +67,15 @@ class Node:
         state = self._start_state(request)
         simulator, count = self.simulator, int(self.simulator.train.counts[0])
         used = simulator.adapted(simulator.method, simulator.cohort(state, ROW), simulator.moment(request.round - 1))
-        received = _score(*simulator.tally_as_is(simulator.method, used))
+        received = _score(*simulator.count_correct(simulator.method, used))
         self.client = used.one(0)
         if not request.train:
             return Reply(request.round, count, received=received)
         collected = RoundUploads(ROW, simulator.counts, simulator.storage, keep_heads=False)
-        simulator.train_group(state, ROW, simulator.moment(request.round), collected, Clock(simulator.device))
+        simulator.train_chunk(state, ROW, simulator.moment(request.round), collected, Clock(simulator.device))
         self._keep(request, state, collected)
         # The mean over one client is its own model.
-        params = {**collected.mean.total, **_first_row(collected.seen.tensors)}
+        params = {**collected.mean.total, **_first_row(collected.visible.tensors)}
         return Reply(
             request.round,
             count,
@@ -83,7 +83,7 @@ class Node:
             {name: value.cpu() for name, value in _first_row(collected.extras.tensors).items()},
             float(collected.client_losses()[0]),
             received,
-            _score(*collected.tallies[0]) if collected.tallies else None,
+            _score(*collected.correct_counts[0]) if collected.correct_counts else None,
         )
 
     def start_params(self, request: Request) -> Tensors:
@@ -114,7 +114,7 @@ class Node:
         inbox = ClientTensors(placed(request.inbox_own, row=True), placed(request.inbox_common))
         state = replace(state, round=request.round - 1, params=params, inbox=inbox)
         if request.late:  # its own state starts from the received model
-            initial = self.simulator.start_new_clients(self.simulator.cohort(state, ROW))
+            initial = self.simulator.start_clients(self.simulator.cohort(state, ROW))
             state = replace(state, params=initial.params, memory=initial.memory.own)
         return state
 
@@ -123,7 +123,7 @@ class Node:
         if not self.has_state:
             return
         private = {
-            name: collected.kept.tensors.get(name, value)
+            name: collected.private.tensors.get(name, value)
             for name, value in state.params.own.items()
             if self.simulator.method.role(self.simulator.net, name) in (Role.PRIVATE, Role.PERSONAL)
         }

@@ -22,7 +22,7 @@ from fedrema.base.tables import read_table
 from fedrema.deploy.messages import Reply
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.models.body_and_head import Tensors
-from fedrema.runs.checksums import sealed, unsealed
+from fedrema.runs.checksums import verified, with_checksum
 from fedrema.runs.manifest import read_object
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Account:
         """Read the account; refuses one that was altered or damaged."""
         content = read_object(file, "cannot be read", RESTORE)
         # Accounts of older versions have no checksum; they must not be lost for that.
-        plain = content if content.keys() == {"releases"} else unsealed(content, file, ACCOUNT, RESTORE)
+        plain = content if content.keys() == {"releases"} else verified(content, file, ACCOUNT, RESTORE)
         try:
             account = msgspec.convert(plain, cls)
         except msgspec.ValidationError as error:
@@ -101,7 +101,7 @@ class Account:
 
     def write(self, file: Path) -> None:
         """Write the account; it is on the disk when this returns."""
-        write_text(file, json.dumps(sealed(dataclasses.asdict(self), ACCOUNT)) + "\n")
+        write_text(file, json.dumps(with_checksum(dataclasses.asdict(self), ACCOUNT)) + "\n")
 
 
 class PrivacyGuard:

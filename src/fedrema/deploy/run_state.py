@@ -58,7 +58,7 @@ class RunState:
             mine = directory.config_file.is_file() and directory.identity() == self.identity
             directory.check_free(overwrite=mine and not directory.rounds())
             directory.create(self._manifest())
-            directory.keep_rounds(0)
+            directory.truncate_rounds(0)
         self.lock.training_from(len(directory.rounds()))
 
     def _resume(self) -> None:
@@ -80,7 +80,7 @@ class RunState:
         # A finished run already has the last record, with the metrics of all clients.
         self.pending = None if directory.has_record(state.round) else pending
         directory.remove_summary()
-        directory.keep_rounds(state.round - 1 if self.pending else state.round)
+        directory.truncate_rounds(state.round - 1 if self.pending else state.round)
         self.ran_on = replace(self.ran_on, started=before.ran_on.started)
         # A server that was killed right after a checkpoint has not written the names of clients that joined then.
         directory.write_manifest(self._manifest())

@@ -167,7 +167,7 @@ class CentralServer:
         collected = RoundUploads(rows, counts, simulator.storage, keep_heads=False)
         shared = {name: value for name, value in params.items() if self.roles[name] is Role.SHARED}
         collected.mean.add(shared, collected.weights)
-        collected.seen.put(0, {name: value for name, value in params.items() if name not in shared})
+        collected.visible.put(0, {name: value for name, value in params.items() if name not in shared})
         collected.extras.put(0, stacked([reply.extras for reply in chosen]))
         collected.names += names
         return collected

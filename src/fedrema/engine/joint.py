@@ -24,14 +24,14 @@ class EngineCall:
     cohort: Cohort
     samples: Samples
     plan: TrainingPlan | None = None
-    """What to train; None requests predictions."""
+    """What to train; None calls predictions."""
 
 
 class JointTraining:
-    """Runs several simulations, each in its own thread, and executes their requests to the engine together.
+    """Runs several simulations, each in its own thread, and executes their calls to the engine together.
 
-    Only one thread runs at a time: a simulation that requests training or predictions waits until all the others do
-    too; then the requests are executed as one. The order of computations is therefore always the same.
+    Only one thread runs at a time: a simulation that calls training or predictions waits until all the others do
+    too; then the calls are executed as one. The order of computations is therefore always the same.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -39,7 +39,7 @@ class JointTraining:
         self.turn = threading.Condition()
         """Held by the one thread that runs."""
         self.running: list[JointEngine] = []
-        self.requests: dict[JointEngine, EngineCall] = {}
+        self.calls: dict[JointEngine, EngineCall] = {}
         self.results: dict[JointEngine, Any] = {}
 
     def run(self, jobs: Sequence[Callable[["JointEngine"], Any]]) -> list[Any]:
@@ -66,9 +66,9 @@ class JointTraining:
                 thread.join(0.2)
         return results
 
-    def execute(self, engine: "JointEngine", request: EngineCall) -> Any:
-        """Wait until all simulations wait, then return the result of the request."""
-        self.requests[engine] = request
+    def execute(self, engine: "JointEngine", call: EngineCall) -> Any:
+        """Wait until all simulations wait, then return the result of the call."""
+        self.calls[engine] = call
         self._execute_if_all_wait()
         while engine not in self.results:
             self.turn.wait()
@@ -78,31 +78,31 @@ class JointTraining:
         return result
 
     def _execute_if_all_wait(self) -> None:
-        if not self.running or len(self.requests) < len(self.running):
+        if not self.running or len(self.calls) < len(self.running):
             return
-        engines = [engine for engine in self.running if engine in self.requests]
-        requests = [self.requests.pop(engine) for engine in engines]
+        engines = [engine for engine in self.running if engine in self.calls]
+        calls = [self.calls.pop(engine) for engine in engines]
         try:
-            results = self._execute_all(requests)
+            results = self._execute_all(calls)
         except Exception as error:  # every simulation waits for a result, so each gets the error
             results = [error] * len(engines)
         self.results.update(zip(engines, results, strict=True))
         self.turn.notify_all()
 
-    def _execute_all(self, requests: list[EngineCall]) -> list[Any]:
-        joint = join_requests(requests)
+    def _execute_all(self, calls: list[EngineCall]) -> list[Any]:
+        joint = join_calls(calls)
         if joint is None:
-            return [self._execute_one(request) for request in requests]
-        sizes, found = [len(request.cohort) for request in requests], self._execute_one(joint)
+            return [self._execute_one(call) for call in calls]
+        sizes, found = [len(call.cohort) for call in calls], self._execute_one(joint)
         if joint.plan is None:
             return list(torch.split(found, sizes))
         params, velocity, losses = found
         return list(zip(_split(params, sizes), _split(velocity, sizes), torch.split(losses, sizes), strict=True))
 
-    def _execute_one(self, request: EngineCall) -> Any:
-        if request.plan is None:
-            return self.engine.predictions(request.method, request.cohort, request.samples)
-        return self.engine.train(request.cohort, request.samples, request.plan)
+    def _execute_one(self, call: EngineCall) -> Any:
+        if call.plan is None:
+            return self.engine.predictions(call.method, call.cohort, call.samples)
+        return self.engine.train(call.cohort, call.samples, call.plan)
 
 
 class JointEngine:
@@ -131,16 +131,16 @@ class JointEngine:
         return found
 
 
-def join_requests(requests: Sequence[EngineCall]) -> EngineCall | None:
-    """Return several requests as one; None for a single one, or if they differ in more than their clients."""
-    first, cohorts = requests[0], [request.cohort for request in requests]
-    same = all(request.method == first.method and request.samples is first.samples for request in requests)
-    if len(requests) < 2 or not same or not _same_shapes(cohorts):
+def join_calls(calls: Sequence[EngineCall]) -> EngineCall | None:
+    """Return several calls as one; None for a single one, or if they differ in more than their clients."""
+    first, cohorts = calls[0], [call.cohort for call in calls]
+    same = all(call.method == first.method and call.samples is first.samples for call in calls)
+    if len(calls) < 2 or not same or not _same_shapes(cohorts):
         return None
-    plans = [request.plan for request in requests if request.plan is not None]
+    plans = [call.plan for call in calls if call.plan is not None]
     if not plans:
         return replace(first, cohort=join_cohorts(cohorts))
-    plan = join_plans(plans) if len(plans) == len(requests) else None
+    plan = join_plans(plans) if len(plans) == len(calls) else None
     return None if plan is None else replace(first, cohort=join_cohorts(cohorts), plan=plan)
 
 
@@ -196,11 +196,13 @@ def join_orders(orders: Sequence[Order]) -> Order:
 
 
 def _same_shapes(cohorts: Sequence[Cohort]) -> bool:
+    def client_shapes(tensors: ClientTensors) -> dict[str, torch.Size]:
+        common = {name: value.shape for name, value in tensors.common.items()}
+        return {**common, **{name: value.shape[1:] for name, value in tensors.own.items()}}
+
     def shapes(cohort: Cohort) -> list[Any]:
-        groups = (cohort.params, cohort.memory, cohort.inbox)
-        return [cohort.received is None, cohort.velocity.keys(),
-                *({name: value.shape[0 if name in group.common else 1 :]
-                for name, value in group.merged().items()} for group in groups)]  # fmt: skip
+        tensors = (cohort.params, cohort.memory, cohort.inbox)
+        return [cohort.received is None, cohort.velocity.keys(), *map(client_shapes, tensors)]
 
     return all(shapes(cohort) == shapes(cohorts[0]) for cohort in cohorts)
 

@@ -94,7 +94,7 @@ class PhaseSGD:
             with torch.enable_grad():
                 value = self.value_of(self.loss, at.having(params={**at.params, **leaves}), batch)
                 found = torch.autograd.grad(value.sum(), list(leaves.values()), materialize_grads=True)
-            if not loss_added:  # of several gradients in a step, the first is comparable between methods
+            if not loss_added:  # of several losses in a step, only the first is comparable between methods
                 losses.add(value.detach(), active)
                 loss_added = True
             return dict(zip(self.names, found, strict=True))
@@ -170,11 +170,11 @@ def momentum_step(
     for name, value in direction.items():
         if active is not None:  # not multiplied by 0: the gradient of an empty batch may be NaN
             value = value.masked_fill(per_client(active == 0, value), 0)
-        velocity[name].mul_(_spread(keep, value)).add_(value)
+        velocity[name].mul_(_broadcast(keep, value)).add_(value)
         if active is None:
             params[name].add_(velocity[name], alpha=-phase.lr)
         else:
-            params[name].sub_(velocity[name] * _spread(phase.lr * active, value))
+            params[name].sub_(velocity[name] * _broadcast(phase.lr * active, value))
 
 
 def overwrite(params: Tensors, values: Tensors, active: Tensor | None) -> None:
@@ -199,7 +199,7 @@ def scaled(gradient: Tensors, factor: Tensor | None) -> Tensors:
     """Return a gradient times a factor, one number or one per client."""
     if factor is None:
         return gradient
-    return {name: value * _spread(factor, value) for name, value in gradient.items()}
+    return {name: value * _broadcast(factor, value) for name, value in gradient.items()}
 
 
 def with_weight_decay(gradient: Tensors, params: Tensors, weight_decay: float) -> Tensors:
@@ -209,6 +209,6 @@ def with_weight_decay(gradient: Tensors, params: Tensors, weight_decay: float) -
     return {name: value + weight_decay * params[name] for name, value in gradient.items()}
 
 
-def _spread(factor: Tensor | float, like: Tensor) -> Tensor | float:
+def _broadcast(factor: Tensor | float, like: Tensor) -> Tensor | float:
     """Reshape one number per client so that it multiplies that client's tensor."""
     return factor if isinstance(factor, float) else per_client(factor.to(like.dtype), like)

@@ -12,15 +12,16 @@ from fedrema.core import Batch, Client, Loss, Method
 from fedrema.core.checks import check_loss, check_scores
 from fedrema.engine import kernels
 from fedrema.engine.batches import Samples, TrainingPlan, pack, stacked_batches
+from fedrema.engine.buffers import StaticBuffers
 from fedrema.engine.cohort import Cohort, Hook
-from fedrema.engine.cuda_graphs import CudaGraphs, StaticBuffers
+from fedrema.engine.cuda_graphs import CudaGraphs
 from fedrema.engine.devices import Arithmetic, in_training_arithmetic
 from fedrema.engine.sgd import PhaseSGD
 from fedrema.models.body_and_head import Net, Tensors
 
 
 class StackedEngine:
-    """Takes each step for all clients at once; smaller clients are padded, masked, and inactive after their last step.
+    """Takes each step for all clients at once; batches are padded, and clients are inactive after their last step.
 
     On a GPU, layers run as our own kernels over all clients where these cover them. A step is captured as a CUDA graph
     when it runs for the second time, and replayed from then on.
@@ -36,7 +37,7 @@ class StackedEngine:
         self.fused = kernels.usable(arithmetic.device, arithmetic.dtype, arithmetic.products)
         self.graphs = CudaGraphs() if arithmetic.device.type == "cuda" else None
 
-    def computing(self) -> AbstractContextManager[object]:
+    def precision_context(self) -> AbstractContextManager[object]:
         """Return the context in which losses and predictions are computed."""
         if self.fused and self.arithmetic.products == "bf16":
             return kernels.Operators("bf16")
@@ -51,7 +52,7 @@ class StackedEngine:
         data = samples.of_cohort(cohort) if samples else Batch(empty, empty, empty, empty)
 
         def computed(client: Client, batch: Batch) -> dict[str, Tensors]:
-            with self.computing(), self.net.batch_context(batch.mask if samples else None):
+            with self.precision_context(), self.net.batch_context(batch.mask if samples else None):
                 return hook(client, batch)
 
         with torch.no_grad():
@@ -79,7 +80,7 @@ class StackedEngine:
             return check_scores(method, scores, len(batch.y), self.net.classes)
 
         def predicted(client: Client, data: Batch) -> Tensor:
-            with torch.no_grad(), self.computing():
+            with torch.no_grad(), self.precision_context():
                 logits: Tensor = _over_clients(class_scores, cohort, client, data)
             return torch.where(data.mask > 0, logits.argmax(-1), -1)
 
@@ -106,7 +107,7 @@ class StackedEngine:
                 with self.net.batch_context(its.mask, one.params):
                     return check_loss(loss, loss(self.net, one, its))
 
-            with self.computing():
+            with self.precision_context():
                 value: Tensor = _over_clients(one_loss, cohort, client, batch, params_axis=0)
             return value
 
@@ -131,12 +132,12 @@ class StackedEngine:
                 buffers.step(sgd, batches, None if all_active else active)
 
             buffers.set_rate(phase.lr)
-            what = (sgd.loss, phase.step, sgd.names, phase.momentum, all_active, plan.local, id(samples.x))
+            graph_key = (sgd.loss, phase.step, sgd.names, phase.momentum, all_active, plan.local, id(samples.x))
             for packed_step in packed:
                 if self.graphs is None:
                     step(packed_step)
                 else:  # our kernels read the rate from memory; torch's step has it as a constant
-                    self.graphs.run(buffers, (*what, None if self.fused else phase.lr), packed_step, step)
+                    self.graphs.run(buffers, (*graph_key, None if self.fused else phase.lr), packed_step, step)
         return buffers.result(copy=self.graphs is not None)
 
 

@@ -10,7 +10,7 @@ from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell, Experiment
 from fedrema.experiments.store import Store
 from fedrema.experiments.table import ABOUT_OUTDATED, MISSING, OUTDATED
-from fedrema.experiments.tasks import finished
+from fedrema.experiments.tasks import finished_runs
 from fedrema.reporting.statistics import PairedTest, Scores, holm, paired_test
 from fedrema.reporting.tables import markdown_lines
 
@@ -53,7 +53,7 @@ class Comparison:
 
 def runs_of(cells: Iterable[Cell], seeds: int, store: Store) -> Runs:
     """Return the finished runs of cells, including those that diverged."""
-    return {(cell.row.name, cell.column.name): finished(cell, seeds, store) for cell in cells}
+    return {(cell.row.name, cell.column.name): finished_runs(cell, seeds, store) for cell in cells}
 
 
 def scores(runs: Runs, quantity: str) -> Scores:

@@ -144,8 +144,8 @@ def as_array(rows: Rows) -> np.ndarray:
     return np.array([[np.nan if value is None else value for value in row] for row in rows], float)
 
 
-def finished_run(key: str, settings: Settings, run: Run, beside: int = 0) -> FinishedRun:
-    """Return what is kept of a run; `beside` is how many other tasks used its device at the same time."""
+def finished_run(key: str, settings: Settings, run: Run, concurrent_tasks: int = 0) -> FinishedRun:
+    """Return what is kept of a run; `concurrent_tasks` is how many other tasks used its device at the same time."""
     curves: dict[str, list[bool | int | float | None]] = {"round": [record.round for record in run.rounds]}
     for name in (CURVES[0], *(trace.name for trace in settings.method.reports.traces), *CURVES[1:]):
         values = [record.quantity(name) for record in run.rounds]
@@ -162,7 +162,7 @@ def finished_run(key: str, settings: Settings, run: Run, beside: int = 0) -> Fin
         matrices,
         matching,
         planned_epochs(settings),
-        msgspec.convert({**msgspec.to_builtins(run.manifest.ran_on), "beside": beside}, Machine),
+        msgspec.convert({**msgspec.to_builtins(run.manifest.ran_on), "beside": concurrent_tasks}, Machine),
         revisions=run.manifest.revisions,
         inputs=run.manifest.inputs,
     )

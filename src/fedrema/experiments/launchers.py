@@ -12,22 +12,22 @@ from fedrema.config.settings import Settings
 from fedrema.errors import FedremaError
 from fedrema.experiments.store import Store
 from fedrema.experiments.tasks import Runner, Task
-from fedrema.runs.execute import Interrupted, Watcher
-from fedrema.runs.signals import stopping_gently
+from fedrema.runs.execute import Interrupted, RoundCallback
+from fedrema.runs.signals import graceful_stop
 from fedrema.runs.worker_pool import WorkerPool
 from fedrema.simulation.state import Round
 
-SECONDS_BETWEEN_ROUNDS = 0.5
-"""How often the rounds of a run are reported."""
+MIN_SECONDS_BETWEEN_REPORTS = 0.5
+"""The rounds of a run are reported at most this often."""
 
 Fits = Callable[[Task], bool]
 """Returns whether a task is expected to finish in the remaining time."""
-EventKind = Literal["began", "round", "ended", "refused", "stopped", "lost"]
+EventKind = Literal["started", "round", "finished", "failed", "stopped", "lost"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a task: it began, a round finished, it ended, was refused, stopped or lost."""
+    """An event of a task: it started, finished a round, finished or failed; on Ray it can also be stopped or lost."""
 
     kind: EventKind
     task: Task | None = None
@@ -40,7 +40,7 @@ class Event:
     @property
     def is_last(self) -> bool:
         """Whether no other event of the task follows."""
-        return self.kind in ("ended", "refused")
+        return self.kind in ("finished", "failed")
 
     def encoded(self) -> str:
         """Return the event as JSON, without the task, which the receiver knows."""
@@ -61,7 +61,7 @@ class _Sent(msgspec.Struct, frozen=True):
     failed: tuple[str, ...]
 
 
-Report = Callable[[Event], None]
+EventCallback = Callable[[Event], None]
 
 
 class Launcher(Protocol):
@@ -70,7 +70,7 @@ class Launcher(Protocol):
     at_once: int
     """How many it runs at the same time."""
 
-    def run(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
+    def run(self, tasks: Sequence[Task], fits: Fits, report: EventCallback) -> Iterator[Event]:
         """Yield each task's last event and report the others; raises `Interrupted` when a stop was requested."""
 
 
@@ -81,12 +81,12 @@ class InProcess:
         self.store, self.work = store, work
         self.at_once = 1
 
-    def run(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
+    def run(self, tasks: Sequence[Task], fits: Fits, report: EventCallback) -> Iterator[Event]:
         """Run them."""
-        with stopping_gently() as request:
+        with graceful_stop() as request:
             for task in filter(fits, tasks):
-                report(Event("began", task))
-                yield outcome(Runner(self.store, self.work, reporting(report)), task)
+                report(Event("started", task))
+                yield run_task(Runner(self.store, self.work, reporting(report)), task)
                 if request.made:
                     raise Interrupted("Stopped.")
 
@@ -100,49 +100,50 @@ class Workers:
         arguments = (str(store.folder), str(work), str(per_device - 1))
         self.pool: WorkerPool[Task] = WorkerPool("fedrema.experiments.launchers:run_encoded_task", arguments, slots)
 
-    def run(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
+    def run(self, tasks: Sequence[Task], fits: Fits, report: EventCallback) -> Iterator[Event]:
         """Run the tasks; a free worker runs the next one."""
         fitting = filter(fits, tasks)
         for reply in self.pool.run(lambda: next(fitting, None), Task.encoded):
             task = reply.job
             if reply.kind == "started":
-                report(Event("began", task))
+                report(Event("started", task))
             elif reply.kind == "report":
                 report(Event.decoded(reply.text, task))
             elif reply.kind == "finished":
                 yield Event.decoded(reply.text, task)
             else:
                 why = f"{task.cell.title}: its process ended with code {reply.code}; its last checkpoint is kept."
-                yield Event("refused", task, failed=(why,))
+                yield Event("failed", task, failed=(why,))
 
 
-def run_encoded_task(encoded: str, report: Callable[[str], None], store: str, work: str, beside: str) -> str:
+def run_encoded_task(encoded: str, report: Callable[[str], None], store: str, work: str, concurrent: str) -> str:
     """Run a task in a worker process, and return its last event."""
-    watching = reporting(lambda event: report(event.encoded()))
-    return outcome(Runner(Store(Path(store)), Path(work), watching, int(beside)), Task.decoded(encoded)).encoded()
+    callback_for = reporting(lambda event: report(event.encoded()))
+    runner = Runner(Store(Path(store)), Path(work), callback_for, int(concurrent))
+    return run_task(runner, Task.decoded(encoded)).encoded()
 
 
-def outcome(runner: Runner, task: Task) -> Event:
+def run_task(runner: Runner, task: Task) -> Event:
     """Run a task and return its last event."""
     try:
-        return Event("ended", task, failed=tuple(runner.run(task)))
+        return Event("finished", task, failed=tuple(runner.run(task)))
     except FedremaError as error:  # the other tasks continue
-        return Event("refused", task, failed=(f"{task.cell.title}: {error}",))
+        return Event("failed", task, failed=(f"{task.cell.title}: {error}",))
 
 
-def reporting(report: Report) -> Callable[[Settings], Watcher]:
-    """Return a function that makes watchers, which report a run's rounds every few seconds."""
+def reporting(report: EventCallback) -> Callable[[Settings], RoundCallback]:
+    """Return a function that makes the callback of a run, which reports its rounds at most twice a second."""
 
-    def watching(settings: Settings) -> Watcher:
-        reported = -SECONDS_BETWEEN_ROUNDS
+    def callback_for(settings: Settings) -> RoundCallback:
+        reported = -MIN_SECONDS_BETWEEN_REPORTS
 
-        def watch(finished: Round) -> None:
+        def callback(finished: Round) -> None:
             nonlocal reported
-            if time.monotonic() - reported >= SECONDS_BETWEEN_ROUNDS:
+            if time.monotonic() - reported >= MIN_SECONDS_BETWEEN_REPORTS:
                 reported = time.monotonic()
                 record, seed = finished.record, settings.simulation.seed
                 report(Event("round", seed=seed, round=record.round, accuracy=record.accuracy))
 
-        return watch
+        return callback
 
-    return watching
+    return callback_for

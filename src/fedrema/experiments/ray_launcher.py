@@ -22,11 +22,11 @@ import torch
 
 from fedrema import __version__
 from fedrema.errors import BadInput
-from fedrema.experiments.launchers import Event, Fits, Report, outcome, reporting
+from fedrema.experiments.launchers import Event, EventCallback, Fits, reporting, run_task
 from fedrema.experiments.store import Store
 from fedrema.experiments.tasks import Runner, Task
 from fedrema.runs.execute import Interrupted
-from fedrema.runs.signals import stopping_gently
+from fedrema.runs.signals import graceful_stop
 
 try:
     import ray
@@ -74,7 +74,7 @@ class OnRay:
         self.folder = f"fedrema-{hashlib.sha256(owner.encode()).hexdigest()[:16]}"
         """Folder of unfinished runs, in each machine's folder for temporary files."""
 
-    def run(self, tasks: Sequence[Task], fits: Fits, report: Report) -> Iterator[Event]:
+    def run(self, tasks: Sequence[Task], fits: Fits, report: EventCallback) -> Iterator[Event]:
         """Run the tasks; the next one goes to the machine with the most free slots."""
         waiting = deque(range(len(tasks)))
         lost: dict[int, str] = {}
@@ -83,7 +83,7 @@ class OnRay:
         # If its machine is lost, the queue is restarted elsewhere; rounds that were not reported do not matter.
         rounds = Queue(actor_options={"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1})
         try:
-            with stopping_gently() as request:
+            with graceful_stop() as request:
                 cancelled = False
                 while running or (waiting and not request.made):
                     free = self.slots() - Counter(slot for _, slot in running.values())
@@ -92,7 +92,7 @@ class OnRay:
                         if number not in lost:
                             if not fits(tasks[number]):
                                 continue
-                            report(Event("began", tasks[number]))
+                            report(Event("started", tasks[number]))
                         slot = max(free, key=lambda one: (one.node != lost.get(number), free[one]))
                         free -= Counter([slot])
                         running[self._begin(tasks[number], number, slot, rounds)] = number, slot
@@ -117,7 +117,7 @@ class OnRay:
                         elif event.kind == "stopped":
                             report(event)
                         else:
-                            yield replace(event, kind="refused") if event.kind == "lost" else event
+                            yield replace(event, kind="failed") if event.kind == "lost" else event
                 if request.made:
                     raise Interrupted("Stopped.")
         finally:
@@ -156,7 +156,7 @@ class OnRay:
             return Event("stopped", task)
         except ray.exceptions.RayTaskError as error:
             why = f"{task.cell.title}: {type(error.cause).__name__}: {_first_line(error.cause)}"
-            return Event("refused", task, failed=(why,))
+            return Event("failed", task, failed=(why,))
         except ray.exceptions.RayError as error:
             why = (
                 f"{task.cell.title}: its process was lost twice ({type(error).__name__}); its last checkpoint is kept."
@@ -168,22 +168,25 @@ class OnRay:
 
 
 def run_there(
-    order: str, number: int, version: str, work: str, threads: int, beside: int, rounds: Queue
+    order: str, number: int, version: str, work: str, threads: int, concurrent_tasks: int, rounds: Queue
 ) -> tuple[str, dict[str, str]]:
     """Run a task on a machine of the cluster; return its last event and, by key, the files of its runs."""
     task = Task.decoded(order)
     if version != __version__:
         why = f"{task.cell.title}: {platform.node()} has fedrema {__version__}, not {version}: install the same."
-        return Event("refused", failed=(why,)).encoded(), {}
+        return Event("failed", failed=(why,)).encoded(), {}
     torch.set_num_threads(threads)
     # Always the same folder: a task that returns to this machine continues from its checkpoints.
     folder = Path(tempfile.gettempdir()) / work
     with tempfile.TemporaryDirectory() as cells:
         runner = Runner(
-            Store(Path(cells)), folder, reporting(lambda event: rounds.put_nowait((number, event.encoded()))), beside
+            Store(Path(cells)),
+            folder,
+            reporting(lambda event: rounds.put_nowait((number, event.encoded()))),
+            concurrent_tasks,
         )
         try:
-            event = outcome(runner, task)
+            event = run_task(runner, task)
         except (Interrupted, KeyboardInterrupt):  # the latter between rounds
             event = Event("stopped")
         kept = {file.stem: file.read_text(encoding="utf-8") for file in Path(cells).glob("*.json")}

@@ -13,7 +13,7 @@ from fedrema.experiments.spec import Experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.sweep import choices, choices_markdown, tuned_file
 from fedrema.experiments.table import Sheet
-from fedrema.experiments.tasks import outdated
+from fedrema.experiments.tasks import outdated_keys
 from fedrema.reporting.tables import markdown_lines
 
 
@@ -76,7 +76,7 @@ def _progress(experiments: Sequence[Experiment], seeds: int | None, store: Store
             cell.title: sum(store.has(key_of(cell.settings(seed))) for seed in range(wanted))
             for cell in experiment.cells
         }
-        older = len(outdated(experiment.cells, wanted, store))
+        older = len(outdated_keys(experiment.cells, wanted, store))
         lacking = [f"{title} ({wanted - count} of {wanted})" for title, count in counts.items() if count < wanted]
         files = ", ".join(f"[{kind}]({experiment.name}.{kind})" for kind in ("csv", "tex"))
         title = f"[{experiment.title}]({experiment.name}.md) ({files})"

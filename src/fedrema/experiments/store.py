@@ -88,14 +88,14 @@ class Store:
     def __iter__(self) -> Iterator[FinishedRun]:
         return (line.run for _, line in sorted(self._lines().items()))
 
-    def put(self, settings: Settings, run: Run, beside: int = 0, inputs: Inputs | None = None) -> None:
-        """Store a finished run; `beside` is the number of other tasks that used its device at the same time.
+    def put(self, settings: Settings, run: Run, concurrent_tasks: int = 0, inputs: Inputs | None = None) -> None:
+        """Store a finished run; `concurrent_tasks` is the number of other tasks that used its device at the same time.
 
         `inputs` are the digests that its key is made of; default: those that the run recorded.
         """
         recorded = run.manifest.inputs
         key = key_of(settings, recorded if inputs is None else inputs)
-        self._write(finished_run(key, settings, run, beside))
+        self._write(finished_run(key, settings, run, concurrent_tasks))
 
     def put_diverged(self, settings: Settings, reason: str, inputs: Inputs | None = None) -> None:
         """Record that a run diverged, so that it is not tried again until its file is removed."""

@@ -11,7 +11,7 @@ from fedrema.errors import BadInput
 from fedrema.experiments.spec import Experiment, Line, Value, Values
 from fedrema.experiments.store import Store
 from fedrema.experiments.table import ABOUT_OUTDATED, OUTDATED, values_of
-from fedrema.experiments.tasks import finished
+from fedrema.experiments.tasks import finished_runs
 from fedrema.reporting.tables import markdown_lines
 
 
@@ -71,7 +71,7 @@ def choices(experiment: Experiment, seeds: int, store: Store) -> list[Choice]:
     for cell in experiment.cells:
         if cell.row.swept:
             dataset = cell.parsed.data.federation or cell.parsed.data.dataset
-            runs = finished(cell, seeds, store)
+            runs = finished_runs(cell, seeds, store)
             values = values_of(runs, "honest_accuracy")
             older |= {(dataset, cell.row.base) for run in runs if run.outdated}
             by_row.setdefault((dataset, cell.row.base), {}).setdefault(cell.row.name, []).extend(values.values())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell, Experiment, Published
 from fedrema.experiments.store import Store
-from fedrema.experiments.tasks import finished
+from fedrema.experiments.tasks import finished_runs
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.reporting.statistics import welch_interval
 from fedrema.reporting.tables import markdown_lines
@@ -75,7 +75,7 @@ class Sheet:
         self.experiment = experiment
         self.compares = any(cell.published for cell in experiment.cells)
         self.columned = any(cell.column.title for cell in experiment.cells)
-        self.runs = {(cell.row.name, cell.column.name): finished(cell, seeds, store) for cell in experiment.cells}
+        self.runs = {(cell.row.name, cell.column.name): finished_runs(cell, seeds, store) for cell in experiment.cells}
         every = [run for runs in self.runs.values() for run in runs]
         self.periods = list(dict.fromkeys(f"{name}_rounds" for run in every for name in run.summary.period_rounds))
         """Names of the quantities that count the rounds of a method's period."""

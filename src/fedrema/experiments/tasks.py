@@ -1,7 +1,7 @@
 """Tasks: finds the missing runs of an experiment, and runs one task in this process."""
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,8 +13,7 @@ from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell, Line, Value, Vary
 from fedrema.experiments.store import Store, key_of
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute import Watcher
-from fedrema.runs.joint import execute_all, split_groups
+from fedrema.runs.execute_many import CallbackFor, execute_all, split_groups
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import Inputs
 from fedrema.runs.provenance import changed_files, inputs_of, is_outdated
@@ -70,7 +69,7 @@ class Task:
         return cls(cell, message.seeds, message.inputs)
 
 
-def missing(cells: Iterable[Cell], seeds: int, store: Store, known: set[str] | None = None) -> list[Task]:
+def missing_tasks(cells: Iterable[Cell], seeds: int, store: Store, known: set[str] | None = None) -> list[Task]:
     """Return tasks for the runs whose keys are neither in the store nor in `known`; adds these keys to `known`.
 
     Runs in the store from an older revision count as missing.
@@ -88,19 +87,19 @@ def missing(cells: Iterable[Cell], seeds: int, store: Store, known: set[str] | N
     return tasks
 
 
-def divided(tasks: Sequence[Task], workers: int) -> list[Task]:
+def split_tasks(tasks: Sequence[Task], workers: int) -> list[Task]:
     """Halve the largest tasks until there is one for each worker, or none can be halved."""
     parts = split_groups([[(task, seed) for seed in task.seeds] for task in tasks], workers)
     return [replace(part[0][0], seeds=tuple(seed for _, seed in part)) for part in parts]
 
 
-def outdated(cells: Iterable[Cell], seeds: int, store: Store) -> set[str]:
+def outdated_keys(cells: Iterable[Cell], seeds: int, store: Store) -> set[str]:
     """Return the keys of runs in the store that come from an older revision."""
     settings = [cell.settings(seed) for cell in cells for seed in range(seeds)]
     return {found.key for each in settings if (found := store.find(each)) is not None and found.outdated}
 
 
-def finished(cell: Cell, seeds: int, store: Store) -> list[FinishedRun]:
+def finished_runs(cell: Cell, seeds: int, store: Store) -> list[FinishedRun]:
     """Return a cell's finished runs in order of seeds; outdated ones only if there are no others."""
     found = [store.find(cell.settings(seed)) for seed in range(seeds)]
     in_store = [run for run in found if run is not None]
@@ -116,14 +115,14 @@ class Runner:
         Receives the finished runs.
     work
         Folder of the runs that have not finished.
-    watching
+    callback_for
         Returns the callback that receives the rounds of a run.
-    beside
+    concurrent_tasks
         How many other tasks use the same device at the same time; recorded with the run.
     """
 
-    def __init__(self, store: Store, work: Path, watching: Callable[[Settings], Watcher], beside: int = 0) -> None:
-        self.store, self.work, self.watching, self.beside = store, work, watching, beside
+    def __init__(self, store: Store, work: Path, callback_for: CallbackFor, concurrent_tasks: int = 0) -> None:
+        self.store, self.work, self.callback_for, self.concurrent_tasks = store, work, callback_for, concurrent_tasks
 
     def run(self, task: Task) -> list[str]:
         """Run a task, store its runs, and return a sentence for each run that diverged.
@@ -136,26 +135,26 @@ class Runner:
         placed = [settings.placed(self.work / key) for settings, key in zip(task.runs, task.keys, strict=True)]
         folders = [settings.output.folder for settings in placed]
         for folder in folders:
-            if not _can_continue(folder):
+            if not _can_resume(folder):
                 _remove(folder)
         for settings in [each for each in placed if is_finished(each.output.folder)]:  # stopped before it was stored
-            self.store.put(settings, Run(settings.output.folder), self.beside, task.inputs)
+            self.store.put(settings, Run(settings.output.folder), self.concurrent_tasks, task.inputs)
             placed.remove(settings)
         failed = []
         for settings in placed:
             _check_inputs(task.inputs, settings)
-        for settings, outcome in execute_all(placed, self.watching, resume=True):
+        for settings, outcome in execute_all(placed, self.callback_for, resume=True):
             if isinstance(outcome, Diverged):
                 self.store.put_diverged(settings, str(outcome), task.inputs)
                 failed.append(f"{task.cell.title}, seed {settings.simulation.seed}: {outcome}")
             else:
-                self.store.put(settings, outcome, self.beside, task.inputs)
+                self.store.put(settings, outcome, self.concurrent_tasks, task.inputs)
         for folder in folders:
             _remove(folder)
         return failed
 
 
-def _can_continue(folder: Path) -> bool:
+def _can_resume(folder: Path) -> bool:
     """Whether a folder holds a run that was started with the present revisions."""
     if not (folder / "config.json").is_file():  # killed before the run started
         return False
@@ -168,7 +167,7 @@ def _check_inputs(planned: Inputs, settings: Settings) -> None:
     present = inputs_of(settings)
     for name in planned.keys() & present.keys():
         if changed := changed_files(planned[name], present[name]):
-            raise BadInput(f"{changed} since the command started, or differs on another machine: start it again.")
+            raise BadInput(f"{changed} since the command started, or differs on another machine: repeat the command.")
 
 
 def _remove(folder: Path) -> None:

@@ -41,8 +41,8 @@ class FedReMa(Method):
 
     The feature extractor is averaged over all clients (Eq. 6). During the critical co-learning period (CCP), each
     classifier is averaged with those whose soft predictions for a random feature are most similar to its own (Eqs. 5
-    and 7); the ranking is cut at its largest gap (MDS, Algorithm 1). After the CCP, the
-    weights of the average are how often the client selected each peer (Eq. 10).
+    and 7); the ranking is cut at its largest gap (MDS, Algorithm 1). After the CCP, each peer
+    is weighted by the number of rounds in which the client selected it (Eq. 10).
 
     The paper's extensions are settings. Feature alignment (+F) is `align=1`: CE + λ · mean (1/d)‖h − c̄_y‖² with c̄ the
     global class prototypes, from the second round on. Alternating training (+A) is `alternate=True`: E epochs of the
@@ -69,15 +69,15 @@ class FedReMa(Method):
                 "set_sizes",
                 "number of peers",
                 per_client=True,
-                description="From how many clients each one learns, itself included. After the critical period, a"
-                " client keeps every peer that it has ever chosen, weighted by how often.",
+                description="Number of clients, including itself, whose classifiers are averaged for each client. After"
+                " the critical period, a client keeps every peer that it has ever chosen, weighted by how often.",
             ),
         ),
         period=Period(
             "critical",
             "critical period",
             "critical",
-            "by history",
+            "fixed peers",
             measure="gap_ratio",
             threshold="delta",
             description="At first, the gap between the similarities of relevant and other peers is wide. As training"
@@ -110,7 +110,7 @@ class FedReMa(Method):
     probe_high: float = 1.0
     """Upper bound of the uniform distribution [0, bound) of the random features (released code: 0.5)."""
     probe_per_client: bool = False
-    """Draw separate random features for each client's row of similarities (released code) instead of common ones."""
+    """Draw separate random features for each client, as the released code does, instead of the same for all."""
     gap_to_self: bool = True
     """Include the gap between the client itself and its nearest peer; if off, at least one peer is always selected
     (released code)."""
@@ -182,14 +182,14 @@ class FedReMa(Method):
         """Return the weight of each client's head in each other's average [k, k], the new state, and the trace."""
         present = uploads.clients
         dependencies = torch.as_tensor(state["dependencies"])
-        own_head = torch.eye(len(present), dtype=dependencies.dtype, device=dependencies.device)
+        identity = torch.eye(len(present), dtype=dependencies.dtype, device=dependencies.device)
         if len(present) < 2:
-            return own_head, state, {"critical": state["critical"], "set_sizes": [1] * len(present)}
+            return identity, state, {"critical": state["critical"], "set_sizes": [1] * len(present)}
 
         if not state["critical"]:
             dependencies = self._match_new_clients(net, dependencies, heads, uploads, moment)
             weights = _submatrix(dependencies, present)  # φ_k ← Σ g_ki φ̂_i / Σ g_ki  (Eq. 10)
-            weights = torch.where(weights.sum(dim=1, keepdim=True) > 0, weights, own_head)
+            weights = torch.where(weights.sum(dim=1, keepdim=True) > 0, weights, identity)
             trace = {"critical": False, "set_sizes": (weights > 0).sum(dim=1)}
             return weights, {**state, "dependencies": dependencies}, {**trace, "G": dependencies}
 

@@ -124,8 +124,11 @@ def with_batch_norm(network: Callable[..., nn.Module]) -> Callable[..., nn.Modul
     return build
 
 
-_PLAIN: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "alexnet": alexnet}
-NETWORKS = {**_PLAIN, **{f"{name}-bn": with_batch_norm(network) for name, network in _PLAIN.items()}}
+_WITHOUT_BATCH_NORM: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "alexnet": alexnet}
+NETWORKS = {
+    **_WITHOUT_BATCH_NORM,
+    **{f"{name}-bn": with_batch_norm(network) for name, network in _WITHOUT_BATCH_NORM.items()},
+}
 
 
 def build_net(settings: Network, shape: Shape, classes: int, seed: int) -> Net:

@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict, TypeVar
 import numpy as np
 
 from fedrema.page.encode import Packed, packed
-from fedrema.page.reading import ThinnedRun
+from fedrema.page.reading import DownsampledRun
 
 CELLS = 750_000
 """Rounds × clients of all runs together, about eight bytes each."""
@@ -26,7 +26,7 @@ class ClientsOfRun(TypedDict):
     """Accuracy right after local training."""
     loss: NotRequired[Packed]
     presence: NotRequired[Packed]
-    """0: absent, 1: failed, 2: took part."""
+    """0: absent, 1: failed, 2: participated."""
     traces: NotRequired[dict[str, Packed]]
     """What the method traces per client, by name."""
     final: NotRequired[Packed]
@@ -39,13 +39,13 @@ class ClientsPart(TypedDict):
     runs: list[ClientsOfRun]
 
 
-def clients_part(runs: Sequence[ThinnedRun]) -> ClientsPart:
+def clients_part(runs: Sequence[DownsampledRun]) -> ClientsPart:
     """Return the data of each client of each run."""
     most = CELLS // max(1, sum(len(run.names) for run in runs))
     return {"runs": [_clients(run, max(2, most)) for run in runs]}
 
 
-def _clients(run: ThinnedRun, most: int) -> ClientsOfRun:
+def _clients(run: DownsampledRun, most: int) -> ClientsOfRun:
     kept = evenly_spaced(run.kept, most)
     found: ClientsOfRun = {"rounds": [one.record.round for one in kept], "labels": _labels(run)}
     if not kept:
@@ -73,7 +73,7 @@ def _stacked(rows: Sequence[np.ndarray], highest: float | None = None) -> Packed
     return None if np.isnan(values).all() else packed(values, highest)
 
 
-def _final(run: ThinnedRun) -> np.ndarray | None:
+def _final(run: DownsampledRun) -> np.ndarray | None:
     every = np.stack([one.clients.accuracy for one in run.kept])
     evaluated = every[~np.isnan(every).all(axis=1)][-5:]
     if not len(evaluated):
@@ -92,7 +92,7 @@ def evenly_spaced(items: Sequence[T], most: int) -> list[T]:
     return [items[place] for place in places]
 
 
-def _labels(run: ThinnedRun) -> dict[str, Packed] | None:
+def _labels(run: DownsampledRun) -> dict[str, Packed] | None:
     counts = run.directory.label_counts()
     if counts is None or len(counts["train"]) != len(run.names):
         return None

@@ -15,7 +15,7 @@ from fedrema.core.reports import HEAD_SIMILARITY
 from fedrema.errors import BadInput
 from fedrema.experiments.matching import true_groups
 from fedrema.page.encode import plain
-from fedrema.page.reading import ThinnedRun, thinned_notes
+from fedrema.page.reading import DownsampledRun, thinned_notes
 from fedrema.page.status import Status, status_of
 from fedrema.reporting.curves import WORDS, group_curve, looks_of
 from fedrema.reporting.groups import Group, data_title, group_runs, paired_differences
@@ -121,7 +121,7 @@ class MainPart(TypedDict):
     comparable: bool
 
 
-def main_part(runs: Sequence[ThinnedRun], live: bool = False, notes: Sequence[str] = ()) -> MainPart:
+def main_part(runs: Sequence[DownsampledRun], live: bool = False, notes: Sequence[str] = ()) -> MainPart:
     """Return the main part of the document."""
     groups = group_runs(runs) if runs else []
     shown = _runs_of(groups)
@@ -149,13 +149,13 @@ def main_part(runs: Sequence[ThinnedRun], live: bool = False, notes: Sequence[st
     return found
 
 
-def in_order(runs: Sequence[ThinnedRun]) -> list[ThinnedRun]:
+def in_order(runs: Sequence[DownsampledRun]) -> list[DownsampledRun]:
     """Return the runs in the order in which every part of the document has them."""
     return _runs_of(group_runs(runs)) if runs else []
 
 
-def _runs_of(groups: Sequence[Group]) -> list[ThinnedRun]:
-    return [run for group in groups for run in group.runs if isinstance(run, ThinnedRun)]
+def _runs_of(groups: Sequence[Group]) -> list[DownsampledRun]:
+    return [run for group in groups for run in group.runs if isinstance(run, DownsampledRun)]
 
 
 def _group(group: Group, look: Look, quantities: Sequence[str]) -> GroupPart:
@@ -188,7 +188,7 @@ def _curve(group: Group, look: Look, quantity: str) -> CurvePart | None:
     return {"rounds": curve.rounds.tolist(), "mean": mean, "low": low, "high": high, "period_end": curve.period_end}
 
 
-def _run(run: ThinnedRun, group: int) -> RunPart:
+def _run(run: DownsampledRun, group: int) -> RunPart:
     federation, period = run.manifest.federation, run.reports.period
     series = {trace.name: _series(run, trace.name) for trace in run.reports.traces if not trace.per_client}
     in_period = [
@@ -216,7 +216,7 @@ def _run(run: ThinnedRun, group: int) -> RunPart:
     }
 
 
-def _settings(run: ThinnedRun) -> Json:
+def _settings(run: DownsampledRun) -> Json:
     """Return the settings that define a run."""
     shown = {name: value for name, value in run.settings.items() if name not in HIDDEN}
     for name in FILES:
@@ -232,25 +232,25 @@ def _holds(federation: FederationFacts) -> dict[str, int]:
     return {**facts, **{name: sum(each) for name, each in counts.items() if each}}
 
 
-def _true_groups(run: ThinnedRun) -> list[int] | None:
+def _true_groups(run: DownsampledRun) -> list[int] | None:
     # The settings of a partition have defaults even if the data was not partitioned.
     grouped = run.manifest.federation.info.get("partition") == "grouped"
     return true_groups(run.settings, len(run.names)) if grouped else None
 
 
-def _series(run: ThinnedRun, name: str) -> Series:
+def _series(run: DownsampledRun, name: str) -> Series:
     known = [
         (record.round, value) for record in run.rounds if isinstance(value := record.trace.get(name), (int, float))
     ]
     return {"rounds": [number for number, _ in known], "values": [float(value) for _, value in known]}
 
 
-def _bytes(run: ThinnedRun) -> dict[str, int]:
+def _bytes(run: DownsampledRun) -> dict[str, int]:
     sent = {"up": run.summary.bytes_up, "down": run.summary.bytes_down}
     return {name: count for name, count in sent.items() if count}
 
 
-def _differences(runs: Sequence[ThinnedRun], quantity: str) -> DifferencesPart | None:
+def _differences(runs: Sequence[DownsampledRun], quantity: str) -> DifferencesPart | None:
     found = paired_differences(runs, quantity)
     if not found:
         return None

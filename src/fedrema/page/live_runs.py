@@ -9,7 +9,7 @@ from typing import ClassVar, get_args
 from fedrema.errors import BadInput
 from fedrema.page.clients import clients_part
 from fedrema.page.document import in_order, main_part
-from fedrema.page.reading import ThinnedRun
+from fedrema.page.reading import DownsampledRun
 from fedrema.page.relations import relations_part
 from fedrema.page.render import Part, PartName
 from fedrema.page.status import Status, status_of
@@ -29,8 +29,8 @@ class LiveRuns:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.lock = threading.RLock()
-        self.known: dict[Path, ThinnedRun] = {}
-        self.runs: list[ThinnedRun] = []
+        self.known: dict[Path, DownsampledRun] = {}
+        self.runs: list[DownsampledRun] = []
         self.versions: dict[PartName, int] = dict.fromkeys(self.PARTS, 0)
         self.made: dict[PartName, tuple[int, Part]] = {}
         self.cost = dict.fromkeys(self.PARTS, 0.0)
@@ -94,7 +94,7 @@ class LiveRuns:
             self.waiting = dict.fromkeys(self.PARTS, True)  # all parts have the same runs
             return self._made_of(name, self.runs)
 
-    def _made_of(self, name: PartName, runs: list[ThinnedRun]) -> Part:
+    def _made_of(self, name: PartName, runs: list[DownsampledRun]) -> Part:
         if name == "main":
             notes = [f"{message} The run is not shown." for _, message in self.damaged.values()]
             return main_part(runs, live=True, notes=notes)
@@ -121,7 +121,7 @@ class LiveRuns:
                 continue
             changed |= self.damaged.pop(folder, None) is not None
             try:
-                run = ThinnedRun(folder)
+                run = DownsampledRun(folder)
                 in_order([run])
             except OSError:  # removed in the meantime
                 continue
@@ -133,7 +133,7 @@ class LiveRuns:
             changed = True
         return changed
 
-    def _in_order(self) -> list[ThinnedRun]:
+    def _in_order(self) -> list[DownsampledRun]:
         return in_order(list(self.known.values()))
 
     def _new_matrices(self) -> bool:

@@ -18,7 +18,7 @@ from fedrema.simulation.records import PRIMARY, MetricRecord, RoundRecord, Summa
 KEPT_ROUNDS = 400
 """Rounds that the page shows; more would share pixels."""
 BUFFER = 2**20
-ABSENT, FAILED, TOOK_PART = 0, 1, 2
+ABSENT, FAILED, PARTICIPATED = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ClientRows:
     """Accuracy right after local training."""
     loss: np.ndarray
     presence: np.ndarray
-    """ABSENT, FAILED or TOOK_PART."""
+    """ABSENT, FAILED or PARTICIPATED."""
     traces: dict[str, np.ndarray]
     """What the method traces per client."""
 
@@ -75,7 +75,7 @@ def _clients(metrics: dict[str, MetricRecord]) -> list[float | None] | None:
 
 def _presence(record: RoundRecord, names: Sequence[str]) -> np.ndarray:
     presence = np.full(len(names), ABSENT, np.uint8)
-    for rows, value in ((record.dropped, FAILED), (record.participants, TOOK_PART)):
+    for rows, value in ((record.dropped, FAILED), (record.participants, PARTICIPATED)):
         presence[[row for row in rows if row < len(names)]] = value
     for name in record.rejected:
         if name in names:
@@ -184,7 +184,7 @@ def _light(record: RoundRecord) -> RoundRecord:
     return replace(record, participants=[], dropped=[], client_loss=[], metrics=metrics, trained=trained, trace=trace)
 
 
-class ThinnedRun(Run):
+class DownsampledRun(Run):
     """A run of which at most `most` evenly spaced rounds are read."""
 
     def __init__(self, path: Path | str, most: int = KEPT_ROUNDS) -> None:
@@ -232,7 +232,7 @@ class ThinnedRun(Run):
         return RecordsFile(self.directory.chain(), self.names, traces, max(1, every), self.most)
 
     def _grow(self) -> bool:
-        with self.directory.complete() as counts:
+        with self.directory.check_all_read() as counts:
             self.directory.has_rounds()
             changed = self.file.grow()
             counts["rounds"] = self.file.count
@@ -243,7 +243,7 @@ def _source(manifest: Manifest) -> tuple[str, list[str]]:
     return manifest.identity, manifest.federation.names
 
 
-def thinned_notes(runs: Sequence[ThinnedRun]) -> list[str]:
+def thinned_notes(runs: Sequence[DownsampledRun]) -> list[str]:
     """Return sentences that describe which rounds are not shown."""
     strides = {run.file.stride: run for run in runs if run.file.stride > 1}
     notes = [

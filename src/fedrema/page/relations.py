@@ -12,7 +12,7 @@ from fedrema.core.reports import HEAD_SIMILARITY, Matrix
 from fedrema.errors import BadInput
 from fedrema.page.clients import evenly_spaced
 from fedrema.page.encode import Packed, packed
-from fedrema.page.reading import ThinnedRun
+from fedrema.page.reading import DownsampledRun
 from fedrema.reporting.matrices import declared_matrix, order_by_similarity, peer_matrix
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY
@@ -54,15 +54,15 @@ class RelationsPart(TypedDict):
     runs: list[RelationsOfRun | None]
 
 
-def relations_part(runs: Sequence[ThinnedRun]) -> RelationsPart:
+def relations_part(runs: Sequence[DownsampledRun]) -> RelationsPart:
     """Return the matrices between clients; None for runs without any."""
     files = [_relations_file(run) for run in runs]
     share = BYTES // max(1, sum(bool(file.rounds) for file in files))
     return {"runs": [_relations(run, file, share) for run, file in zip(runs, files, strict=True)]}
 
 
-def _relations_file(run: ThinnedRun) -> "RelationsFile":
-    with run.directory.complete() as counts:
+def _relations_file(run: DownsampledRun) -> "RelationsFile":
+    with run.directory.check_all_read() as counts:
         file = RelationsFile(run.directory.relations_file)
         counts["relations"] = len(file.rounds)
     return file
@@ -110,7 +110,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise BadInput(f"{path} {CHANGED}: {REMEDY}.") from error
 
 
-def _relations(run: ThinnedRun, file: RelationsFile, share: int) -> RelationsOfRun | None:
+def _relations(run: DownsampledRun, file: RelationsFile, share: int) -> RelationsOfRun | None:
     clients = len(run.names)
     if clients < 2:
         return None
@@ -133,7 +133,7 @@ def _relations(run: ThinnedRun, file: RelationsFile, share: int) -> RelationsOfR
     }
 
 
-def _from_checkpoint(run: ThinnedRun) -> RelationsOfRun | None:
+def _from_checkpoint(run: DownsampledRun) -> RelationsOfRun | None:
     """Return a matrix that the server keeps in its state, for a run that recorded none."""
     kept = {f"server/{matrix.state}": matrix for matrix in run.reports.matrices if matrix.state is not None}
     if not kept or not run.directory.checkpoint_file.exists():

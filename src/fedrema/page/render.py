@@ -10,7 +10,7 @@ from typing import Literal
 from fedrema.base.files import write_text
 from fedrema.page.clients import ClientsPart, clients_part
 from fedrema.page.document import MainPart, in_order, main_part
-from fedrema.page.reading import ThinnedRun
+from fedrema.page.reading import DownsampledRun
 from fedrema.page.relations import RelationsPart, relations_part
 from fedrema.runs.directory import find_runs
 
@@ -27,7 +27,7 @@ Part = MainPart | ClientsPart | RelationsPart
 
 def write_page(folders: Sequence[Path], path: Path) -> None:
     """Write the page about all runs in the folders and below them."""
-    runs = in_order([ThinnedRun(folder) for folder in find_runs(folders)])
+    runs = in_order([DownsampledRun(folder) for folder in find_runs(folders)])
     write_text(path, page({"main": main_part(runs), "clients": clients_part(runs), "relations": relations_part(runs)}))
 
 

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from fedrema.page.reading import ABSENT, FAILED, ThinnedRun
+from fedrema.page.reading import ABSENT, FAILED, DownsampledRun
 from fedrema.runs.lock import Writer
 
 SILENCE = 60.0
@@ -36,10 +36,10 @@ class Status(MissingClients):
     """When the last record was written."""
 
 
-def status_of(run: ThinnedRun) -> Status:
+def status_of(run: DownsampledRun) -> Status:
     """Return the present status of a run."""
     done, wanted = run.file.count, int(run.settings["rounds"])
-    writer = run.directory.trainer()
+    writer = run.directory.training_process()
     state = _state(run, writer, time.time())
     return {
         "state": state,
@@ -52,7 +52,7 @@ def status_of(run: ThinnedRun) -> Status:
     }
 
 
-def _state(run: ThinnedRun, writer: Writer | None, now: float) -> State:
+def _state(run: DownsampledRun, writer: Writer | None, now: float) -> State:
     if run.finished:
         return "finished"
     if writer is None:
@@ -63,14 +63,14 @@ def _state(run: ThinnedRun, writer: Writer | None, now: float) -> State:
     return "running" if now - updated < SILENCE else "silent"
 
 
-def _seconds_left(run: ThinnedRun, writer: Writer | None, done: int, wanted: int) -> float | None:
+def _seconds_left(run: DownsampledRun, writer: Writer | None, done: int, wanted: int) -> float | None:
     latest = _changed(run.directory.rounds_file)
     if writer is None or latest is None or done <= (writer.first or 0) or latest <= writer.since:
         return None
     return (wanted - done) * (latest - writer.since) / (done - (writer.first or 0))
 
 
-def _missing(run: ThinnedRun) -> MissingClients:
+def _missing(run: DownsampledRun) -> MissingClients:
     if not run.kept:
         return {"absent": [], "failed": [], "absent_count": 0, "failed_count": 0}
     last, names = run.kept[-1], run.names

@@ -19,12 +19,12 @@ def checksum_of(*parts: str | bytes | memoryview) -> str:
     return digest.hexdigest()
 
 
-def sealed(content: dict[str, object], belongs_to: str = "") -> dict[str, object]:
+def with_checksum(content: dict[str, object], belongs_to: str = "") -> dict[str, object]:
     """Return a JSON object with its checksum; `belongs_to` names the run, where the content does not."""
     return {**content, CHECKSUM: _of_object(content, belongs_to)}
 
 
-def unsealed(content: dict[str, object], file: Path, belongs_to: str = "", remedy: str = REMEDY) -> dict[str, object]:
+def verified(content: dict[str, object], file: Path, belongs_to: str = "", remedy: str = REMEDY) -> dict[str, object]:
     """Return a JSON object without its checksum; refuses an object that does not match it."""
     plain = {name: value for name, value in content.items() if name != CHECKSUM}
     if content.get(CHECKSUM) != _of_object(plain, belongs_to):

@@ -19,7 +19,7 @@ from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
 from fedrema.runs.arrays import Relations, read_arrays, read_relations, relation_arrays, write_arrays
 from fedrema.runs.checkpoint import read_checkpoint, required_rounds
-from fedrema.runs.checksums import REMEDY, sealed, unsealed
+from fedrema.runs.checksums import REMEDY, verified, with_checksum
 from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
 from fedrema.runs.manifest import Manifest, is_config, read_object, verified_config
 from fedrema.runs.records import RecordChain, read_lines
@@ -28,7 +28,7 @@ from fedrema.simulation.scoring import summarise
 
 FEDERATION_FILE = "federation.npz"
 """The file, next to config.json, to which a federation that was given in Python is saved."""
-SERIES_FILE = "runs.json"
+RUN_LIST_FILE = "runs.json"
 """The file, in a common folder, that lists the runs of one command."""
 MODELS = "models"
 """Folder of exported models."""
@@ -48,8 +48,8 @@ class RunDirectory:
     file and the remedy.
 
     Files: config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once the run has
-    finished), clients.npz (how many samples of each class each client holds), checkpoint/ and models/ (on request);
-    run.lock, and running.json while a process writes to the folder.
+    finished), clients.npz (how many samples of each class each client holds), checkpoint/, models/ (after fedrema
+    export); run.lock, and running.json while a process writes to the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class RunDirectory:
         """Return the lock that a process must hold to write to this folder."""
         return RunLock(self.path)
 
-    def trainer(self) -> Writer | None:
+    def training_process(self) -> Writer | None:
         """Return the process that trains the run, as running.json names it; None where there is none."""
         writer = Writer.read(self.path / WRITER_FILE)
         return writer if writer and writer.first is not None else None
@@ -154,11 +154,11 @@ class RunDirectory:
     def write_json(self, file: Path, content: dict[str, Any]) -> None:
         """Write a JSON file with its checksum, completely or not at all."""
         belongs_to = "" if file == self.config_file else self.identity()
-        write_text(file, json.dumps(sealed(content, belongs_to), indent=2) + "\n")
+        write_text(file, json.dumps(with_checksum(content, belongs_to), indent=2) + "\n")
 
     def read_json(self, file: Path, remedy: str = REMEDY) -> dict[str, Any]:
         """Read what `write_json` wrote."""
-        return unsealed(read_object(file, "cannot be read", remedy), file, self.identity(), remedy)
+        return verified(read_object(file, "cannot be read", remedy), file, self.identity(), remedy)
 
     def config(self) -> dict[str, Any]:
         """Return config.json as plain values."""
@@ -265,27 +265,27 @@ class RunDirectory:
 
     def rounds(self) -> list[RoundRecord]:
         """Return all records, without a last line that is still being written."""
-        with self.complete() as counts:
+        with self.check_all_read() as counts:
             records = [record for record, _ in read_lines(self.chain())] if self.has_rounds() else []
             counts["rounds"] = len(records)
         return records
 
     @contextmanager
-    def complete(self) -> Iterator[dict[str, int]]:
+    def check_all_read(self) -> Iterator[dict[str, int]]:
         """Check that the code inside the context reads all recorded data.
 
         Yields a dictionary in which that code puts how many `rounds` and `relations` it has read.
         """
-        known = self._known_counts()
+        known = self._required_counts()
         counts: dict[str, int] = {}
         yield counts
-        if known != self._known_counts():  # another process has continued the run, or replaced it
+        if known != self._required_counts():  # another process has continued the run, or replaced it
             return
         for name, file in (("rounds", self.rounds_file), ("relations", self.relations_file)):
             if counts.get(name, known[name]) < known[name]:
                 raise BadInput(f"{file} ends after {counts[name]} rounds, but there were {known[name]}: {REMEDY}.")
 
-    def _known_counts(self) -> dict[str, int]:
+    def _required_counts(self) -> dict[str, int]:
         """Return how many rounds, and how many rounds with matrices, are certain to be recorded."""
         stamps = [_stamp(self.summary_file), _stamp(self.checkpoint_file)]
         if self._counts is None or self._counts[0] != stamps:  # a page that follows a run needs them twice a second
@@ -313,7 +313,7 @@ class RunDirectory:
             return False
         return True
 
-    def keep_rounds(self, last: int) -> list[RoundRecord]:
+    def truncate_rounds(self, last: int) -> list[RoundRecord]:
         """Remove the records after a round, which the checkpoint does not include; returns the others."""
         kept, end = self._known_rounds(last)
         if not self.rounds_file.exists() or self.rounds_file.stat().st_size > end:

@@ -24,14 +24,14 @@ from fedrema.runs.lock import RunLock
 from fedrema.runs.provenance import check_same_data, check_unchanged, describe, identity_of
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes, computed_as_before, default_folder, saved_settings
-from fedrema.runs.signals import StopRequest, stopping_gently
+from fedrema.runs.signals import StopRequest, graceful_stop
 from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import Round, SimulationState
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
-Watcher = Callable[[Round], None]
+RoundCallback = Callable[[Round], None]
 """Callback that receives the result of every round."""
 
 
@@ -60,7 +60,7 @@ def execute(
     settings: Settings,
     federation: Federation | None = None,
     module: nn.Module | None = None,
-    watch: Watcher | None = None,
+    watch: RoundCallback | None = None,
     observers: Sequence[ObserverFactory] = (),
 ) -> Run:
     """Execute a new run to its last round; a federation that is given in Python is saved in its folder."""
@@ -73,7 +73,7 @@ def resume(
     path: Path,
     changes: Changes | None = None,
     module: nn.Module | None = None,
-    watch: Watcher | None = None,
+    watch: RoundCallback | None = None,
     observers: Sequence[ObserverFactory] = (),
 ) -> Run:
     """Continue a run from its last checkpoint to its last round; `changes` replace saved settings."""
@@ -86,7 +86,7 @@ def _with_module(run: Run, module: nn.Module | None) -> Run:
     return run
 
 
-def prepare(settings: Settings, federation: Federation, module: nn.Module | None = None) -> Simulator:
+def build_simulator(settings: Settings, federation: Federation, module: nn.Module | None = None) -> Simulator:
     """Build the network and the simulator of a run."""
     net = make_net(settings, federation.sample_shape, federation.classes, module)
     return Simulator(settings.method, net, federation, settings.local, settings.simulation)
@@ -128,7 +128,7 @@ def prepare_new(
         if save_federation:
             federation.save(directory.path / FEDERATION_FILE)
 
-    with _locked(directory) as lock:
+    with _released_on_error(directory) as lock:
         directory.check_free(overwrite)  # another process may have created the run meanwhile
         replaces = directory.is_run()
         if not replaces:
@@ -144,15 +144,15 @@ def prepare_resumed(
 ) -> "PreparedRun":
     """Prepare to continue a run; on a CPU its result is bit-identical to that of a run that was never stopped."""
     directory = RunDirectory.open(path)
-    with _locked(directory) as lock:
+    with _released_on_error(directory) as lock:
         manifest = directory.manifest()
         if manifest.federation.is_deployed:
-            raise BadInput(f"{path} is trained over a network: fedrema deploy server continues it.")
+            raise BadInput(f"{path} belongs to a deployment: resume it with fedrema deploy server.")
         settings = computed_as_before(saved_settings(directory, changes, module is not None), manifest)
         check_unchanged(path, manifest.revisions, manifest.inputs, settings, module is not None)
         federation = federation or build_federation(settings.data)
         check_same_data(path, manifest, settings, federation)
-        simulator = prepare(settings, federation, module)
+        simulator = build_simulator(settings, federation, module)
         if identity_of(settings, federation, module is not None) != manifest.identity:
             raise BadInput(f"The settings or the data of {path} have changed since it was started: start a new run.")
         state, recorded = _saved_state(directory, simulator, manifest.identity)
@@ -175,8 +175,8 @@ def _saved_state(directory: RunDirectory, simulator: Simulator, identity: str) -
 
 
 @contextmanager
-def _locked(directory: RunDirectory) -> Iterator[RunLock]:
-    """Acquire the run's lock, which is kept on success and released on failure."""
+def _released_on_error(directory: RunDirectory) -> Iterator[RunLock]:
+    """Acquire the run's lock, which is kept on success and released if the code in the context fails."""
     lock = directory.lock().acquire()
     try:
         yield lock
@@ -195,25 +195,25 @@ class PreparedRun:
     state: SimulationState
     lock: RunLock
     """Held since the run was prepared; released when training ends."""
-    replace: Callable[[], None] | None = None
+    replace_old_run: Callable[[], None] | None = None
     """Deletes the run that is in the folder and writes this one's first files; called after the first round."""
 
-    def train(self, watch: Watcher | None = None, observers: Sequence[ObserverFactory] = ()) -> Run:
+    def train(self, watch: RoundCallback | None = None, observers: Sequence[ObserverFactory] = ()) -> Run:
         """Train to the last round, recording and saving; a first Ctrl-C or SIGTERM stops after the round."""
-        with stopping_gently() as request:
+        with graceful_stop() as request:
             return self.train_until(request, watch, observers)
 
     def train_until(
-        self, request: StopRequest, watch: Watcher | None = None, observers: Sequence[ObserverFactory] = ()
+        self, request: StopRequest, watch: RoundCallback | None = None, observers: Sequence[ObserverFactory] = ()
     ) -> Run:
         """Train to the last round, or until a stop is requested; then release the lock."""
         with self.lock:
             finished = self.state.round
             self.lock.training_from(finished)
             rounds = self.simulator.run(self.state)
-            if self.replace is not None:
+            if self.replace_old_run is not None:
                 first = list(itertools.islice(rounds, 1))
-                self.replace()
+                self.replace_old_run()
                 rounds = itertools.chain(first, rounds)
             with ExitStack() as stack:
                 opened = [
@@ -227,7 +227,7 @@ class PreparedRun:
         rounds: Iterable[Round],
         finished: int,
         request: StopRequest,
-        watch: Watcher | None,
+        watch: RoundCallback | None,
         observers: Sequence[RunObserver],
     ) -> Run:
         """Write the records of rounds while they are trained, after those of `finished` earlier rounds."""
@@ -235,7 +235,7 @@ class PreparedRun:
         directory.remove_unfinished_files()
         directory.ensure_label_counts(self.simulator.federation)
         directory.remove_summary()
-        records = directory.keep_rounds(finished)
+        records = directory.truncate_rounds(finished)
         relations = directory.relations(finished)
         saved = time.monotonic()
         try:
@@ -259,7 +259,7 @@ class PreparedRun:
             raise Diverged(f"{str(error).rstrip('.')}; {kept}.") from error
         self._save(relations)
         if state.round < self.simulator.settings.rounds:
-            raise Interrupted(f"Stopped after round {state.round}; continue with: fedrema resume {directory.path}")
+            raise Interrupted(f"Stopped after round {state.round}; resume it with: fedrema resume {directory.path}")
         directory.write_summary(records, len(relations))
         for observer in observers:
             observer.finish()

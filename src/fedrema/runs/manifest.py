@@ -11,7 +11,7 @@ import msgspec
 from fedrema.config.presets import PlainValue
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
-from fedrema.runs.checksums import unsealed
+from fedrema.runs.checksums import verified
 
 FORMAT = 2
 """Increased whenever the files of a run change so that one version could misread those of another."""
@@ -121,7 +121,7 @@ def verified_config(content: Mapping[str, Any], file: Path) -> dict[str, object]
         version, remedy = ("a newer", "update fedrema") if newer else ("an older", "run it again with this version")
         formats = f"format {found}; this version reads {FORMAT}"
         raise BadInput(f"{file} was written by {version} version of fedrema ({formats}): {remedy}.")
-    return unsealed(dict(content), file)
+    return verified(dict(content), file)
 
 
 def is_config(content: Mapping[str, Any]) -> bool:

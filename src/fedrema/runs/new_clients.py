@@ -1,4 +1,4 @@
-"""Personalises a model for a client that did not take part in training: match its head once, fine-tune, score."""
+"""Personalises a model for a client that did not participate in training: match its head once, fine-tune, score."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class NewClient:
 def personalize(
     path: Path, data: Path | str, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
 ) -> NewClient:
-    """Make a model for a client that did not take part in a finished run; `data` is what --data takes.
+    """Make a model for a client that did not participate in a finished run; `data` is what --data takes.
 
     The client starts from the shared parameters and the mean of the uploaded heads; a second model that the method
     keeps for each client starts as a copy of the shared one. The client trains for one round. Its head is then matched
@@ -153,7 +153,7 @@ def _arrive(simulator: Simulator, state: SimulationState) -> Cohort:
         elif simulator.method.role(simulator.net, name) is Role.PERSONAL:
             params[name] = state.params.own[name].mean(dim=0)
     cohort = simulator.cohort(new, torch.zeros(1, dtype=torch.long))
-    return simulator.start_new_clients(
+    return simulator.start_clients(
         replace(cohort, params=ClientTensors(_row(params)), inbox=ClientTensors(common=state.inbox.common))
     )
 
@@ -194,5 +194,5 @@ def _match(
 
 
 def _accuracy(simulator: Simulator, cohort: Cohort) -> float | None:
-    correct, samples = simulator.tally_as_is(simulator.method, cohort)
+    correct, samples = simulator.count_correct(simulator.method, cohort)
     return ratio(correct.sum(), samples.sum())

@@ -98,7 +98,7 @@ class Run:
 
     def relations(self) -> dict[int, dict[str, np.ndarray]]:
         """Return the matrices between clients by round: S, sets and G (runs with --record relations)."""
-        with self.directory.complete() as counts:
+        with self.directory.check_all_read() as counts:
             found = self.directory.relations()
             counts["relations"] = len(found)
         return found

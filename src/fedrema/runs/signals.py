@@ -18,7 +18,7 @@ _listening: list[StopRequest] = []
 
 
 @contextmanager
-def stopping_gently() -> Iterator[StopRequest]:
+def graceful_stop() -> Iterator[StopRequest]:
     """Turn the first Ctrl-C or SIGTERM into a request; a second one interrupts at once.
 
     Only the main thread can receive signals; in other threads nothing changes. Inside another such block the request

@@ -18,7 +18,7 @@ from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.runs.checkpoint import load_state
-from fedrema.runs.execute import prepare
+from fedrema.runs.execute import build_simulator
 from fedrema.runs.manifest import FederationFacts
 from fedrema.runs.plain_model import model_of_run
 from fedrema.runs.provenance import GIVEN
@@ -86,11 +86,13 @@ class TrainedClients:
                 f"The data of {run.path} has changed since training: its models cannot be adapted; use --no-adapt"
                 " (adapt=False)."
             )
-        simulator = prepare(replace(settings, simulation=settings.simulation.for_inspection()), federation, self.module)
+        simulator = build_simulator(
+            replace(settings, simulation=settings.simulation.for_inspection()), federation, self.module
+        )
         state = load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
         adapted: dict[int, Tensors] = {}
         # In the same groups as for scoring: the last bits depend on which clients are computed together.
-        for part in simulator.groups(torch.arange(state.clients)):
+        for part in simulator.chunks(torch.arange(state.clients)):
             wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
             if wanted:
                 cohort = simulator.cohort(state, part)
@@ -108,7 +110,7 @@ class TrainedClients:
             return False
         simulation = replace(settings.simulation.for_inspection(), device="cpu", backend="loop")
         dummy = dummy_federation(federation.sample_shape, federation.classes)
-        simulator = prepare(replace(settings, simulation=simulation), dummy, self.module)
+        simulator = build_simulator(replace(settings, simulation=simulation), dummy, self.module)
         if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
             return True  # adapts to the client's samples, which the server does not have
         initial = simulator.start()

@@ -15,7 +15,7 @@ import torch
 from fedrema.base.processes import SupervisedProcess
 from fedrema.base.terminal import print_safe
 from fedrema.runs.execute import Interrupted
-from fedrema.runs.signals import stopping_gently
+from fedrema.runs.signals import graceful_stop
 
 SECONDS_BETWEEN_CHECKS = 0.2
 
@@ -83,7 +83,7 @@ class WorkerPool(Generic[Job]):
                     worker.finish()
                 replies.put(None)
 
-        with stopping_gently() as request:
+        with graceful_stop() as request:
             threads = [threading.Thread(target=serve, args=(device,), daemon=True) for device in self.devices]
             for thread in threads:
                 thread.start()

@@ -205,11 +205,11 @@ class Clients:
         ]
 
     @with_own_threads
-    def tally_adapted(self, method: Method, cohort: Cohort, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
+    def count_correct_adapted(self, method: Method, cohort: Cohort, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
         """Count correct predictions of clients after adapting, if the method adapts them."""
-        return self.tally_as_is(method, self.adapted(method, cohort, moment))
+        return self.count_correct(method, self.adapted(method, cohort, moment))
 
-    def tally_as_is(self, method: Method, cohort: Cohort) -> tuple[np.ndarray, np.ndarray]:
+    def count_correct(self, method: Method, cohort: Cohort) -> tuple[np.ndarray, np.ndarray]:
         """Count correct predictions of clients with their current parameters."""
         with calling(method, "predict"):
             predicted = self.engine.predictions(method, cohort, self.test)

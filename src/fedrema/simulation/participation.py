@@ -1,4 +1,4 @@
-"""Draws which clients take part in which round, by seed, round and client name."""
+"""Draws which clients participate in which round, by seed, round and client name."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from fedrema.core import Simulation
 
 
 class Participation:
-    """The clients that have joined, take part or fail, round by round."""
+    """The clients that have joined, participate or fail, round by round."""
 
     def __init__(self, names: Sequence[str], settings: Simulation) -> None:
         self.names, self.settings = names, settings
@@ -21,7 +21,7 @@ class Participation:
         self.joins = [settings.late_round if row in late else 1 for row in range(len(draws))]
         """The round in which each client joins."""
         self._first_rounds: dict[int, int] = {}
-        """The round in which each client first took part, up to `_counted_rounds`."""
+        """The round in which each client first participated, up to `_counted_rounds`."""
         self._counted_rounds = 0
 
     def joined(self, number: int) -> list[int]:
@@ -38,8 +38,8 @@ class Participation:
         failed = [row for row in chosen if participation_draws(seed, number, self.names[row])[1] < dropout]
         return [row for row in chosen if row not in failed], failed
 
-    def new_clients(self, number: int) -> Tensor:
-        """Return the late clients that have joined by a round and have not taken part before it."""
+    def waiting_clients(self, number: int) -> Tensor:
+        """Return the late clients that have joined by a round and have not participated before it."""
         late = [row for row, joins in enumerate(self.joins) if 1 < joins <= number]
         if late:
             for earlier in range(self._counted_rounds + 1, number):

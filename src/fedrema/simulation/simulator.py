@@ -89,7 +89,7 @@ class Simulator(Clients):
             relations = self._relations(uploads, answer.trace, moment)
             record = _with_training(record, uploads, answer, bytes_down)
             clock.lap("other")
-        self._restart_new_clients(state, moment)
+        self._update_waiting_clients(state, moment)
         state.round = moment.round
         if self._due(moment, self.settings.evaluate_every):
             evaluation = self.score(state, moment)
@@ -100,10 +100,10 @@ class Simulator(Clients):
     def _due(self, moment: Moment, every: int) -> bool:
         return moment.round % every == 0 or moment.round == self.settings.rounds
 
-    def groups(self, clients: Tensor) -> Iterator[Tensor]:
-        """Split clients into groups that fit into memory and are trained or scored at once."""
-        for group in torch.split(clients, self.chunk):
-            yield group
+    def chunks(self, clients: Tensor) -> Iterator[Tensor]:
+        """Split clients into chunks that fit into memory and are trained or scored at once."""
+        for chunk in torch.split(clients, self.chunk):
+            yield chunk
             self.storage.release()
 
     def cohort(self, state: SimulationState, clients: Tensor, with_velocity: bool = False) -> Cohort:
@@ -112,19 +112,19 @@ class Simulator(Clients):
         return self.gather(clients, state.params, ClientTensors(state.memory), state.inbox, velocity)
 
     def _train_all(self, state: SimulationState, clients: Tensor, moment: Moment, clock: Clock) -> RoundUploads:
-        """Train the participants of a round, group by group."""
+        """Train the participants of a round, chunk by chunk."""
         relations_due = self.settings.record == "relations" and (
             moment.round == 1 or self._due(moment, self.settings.record_every)
         )
         counts = self.counts[row_index(clients, self.device)]
         uploads = RoundUploads(clients, counts, self.storage, keep_heads=relations_due)
-        new = self._new_clients(moment.round)
-        for group in self.groups(clients):
-            self.train_group(state, group, moment, uploads, clock, group[torch.isin(group, new)])
+        new = self._waiting_clients(moment.round)
+        for chunk in self.chunks(clients):
+            self.train_chunk(state, chunk, moment, uploads, clock, chunk[torch.isin(chunk, new)])
         return uploads
 
     @with_own_threads
-    def train_group(
+    def train_chunk(
         self,
         state: SimulationState,
         clients: Tensor,
@@ -137,7 +137,7 @@ class Simulator(Clients):
         cohort = self.cohort(state, clients, with_velocity=True)
         if new is not None and len(new):
             rows = torch.searchsorted(clients, new)
-            cohort = _with_rows(cohort, rows.to(self.device), self.start_new_clients(self.cohort(state, new)))
+            cohort = _with_rows(cohort, rows.to(self.device), self.start_clients(self.cohort(state, new)))
         cohort = self.begin(cohort, moment)
         clock.lap("other")
         trained, losses = self.local_training(cohort, moment)
@@ -152,11 +152,11 @@ class Simulator(Clients):
         uploads.add(ended, extras, losses, self.roles(ended.params))
         clock.lap("other")
         if self._due(moment, self.settings.evaluate_every):
-            uploads.tallies.append(self.tally_as_is(self.method, ended))
+            uploads.correct_counts.append(self.count_correct(self.method, ended))
             clock.lap("evaluate")
 
     def _draw_next_round(self, moment: Moment) -> None:
-        """Draw the batches of the next round's first group while the GPU trains."""
+        """Draw the batches of the next round's first chunk while the GPU trains."""
         participants, _ = self.participation.choose(moment.round)
         if participants:
             self.draw_ahead(torch.tensor(participants[: self.chunk]), moment)
@@ -171,8 +171,8 @@ class Simulator(Clients):
             uploads = replace(uploads, before=state.params.common, everyone=uploads.everyone or state.clients)
             self.net.train(False)  # a server that calls the network needs it in evaluation mode
             with calling(self.method, "aggregate"):
-                found = self.method.aggregate(self.net, state.server, uploads, moment)
-            answer = check_answer(self.method, found, uploads, roles, state.params.merged())
+                returned = self.method.aggregate(self.net, state.server, uploads, moment)
+            answer = check_answer(self.method, returned, uploads, roles, state.params.merged())
         state.check(answer, roles, memory, type(self.method).__name__)
         return answer
 
@@ -181,10 +181,10 @@ class Simulator(Clients):
         joined = self.participation.joined(moment.round)
         methods = {"": self.method, **self.method.beside()}
         counted: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in methods}
-        for group in self.groups(torch.tensor(joined)):
-            cohort = self.cohort(state, group)
+        for chunk in self.chunks(torch.tensor(joined)):
+            cohort = self.cohort(state, chunk)
             for name, method in methods.items():
-                counted[name].append(self.tally_adapted(method, cohort, moment))
+                counted[name].append(self.count_correct_adapted(method, cohort, moment))
         counts = {name: concatenate_counts(parts) for name, parts in counted.items()}
         metric = metric_record(*counts.pop(""), joined, len(self.federation))
         alternatives = {
@@ -242,7 +242,7 @@ class Simulator(Clients):
         self._make_storage(sum(map(size, (state.params.own, state.velocity, state.memory))))
         return state.placed(self.storage, self.device)
 
-    def start_new_clients(self, cohort: Cohort) -> Cohort:
+    def start_clients(self, cohort: Cohort) -> Cohort:
         """Apply the method's `start` to clients that receive their first model.
 
         What `start` adds is derived from that model. Otherwise a personal model would begin with untrained weights.
@@ -256,31 +256,31 @@ class Simulator(Clients):
         params = ClientTensors({**cohort.params.own, **added}, cohort.params.common)
         return replace(cohort, params=params, memory=ClientTensors(started["memory"]))
 
-    def _new_clients(self, number: int) -> Tensor:
-        """Return the late clients that have not taken part before a round; empty if the method has no `start`."""
+    def _waiting_clients(self, number: int) -> Tensor:
+        """Return the late clients that have not participated before a round; empty if the method has no `start`."""
         if not overrides(self.method, "start"):
             return torch.empty(0, dtype=torch.long)
-        return self.participation.new_clients(number)
+        return self.participation.waiting_clients(number)
 
-    def _restart_new_clients(self, state: SimulationState, moment: Moment) -> None:
-        """Derive the state of late clients that have not taken part yet from the current shared model."""
-        new = self._new_clients(moment.round + 1)
-        for group in self.groups(new) if len(new) else ():
-            started = self.start_new_clients(self.cohort(state, group))
+    def _update_waiting_clients(self, state: SimulationState, moment: Moment) -> None:
+        """Derive the state of late clients that have not participated yet from the current shared model."""
+        new = self._waiting_clients(moment.round + 1)
+        for chunk in self.chunks(new) if len(new) else ():
+            started = self.start_clients(self.cohort(state, chunk))
             for stored, values in ((state.params.own, started.params.own), (state.memory, started.memory.own)):
                 for name, value in values.items():
-                    assign(stored[name], row_index(group, stored[name].device), value)
+                    assign(stored[name], row_index(chunk, stored[name].device), value)
 
     def _added(self, initial: ClientTensors) -> tuple[Tensors, Tensors]:
         """Return the tensors that `start` adds to the parameters and the memory of all clients [K, ...]."""
         clients = len(self.federation)
         groups = {group: Rows(clients, RowStorage(self.device)) for group in ("added", "memory")}
-        for part in self.groups(torch.arange(clients)):
-            cohort = self.gather(part, initial, ClientTensors(), ClientTensors())
+        for chunk in self.chunks(torch.arange(clients)):
+            cohort = self.gather(chunk, initial, ClientTensors(), ClientTensors())
             with calling(self.method, "start"):
                 started = self.engine.apply_hook(self._start_client, cohort, None)
             for group, rows in groups.items():
-                rows.put(int(part[0]), started.get(group, {}))
+                rows.put(int(chunk[0]), started.get(group, {}))
         # A hook may return one tensor for all clients; from now on each client changes its own.
         added, memory = ({name: value.contiguous() for name, value in rows.tensors.items()} for rows in groups.values())
         return added, memory
@@ -345,9 +345,9 @@ def _with_training(record: RoundRecord, uploads: RoundUploads, answer: Answer, b
 
 def _trained_metrics(uploads: RoundUploads) -> dict[str, MetricRecord]:
     """Return the metrics of the participants right after local training; empty if they were not scored."""
-    if not uploads.tallies:
+    if not uploads.correct_counts:
         return {}
-    correct, samples = concatenate_counts(uploads.tallies)
+    correct, samples = concatenate_counts(uploads.correct_counts)
     return {PRIMARY: metric_record(correct, samples, range(len(correct)), len(correct))}
 
 

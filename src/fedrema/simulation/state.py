@@ -69,14 +69,14 @@ class RowStorage:
 
 
 class Rows:
-    """Named tensors [count, ...] that are filled group by group."""
+    """Named tensors [count, ...] that are filled chunk by chunk."""
 
     def __init__(self, count: int, storage: RowStorage) -> None:
         self.count, self.storage = count, storage
         self.tensors: Tensors = {}
 
     def put(self, first: int, values: Tensors) -> None:
-        """Write the rows of a group of clients, beginning with row `first`."""
+        """Write the rows of a chunk of clients, beginning with row `first`."""
         for name, value in values.items():
             if len(value) == self.count and not self.storage.on_disk:
                 self.tensors[name] = value
@@ -114,27 +114,27 @@ class RoundUploads:
         self.weights = counts / counts.sum()
         memory = RowStorage(counts.device)
         self.mean = Mean()
-        self.seen = Rows(len(clients), memory)
+        self.visible = Rows(len(clients), memory)
         """Parameters that the server sees for each client: personal and collected ones."""
         self.extras = Rows(len(clients), memory)
         self.heads = Rows(len(clients), memory) if keep_heads else None
-        self.kept = Rows(len(clients), storage)
+        self.private = Rows(len(clients), storage)
         """Private parameters."""
         self.memory = Rows(len(clients), storage)
         self.velocity = Rows(len(clients), storage)
         self.losses: list[Tensor] = []
         self.names: list[str] = []
-        self.tallies: list[tuple[np.ndarray, np.ndarray]] = []
-        """Correct predictions of each group right after local training."""
+        self.correct_counts: list[tuple[np.ndarray, np.ndarray]] = []
+        """Correct predictions and samples of each chunk right after local training."""
         self.bytes_up = 0
 
     def add(self, cohort: Cohort, extras: Tensors, losses: Tensor, roles: Mapping[str, Role]) -> None:
-        """Add the next group after its training."""
+        """Add the next chunk of clients after its training."""
         first, trained = len(self.names), cohort.params.own
         of = {role: {name: value for name, value in trained.items() if roles[name] is role} for role in Role}
         self.mean.add(of[Role.SHARED], self.weights[first : first + len(cohort)])
-        self.seen.put(first, {**of[Role.COLLECTED], **of[Role.PERSONAL]})
-        self.kept.put(first, of[Role.PRIVATE])
+        self.visible.put(first, {**of[Role.COLLECTED], **of[Role.PERSONAL]})
+        self.private.put(first, of[Role.PRIVATE])
         self.extras.put(first, extras)
         self.memory.put(first, cohort.memory.own)
         self.velocity.put(first, cohort.velocity)
@@ -147,8 +147,8 @@ class RoundUploads:
     def for_server(self) -> Uploads:
         """Return what the server receives."""
         rows = self.clients.to(self.counts.device)
-        seen, extras = self.seen.tensors, self.extras.tensors
-        return Uploads(rows, seen, extras, self.counts, tuple(self.names), self.mean.total)
+        visible, extras = self.visible.tensors, self.extras.tensors
+        return Uploads(rows, visible, extras, self.counts, tuple(self.names), self.mean.total)
 
     def client_losses(self) -> Tensor:
         """Return the mean training loss of each client."""
@@ -209,7 +209,7 @@ class SimulationState:
                 indices[stored.device] = row_index(uploads.clients, stored.device)
             assign(stored, indices[stored.device], values)
 
-        trained = {**uploads.seen.tensors, **uploads.kept.tensors}
+        trained = {**uploads.visible.tensors, **uploads.private.tensors}
         for name, role in roles.items():
             if role in COMMON_ROLES:
                 self.params.common[name] = answer.shared[name]

@@ -10,7 +10,7 @@ import numpy as np
 from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell, Experiment, FigureSpec, Line
 from fedrema.experiments.store import Store
-from fedrema.experiments.tasks import finished
+from fedrema.experiments.tasks import finished_runs
 from fedrema.reporting.plots import Look, looks
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Results:
         self.rows = [line for line in experiment.rows if line.name in spec.rows]
         self.columns = [line for line in experiment.columns if line.name in spec.columns]
         self._all = {
-            (row.name, column.name): finished(experiment.cell(row.name, column.name), seeds, store)
+            (row.name, column.name): finished_runs(experiment.cell(row.name, column.name), seeds, store)
             for row in self.rows
             for column in self.columns
         }

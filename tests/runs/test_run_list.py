@@ -11,7 +11,7 @@ from torch import nn
 import fedrema
 from fedrema.cli import main
 from fedrema.runs import execute
-from fedrema.runs.checksums import sealed
+from fedrema.runs.checksums import with_checksum
 from tests.conftest import make_federation
 from tests.runs.test_execute import assert_same_end
 
@@ -71,7 +71,7 @@ def test_a_folder_without_runs_cannot_be_resumed(tmp_path, capsys):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     (tmp_path / "list").mkdir()
-    (tmp_path / "list" / "runs.json").write_text(json.dumps(sealed({"runs": [{"folder": "a"}]})))
+    (tmp_path / "list" / "runs.json").write_text(json.dumps(with_checksum({"runs": [{"folder": "a"}]})))
     assert main(["resume", str(tmp_path / "empty")]) == 2
     assert "holds no run" in capsys.readouterr().err
     assert main(["resume", str(tmp_path / "nothing")]) == 2
@@ -81,7 +81,7 @@ def test_a_folder_without_runs_cannot_be_resumed(tmp_path, capsys):
     assert main(["resume", str(tmp_path / "list")]) == 2
     assert "runs.json was altered or damaged" in capsys.readouterr().err
     outside = {"folder": "../outside", "method": "fedavg", "settings": {}}
-    (tmp_path / "list" / "runs.json").write_text(json.dumps(sealed({"runs": [outside]})))
+    (tmp_path / "list" / "runs.json").write_text(json.dumps(with_checksum({"runs": [outside]})))
     assert main(["resume", str(tmp_path / "list")]) == 2
     assert not (tmp_path / "outside").exists()
 
@@ -131,7 +131,7 @@ def test_a_command_leaves_the_lists_of_other_commands_alone(tmp_path, stop_in, m
     capsys.readouterr()
     # Other runs in the same folder would replace the list; the same ones, given again, may.
     assert main(["run", "fedavg", *SMALL, "--seed", "7", "--seeds", "2", "--quiet", "--out", str(inside)]) == 2
-    assert f"continue them with fedrema resume {inside}" in capsys.readouterr().err
+    assert f"resume them with fedrema resume {inside}" in capsys.readouterr().err
     assert (inside / "runs.json").read_bytes() == kept
     assert main(["run", "fedavg", *SMALL, "--seeds", "2", "--overwrite", "--quiet", "--out", str(inside)]) == 0
     assert not (inside / "runs.json").exists()

@@ -1,4 +1,4 @@
-"""Runs spread over devices; here they are processes on one CPU."""
+"""Runs distributed over devices; here they are processes on one CPU."""
 
 import dataclasses
 import os
@@ -11,8 +11,8 @@ import pytest
 from fedrema.cli import main
 from fedrema.cli import run as run_command
 from fedrema.cli.arguments import parse_settings
-from fedrema.cli.spread import decoded, devices_for, encoded, spread
-from fedrema.runs.joint import split_groups
+from fedrema.cli.multi_gpu import decoded, devices_for, encoded, run_on_gpus
+from fedrema.runs.execute_many import split_groups
 from fedrema.runs.run import Run
 
 pytestmark = pytest.mark.usefixtures("others_start_at_once")
@@ -43,7 +43,7 @@ def test_every_device_gets_something_to_do(tmp_path):
 
 def test_runs_on_two_devices_are_those_of_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run_command, "devices_for", lambda settings: ["", ""])
-    together = tmp_path / "spread"
+    together = tmp_path / "distributed"
     assert main(["run", "fedavg,fedper", *SMALL, "--seeds", "2", "--out", str(together)]) == 0
     assert "FedPer" in capsys.readouterr().out
     assert (together / "curves.png").is_file()
@@ -58,7 +58,7 @@ def test_runs_on_two_devices_are_those_of_one(tmp_path, capsys, monkeypatch):
 
 def test_what_goes_wrong_is_passed_on(tmp_path, capfd):
     fine, wrong = group(tmp_path, "fedavg", 1), group(tmp_path, "fedper", 1, "--lr", "1e30", "--clip", "0")
-    done, complaints, stopped = spread([fine, wrong], ["", ""])
+    done, complaints, stopped = run_on_gpus([fine, wrong], ["", ""])
     assert [run.method for run in done] == ["fedavg"]
     assert len(complaints) == 1
     assert "diverged" in complaints[0]
@@ -77,7 +77,7 @@ def test_asked_to_stop_the_runs_are_saved(tmp_path):
 
     thread = threading.Thread(target=stop, daemon=True)
     thread.start()
-    done, complaints, stopped = spread(groups, ["", ""])
+    done, complaints, stopped = run_on_gpus(groups, ["", ""])
     assert (done, complaints, stopped) == ([], [], True)
     for method in ("fedavg", "fedper"):
         run = Run(tmp_path / method / "seed-0")
@@ -102,7 +102,7 @@ def test_a_cpu_is_one_device(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["run", "fedavg", *SMALL]])
-def test_a_single_run_is_not_spread(arguments, monkeypatch, tmp_path):
+def test_a_single_run_is_not_distributed(arguments, monkeypatch, tmp_path):
     monkeypatch.setattr(run_command, "devices_for", lambda settings: ["", ""])
-    monkeypatch.setattr(run_command, "spread", lambda *_: pytest.fail("one run needs one device"))
+    monkeypatch.setattr(run_command, "run_on_gpus", lambda *_: pytest.fail("one run needs one device"))
     assert main([*arguments, "--quiet", "--out", str(tmp_path / "run")]) == 0

@@ -19,16 +19,16 @@ from fedrema.config.settings import Settings
 from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.runs.checkpoint import read_checkpoint
-from fedrema.runs.checksums import sealed, unsealed
-from fedrema.runs.directory import FEDERATION_FILE, SERIES_FILE, RunDirectory, find_runs
-from fedrema.runs.execute import ObserverFactory, Watcher
-from fedrema.runs.joint import Outcome, Watching, execute_all
+from fedrema.runs.checksums import verified, with_checksum
+from fedrema.runs.directory import FEDERATION_FILE, RUN_LIST_FILE, RunDirectory, find_runs
+from fedrema.runs.execute import ObserverFactory, RoundCallback
+from fedrema.runs.execute_many import CallbackFor, Outcome, execute_all
 from fedrema.runs.manifest import read_object
 from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run, is_finished
 from fedrema.runs.saved_settings import Changes, changed_settings, default_folder, saved_settings
 
-IF_DAMAGED = "remove it; fedrema resume then continues the runs that had been started"
+IF_DAMAGED = "remove it; fedrema resume then resumes the runs that had been started"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ListedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Series:
+class RunList:
     """The content of runs.json."""
 
     runs: list[ListedRun]
@@ -50,9 +50,9 @@ class Series:
     """Whether a federation that was given in Python is saved next to the list."""
 
     @classmethod
-    def read(cls, file: Path) -> "Series":
+    def read(cls, file: Path) -> "RunList":
         """Read a list; runs outside its own folder are ignored."""
-        content = unsealed(read_object(file, "cannot be read", IF_DAMAGED), file, remedy=IF_DAMAGED)
+        content = verified(read_object(file, "cannot be read", IF_DAMAGED), file, remedy=IF_DAMAGED)
         try:
             found = msgspec.convert(content, cls)
         except msgspec.ValidationError as error:
@@ -62,15 +62,15 @@ class Series:
         return dataclasses.replace(found, runs=list(itertools.compress(found.runs, inside)))
 
 
-def write_series(folder: Path, wanted: Sequence[Settings], federation: Federation | None = None) -> None:
+def write_run_list(folder: Path, wanted: Sequence[Settings], federation: Federation | None = None) -> None:
     """List runs before the first of them starts; a federation that was given in Python is saved with the list.
 
     A list of other runs that have not finished is not replaced: without it they could not all be resumed.
     """
-    file, mine = folder / SERIES_FILE, {settings.output.folder for settings in wanted}
+    file, mine = folder / RUN_LIST_FILE, {settings.output.folder for settings in wanted}
     if file.exists() and not all(run in mine or is_finished(run) for run in _folders(file)):
         raise BadInput(
-            f"{file} lists runs of an earlier command that are unfinished: continue them with fedrema resume {folder},"
+            f"{file} lists runs of an earlier command that are unfinished: resume them with fedrema resume {folder},"
             " choose another folder, or remove the list."
         )
     runs = [
@@ -85,8 +85,8 @@ def write_series(folder: Path, wanted: Sequence[Settings], federation: Federatio
     ]
     if federation is not None:
         federation.save(folder / FEDERATION_FILE)
-    content: dict[str, object] = msgspec.to_builtins(Series(runs, federation is not None))
-    write_text(file, json.dumps(sealed(content), indent=2) + "\n")
+    content: dict[str, object] = msgspec.to_builtins(RunList(runs, federation is not None))
+    write_text(file, json.dumps(with_checksum(content), indent=2) + "\n")
 
 
 def runs_in(folder: Path, changes: Changes | None = None, own_module: bool = False) -> list[Settings]:
@@ -95,12 +95,12 @@ def runs_in(folder: Path, changes: Changes | None = None, own_module: bool = Fal
     `changes` replace saved settings of all of them; `own_module`: the network is given in Python.
     """
     if not folder.is_dir():
-        raise BadInput(f"{folder} is not the folder of a run, nor one that holds runs: there is no such folder.")
+        raise BadInput(f"{folder} does not exist: name the folder of a run, or one that holds runs.")
     itself = RunDirectory(folder)
     if itself.config_file.exists() or itself.looks_like_run():
         return [saved_settings(RunDirectory.open(folder), changes, own_module)]
     wanted: dict[Path, Settings] = {}
-    for file in sorted(folder.rglob(SERIES_FILE)):
+    for file in sorted(folder.rglob(RUN_LIST_FILE)):
         wanted |= _listed(file, changes)
     started = [place for place in wanted if RunDirectory(place).config_file.exists()] if wanted else find_runs([folder])
     for place in started:
@@ -109,11 +109,11 @@ def runs_in(folder: Path, changes: Changes | None = None, own_module: bool = Fal
 
 
 def _folders(file: Path) -> list[Path]:
-    return [file.parent / run.folder for run in Series.read(file).runs]
+    return [file.parent / run.folder for run in RunList.read(file).runs]
 
 
 def _listed(file: Path, changes: Changes | None) -> dict[Path, Settings]:
-    series = Series.read(file)
+    series = RunList.read(file)
     saved = {"federation": str(file.parent / FEDERATION_FILE)} if series.federation else {}
     return {
         file.parent / run.folder: changed_settings(run.method, {**run.settings, **saved}, changes)
@@ -121,12 +121,12 @@ def _listed(file: Path, changes: Changes | None) -> dict[Path, Settings]:
     }
 
 
-def end_series(folder: Path, runs: Sequence[Path]) -> None:
+def remove_finished_lists(folder: Path, runs: Sequence[Path]) -> None:
     """Delete the lists that name some of these runs, in a folder or below it, if all runs they name have finished."""
     for parent in {parent for run in runs for parent in run.parents if parent.is_relative_to(folder)}:
-        file = parent / SERIES_FILE
+        file = parent / RUN_LIST_FILE
         if file.exists() and all(is_finished(run) for run in _folders(file)):
-            if Series.read(file).federation:
+            if RunList.read(file).federation:
                 (parent / FEDERATION_FILE).unlink(missing_ok=True)
             file.unlink(missing_ok=True)
 
@@ -158,7 +158,7 @@ def execute_seeds(
     settings: Settings,
     federation: Federation | None = None,
     module: nn.Module | None = None,
-    watch: Watcher | None = None,
+    watch: RoundCallback | None = None,
     observers: Sequence[ObserverFactory] = (),
 ) -> list[Run]:
     """Execute new runs with all training seeds of the settings, to the last round."""
@@ -166,16 +166,16 @@ def execute_seeds(
     wanted = seeds_of(settings.placed(out))
     check_folders(wanted)
     if len(wanted) > 1:
-        write_series(out, wanted, federation)
+        write_run_list(out, wanted, federation)
     outcomes = execute_all(wanted, _always(watch), federation=federation, module=module, observers=observers)
     return _collect(outcomes, wanted, out)
 
 
-def resume_series(
+def resume_listed(
     folder: Path,
     changes: Changes | None = None,
     module: nn.Module | None = None,
-    watch: Watcher | None = None,
+    watch: RoundCallback | None = None,
     observers: Sequence[ObserverFactory] = (),
 ) -> list[Run]:
     """Continue all runs in a folder, and start those of its list that have not started."""
@@ -184,14 +184,14 @@ def resume_series(
     return _collect(outcomes, wanted, folder)
 
 
-def _always(watch: Watcher | None) -> Watching | None:
+def _always(watch: RoundCallback | None) -> CallbackFor | None:
     return None if watch is None else lambda settings: watch
 
 
 def _collect(outcomes: Iterator[tuple[Settings, Outcome]], wanted: Sequence[Settings], folder: Path) -> list[Run]:
     """Return the runs in the order of their settings; where one diverged, raise after all others have finished."""
     found = [outcome for _, outcome in outcomes]
-    end_series(folder, [settings.output.folder for settings in wanted])
+    remove_finished_lists(folder, [settings.output.folder for settings in wanted])
     for outcome in found:
         if isinstance(outcome, Diverged):
             raise outcome

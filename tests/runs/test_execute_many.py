@@ -15,9 +15,9 @@ from fedrema.engine.batches import Order
 from fedrema.engine.joint import join_orders
 from fedrema.errors import Diverged
 from fedrema.methods.fedavg import FedAvg
-from fedrema.runs import joint
+from fedrema.runs import execute_many
 from fedrema.runs.execute import Interrupted, execute, resume
-from fedrema.runs.joint import execute_all, group_seeds
+from fedrema.runs.execute_many import execute_all, group_seeds
 from fedrema.runs.run import Run
 from fedrema.simulation.simulator import Simulator
 from tests.contract.test_methods import METHODS
@@ -27,7 +27,7 @@ from tests.fixtures import label, make_federation, network, run_all, simulator, 
 @pytest.fixture(autouse=True)
 def also_on_a_cpu(monkeypatch):
     """There is no GPU here; what is computed is the same."""
-    monkeypatch.setattr(joint, "DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(execute_many, "JOINT_DEVICES", ("cpu", "cuda"))
 
 
 def settings_of(tmp_path, name="together", seeds=3, method="fedrema", *arguments):

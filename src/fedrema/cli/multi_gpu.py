@@ -11,7 +11,7 @@ from fedrema.base.terminal import print_safe
 from fedrema.config.settings import Settings, make_settings
 from fedrema.errors import Diverged, FedremaError
 from fedrema.runs.execute import Interrupted
-from fedrema.runs.joint import split_groups
+from fedrema.runs.execute_many import split_groups
 from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run, is_finished
 from fedrema.runs.worker_pool import WorkerPool, gpu_names
@@ -20,7 +20,7 @@ Group = list[Settings]
 """Runs that differ only in their seed."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class GroupMessage(msgspec.Struct, frozen=True):
     """A group as it is sent to a worker."""
 
     method: str
@@ -35,10 +35,10 @@ def devices_for(settings: Settings) -> list[str]:
     return gpu_names(settings.simulation.device)
 
 
-def spread(groups: Sequence[Group], devices: Sequence[str]) -> tuple[list[Run], list[str], bool]:
+def run_on_gpus(groups: Sequence[Group], devices: Sequence[str]) -> tuple[list[Run], list[str], bool]:
     """Run groups on devices; return the finished runs, error messages, and whether a stop was requested."""
     waiting = iter(split_groups(groups, len(devices)))
-    pool: WorkerPool[Group] = WorkerPool("fedrema.cli.spread:run_group", (), devices)
+    pool: WorkerPool[Group] = WorkerPool("fedrema.cli.multi_gpu:run_group", (), devices)
     failed: list[str] = []
     stopped = False
     try:
@@ -60,31 +60,31 @@ def encoded(group: Group) -> str:
     """Return a group as JSON."""
     values = {name: value for name, value in group[0].flat().items() if name not in ("config", "paper", "tuned")}
     seeds, folders = zip(*((each.simulation.seed, str(each.output.folder)) for each in group), strict=True)
-    return msgspec.json.encode(Order(method_name(group[0].method), values, list(seeds), list(folders))).decode()
+    return msgspec.json.encode(GroupMessage(method_name(group[0].method), values, list(seeds), list(folders))).decode()
 
 
-def decoded(order: str) -> Group:
+def decoded(message: str) -> Group:
     """Return the group that `encoded` described."""
-    found = msgspec.json.decode(order, type=Order)
+    found = msgspec.json.decode(message, type=GroupMessage)
     settings = make_settings(found.method, found.values, plain=True)
     pairs = zip(found.seeds, found.folders, strict=True)
     return [settings.seeded(seed).placed(Path(folder)) for seed, folder in pairs]
 
 
-def run_group(order: str, report: Callable[[str], None]) -> str:
+def run_group(message: str, report: Callable[[str], None]) -> str:
     """Run a group in a worker process; return a JSON list of sentences about the runs that failed."""
     from fedrema.cli.progress import RunProgress, Watch
     from fedrema.cli.run import execute_group, label_of
 
-    group = decoded(order)
+    group = decoded(message)
     failed = []
     with RunProgress(group[0].output.quiet) as progress:
 
-        def watching(settings: Settings) -> Watch:
+        def callback_for(settings: Settings) -> Watch:
             return progress.watch(label_of(settings), settings.simulation.rounds, settings.method.reports.period)
 
         try:
-            for settings, outcome in execute_group(group, watching, progress):
+            for settings, outcome in execute_group(group, callback_for, progress):
                 if isinstance(outcome, Diverged):
                     failed.append(f"{label_of(settings)}: {outcome}")
         except FedremaError as error:

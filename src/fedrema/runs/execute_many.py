@@ -1,4 +1,4 @@
-"""Several runs in one process: runs that differ only in their training seed are trained jointly where possible."""
+"""Executes several runs in one process; those that differ only in their training seed jointly where possible."""
 
 import copy
 import itertools
@@ -13,32 +13,32 @@ from fedrema.config.settings import Settings
 from fedrema.data import Federation, build_federation
 from fedrema.engine import JointEngine, JointTraining
 from fedrema.errors import Diverged
-from fedrema.runs.directory import FEDERATION_FILE, SERIES_FILE, RunDirectory
-from fedrema.runs.execute import Interrupted, ObserverFactory, PreparedRun, Watcher, prepare_new, prepare_resumed
+from fedrema.runs.directory import FEDERATION_FILE, RUN_LIST_FILE, RunDirectory
+from fedrema.runs.execute import Interrupted, ObserverFactory, PreparedRun, RoundCallback, prepare_new, prepare_resumed
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes
-from fedrema.runs.signals import StopRequest, stopping_gently
+from fedrema.runs.signals import StopRequest, graceful_stop
 from fedrema.simulation.simulator import Simulator
 
 T = TypeVar("T")
 Outcome = Run | Diverged
-Watching = Callable[[Settings], Watcher]
+CallbackFor = Callable[[Settings], RoundCallback]
 """Returns the callback that receives the rounds of a run."""
-DEVICES = ("cuda",)
+JOINT_DEVICES = ("cuda",)
 """Where seeds are trained jointly. On a CPU the last bits of a run would depend on the other runs: torch computes an
 exponential differently at the end of an array than inside it."""
 
 
 def execute_all(
     wanted: Sequence[Settings],
-    watching: Watching | None = None,
+    watching: CallbackFor | None = None,
     *,
     resume: bool = False,
     changes: Changes | None = None,
     federation: Federation | None = None,
     module: nn.Module | None = None,
     observers: Sequence[ObserverFactory] = (),
-    prepared: Callable[[Settings, Simulator], None] | None = None,
+    on_prepared: Callable[[Settings, Simulator], None] | None = None,
 ) -> Iterator[tuple[Settings, Outcome]]:
     """Execute runs one after the other, those that differ only in their training seed jointly where possible.
 
@@ -58,7 +58,7 @@ def execute_all(
         A network given in Python, instead of the one that the settings name.
     observers
         Receive the records of every run.
-    prepared
+    on_prepared
         Called with the simulator of each run before it is trained.
 
     Yields
@@ -74,15 +74,15 @@ def execute_all(
     def prepare(settings: Settings, data: Federation) -> PreparedRun:
         folder, own = settings.output.folder, copy.deepcopy(module)
         if resume and RunDirectory(folder).is_run():
-            found = prepare_resumed(folder, changes, own, data)
+            run = prepare_resumed(folder, changes, own, data)
         else:
             # A federation that was given in Python is deleted together with the list of runs, so each run saves a copy.
             file = Path(settings.data.federation or "")
-            listed = resume and file.name == FEDERATION_FILE and (file.parent / SERIES_FILE).exists()
-            found = prepare_new(settings, data, own, save_federation=federation is not None or listed)
-        if prepared is not None:
-            prepared(settings, found.simulator)
-        return found
+            listed = resume and file.name == FEDERATION_FILE and (file.parent / RUN_LIST_FILE).exists()
+            run = prepare_new(settings, data, own, save_federation=federation is not None or listed)
+        if on_prepared is not None:
+            on_prepared(settings, run.simulator)
+        return run
 
     for group in group_seeds(wanted):
         data = federation or build_federation(group[0].data)
@@ -116,34 +116,34 @@ def _at_once(first: PreparedRun, wanted: int) -> int:
     if wanted == 1:  # measuring how many fit takes seconds on a GPU
         return 1
     simulator = first.simulator
-    if simulator.device.type not in DEVICES or simulator.engine.name != "stacked" or simulator.storage.on_disk:
+    if simulator.device.type not in JOINT_DEVICES or simulator.engine.name != "stacked" or simulator.storage.on_disk:
         return 1
     clients = max(1, round(simulator.settings.participation * len(simulator.federation)))
     return max(1, min(wanted, simulator.clients_in_memory() // clients))
 
 
 def _train(
-    runs: Sequence[PreparedRun], watches: Sequence[Watcher | None], observers: Sequence[ObserverFactory]
+    runs: Sequence[PreparedRun], watches: Sequence[RoundCallback | None], observers: Sequence[ObserverFactory]
 ) -> list[Outcome]:
-    with stopping_gently() as request:
+    with graceful_stop() as request:
         if len(runs) == 1:
-            return [_outcome(runs[0], request, watches[0], observers)]
+            return [_train_one(runs[0], request, watches[0], observers)]
 
-        def train(engine: JointEngine, run: PreparedRun, watch: Watcher | None) -> Outcome:
+        def train(engine: JointEngine, run: PreparedRun, watch: RoundCallback | None) -> Outcome:
             run.simulator.engine = engine
             run.simulator.joint_runs = len(runs)
-            return _outcome(run, request, watch, observers)
+            return _train_one(run, request, watch, observers)
 
         jobs = [partial(train, run=run, watch=watch) for run, watch in zip(runs, watches, strict=True)]
-        found = JointTraining(runs[0].simulator.engine).run(jobs)
-    errors = [each for each in found if isinstance(each, BaseException) and not isinstance(each, Diverged)]
+        outcomes = JointTraining(runs[0].simulator.engine).run(jobs)
+    errors = [each for each in outcomes if isinstance(each, BaseException) and not isinstance(each, Diverged)]
     if errors:
         raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])
-    return found
+    return outcomes
 
 
-def _outcome(
-    run: PreparedRun, request: StopRequest, watch: Watcher | None, observers: Sequence[ObserverFactory]
+def _train_one(
+    run: PreparedRun, request: StopRequest, watch: RoundCallback | None, observers: Sequence[ObserverFactory]
 ) -> Outcome:
     try:
         return run.train_until(request, watch, observers)
