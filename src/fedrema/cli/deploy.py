@@ -162,11 +162,11 @@ def show(folder: Path) -> None:
         saved = f"last checkpoint saved {federation.checkpoint_age:.0f} s ago"
         console.print(f"{saved}; certificate valid for {federation.certificate_days} days")
     private = any(member.epsilon is not None for member in federation.members)
-    table = Table("node", "state", "last used", "accuracy", *(["ε spent"] if private else []), "trouble", box=None)
+    table = Table("node", "state", "last used", "accuracy", *(["ε spent"] if private else []), "problem", box=None)
     for member in federation.members:
         spent = ["–" if member.epsilon is None else f"{member.epsilon:.2f}"] if private else []
         table.add_row(
             *(safe(member.name), member.state, str(member.last_round or "–")),
-            *("–" if member.accuracy is None else f"{member.accuracy:.1%}", *spent, safe(member.trouble)),
+            *("–" if member.accuracy is None else f"{member.accuracy:.1%}", *spent, safe(member.problem)),
         )
     console.print(table)
