@@ -20,7 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def check_name(name: str) -> str:
     """Return a node's name; refuses one that cannot be the name of a folder."""
     if not NAME.fullmatch(name):
-        raise BadInput(f"--nodes: {name!r} is not a valid name; letters, digits, '.', '_' and '-' are, 64 at most.")
+        raise BadInput(f"--nodes: {name!r} is not a valid name: use up to 64 letters, digits, '.', '_' and '-'.")
     return name
 
 

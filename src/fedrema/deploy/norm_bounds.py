@@ -227,7 +227,7 @@ def bound_norms(
             result.norms.setdefault(group, {})[name] = measurement.norm
     received = {group: dict(norms) for group, norms in result.norms.items()}  # before clipping
     for name, reply in replies.items():
-        over: dict[str, Excess] = {}
+        excesses: dict[str, Excess] = {}
         for group, measurement in measured[name].items():
             usual = history.usual(group, received[group], name, measurement.least)
             alone = ALONE if len(replies) == 1 and not measurement.is_change else 1.0
@@ -241,23 +241,21 @@ def bound_norms(
                 continue
             result.largest_ratio[name] = max(result.largest_ratio.get(name, 0.0), ratio)
             if ratio > CLIP:
-                over[group] = Excess(ratio, factor)
-        if not over:
+                excesses[group] = Excess(ratio, factor)
+        if not excesses:
             continue
-        worst = max(over, key=lambda group: over[group].ratio)
-        why = f"the norm of {worst} is {over[worst].description}"
+        group, worst = max(excesses.items(), key=lambda item: item[1].ratio)
+        why = f"the norm of {group} is {worst.description}"
         if reply.epsilon is not None:
             why += f", more than the noise that --most-noise {noise:g} allows"
         clips = len(history.clipped.get(name, []))
-        if over[worst].ratio > REJECT or clips >= MOST_CLIPS:
-            repeated = (
-                "" if over[worst].ratio > REJECT else f", and it was clipped {clips} times in the last {ROUNDS} rounds"
-            )
-            result.rejected[name] = why + repeated
+        if worst.ratio > REJECT or clips >= MOST_CLIPS:
+            repeated = f", and it was clipped {clips} times in the last {ROUNDS} rounds"
+            result.rejected[name] = why if worst.ratio > REJECT else why + repeated
             del result.usable[name]
             continue
-        result.clipped[name] = f"{why}; it was scaled down to {over[worst].reference}"
-        for group, excess in over.items():
+        result.clipped[name] = f"{why}; it was scaled down to {worst.reference}"
+        for group, excess in excesses.items():
             result.norms[group][name] /= excess.ratio
             result.usable[name] = _scaled(
                 result.usable[name], [part for part in parts[name] if part.group == group], 1 / excess.ratio

@@ -1,4 +1,4 @@
-"""The server's part of a method: requests to clients, and the aggregation of their replies."""
+"""The server's part of a method: makes the requests to clients, checks their replies and aggregates them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ class CentralServer:
     capacity
         Largest number of clients.
     most_samples, most_noise
-        Limits on what clients may send; see `Plan`.
+        Limits on replies; see `Plan`.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class CentralServer:
         return ReplyChecks(self.registry, self.net, self.most_samples)
 
     def request(self, name: str, train: bool = True) -> Request:
-        """Return a client's request for the next round; a new client gets a row."""
+        """Return the request to a client for the next round; a new client gets a row."""
         row = self.registry.row(name)
         if row >= self.capacity:
             raise BadInput(f"Node {name!r} cannot join: the federation already has {self.capacity} (--most-clients).")
