@@ -182,7 +182,7 @@ def test_names_and_errors_of_nodes(tmp_path, capsys):
     capsys.readouterr()
     log = log_file(place.run).read_text(encoding="utf-8")
     assert_clean(log)
-    assert f"the reply of client {SHOWN}2 is not used: fedrema: all is well" in log
+    assert f"no usable reply from node {SHOWN}2: fedrema: all is well" in log
     assert main(["deploy", "status", str(place.path)]) == 0
     assert main(["export", str(place.run)]) == 0
     said = capsys.readouterr().out

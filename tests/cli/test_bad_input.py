@@ -53,7 +53,7 @@ def own_data(**changes) -> None:
         (["run", "fedavg", "--net", "cnn"], "--net cnn cannot take samples of shape (1, 8, 8)"),
         (["run", "fedavg", "--federation", "missing.npz"], "missing.npz"),
         (["run", "fedavg", "--federation", "nowhere:data"], "nowhere"),
-        (["resume", "missing"], "missing is not the folder of a run"),
+        (["resume", "missing"], "missing does not exist: name the folder of a run"),
         (["compare", "missing"], "missing does not exist"),
         (["export", "missing"], "missing does not exist"),
         (["personalize", "missing", "--data", "new.npz"], "missing is not the folder of a run"),

@@ -81,7 +81,7 @@ def assert_nothing_else_left(made, conductor, params):
         facts = set(reply.content.config_records["facts"])
         assert facts <= {
             *("round", "count", "loss", "name"),
-            *("received-correct", "received-asked", "trained-correct", "trained-asked"),
+            *("received-correct", "received-total", "trained-correct", "trained-total"),
         }
 
 
@@ -208,7 +208,7 @@ def test_a_round_that_is_lost_leaves_no_trace_on_a_node(tmp_path):
 def test_the_server_waits_for_too_few_clients_and_names_them(tmp_path):
     made = Federated(tmp_path, least_clients=3, wait_seconds=0.0)
     made.grid.offline = {node(1), node(2)}
-    with pytest.raises(BadInput, match=r"Only 2 of at least 3 clients were connected after 0 s \(0, 3\)"):
+    with pytest.raises(BadInput, match=r"Only 2 of at least 3 nodes were connected after 0 s \(0, 3\)"):
         made.conductor().conduct()
 
 

@@ -38,7 +38,7 @@ def test_a_server_exits_if_flower_cannot_start(tmp_path, monkeypatch):
     broken = [child(tmp_path, "print('no room')"), child(tmp_path, "import time; time.sleep(99)")]
     service.superlink, service.superexec = broken
     assert service.serve() == 1
-    assert reported[-1] == f"it was started 5 times and never answered; see {tmp_path / 'it.log'}"
+    assert reported[-1] == f"it was started 5 times and never responded; see {tmp_path / 'it.log'}"
     assert all(one.process.poll() is not None for one in broken)
 
 

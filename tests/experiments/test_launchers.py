@@ -168,7 +168,7 @@ def test_what_is_refused_is_told_in_one_sentence_and_the_rest_goes_on(launcher, 
     tasks = tasks_of(tmp_path, text, store)
     made = InProcess(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
     ended = list(made.run(tasks, everything, lambda event: None))
-    assert sorted(event.kind for event in ended) == ["finished", "finished", "finished", "failed"]
+    assert sorted(event.kind for event in ended) == ["failed", "finished", "finished", "finished"]
     (sentence,) = [sentence for event in ended for sentence in event.failed]
     assert sentence.startswith("absent: cannot download train-images-idx3-ubyte.gz from http://127.0.0.1:9/mnist/")
     assert "\n" not in sentence
