@@ -87,7 +87,7 @@ def test_forty_classes_of_few_samples_are_learnt_without_a_setting():
 
 def test_watching_sees_every_round():
     seen = []
-    fedrema.run("local", rounds=3, clients=4, out="run", watch=lambda played: seen.append(played.record["round"]))
+    fedrema.run("local", rounds=3, clients=4, out="run", watch=lambda result: seen.append(result.record["round"]))
     assert seen == [1, 2, 3]
 
 

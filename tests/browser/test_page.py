@@ -263,11 +263,11 @@ def test_live_rounds_arrive_and_a_killed_run_is_shown_as_stopped(browser, tmp_pa
     page.on("pageerror", lambda error: complaints.append(str(error)))
     watch = ["watch", str(tmp_path), "--port", "0"]
     quick = ["--rounds", "4000", "--clients", "4", "--samples", "20", "--epochs", "1", "--quiet"]
-    play = ["run", "fedrema", *quick, "--out", str(tmp_path / "run")]
+    command = ["run", "fedrema", *quick, "--out", str(tmp_path / "run")]
     with started(*watch, stdout=subprocess.PIPE, text=True) as server:
         page.goto(server.stdout.readline().split()[2])
         assert page.locator("#waiting").is_visible()
-        with started(*play):
+        with started(*command):
             page.wait_for_selector(".state.running", timeout=120_000)
             for _ in range(3):
                 reached = len(RunDirectory(tmp_path / "run").rounds())

@@ -9,14 +9,9 @@ from fedrema.config.settings import make_settings
 from fedrema.runs.execute import execute
 from tests.cli.refusals import refused
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 QUICK = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
 
 
 @pytest.fixture(scope="module")

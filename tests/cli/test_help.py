@@ -11,12 +11,7 @@ import fedrema
 from fedrema.cli import COMMANDS, main
 from fedrema.cli.arguments import parse_settings
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def test_help_names_every_command_and_needs_no_torch():

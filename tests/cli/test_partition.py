@@ -1,16 +1,7 @@
 """fedrema partition."""
 
-import pytest
-
 import fedrema
 from fedrema.cli import main
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
 
 
 def test_partition_saves_draws_and_can_be_trained_on(in_an_empty_folder, capsys):

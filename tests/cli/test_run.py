@@ -6,14 +6,9 @@ import pytest
 import fedrema
 from fedrema.cli import main
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 QUICK = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
 
 
 def test_without_arguments_three_methods_run_side_by_side(in_an_empty_folder, capsys):

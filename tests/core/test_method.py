@@ -27,12 +27,9 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedper import FedPer
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import BodyAndHead
+from tests.fixtures import tensor
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
-
-
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def test_average_weighs_clients():

@@ -55,7 +55,7 @@ def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(me
     conductor.conduct()
     simulator = prepare(made.settings, build_federation(made.settings.data))
     state = simulator.start()
-    records = [played.record for played in simulator.run(state)]
+    records = [result.record for result in simulator.run(state)]
     central = conductor.central
     for name, value in state.params.common.items():
         torch.testing.assert_close(central.state.params.common[name], value, rtol=0, atol=1e-6)

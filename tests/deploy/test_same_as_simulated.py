@@ -49,10 +49,10 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method, late)
     state = simulator.start()
     rows = [central.registry.names.index(node.name) for node in nodes]  # clients have rows in the order of joining
     assert (rows != sorted(rows)) == late
-    for played, record in zip(simulator.run(state), records, strict=True):
-        assert sorted(rows[row] for row in played.record["participants"]) == record["participants"]
+    for result, record in zip(simulator.run(state), records, strict=True):
+        assert sorted(rows[row] for row in result.record["participants"]) == record["participants"]
         assert (record.nodes.rejected, record.nodes.clipped) == ({}, {})
-        assert record["loss"] == pytest.approx(played.record["loss"], abs=1e-9)
+        assert record["loss"] == pytest.approx(result.record["loss"], abs=1e-9)
     for row, node in enumerate(nodes):
         mine = node._start_state(central.request(node.name)).params.row(0)
         simulated = state.params.row(row)

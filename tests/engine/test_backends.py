@@ -19,7 +19,7 @@ from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import BodyAndHead, Network, build_net
 from fedrema.simulation import simulator as simulate
-from tests.fixtures import make_federation, network, run_all, simulator
+from tests.fixtures import make_federation, make_simulator, network, run_all
 
 
 class Recurrent(nn.Module):
@@ -57,10 +57,10 @@ def make_net(build) -> Net:
         return Net(build(), torch.ones(1, 6))
 
 
-def play(net, federation, local, method=FedAvg, **settings):
+def run_simulation(net, federation, local, method=FedAvg, **settings):
     chosen = {"rounds": 2, "seed": 0, "backend": "loop", **settings}
-    played = simulator(method(), federation, local, net, **chosen)
-    return played, *run_all(played)
+    simulator = make_simulator(method(), federation, local, net, **chosen)
+    return simulator, *run_all(simulator)
 
 
 def distance(one, other):
@@ -143,9 +143,11 @@ def test_the_server_computes_in_float32_while_clients_train_in_tf32(backend, mon
     monkeypatch.setattr(simulate, "head_similarity", watched(simulate.head_similarity))
     federation = make_federation()
     settings = {"rounds": 2, "precision": "float32", "backend": backend, "record": "relations"}
-    played = simulator(Watched(), federation, LocalTraining(epochs=1), network(federation, hidden=5), **settings)
-    played.engine.arithmetic = Arithmetic(torch.device("cpu"), products="tf32")  # as on a GPU
-    run_all(played)
+    simulator = make_simulator(
+        Watched(), federation, LocalTraining(epochs=1), network(federation, hidden=5), **settings
+    )
+    simulator.engine.arithmetic = Arithmetic(torch.device("cpu"), products="tf32")  # as on a GPU
+    run_all(simulator)
     assert seen == {"client": {True}, "server": {False}}
 
 
@@ -288,9 +290,9 @@ def test_integers_reach_an_embedding_in_both_backends_and_are_learnt():
     local = LocalTraining(epochs=5, batch=5, lr=0.5)
     ends = []
     for backend in ("loop", "stacked"):
-        played, state, records = play(words(), sentences(), local, rounds=10, backend=backend)
-        assert played.train.x.dtype == torch.int64
-        assert played.train.padded(slice(None), played.train.counts).mask.dtype == torch.float64
+        simulator, state, records = run_simulation(words(), sentences(), local, rounds=10, backend=backend)
+        assert simulator.train.x.dtype == torch.int64
+        assert simulator.train.padded(slice(None), simulator.train.counts).mask.dtype == torch.float64
         ends.append(state.params.merged())
     assert records[-1]["accuracy"] > 0.9
     assert distance(*ends) < 1e-9
@@ -299,24 +301,24 @@ def test_integers_reach_an_embedding_in_both_backends_and_are_learnt():
 @pytest.mark.parametrize("method", registry())
 def test_every_method_takes_integers(method):
     kind = registry()[method]
-    _, _, records = play(words(), sentences(), LocalTraining(epochs=1, batch=5), kind, rounds=2)
+    _, _, records = run_simulation(words(), sentences(), LocalTraining(epochs=1, batch=5), kind, rounds=2)
     assert np.isfinite(records[-1]["loss"])
 
 
 def test_networks_of_floats_see_integers_as_floats():
-    played, _, _ = play(
+    simulator, _, _ = run_simulation(
         Net(BodyAndHead(nn.Linear(5, 8), nn.Linear(8, 4)), torch.zeros(2, 5)), sentences(), LocalTraining(), rounds=1
     )
-    assert played.train.x.dtype == torch.float64
+    assert simulator.train.x.dtype == torch.float64
 
 
 def test_what_an_embedding_cannot_look_up_is_refused():
     with pytest.raises(BadInput, match=r"x of client '[012]' has [34][0-9]; the network's embedding takes 0 to 29\."):
-        play(words(30), sentences(), LocalTraining())
+        run_simulation(words(30), sentences(), LocalTraining())
     fractions = dataclasses.replace(sentences(), x=sentences().x + np.float32(0.5))
     with pytest.raises(BadInput, match="The network takes integers, as for an embedding, but x holds fractions"):
-        play(words(), fractions, LocalTraining())
-    play(words(), sentences(np.float32), LocalTraining(), rounds=1)  # whole numbers, however they are stored
+        run_simulation(words(), fractions, LocalTraining())
+    run_simulation(words(), sentences(np.float32), LocalTraining(), rounds=1)  # whole numbers, however they are stored
 
 
 def test_looking_for_obstacles_changes_nothing():
@@ -329,7 +331,9 @@ def test_looking_for_obstacles_changes_nothing():
 
 
 def test_recurrent_networks_train_in_the_loop():
-    _, _, records = play(make_net(Recurrent), make_federation(), LocalTraining(epochs=5, batch=5, lr=0.1), rounds=4)
+    _, _, records = run_simulation(
+        make_net(Recurrent), make_federation(), LocalTraining(epochs=5, batch=5, lr=0.1), rounds=4
+    )
     assert records[-1]["loss"] < records[0]["loss"]
 
 
@@ -339,37 +343,39 @@ WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1)
 
 def test_dropout_follows_the_seed():
     federation = make_federation()
-    first, again, other = (play(make_net(with_dropout), federation, WHOLE, seed=seed)[1] for seed in (0, 0, 1))
+    first, again, other = (
+        run_simulation(make_net(with_dropout), federation, WHOLE, seed=seed)[1] for seed in (0, 0, 1)
+    )
     for name, value in first.params.common.items():
         assert torch.equal(value, again.params.common[name])
     assert distance(first.params.common, other.params.common) > 1e-3
-    still = [play(make_net(lambda: with_dropout(0.0)), federation, WHOLE, seed=seed)[1] for seed in (0, 1)]
+    still = [run_simulation(make_net(lambda: with_dropout(0.0)), federation, WHOLE, seed=seed)[1] for seed in (0, 1)]
     assert distance(still[0].params.common, still[1].params.common) < 1e-12
 
 
 def test_dropout_follows_the_client_and_not_its_row():
     federation = make_federation()
-    _, straight, _ = play(make_net(with_dropout), federation, WHOLE)
-    _, turned, _ = play(make_net(with_dropout), federation.reorder([3, 1, 0, 2]), WHOLE)
+    _, straight, _ = run_simulation(make_net(with_dropout), federation, WHOLE)
+    _, turned, _ = run_simulation(make_net(with_dropout), federation.reorder([3, 1, 0, 2]), WHOLE)
     assert distance(straight.params.common, turned.params.common) < 1e-12
 
 
 def test_training_leaves_torchs_own_random_numbers_alone():
     before = torch.get_rng_state()
-    play(make_net(with_dropout), make_federation(), WHOLE)
+    run_simulation(make_net(with_dropout), make_federation(), WHOLE)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_predictions_do_not_drop_anything():
     federation = make_federation()
-    played, state, _ = play(make_net(with_dropout), federation, WHOLE)
-    cohort = played.cohort(state, torch.arange(4))
-    predicted = played.engine.predictions(played.method, cohort, played.test)
-    assert torch.equal(predicted, played.engine.predictions(played.method, cohort, played.test))
+    simulator, state, _ = run_simulation(make_net(with_dropout), federation, WHOLE)
+    cohort = simulator.cohort(state, torch.arange(4))
+    predicted = simulator.engine.predictions(simulator.method, cohort, simulator.test)
+    assert torch.equal(predicted, simulator.engine.predictions(simulator.method, cohort, simulator.test))
     params = state.params.common
-    hidden = (played.test.x @ params["body.0.weight"].T + params["body.0.bias"]).relu()
+    hidden = (simulator.test.x @ params["body.0.weight"].T + params["body.0.bias"]).relu()
     expected = (hidden @ params["head.weight"].T + params["head.bias"]).argmax(-1)
-    real = torch.arange(expected.shape[1]) < played.test.counts[:, None]
+    real = torch.arange(expected.shape[1]) < simulator.test.counts[:, None]
     assert torch.equal(predicted, torch.where(real, expected, -1))
 
 
@@ -377,7 +383,7 @@ def test_predictions_do_not_drop_anything():
 def test_running_statistics_are_averaged_like_weights(backend):
     federation = make_federation()
     local = LocalTraining(epochs=1, batch=1000, lr=0.1)
-    _, state, _ = play(make_net(with_batch_norm), federation, local, rounds=1, backend=backend)
+    _, state, _ = run_simulation(make_net(with_batch_norm), federation, local, rounds=1, backend=backend)
     train = federation.split("train")
     # One step on all samples: statistics move a tenth of the way from (0, 1) to each client's own.
     own = [train.x[row, :count].astype(float) for row, count in enumerate(train.count)]
@@ -393,7 +399,7 @@ def test_running_statistics_are_averaged_like_weights(backend):
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_a_network_with_batch_norm_learns(backend):
     local = LocalTraining(epochs=3, batch=5, lr=0.1)
-    _, _, records = play(make_net(with_batch_norm), make_federation(), local, rounds=6, backend=backend)
+    _, _, records = run_simulation(make_net(with_batch_norm), make_federation(), local, rounds=6, backend=backend)
     assert records[-1]["loss"] < 0.7 * records[0]["loss"]
     assert records[-1]["accuracy"] > 0.6
 
@@ -416,7 +422,7 @@ def test_the_papers_networks_train_alike_looped_and_stacked(network, shape):
     states, losses = [], []
     for backend in ("loop", "stacked"):
         net = build_net(Network(net=network), shape, 10, seed=0)
-        _, state, records = play(net, federation, local, FedReMa, rounds=1, backend=backend)
+        _, state, records = run_simulation(net, federation, local, FedReMa, rounds=1, backend=backend)
         states.append(state)
         losses.append(records[0]["client_loss"])
     for row in range(3):

@@ -51,7 +51,7 @@ class Watching(FedAvg):
         return super().predict(net, client, x)
 
 
-def simulator(method, hidden=9, **settings):
+def auto_simulator(method, hidden=9, **settings):
     local = LocalTraining(epochs=1, batch=5, lr=0.05)
     chosen = {"precision": "auto", "rounds": 2, **settings}
     return tanh_simulator(method, chosen.pop("backend", "auto"), local, tanh_module(hidden=hidden), **chosen)
@@ -60,7 +60,7 @@ def simulator(method, hidden=9, **settings):
 @pytest.mark.parametrize("backend", ["stacked", "loop"])
 def test_small_networks_train_score_and_aggregate_with_one_thread(backend, four_threads):
     Watching.seen.clear()
-    small = simulator(Watching(), backend=backend)
+    small = auto_simulator(Watching(), backend=backend)
     for _ in small.run(small.start()):
         assert torch.get_num_threads() == 4  # between rounds torch is the caller's
     assert Watching.seen == {1}
@@ -70,7 +70,7 @@ def test_small_networks_train_score_and_aggregate_with_one_thread(backend, four_
 @pytest.mark.parametrize("backend", ["stacked", "loop"])
 def test_the_number_asked_for_is_used_and_torch_is_left_as_it_was(backend, four_threads):
     Watching.seen.clear()
-    asked = simulator(Watching(), backend=backend, threads=3)
+    asked = auto_simulator(Watching(), backend=backend, threads=3)
     list(asked.run(asked.start()))
     assert Watching.seen == {3}
     assert torch.get_num_threads() == 4
@@ -81,7 +81,7 @@ def test_torch_is_left_as_it_was_when_a_round_fails(four_threads):
         def aggregate(self, net, state, uploads, moment):
             raise RuntimeError("broken")
 
-    broken = simulator(Broken())
+    broken = auto_simulator(Broken())
     with pytest.raises(BadInput, match="RuntimeError: broken"):
         list(broken.run(broken.start()))
     assert torch.get_num_threads() == 4
@@ -121,9 +121,9 @@ def test_operations_are_counted_well_enough_for_a_rule(network, shape, wanted):
 
 
 def states(method, **settings):
-    played = simulator(method, **settings)
-    state = played.start()
-    list(played.run(state))
+    simulator = auto_simulator(method, **settings)
+    state = simulator.start()
+    list(simulator.run(state))
     return {**state.params.common, **state.params.own}
 
 

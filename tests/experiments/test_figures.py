@@ -19,6 +19,7 @@ from fedrema.experiments.tasks import Runner, finished, missing
 from fedrema.methods import find_method
 from fedrema.reporting.plots import Look
 from tests.experiments.made_runs import made_run, made_summary
+from tests.fixtures import unwatched
 
 FILE = """
 title = "Small and smaller"
@@ -61,16 +62,16 @@ def experiment(file):
     return read_experiment(file)
 
 
-def play(experiment, seeds, folder):
+def run_experiment(experiment, seeds, folder):
     store = Store(folder / "runs")
     for task in missing(experiment.cells, seeds, store):
-        Runner(store, folder / "work", lambda settings: lambda played: None).run(task)
+        Runner(store, folder / "work", unwatched).run(task)
     return store
 
 
 @pytest.fixture(scope="module")
 def store(experiment, tmp_path_factory):
-    return play(experiment, 2, tmp_path_factory.mktemp("played"))
+    return run_experiment(experiment, 2, tmp_path_factory.mktemp("store"))
 
 
 def picture_of(experiment, kind, rows=None, columns=None, title=""):
@@ -122,7 +123,7 @@ def test_nothing_is_written_where_there_is_nothing_to_draw(kind, experiment, tmp
 @pytest.mark.parametrize("kind", FIGURES)
 def test_one_seed_of_one_round_can_be_drawn(kind, file, tmp_path_factory, tmp_path):
     experiment = read_experiment(file, {"rounds": 1})
-    store = play(experiment, 1, tmp_path_factory.getbasetemp() / "one_round")
+    store = run_experiment(experiment, 1, tmp_path_factory.getbasetemp() / "one_round")
     paths = draw(picture_of(experiment, kind), experiment, 1, store, tmp_path)
     assert len(paths) == 2
 

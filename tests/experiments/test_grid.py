@@ -23,6 +23,7 @@ from fedrema.experiments.tasks import Runner, finished, missing
 from fedrema.reporting.statistics import welch_interval
 from fedrema.runs.execute import Interrupted, execute
 from tests.experiments.made_runs import made_run, made_summary
+from tests.fixtures import unwatched
 
 FILE = """
 title = "Two by two"
@@ -57,11 +58,7 @@ def file(tmp_path):
     return path
 
 
-def nobody(settings):
-    return lambda played: None
-
-
-def play(cells, seeds, store, work, watching=nobody):
+def run_missing(cells, seeds, store, work, watching=unwatched):
     """Play what is missing; returns what went wrong, task by task."""
     runner = Runner(store, work, watching)
     return [runner.run(task) for task in missing(cells, seeds, store)]
@@ -197,7 +194,7 @@ def test_a_grid_is_run_kept_and_shown(file, tmp_path, capsys):
 def test_a_cell_is_what_fedrema_run_gives(file, tmp_path):
     cell = read_experiment(file).cell("mine", "large")
     store = Store(tmp_path / "runs")
-    assert play([cell], 2, store, tmp_path / "work") == [[]]
+    assert run_missing([cell], 2, store, tmp_path / "work") == [[]]
     kept = finished(cell, 2, store)
     assert [one.seed for one in kept] == [0, 1]
     settings = cell.settings(1)
@@ -223,17 +220,17 @@ def test_what_stands_in_two_tables_is_run_once(file, tmp_path):
 def test_a_stopped_grid_goes_on_from_its_checkpoint(file, tmp_path, capsys):
     cell = read_experiment(file).cell("mine", "small")
     whole = Store(tmp_path / "whole")
-    play([cell], 1, whole, tmp_path / "work")
+    run_missing([cell], 1, whole, tmp_path / "work")
 
     def stopping(settings):
-        return lambda played: os.kill(os.getpid(), signal.SIGINT) if played.record["round"] == 2 else None
+        return lambda result: os.kill(os.getpid(), signal.SIGINT) if result.record["round"] == 2 else None
 
     store = Store(tmp_path / "runs")
     with pytest.raises(Interrupted):
-        play([cell], 1, store, tmp_path / "unfinished", stopping)
+        run_missing([cell], 1, store, tmp_path / "unfinished", stopping)
     assert finished(cell, 1, store) == []
     seen = []
-    play([cell], 1, store, tmp_path / "unfinished", lambda _: lambda played: seen.append(played.record["round"]))
+    run_missing([cell], 1, store, tmp_path / "unfinished", lambda _: lambda result: seen.append(result.record["round"]))
     assert seen == [3]
     stopped, undisturbed = (finished(cell, 1, each)[0].curves for each in (store, whole))
     assert len(stopped.pop("seconds")) == len(undisturbed.pop("seconds")) == 3
@@ -246,7 +243,7 @@ def test_a_run_that_ended_before_it_was_kept_is_not_run_again(file, tmp_path):
     folder = tmp_path / "unfinished" / key_of(settings)
     execute(dataclasses.replace(settings, output=dataclasses.replace(settings.output, out=folder)))
     store = Store(tmp_path / "runs")
-    assert play([cell], 1, store, tmp_path / "unfinished", lambda _: pytest.fail("it has been run")) == [[]]
+    assert run_missing([cell], 1, store, tmp_path / "unfinished", lambda _: pytest.fail("it has been run")) == [[]]
     assert len(finished(cell, 1, store)) == 1
     assert not folder.exists()
 
@@ -289,7 +286,7 @@ def test_folders_of_two_machines_can_be_merged(file, tmp_path):
     cells = read_experiment(file).cells
     for number, folder in enumerate(("one", "two")):
         store = Store(tmp_path / folder)
-        play(cells[2 * number : 2 * number + 2], 1, store, tmp_path / "work")
+        run_missing(cells[2 * number : 2 * number + 2], 1, store, tmp_path / "work")
     for path in (tmp_path / "two").iterdir():
         shutil.copy(path, tmp_path / "one")
     assert missing(cells, 1, Store(tmp_path / "one")) == []

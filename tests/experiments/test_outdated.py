@@ -20,6 +20,7 @@ from fedrema.experiments.tasks import Runner, finished, missing, outdated
 from fedrema.methods.fedavg import FedAvg
 from fedrema.runs.provenance import inputs_of
 from tests.experiments.made_runs import keep
+from tests.fixtures import unwatched
 
 OWN = """
 title = "Own files"
@@ -160,7 +161,7 @@ def test_a_file_that_changes_while_a_grid_waits_is_not_trained_on_unnoticed(own)
     (task,) = missing([cell], 1, store)
     CHANGES["the labels"](own)
     with pytest.raises(BadInput, match=r"^data.npz has changed since the command started"):
-        Runner(store, own / "work", lambda _: lambda played: None).run(task)
+        Runner(store, own / "work", unwatched).run(task)
     assert store.keys() == []
 
 
@@ -241,7 +242,7 @@ def test_a_cell_that_has_been_run_again_in_part_shows_only_what_is_current(plain
     experiment, store = read_experiment(plain), Store(tmp_path / "out" / "runs")
     cell = experiment.cell("fedavg", "")
     (task,) = missing([cell], 1, store)
-    assert Runner(store, tmp_path / "work", lambda _: lambda played: None).run(task) == []
+    assert Runner(store, tmp_path / "work", unwatched).run(task) == []
     assert [run.seed for run in finished(cell, 2, store)] == [0]
     assert Sheet(experiment, 2, store).lines[0][1] == "1"
 
@@ -267,7 +268,7 @@ def test_an_unfinished_run_of_an_older_revision_begins_anew(plain, tmp_path, mon
     (task,) = missing([cell], 1, store)
 
     def interrupted(settings):
-        def stop(played):
+        def stop(result):
             raise KeyboardInterrupt
 
         return stop
@@ -276,7 +277,7 @@ def test_an_unfinished_run_of_an_older_revision_begins_anew(plain, tmp_path, mon
         Runner(store, work, interrupted).run(task)
     monkeypatch.setattr(FedAvg, "revision", 2, raising=False)
     seen = []
-    Runner(store, work, lambda _: lambda played: seen.append(played.record["round"])).run(task)
+    Runner(store, work, lambda _: lambda result: seen.append(result.record["round"])).run(task)
     assert seen == [1, 2, 3]
 
 

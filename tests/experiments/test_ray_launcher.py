@@ -23,6 +23,7 @@ from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.tasks import missing
 from fedrema.runs.execute import Interrupted
+from tests.fixtures import accept_all
 
 # Rays older than 2.60 leave /dev/null open and their processes to themselves when they end.
 pytestmark = [
@@ -63,11 +64,7 @@ def tasks_of(tmp_path, text, store, seeds=1):
     return missing(read_experiment(written(tmp_path, text)).cells, seeds, store)
 
 
-def always(task):
-    return True
-
-
-def nobody(event):
+def ignore(event):
     pass
 
 
@@ -102,11 +99,11 @@ def test_the_command_starts_a_ray_of_its_own_and_ends_it(tmp_path, capsys):
 def test_cells_are_those_of_one_process_and_two_processes_made_them(tmp_path):
     alone, store = Store(tmp_path / "alone"), Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, FILE, store, seeds=2)
-    list(InProcess(alone, tmp_path / "work").run(tasks, always, nobody))
+    list(InProcess(alone, tmp_path / "work").run(tasks, accept_all, ignore))
     began = time.time()
     launcher, heard = OnRay(store, 2, "auto"), []
     assert launcher.at_once == 2
-    last = list(launcher.run(tasks, always, heard.append))
+    last = list(launcher.run(tasks, accept_all, heard.append))
     assert ray.is_initialized()  # it was there before, and stays
     assert sorted(map(id, tasks)) == sorted(id(event.task) for event in last)
     assert {(event.kind, event.failed) for event in last} == {("ended", ())}
@@ -160,7 +157,7 @@ def test_what_diverges_or_lacks_its_data_is_told_and_the_rest_goes_on(tmp_path):
     )
     store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, text, store)
-    found = {event.task.cell.title: event for event in OnRay(store, 2, "auto").run(tasks, always, nobody)}
+    found = {event.task.cell.title: event for event in OnRay(store, 2, "auto").run(tasks, accept_all, ignore)}
     assert {title: event.kind for title, event in found.items()} == {
         "wild": "ended", "absent": "refused", "fedavg": "ended"
     }  # fmt: skip
@@ -187,7 +184,7 @@ def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_launcher, "run_there", unlucky)
     store, heard = Store(tmp_path / "runs"), []
     tasks = tasks_of(tmp_path, FILE, store)
-    found = {tasks.index(event.task): event for event in OnRay(store, 2, "cpu").run(tasks, always, heard.append)}
+    found = {tasks.index(event.task): event for event in OnRay(store, 2, "cpu").run(tasks, accept_all, heard.append)}
     assert [found[number].kind for number in range(4)] == ["ended", "refused", "refused", "ended"]
     lost = "fedavg, large: its process was lost twice (WorkerCrashedError); its last checkpoint is kept."
     assert found[1].failed == (lost,)
@@ -210,14 +207,14 @@ def test_a_stopped_grid_keeps_what_is_finished_and_goes_on(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        list(launcher.run(tasks, always, stop))
+        list(launcher.run(tasks, accept_all, stop))
     assert heard[-1] == "stopped"
     assert store.keys() == [key_of(tasks[0].runs[0])]  # the first seed
     assert [folder.name for folder in where_runs_lie(launcher).iterdir()] == [key_of(tasks[0].runs[1])]
     rounds = []
     tasks = tasks_of(tmp_path, text, store, seeds=2)[:1]
     assert tasks[0].seeds == (1,)
-    assert [event.kind for event in launcher.run(tasks, always, rounds.append)] == ["ended"]
+    assert [event.kind for event in launcher.run(tasks, accept_all, rounds.append)] == ["ended"]
     assert next(event for event in rounds if event.kind == "round").round > 1
     assert len(store.keys()) == 2
     assert store.at(key_of(tasks[0].runs[0])).curves["round"] == list(range(1, 301))

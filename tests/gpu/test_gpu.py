@@ -29,9 +29,9 @@ pytestmark = [
 ]
 
 
-def play(method, federation, local=LOCAL, network=None, **settings):
+def run_simulation(method, federation, local=LOCAL, network=None, **settings):
     chosen = {"device": "cuda", "precision": "float32", **settings}
-    simulation = fixtures.simulator(method, federation, local, network() if network else "mlp", **chosen)
+    simulation = fixtures.make_simulator(method, federation, local, network() if network else "mlp", **chosen)
     return simulation, *run_all(simulation)
 
 
@@ -46,9 +46,9 @@ def apart(first, second):
 def test_every_method_trains_as_on_a_cpu(method):
     federation = make_federation()
     for settings in ({}, {"participation": 0.75, "rounds": 4}):
-        simulator, state, records = play(method, federation, **settings)
+        simulator, state, records = run_simulation(method, federation, **settings)
         assert simulator.engine.graphs.captured, "no step was captured"
-        _, expected, expected_records = play(method, federation, device="cpu", **settings)
+        _, expected, expected_records = run_simulation(method, federation, device="cpu", **settings)
         assert apart(state, expected) < 2e-3
         for record, other in zip(records, expected_records, strict=True):
             assert record["loss"] == pytest.approx(other["loss"], rel=1e-3)
@@ -60,10 +60,10 @@ def test_batch_norm_is_recorded_and_trains_as_on_a_cpu(method):
         return build_net(Network(net="mlp-bn", hidden=7), federation.sample_shape, federation.classes, seed=3)
 
     federation = make_federation()  # of unequal clients: some finish early
-    simulator, state, _ = play(method, federation, network=network, rounds=4)
+    simulator, state, _ = run_simulation(method, federation, network=network, rounds=4)
     assert simulator.engine.name == "stacked"
     assert simulator.engine.graphs.captured, "no step was captured"
-    _, expected, _ = play(method, federation, network=network, rounds=4, device="cpu")
+    _, expected, _ = run_simulation(method, federation, network=network, rounds=4, device="cpu")
     assert apart(state, expected) < 2e-3
 
 
@@ -75,8 +75,8 @@ def test_batch_norm_between_convolutions_learns_what_the_loop_learns(precision):
     def network():
         return build_net(Network(net="cnn-bn"), federation.sample_shape, federation.classes, seed=3)
 
-    _, _, looped = play(FedBN(), federation, local, network, rounds=6, backend="loop", device="cpu")
-    _, state, records = play(FedBN(), federation, local, network, rounds=6, precision=precision)
+    _, _, looped = run_simulation(FedBN(), federation, local, network, rounds=6, backend="loop", device="cpu")
+    _, state, records = run_simulation(FedBN(), federation, local, network, rounds=6, precision=precision)
     assert [each["loss"] for each in records] == pytest.approx([each["loss"] for each in looped], rel=0.02)
     assert records[-1]["accuracy"] == pytest.approx(looped[-1]["accuracy"], abs=0.1)
     assert all(value.dtype == torch.float32 for value in state.params.row(0).values())
@@ -88,8 +88,8 @@ def test_a_recorded_step_follows_the_learning_rate(schedule, fused, monkeypatch)
     if not fused:
         monkeypatch.setattr(kernels, "usable", lambda *_: False)
     local = dataclasses.replace(LOCAL, schedule=schedule, lr_decay=0.5, weight_decay=0.01, clip=0.5)
-    _, state, _ = play(FedAvg(), make_federation(), local, rounds=5)
-    _, expected, _ = play(FedAvg(), make_federation(), local, rounds=5, device="cpu")
+    _, state, _ = run_simulation(FedAvg(), make_federation(), local, rounds=5)
+    _, expected, _ = run_simulation(FedAvg(), make_federation(), local, rounds=5, device="cpu")
     assert apart(state, expected) < 1e-4
 
 
@@ -100,9 +100,9 @@ def test_what_cannot_be_recorded_is_run_as_it_is():
             torch.cuda.synchronize()  # not allowed while a graph is recorded
             return value
 
-    simulator, state, _ = play(Looks(), make_federation())
+    simulator, state, _ = run_simulation(Looks(), make_federation())
     assert not any(result is None for _, _, result in simulator.engine.graphs.captured.values())
-    _, expected, _ = play(FedAvg(), make_federation(), device="cpu")
+    _, expected, _ = run_simulation(FedAvg(), make_federation(), device="cpu")
     assert apart(state, expected) < 1e-4
 
 
@@ -149,8 +149,8 @@ def covered():
 def test_sixteen_bits_learn_what_thirty_two_learn(method):
     federation = images()
     local = LocalTraining(epochs=3, batch=10, lr=0.02)
-    _, _, exact = play(method, federation, local, mixed, rounds=6)
-    simulator, state, records = play(method, federation, local, mixed, rounds=6, precision="bf16")
+    _, _, exact = run_simulation(method, federation, local, mixed, rounds=6)
+    simulator, state, records = run_simulation(method, federation, local, mixed, rounds=6, precision="bf16")
     assert simulator.engine.fused
     assert records[0]["loss"] == pytest.approx(exact[0]["loss"], rel=0.02)
     assert records[-1]["accuracy"] == pytest.approx(exact[-1]["accuracy"], abs=0.1)
@@ -160,16 +160,16 @@ def test_sixteen_bits_learn_what_thirty_two_learn(method):
 def test_a_networks_layers_give_the_same_in_both_backends():
     federation = images()
     local = LocalTraining(epochs=1, batch=10, lr=0.02)
-    _, stacked, _ = play(FedReMa(), federation, local, mixed)
-    _, looped, _ = play(FedReMa(), federation, local, mixed, backend="loop", device="cpu")
+    _, stacked, _ = run_simulation(FedReMa(), federation, local, mixed)
+    _, looped, _ = run_simulation(FedReMa(), federation, local, mixed, backend="loop", device="cpu")
     assert apart(stacked, looped) < 5e-3
 
 
 def test_in_groups_and_on_disk_it_is_the_same():
     federation = make_federation(counts=np.random.default_rng(0).integers(4, 12, 75).tolist())
     for method in (FedAvg(), FedReMa()):
-        _, whole, _ = play(method, federation)
-        cut, chunked, _ = play(method, federation, chunk=32, memory=1e-6)
+        _, whole, _ = run_simulation(method, federation)
+        cut, chunked, _ = run_simulation(method, federation, chunk=32, memory=1e-6)
         assert cut.storage.on_disk
         assert apart(whole, chunked) < 1e-4
 
@@ -179,7 +179,7 @@ def test_seeds_trained_jointly_end_as_they_do_alone():
     local = LocalTraining(epochs=2, batch=10, lr=0.02)
     alone, simulators = [], []
     for seed in range(3):
-        simulator, state, _ = play(FedReMa(), federation, local, covered, precision="bf16", seed=seed)
+        simulator, state, _ = run_simulation(FedReMa(), federation, local, covered, precision="bf16", seed=seed)
         alone.append(snapshot(state))
         simulators.append(simulator)
 
@@ -197,7 +197,7 @@ def test_seeds_trained_jointly_end_as_they_do_alone():
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 def test_the_servers_arithmetic_is_float32_whatever_clients_train_in(precision):
     federation = make_federation()
-    simulator, _, _ = play(FedReMa(), federation, precision=precision)
+    simulator, _, _ = run_simulation(FedReMa(), federation, precision=precision)
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(20, 20, generator=generator)
     tensors = {"a": torch.randn(20, 64, 1000, generator=generator), "b": torch.randn(20, 300, generator=generator)}
@@ -239,6 +239,6 @@ def test_a_rounds_mean_is_that_of_its_uploads_in_float32(precision):
                 errors.append(float((heads[name].cpu().double() - exact).norm() / exact.norm()))
             return Answer(shared={**uploads.mean, **heads}, state=state)
 
-    play(Collected(), make_federation(), precision=precision)
+    run_simulation(Collected(), make_federation(), precision=precision)
     assert errors
     assert max(errors) < 1e-6

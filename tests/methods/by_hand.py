@@ -4,11 +4,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedrema.core import Batch, Client, LocalTraining
+from fedrema.core import Client, LocalTraining
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import BodyAndHead
-from tests import fixtures
-from tests.fixtures import make_federation
+from tests.fixtures import make_federation, make_simulator, tensor
 
 LR = 0.1
 NAMES = ("body.weight", "body.bias", "head.weight", "head.bias")
@@ -29,7 +28,7 @@ def linear_net(inputs=2, features=3, classes=3) -> Net:
 def begun(method, backend, training, **settings):
     """Return a simulator of two unequal clients, its state, the initial model and everybody's samples."""
     federation = make_federation(counts=(12, 6), classes=3, features=2)
-    simulator = fixtures.simulator(method, federation, training, linear_net(), backend=backend, seed=5, **settings)
+    simulator = make_simulator(method, federation, training, linear_net(), backend=backend, seed=5, **settings)
     data = [(each.x.numpy(), each.y.numpy()) for each in (simulator.train.of(row) for row in range(len(federation)))]
     first = {name: value.numpy().copy() for name, value in simulator.net.initial.items()}
     return simulator, simulator.start(), first, data
@@ -96,21 +95,12 @@ def assert_same(found, expected, prefix=""):
         assert np.allclose(found[prefix + name].numpy(), value, rtol=0, atol=1e-12), name
 
 
-def tensor(values) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
 def tensors(params):
     return {name: torch.from_numpy(np.array(value)) for name, value in params.items()}
 
 
 def client_of(params, received=None, memory=None, inbox=None) -> Client:
     return Client(params, params if received is None else received, memory or {}, inbox or {}, count=tensor(1.0))
-
-
-def batch_of(x, y, mask=None) -> Batch:
-    x = torch.as_tensor(np.array(x), dtype=torch.float64)
-    return Batch(x, torch.tensor(y), x.new_ones(len(x)) if mask is None else tensor(mask), torch.arange(len(x)))
 
 
 def drawn(seed=0):

@@ -9,8 +9,8 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedamp import FedAMP
-from tests.fixtures import BACKENDS
-from tests.methods.by_hand import LR, assert_same, begun, local, logits, plus, slopes, tensor
+from tests.fixtures import BACKENDS, tensor
+from tests.methods.by_hand import LR, assert_same, begun, local, logits, plus, slopes
 
 MODELS = {"head.weight": tensor([[[1.0]], [[0.0]], [[3.0]]]), "head.bias": tensor([[0.0], [1.0], [4.0]])}
 """Three models: (1, 0), (0, 1) and (3, 4)."""

@@ -12,7 +12,7 @@ from fedrema.core import LocalTraining
 from fedrema.methods.fedbabu import FedBABU
 from fedrema.models.networks import BodyAndHead
 from fedrema.simulation.simulator import Simulator
-from tests.fixtures import tanh_simulator
+from tests.fixtures import clones, tanh_simulator
 
 BACKENDS = ["loop", "stacked"]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05, weight_decay=0.01)
@@ -33,12 +33,8 @@ HEAD = {"head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"}
 BODY_BYTES = (6 * 5 + 5) * 8  # numbers of the body, 8 bytes each
 
 
-def simulator(method, backend, local=LOCAL, **settings) -> Simulator:
+def deep_head_simulator(method, backend, local=LOCAL, **settings) -> Simulator:
     return tanh_simulator(method, backend, local, make_module(), **settings)
-
-
-def snapshot(tensors):
-    return {name: value.clone() for name, value in tensors.items()}
 
 
 def network_tensors(params) -> BodyAndHead:
@@ -61,9 +57,9 @@ def descend(module, parameters, data, local, state=None):
     return copy.deepcopy(optimiser.state_dict())
 
 
-def accuracies(played, modules):
+def accuracies(simulator, modules):
     with torch.no_grad():
-        tests = [played.test.of(row) for row in range(len(modules))]
+        tests = [simulator.test.of(row) for row in range(len(modules))]
         right = [module(data.x).argmax(1) == data.y for module, data in zip(modules, tests, strict=True)]
     return [float(one.double().mean()) for one in right], float(torch.cat(right).double().mean())
 
@@ -71,12 +67,12 @@ def accuracies(played, modules):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_the_head_keeps_its_bits_and_is_the_same_for_all(backend, participation):
-    played = simulator(FedBABU(), backend, participation=participation)
-    state = played.start()
-    initial = snapshot(make_module().double().state_dict())
+    simulator = deep_head_simulator(FedBABU(), backend, participation=participation)
+    state = simulator.start()
+    initial = clones(make_module().double().state_dict())
     for _ in range(3):
-        before = snapshot(state.params.common)
-        played.run_round(state)
+        before = clones(state.params.common)
+        simulator.run_round(state)
         assert set(state.params.common) == BODY
         assert set(state.params.own) == HEAD
         for name in HEAD:
@@ -90,12 +86,12 @@ def test_the_head_keeps_its_bits_and_is_the_same_for_all(backend, participation)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_only_the_body_travels(backend):
-    played = simulator(FedBABU(), backend)
-    state = played.start()
-    record = played.run_round(state).record
+    simulator = deep_head_simulator(FedBABU(), backend)
+    state = simulator.start()
+    record = simulator.run_round(state).record
     assert record["bytes_up"] == 4 * BODY_BYTES
     assert record["bytes_down"] == 4 * BODY_BYTES
-    halved = simulator(FedBABU(), backend, participation=0.5)
+    halved = deep_head_simulator(FedBABU(), backend, participation=0.5)
     record = halved.run_round(halved.start()).record
     assert (record["bytes_up"], record["bytes_down"]) == (2 * BODY_BYTES, 2 * BODY_BYTES)
 
@@ -103,18 +99,18 @@ def test_only_the_body_travels(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bodies_trained_under_the_head_are_averaged_by_sample_counts(backend):
     # Two rounds, momentum kept between them; the norm that is clipped is that of the body's gradient alone.
-    played = simulator(FedBABU(), backend, WHOLE)
-    state = played.start()
+    simulator = deep_head_simulator(FedBABU(), backend, WHOLE)
+    state = simulator.start()
     model = make_module().double()
     states = [None] * 4
-    counts = played.train.counts.tolist()
+    counts = simulator.train.counts.tolist()
     assert len(set(counts)) == 4
     for _ in range(2):
-        played.run_round(state)
+        simulator.run_round(state)
         trained = []
         for row in range(4):
             own = copy.deepcopy(model)
-            states[row] = descend(own, own.body.parameters(), played.train.of(row), WHOLE, states[row])
+            states[row] = descend(own, own.body.parameters(), simulator.train.of(row), WHOLE, states[row])
             trained.append(own.state_dict())
         averaged = {
             name: sum(n * state[name] for n, state in zip(counts, trained, strict=True)) / sum(counts)
@@ -130,31 +126,31 @@ def test_bodies_trained_under_the_head_are_averaged_by_sample_counts(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("part", "tuned"), [("all", BODY | HEAD), ("head", HEAD), ("body", BODY)])
 def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
-    played = simulator(FedBABU(finetune_epochs=4, finetune=part), backend, WHOLE)
-    state = played.start()
-    played.run_round(state)
-    record = played.run_round(state).record
-    common, own, velocity = snapshot(state.params.common), snapshot(state.params.own), snapshot(state.velocity)
-    moment = played.moment(2)
-    adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), moment)
+    simulator = deep_head_simulator(FedBABU(finetune_epochs=4, finetune=part), backend, WHOLE)
+    state = simulator.start()
+    simulator.run_round(state)
+    record = simulator.run_round(state).record
+    common, own, velocity = clones(state.params.common), clones(state.params.own), clones(state.velocity)
+    moment = simulator.moment(2)
+    adapted = simulator.adapted(simulator.method, simulator.cohort(state, torch.arange(4)), moment)
     modules = []
     for row in range(4):
         start = state.params.row(row)
         module = network_tensors(start)
         parameters = {"all": module, "head": module.head, "body": module.body}[part].parameters()
         # Momentum starts anew: what training left of it does not belong to the copy.
-        descend(module, parameters, played.train.of(row), replace(WHOLE, epochs=4))
+        descend(module, parameters, simulator.train.of(row), replace(WHOLE, epochs=4))
         found = adapted.params.row(row)
         assert found.keys() == start.keys()
         for name, value in module.state_dict().items():
             assert torch.allclose(found[name], value, rtol=0, atol=1e-12), name
             assert torch.equal(found[name], start[name]) == (name not in tuned), name
         modules.append(module)
-    each, together = accuracies(played, modules)
+    each, together = accuracies(simulator, modules)
     assert record["client_accuracy"] == pytest.approx(each)
     assert record["accuracy"] == pytest.approx(together)
     # Scoring leaves nothing behind.
-    played.score(state, moment)
+    simulator.score(state, moment)
     for kept, now in ((common, state.params.common), (own, state.params.own), (velocity, state.velocity)):
         assert kept.keys() == now.keys()
         assert all(torch.equal(now[name], value) for name, value in kept.items())
@@ -162,7 +158,7 @@ def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_accuracy_without_fine_tuning_stands_beside(backend):
-    tuning, plain = simulator(FedBABU(), backend), simulator(FedBABU(finetune_epochs=0), backend)
+    tuning, plain = deep_head_simulator(FedBABU(), backend), deep_head_simulator(FedBABU(finetune_epochs=0), backend)
     state, bare = tuning.start(), plain.start()
     differ = False
     for tuned, untuned in zip(tuning.run(state), plain.run(bare), strict=True):
@@ -180,8 +176,8 @@ def test_the_accuracy_without_fine_tuning_stands_beside(backend):
 
 def test_fine_tuning_follows_the_rate_of_the_round():
     local = LocalTraining(lr=0.1, schedule="exponential", lr_decay=0.5, epochs=7)
-    played = simulator(FedBABU(), "loop", local)
-    (phase,) = FedBABU(finetune_epochs=4).adapt(local, played.moment(3))
+    simulator = deep_head_simulator(FedBABU(), "loop", local)
+    (phase,) = FedBABU(finetune_epochs=4).adapt(local, simulator.moment(3))
     assert (phase.epochs, phase.lr, phase.momentum) == (4, pytest.approx(0.025), 0.9)
 
 

@@ -1,5 +1,7 @@
 """FedBN: batch norm stays at home, in a network that has it."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -9,22 +11,18 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedbn import FedBN
 from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import load_state, save_state
-from tests import fixtures
-from tests.fixtures import make_federation, network
+from tests.fixtures import make_simulator
 from tests.methods.by_hand import begun, local
 
 LOCAL = LocalTraining(epochs=1, batch=1000, lr=0.1, momentum=0.0, clip=0.0)
 NORM = {f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
 
 
-def simulator(method, **settings):
-    federation = make_federation()
-    chosen = {"seed": 0, "backend": "auto", **settings}
-    return fixtures.simulator(method, federation, LOCAL, network(federation, "mlp-bn", hidden=5), **chosen)
+fedbn_simulator = functools.partial(make_simulator, local=LOCAL, net="mlp-bn", hidden=5, seed=0, backend="auto")
 
 
 def test_batch_norm_is_found_by_its_kind():
-    net = simulator(FedBN()).net
+    net = fedbn_simulator(FedBN()).net
     assert net.batch_norm == NORM
     roles = {name: FedBN().role(net, name) for name in net.initial}
     assert {name for name, role in roles.items() if role == "private"} == NORM
@@ -35,13 +33,13 @@ def test_batch_norm_is_found_by_its_kind():
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_a_round_by_hand(backend):
-    played = simulator(FedBN(), backend=backend)
-    state = played.start()
-    before = {name: value.numpy().copy() for name, value in played.net.initial.items()}
-    played.run_round(state)
+    simulator = fedbn_simulator(FedBN(), backend=backend)
+    state = simulator.start()
+    before = {name: value.numpy().copy() for name, value in simulator.net.initial.items()}
+    simulator.run_round(state)
     weights, counts = [], []
     for row in range(4):
-        data = played.train.of(row)
+        data = simulator.train.of(row)
         x, y, n = data.x.numpy(), data.y.numpy(), len(data.y)
         hidden = x @ before["body.1.weight"].T + before["body.1.bias"]
         middle, spread = hidden.mean(axis=0), hidden.var(axis=0)
@@ -66,15 +64,15 @@ def test_a_round_by_hand(backend):
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_with_batch_norm_a_run_can_be_taken_up(backend, tmp_path):
-    whole = simulator(FedBN(), backend=backend)
+    whole = fedbn_simulator(FedBN(), backend=backend)
     state = whole.start()
     list(whole.run(state))
-    first = simulator(FedBN(), backend=backend)
+    first = fedbn_simulator(FedBN(), backend=backend)
     taken = first.start()
     first.run_round(taken)
     save_state(taken, tmp_path / "state.safetensors", "test")
     taken = load_state(tmp_path / "state.safetensors", "test")
-    list(simulator(FedBN(), backend=backend).run(taken))
+    list(fedbn_simulator(FedBN(), backend=backend).run(taken))
     for row in range(4):
         for name, value in state.params.row(row).items():
             assert torch.equal(value, taken.params.row(row)[name]), name
@@ -83,8 +81,8 @@ def test_with_batch_norm_a_run_can_be_taken_up(backend, tmp_path):
 def test_without_batch_norm_it_is_fedavg():
     states = []
     for method in (FedBN(), FedAvg()):
-        played, state, _, _ = begun(method, "stacked", local())
-        list(played.run(state))
+        simulator, state, _, _ = begun(method, "stacked", local())
+        list(simulator.run(state))
         states.append(state.params.common)
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

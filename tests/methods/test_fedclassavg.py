@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from fedrema.methods.fedclassavg import FedClassAvg, supervised_contrastive_loss
-from tests.fixtures import BACKENDS
+from tests.fixtures import BACKENDS, batch_of, tensor
 from tests.methods.by_hand import (
     LR,
     assert_same,
-    batch_of,
     begun,
     client_of,
     drawn,
@@ -23,7 +22,6 @@ from tests.methods.by_hand import (
     mean,
     plus,
     slopes,
-    tensor,
     tensors,
 )
 

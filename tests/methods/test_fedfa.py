@@ -9,12 +9,11 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedfa import FedFA, initial_anchors
-from tests.fixtures import BACKENDS
+from tests.fixtures import BACKENDS, batch_of
 from tests.methods.by_hand import (
     LR,
     assert_same,
     back,
-    batch_of,
     begun,
     client_of,
     drawn,

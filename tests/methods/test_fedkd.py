@@ -7,11 +7,10 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedkd import FedKD, compress
-from tests.fixtures import BACKENDS
+from tests.fixtures import BACKENDS, batch_of
 from tests.methods.by_hand import (
     LR,
     assert_same,
-    batch_of,
     begun,
     client_of,
     clipped,
@@ -101,8 +100,8 @@ def test_updates_are_compressed_on_the_way_up_and_down(backend):
     plain, state, first, data = begun(FedKD(energy_first=1.0, energy_last=1.0), backend, local(epochs=3), **rounds)
     cohort = plain.cohort(state, torch.arange(2))
     trained = plain.local_training(cohort, plain.moment(1))[0].params.own
-    played, state, _, _ = begun(FedKD(energy_first=0.6, energy_last=0.6), backend, local(epochs=3), **rounds)
-    record = played.run_round(state).record
+    simulator, state, _, _ = begun(FedKD(energy_first=0.6, energy_last=0.6), backend, local(epochs=3), **rounds)
+    record = simulator.run_round(state).record
 
     def cut(change):
         if change.ndim < 2:

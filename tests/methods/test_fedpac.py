@@ -11,17 +11,15 @@ from fedrema.cli import main
 from fedrema.core import LocalTraining, Moment, Uploads
 from fedrema.methods.fedpac import FedPAC, combination_weights
 from fedrema.models.body_and_head import Net
+from tests.fixtures import LOCAL, batch_of, tensor
 from tests.methods.aligned import (
     BYTES,
     CLASSES,
     FEATURES,
-    LOCAL,
-    batch,
     client,
-    doubles,
     make_net,
-    simulator,
     training_data,
+    watched_simulator,
 )
 from tests.methods.shared.test_simplex import by_scipy
 
@@ -53,7 +51,7 @@ def statistics(features, labels, classes):
 
 def test_statistics_by_hand(net):
     # Class 0: (1, 0), (3, 0), so p = ⅔, µ = (2, 0), E‖f‖² = 5; class 2: (0, 3), so p = ⅓, E‖f‖² = 9; then padding.
-    samples = batch([[1, 0], [3, 0], [0, 3], [50, 50]], [0, 0, 2, 0], [1, 1, 1, 0])
+    samples = batch_of([[1, 0], [3, 0], [0, 3], [50, 50]], [0, 0, 2, 0], [1, 1, 1, 0])
     made = FedPAC().begin(net, client(), samples, MOMENT).inbox
     expected = [[4 / 3, 0], [0, 0], [0, 1]]
     assert made["weighted"].tolist() == [pytest.approx(row) for row in expected]
@@ -65,37 +63,37 @@ def test_statistics_by_hand(net):
 
 def test_what_came_by_mail_stays_in_the_inbox(net):
     mail = {"prototypes": [[1.0, 1.0]] * 3, "known": [1.0, 0.0, 1.0]}
-    made = FedPAC().begin(net, client(1.0, **mail), batch([[1, 0]], [0]), MOMENT).inbox
+    made = FedPAC().begin(net, client(1.0, **mail), batch_of([[1, 0]], [0]), MOMENT).inbox
     assert made["prototypes"].tolist() == mail["prototypes"]
     assert made["known"].tolist() == mail["known"]
 
 
 def test_a_single_sample_has_no_variance(net):
-    made = FedPAC().begin(net, client(1.0), batch([[3, 4]], [1]), MOMENT).inbox
+    made = FedPAC().begin(net, client(1.0), batch_of([[3, 4]], [1]), MOMENT).inbox
     assert float(made["variance"]) == 0
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_statistics_come_from_the_received_body_and_prototypes_from_the_trained_one(backend):
-    played = simulator(FedPAC(), backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedPAC(), backend=backend)
+    state = simulator.start()
     for _ in range(2):
-        played.run_round(state)
+        simulator.run_round(state)
         for row in range(4):
-            x, labels = training_data(played, row)
-            weighted, variance = statistics(played.net.features(played.before[row], x), labels, CLASSES)
-            assert torch.allclose(played.uploads.extras["weighted"][row], weighted, atol=1e-12)
-            assert float(played.uploads.extras["variance"][row]) == pytest.approx(variance, rel=1e-10)
-            trained = {name: value[row] for name, value in played.trained.items()}
-            features = played.net.features(trained, x)
+            x, labels = training_data(simulator, row)
+            weighted, variance = statistics(simulator.net.features(simulator.before[row], x), labels, CLASSES)
+            assert torch.allclose(simulator.uploads.extras["weighted"][row], weighted, atol=1e-12)
+            assert float(simulator.uploads.extras["variance"][row]) == pytest.approx(variance, rel=1e-10)
+            trained = {name: value[row] for name, value in simulator.trained.items()}
+            features = simulator.net.features(trained, x)
             counts = [int((labels == label).sum()) for label in range(CLASSES)]
-            assert played.uploads.extras["label_counts"][row].tolist() == counts
+            assert simulator.uploads.extras["label_counts"][row].tolist() == counts
             for label in range(CLASSES):
                 if counts[label]:
                     mean = features[labels == label].mean(0)
-                    assert torch.allclose(played.uploads.extras["means"][row, label], mean, atol=1e-12)
+                    assert torch.allclose(simulator.uploads.extras["means"][row, label], mean, atol=1e-12)
             # Otherwise nothing is told apart here.
-            assert not torch.allclose(features, played.net.features(played.before[row], x), atol=1e-3)
+            assert not torch.allclose(features, simulator.net.features(simulator.before[row], x), atol=1e-3)
 
 
 def problem(weighted, variance, i):
@@ -128,7 +126,7 @@ def test_weights_are_those_of_another_solver(clients, classes, width):
 
 
 def test_without_bias_weights_go_by_the_inverse_of_the_variance():
-    found = combination_weights(torch.ones(3, 2, 2, dtype=torch.float64), doubles([1.0, 2.0, 4.0]))
+    found = combination_weights(torch.ones(3, 2, 2, dtype=torch.float64), tensor([1.0, 2.0, 4.0]))
     assert found.numpy() == pytest.approx(np.tile([4 / 7, 2 / 7, 1 / 7], (3, 1)), abs=1e-5)
 
 
@@ -165,11 +163,11 @@ def test_two_clear_groups_share_within_and_not_across(within):
 def test_negligible_weights_are_dropped_and_the_rest_sums_to_one():
     same = torch.ones(3, 1, 1, dtype=torch.float64)
     # By inverse variances (1, 1, 1/5000): the last has 10⁻⁴ of the weight; with 1/100 it has 0.5 %.
-    dropped = combination_weights(same, doubles([1.0, 1.0, 5000.0]))
+    dropped = combination_weights(same, tensor([1.0, 1.0, 5000.0]))
     assert (dropped[:, 2] == 0).all()
     assert dropped[:, :2].numpy() == pytest.approx(np.full((3, 2), 0.5), abs=1e-4)
     assert dropped.sum(1).tolist() == pytest.approx([1, 1, 1], abs=1e-12)
-    kept = combination_weights(same, doubles([1.0, 1.0, 100.0]))
+    kept = combination_weights(same, tensor([1.0, 1.0, 100.0]))
     assert kept[:, 2].tolist() == pytest.approx([0.01 / 2.01] * 3, abs=1e-5)
     assert kept.sum(1).tolist() == pytest.approx([1, 1, 1], abs=1e-12)
 
@@ -203,21 +201,21 @@ def test_nothing_grows_with_the_square_of_the_features():
 
 def test_the_server_hands_out_the_mean_body_and_combines_heads(net):
     # Clients 0 and 1 are alike, client 2 is far off: heads are shared by pairs, whatever the sample counts.
-    counts = doubles([[1, 0, 0], [0, 3, 0], [2, 4, 0]])
+    counts = tensor([[1, 0, 0], [0, 3, 0], [2, 4, 0]])
     weighted = torch.zeros(3, 3, 2, dtype=torch.float64)
     weighted[2] = 30
     sent = Uploads(
         clients=torch.arange(3),
-        mean={"body.weight": doubles([[3.7, 3.7]] * 2), "body.bias": doubles([0.0, 0.0])},
+        mean={"body.weight": tensor([[3.7, 3.7]] * 2), "body.bias": tensor([0.0, 0.0])},
         params={
             "head.weight": torch.zeros(3, 3, 2, dtype=torch.float64),
-            "head.bias": doubles([[1, 0, 0], [3, 0, 6], [0, 9, 0]]),
+            "head.bias": tensor([[1, 0, 0], [3, 0, 6], [0, 9, 0]]),
         },
         extras={
-            "means": doubles([[[2, 2], [0, 0], [0, 0]], [[0, 0], [7, 0], [0, 0]], [[5, 8], [0, 7], [0, 0]]]),
+            "means": tensor([[[2, 2], [0, 0], [0, 0]], [[0, 0], [7, 0], [0, 0]], [[5, 8], [0, 7], [0, 0]]]),
             "label_counts": counts,
             "weighted": weighted,
-            "variance": doubles([1.0, 3.0, 1.0]),
+            "variance": tensor([1.0, 3.0, 1.0]),
         },
         counts=counts.sum(1),
     )
@@ -238,7 +236,7 @@ def test_the_server_hands_out_the_mean_body_and_combines_heads(net):
 
 
 def test_the_loss_of_the_body_draws_features_to_prototypes_and_that_of_the_head_does_not(net):
-    samples = batch([[1, 2], [3, 3], [70, 70]], [0, 1, 0], [1, 1, 0])
+    samples = batch_of([[1, 2], [3, 3], [70, 70]], [0, 1, 0], [1, 1, 0])
     # Class 1 has no global prototype: the client's own stands in. ½(1 + 4) = 2.5, ½(1 + 0) = 0.5.
     mail = {
         "prototypes": [[0, 0], [50, 50], [50, 50]], "known": [1, 0, 0],
@@ -251,8 +249,8 @@ def test_the_loss_of_the_body_draws_features_to_prototypes_and_that_of_the_head_
 
 
 def test_before_any_mail_the_loss_is_the_cross_entropy(net):
-    begun = FedPAC().begin(net, client(), batch([[1, 2], [3, 3], [0, 1]], [0, 1, 0]), MOMENT)
-    found = FedPAC(align=9.0).loss(net, begun, batch([[1, 2], [3, 3]], [0, 1]))
+    begun = FedPAC().begin(net, client(), batch_of([[1, 2], [3, 3], [0, 1]], [0, 1, 0]), MOMENT)
+    found = FedPAC(align=9.0).loss(net, begun, batch_of([[1, 2], [3, 3]], [0, 1]))
     assert float(found) == pytest.approx(math.log(3), rel=1e-12)
 
 
@@ -272,28 +270,28 @@ def test_the_head_is_trained_for_an_epoch_and_then_the_body():
 @pytest.mark.parametrize(("epochs", "head_epochs"), [(0, 1), (2, 0), (2, 1)])
 def test_each_phase_leaves_the_other_part_bit_for_bit(backend, epochs, head_epochs):
     local = LocalTraining(epochs=epochs, batch=5, lr=0.05, weight_decay=0.01)
-    played = simulator(FedPAC(head_epochs=head_epochs), local, backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedPAC(head_epochs=head_epochs), local=local, backend=backend)
+    state = simulator.start()
     for _ in range(2):
-        played.run_round(state)
+        simulator.run_round(state)
         for row in range(4):
-            for name, value in played.trained.items():
+            for name, value in simulator.trained.items():
                 moved = head_epochs if name.startswith("head.") else epochs
-                assert torch.equal(value[row], played.before[row][name]) == (not moved), name
+                assert torch.equal(value[row], simulator.before[row][name]) == (not moved), name
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(backend):
     """With a single batch of everything and no momentum both rounds can be retraced."""
     local = LocalTraining(epochs=1, batch=1000, lr=0.05, momentum=0.0, clip=0)
-    played = simulator(FedPAC(align=0.7), local, backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedPAC(align=0.7), local=local, backend=backend)
+    state = simulator.start()
     for number in (1, 2):
-        played.run_round(state)
-        assert ("prototypes" in played.mail) == (number == 2)
+        simulator.run_round(state)
+        assert ("prototypes" in simulator.inbox) == (number == 2)
         for row in range(4):
-            x, labels = training_data(played, row)
-            params = {name: value.clone().requires_grad_() for name, value in played.before[row].items()}
+            x, labels = training_data(simulator, row)
+            params = {name: value.clone().requires_grad_() for name, value in simulator.before[row].items()}
             heads = [name for name in params if name.startswith("head.")]
             bodies = [name for name in params if name.startswith("body.")]
 
@@ -308,32 +306,32 @@ def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(b
             hidden, logits = forward(params)
             loss = functional.cross_entropy(logits, labels)
             if number == 2:
-                loss = loss + 0.7 * functional.mse_loss(hidden, played.mail["prototypes"][labels])
+                loss = loss + 0.7 * functional.mse_loss(hidden, simulator.inbox["prototypes"][labels])
             slopes = torch.autograd.grad(loss, [params[name] for name in bodies])
             for name, slope in zip(bodies, slopes, strict=True):
                 params[name] = params[name] - 0.05 * slope
             for name, value in params.items():
-                assert torch.allclose(played.trained[name][row], value, atol=1e-12), (number, name)
+                assert torch.allclose(simulator.trained[name][row], value, atol=1e-12), (number, name)
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_the_loss_recorded_while_the_head_trains_is_the_cross_entropy(backend):
     # Without epochs of the body, and with alignment that would outweigh everything else.
     local = LocalTraining(epochs=0, batch=1000, momentum=0.0)
-    played = simulator(FedPAC(align=1000.0), local, backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedPAC(align=1000.0), local=local, backend=backend)
+    state = simulator.start()
     for _ in range(2):
-        record = played.run_round(state).record
+        record = simulator.run_round(state).record
         for row in range(4):
-            x, labels = training_data(played, row)
-            expected = functional.cross_entropy(played.net(played.before[row], x), labels)
+            x, labels = training_data(simulator, row)
+            expected = functional.cross_entropy(simulator.net(simulator.before[row], x), labels)
             assert record["client_loss"][row] == pytest.approx(float(expected), rel=1e-10)
-    assert "prototypes" in played.mail
+    assert "prototypes" in simulator.inbox
 
 
 def test_bytes_are_models_prototypes_and_statistics():
-    played = simulator(FedPAC())
-    records = [each.record for each in played.run(played.start())]
+    simulator = watched_simulator(FedPAC())
+    records = [each.record for each in simulator.run(simulator.start())]
     means, label_counts, weighted, variance = CLASSES * FEATURES, CLASSES, CLASSES * FEATURES, 1
     up = 4 * (BODY + HEAD + means + label_counts + weighted + variance) * BYTES
     prototypes, known = CLASSES * FEATURES, CLASSES
@@ -344,33 +342,33 @@ def test_bytes_are_models_prototypes_and_statistics():
 
 
 def test_everyone_gets_the_common_body_and_a_head_of_its_own():
-    played = simulator(FedPAC())
-    state = played.start()
-    played.run_round(state)
+    simulator = watched_simulator(FedPAC())
+    state = simulator.start()
+    simulator.run_round(state)
     assert set(state.params.common) == {"body.1.weight", "body.1.bias"}
     assert set(state.params.own) == {"head.weight", "head.bias"}
-    sizes = [len(training_data(played, row)[1]) for row in range(4)]
+    sizes = [len(training_data(simulator, row)[1]) for row in range(4)]
     for name, value in state.params.common.items():
-        expected = sum(size * played.trained[name][row] for row, size in enumerate(sizes)) / sum(sizes)
+        expected = sum(size * simulator.trained[name][row] for row, size in enumerate(sizes)) / sum(sizes)
         assert torch.allclose(value, expected, atol=1e-12), name
-    weighted, variance = played.uploads.extras["weighted"], played.uploads.extras["variance"]
+    weighted, variance = simulator.uploads.extras["weighted"], simulator.uploads.extras["variance"]
     for i in range(4):
         alpha = expected_weights(problem(weighted, variance, i))
         for name, value in state.params.own.items():
-            expected = sum(float(alpha[j]) * played.trained[name][j] for j in range(4))
+            expected = sum(float(alpha[j]) * simulator.trained[name][j] for j in range(4))
             assert torch.allclose(value[i], expected, atol=1e-4), name
 
 
 def test_a_round_with_one_client_returns_its_own_head():
-    played = simulator(FedPAC(), participation=0.25)
-    state = played.start()
-    record = played.run_round(state).record
+    simulator = watched_simulator(FedPAC(), participation=0.25)
+    state = simulator.start()
+    record = simulator.run_round(state).record
     (row,) = record["participants"]
     for name in ("head.weight", "head.bias"):
-        assert torch.equal(state.params.own[name][row], played.trained[name][0])
+        assert torch.equal(state.params.own[name][row], simulator.trained[name][0])
     assert record["trace"]["own_weight"] == 1
     absent = next(other for other in range(4) if other != row)
-    assert torch.equal(state.params.own["head.weight"][absent], played.net.initial["head.weight"])
+    assert torch.equal(state.params.own["head.weight"][absent], simulator.net.initial["head.weight"])
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ from fedrema.errors import BadInput
 from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, maximum_likelihood_smoothing
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import BodyAndHead
-from tests.fixtures import BACKENDS
+from tests.fixtures import BACKENDS, batch_of, tensor
 from tests.methods.by_hand import (
     LR,
     assert_same,
     back,
-    batch_of,
     begun,
     client_of,
     linear_net,
@@ -23,7 +22,6 @@ from tests.methods.by_hand import (
     mean,
     plus,
     softmax,
-    tensor,
 )
 
 
@@ -75,7 +73,7 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
     usual = [log_prior(y[~own], 1.0) for (_, y), own in zip(data, held, strict=True)]
     losses, count, least, newest_is_used = 0.0, 0.0, np.inf, []
     for _ in range(11):
-        played = simulator.run_round(state)
+        result = simulator.run_round(state)
         losses, count = 0.8 * losses + lost(w, data, held, usual), 0.8 * count + 7
         before = w
         w = mean([trained(w, x, y, 1.0, 10, ~own) for (x, y), own in zip(data, held, strict=True)], data)
@@ -86,7 +84,7 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
             least, best, used = losses.min() / count, before, w
         else:
             used = best
-        assert played.record["trace"] == chosen
+        assert result.record["trace"] == chosen
         assert_same(state.params.common, w)
         for row, (x, _) in enumerate(data):
             client = simulator.cohort(state, torch.arange(2)).one(row)

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
+from fedrema.core import Client, LocalTraining, Moment, Uploads
 from fedrema.data import Federation
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import BodyAndHead
-from tests.fixtures import run_all, simulator
+from tests.fixtures import batch_of, make_simulator, run_all, tensor
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 CLASSES, FEATURES, BYTES = 4, 7, 8
@@ -26,32 +26,19 @@ def net() -> Net:
     return Net(BodyAndHead(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
 
 
-def doubles(value) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.float64)
-
-
 def client(biases=(0.0, 0.0, 0.0), **inbox) -> Client:
     """Return a client whose features are its inputs, and whose classifier always says the same."""
     params = {
         "body.weight": torch.eye(2, dtype=torch.float64),
-        "body.bias": doubles([0.0, 0.0]),
+        "body.bias": tensor([0.0, 0.0]),
         "head.weight": torch.zeros(3, 2, dtype=torch.float64),
-        "head.bias": doubles(list(biases)),
+        "head.bias": tensor(list(biases)),
     }
-    return Client(params, params, {}, {name: doubles(value) for name, value in inbox.items()}, doubles(3.0))
-
-
-def batch(x, labels, mask=None) -> Batch:
-    real = torch.ones(len(labels), dtype=torch.float64) if mask is None else doubles(mask)
-    return Batch(doubles(x), torch.tensor(labels), real, torch.arange(len(labels)))
-
-
-def play(method, **settings):
-    return run_all(simulator(method, **settings))
+    return Client(params, params, {}, {name: tensor(value) for name, value in inbox.items()}, tensor(3.0))
 
 
 PROTOTYPES = {"prototypes": [[0.0, 0.0], [1.0, 5.0], [9.0, 9.0]], "known": [1.0, 1.0, 0.0]}
-SAMPLES = batch([[1, 2], [3, 3], [4, 4], [70, 70]], [0, 1, 2, 0], [1, 1, 1, 0])
+SAMPLES = batch_of([[1, 2], [3, 3], [4, 4], [70, 70]], [0, 1, 2, 0], [1, 1, 1, 0])
 
 
 def test_the_loss_is_cross_entropy_plus_the_distance_to_prototypes(net):
@@ -70,7 +57,7 @@ def test_before_any_mail_the_loss_is_the_cross_entropy(net):
 
 
 def test_the_nearest_known_prototype_is_predicted(net):
-    x = doubles([[1, 2], [1, 4], [9, 9], [0.5, 2.5]])
+    x = tensor([[1, 2], [1, 4], [9, 9], [0.5, 2.5]])
     scores = FedProto().predict(net, client([0, 0, 5], **PROTOTYPES), x)
     expected = [[-5, -9], [-17, -1], [-162, -80], [-6.5, -6.5]]  # of the squares
     assert (-scores[:, :2].square()).tolist() == [pytest.approx(row) for row in expected]
@@ -80,7 +67,7 @@ def test_the_nearest_known_prototype_is_predicted(net):
 
 
 def test_the_classifier_predicts_before_any_mail_and_on_request(net):
-    x = doubles([[1, 2], [9, 9]])
+    x = tensor([[1, 2], [9, 9]])
     assert FedProto().predict(net, client([1, 2, 5]), x).tolist() == [[1, 2, 5]] * 2
     by_classifier = FedProto(predict_by="classifier").predict(net, client([1, 2, 5], **PROTOTYPES), x)
     assert by_classifier.tolist() == [[1, 2, 5]] * 2
@@ -95,8 +82,8 @@ def test_the_classifier_is_scored_beside():
 def test_the_accuracy_beside_is_the_classifiers():
     # Hardly trained: prototypes already tell classes apart, the classifier does not.
     barely = LocalTraining(epochs=1, batch=5, lr=1e-4)
-    _, by_prototype = play(FedProto(), local=barely)
-    _, by_classifier = play(FedProto(predict_by="classifier"), local=barely)
+    _, by_prototype = run_all(make_simulator(FedProto(), local=barely))
+    _, by_classifier = run_all(make_simulator(FedProto(predict_by="classifier"), local=barely))
     for one, other in zip(by_prototype, by_classifier, strict=True):
         assert one.alternatives == {"classifier": {"accuracy": other.accuracy}}
         assert not other.alternatives
@@ -105,7 +92,7 @@ def test_the_accuracy_beside_is_the_classifiers():
 
 def test_what_is_sent_are_means_of_trained_features(net):
     # The received body would give other features: only the present one counts.
-    trained = client().having(received={**client().params, "body.bias": doubles([100.0, 100.0])})
+    trained = client().having(received={**client().params, "body.bias": tensor([100.0, 100.0])})
     kept, sent = FedProto().end(net, trained, SAMPLES, MOMENT)
     assert kept is trained
     assert sent["means"].tolist() == [[1, 2], [3, 3], [4, 4]]
@@ -114,8 +101,8 @@ def test_what_is_sent_are_means_of_trained_features(net):
 
 
 def test_the_server_averages_by_class(net):
-    means = doubles([[[0, 0], [4, 4], [0, 0]], [[6, 3], [8, 0], [0, 0]]])
-    counts = doubles([[0, 3, 0], [5, 1, 0]])
+    means = tensor([[[0, 0], [4, 4], [0, 0]], [[6, 3], [8, 0], [0, 0]]])
+    counts = tensor([[0, 3, 0], [5, 1, 0]])
     sent = Uploads(torch.arange(2), {}, {"means": means, "label_counts": counts}, counts.sum(1))
     weighted = FedProto().aggregate(net, FedProto().server(net, 2), sent, MOMENT)
     assert weighted.shared["prototypes"].tolist() == [[6, 3], [5, 3], [0, 0]]  # (3·4 + 8)/4, (3·4 + 0)/4
@@ -128,7 +115,7 @@ def test_the_server_averages_by_class(net):
 
 
 def test_nothing_but_prototypes_travels():
-    state, records = play(FedProto())
+    state, records = run_all(make_simulator(FedProto()))
     each = (CLASSES * FEATURES + CLASSES) * BYTES
     assert [record["bytes_up"] for record in records] == [4 * each] * 3
     assert [record["bytes_down"] for record in records] == [0, 4 * each, 4 * each]
@@ -138,7 +125,7 @@ def test_nothing_but_prototypes_travels():
 
 
 def test_models_stay_private():
-    state, _ = play(FedProto())
+    state, _ = run_all(make_simulator(FedProto()))
     for name, value in state.params.own.items():
         for row in range(1, 4):
             assert not torch.equal(value[0], value[row]), name
@@ -148,8 +135,8 @@ def test_models_stay_private():
 def test_without_alignment_it_is_local_training(backend):
     # Momentum, clipping and unequal clients included.
     local = LocalTraining(epochs=2, batch=5, lr=0.05, clip=0.5, weight_decay=0.01)
-    alone, expected = play(Local(), local=local, backend=backend)
-    found, records = play(FedProto(align=0.0), local=local, backend=backend)
+    alone, expected = run_all(make_simulator(Local(), local=local, backend=backend))
+    found, records = run_all(make_simulator(FedProto(align=0.0), local=local, backend=backend))
     assert alone.params.own.keys() == found.params.own.keys()
     for name, value in alone.params.own.items():
         assert torch.equal(found.params.own[name], value), name
@@ -158,7 +145,7 @@ def test_without_alignment_it_is_local_training(backend):
 
 
 def test_alignment_begins_in_the_second_round():
-    alone, strong = simulator(Local()), simulator(FedProto(align=3.0))
+    alone, strong = make_simulator(Local()), make_simulator(FedProto(align=3.0))
     states = alone.start(), strong.start()
     for number in (1, 2):
         alone.run_round(states[0])
@@ -172,12 +159,12 @@ def test_the_server_keeps_the_prototype_of_a_class_whose_only_holder_is_absent()
     labels = np.concatenate([generator.integers(0, 2, 20), *(generator.integers(1, 3, 20) for _ in range(3))])
     x = generator.normal(size=(80, 6)).astype(np.float32) + labels[:, None]
     federation = Federation.from_arrays(x, labels, np.repeat([0, 1, 2, 3], 20), classes=4)
-    played = simulator(FedProto(), federation, participation=0.5, rounds=8)
-    state = played.start()
+    simulator = make_simulator(FedProto(), federation, participation=0.5, rounds=8)
+    state = simulator.start()
     heard, kept = False, 0
     before = state.server
     for _ in range(8):
-        present = played.run_round(state).record["participants"]
+        present = simulator.run_round(state).record["participants"]
         now = state.server
         if 0 not in present:
             assert torch.equal(now["prototypes"][0], before["prototypes"][0].to(now["prototypes"]))

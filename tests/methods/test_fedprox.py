@@ -8,39 +8,22 @@ import torch
 from torch import nn
 
 from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining
+from fedrema.core import LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedprox import FedProx
 from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
 from fedrema.simulation.simulator import Simulator
-from tests.fixtures import LOCAL, run_all, tanh_module, tanh_simulator
+from tests.fixtures import LOCAL, batch_of, run_all, tanh_module, tanh_simulator, tensor
+from tests.methods.by_hand import client_of, linear_net
 
 BACKENDS = ["loop", "stacked"]
 WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1, momentum=0.9, clip=0.5)
 """All samples in every step: the order of batches does not matter to a reference."""
 
 
-def play(method, backend, local=LOCAL, **settings):
+def run_simulation(method, backend, local=LOCAL, **settings):
     state, records = run_all(tanh_simulator(method, backend, local, **settings))
     return state.params.common, records
-
-
-def tensor(values) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def client_of(params, received) -> Client:
-    return Client(params, received, memory={}, inbox={}, count=tensor(1.0))
-
-
-def batch_of(x, y, mask=None) -> Batch:
-    return Batch(x, torch.tensor(y), x.new_ones(len(x)) if mask is None else tensor(mask), torch.arange(len(x)))
-
-
-def linear_net(inputs=2, features=2, classes=2) -> Net:
-    module = BodyAndHead(nn.Linear(inputs, features), nn.Linear(features, classes)).double()
-    return Net(module, torch.zeros(1, inputs, dtype=torch.float64))
 
 
 def test_a_loss_computed_by_hand():
@@ -99,7 +82,7 @@ def test_the_gradient_is_that_of_the_entropy_plus_mu_times_the_way_from_the_rece
 
 
 def test_padding_does_not_count():
-    net = linear_net()
+    net = linear_net(features=2, classes=2)
     params = {name: value + 0.3 for name, value in net.initial.items()}
     client = client_of(params, net.initial)
     x = tensor([[1.0, 2.0], [-1.0, 0.5], [7.0, -7.0]])
@@ -108,11 +91,11 @@ def test_padding_does_not_count():
     assert float(with_padding) == pytest.approx(float(without), rel=1e-14)
 
 
-def reference(played: Simulator, mu: float, rounds: int) -> dict[str, torch.Tensor]:
+def reference(simulator: Simulator, mu: float, rounds: int) -> dict[str, torch.Tensor]:
     """FedProx once more, of ready-made parts: torch's SGD and clipping, one client after the other."""
     model = tanh_module().double()
-    local = played.local
-    clients = [played.train.of(row) for row in range(4)]
+    local = simulator.local
+    clients = [simulator.train.of(row) for row in range(4)]
     optimisers: list[dict] = [{} for _ in clients]
     for _ in range(rounds):
         trained = []
@@ -143,23 +126,23 @@ def reference(played: Simulator, mu: float, rounds: int) -> dict[str, torch.Tens
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rounds_are_those_of_torchs_own_optimiser(backend):
     # The pull is clipped and enters the momentum with the rest of the gradient.
-    played = tanh_simulator(FedProx(mu=2.0), backend, WHOLE)
-    state = played.start()
+    simulator = tanh_simulator(FedProx(mu=2.0), backend, WHOLE)
+    state = simulator.start()
     for _ in range(2):
-        played.run_round(state)
-    expected = reference(played, mu=2.0, rounds=2)
+        simulator.run_round(state)
+    expected = reference(simulator, mu=2.0, rounds=2)
     assert state.params.common.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.allclose(state.params.common[name], value, rtol=0, atol=1e-12), name
-    without = reference(played, mu=0.0, rounds=2)
+    without = reference(simulator, mu=0.0, rounds=2)
     assert max(float((expected[name] - without[name]).abs().max()) for name in expected) > 1e-3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mu_zero_is_fedavg_bit_for_bit(backend):
-    free, free_records = play(FedProx(mu=0.0), backend)
-    plain, plain_records = play(FedAvg(), backend)
-    held, _ = play(FedProx(mu=1.0), backend)
+    free, free_records = run_simulation(FedProx(mu=0.0), backend)
+    plain, plain_records = run_simulation(FedAvg(), backend)
+    held, _ = run_simulation(FedProx(mu=1.0), backend)
     assert free.keys() == plain.keys()
     for name, value in plain.items():
         assert torch.equal(free[name], value), name
@@ -173,10 +156,10 @@ def test_mu_zero_is_fedavg_bit_for_bit(backend):
 def test_the_larger_mu_the_nearer_each_client_stays(backend):
     distances = []
     for mu in (0.0, 0.1, 1.0, 4.0):
-        played = tanh_simulator(FedProx(mu=mu), backend)
-        cohort = played.cohort(played.start(), torch.arange(4))
-        trained = played.local_training(cohort, played.moment(1))[0].params.own
-        initial = played.net.initial
+        simulator = tanh_simulator(FedProx(mu=mu), backend)
+        cohort = simulator.cohort(simulator.start(), torch.arange(4))
+        trained = simulator.local_training(cohort, simulator.moment(1))[0].params.own
+        initial = simulator.net.initial
         squares = [(trained[name] - initial[name]).square().reshape(4, -1).sum(1) for name in initial]
         distances.append(torch.stack(squares).sum(0).sqrt())
     for nearer, further in zip(distances[1:], distances[:-1], strict=True):
@@ -204,7 +187,9 @@ def test_batch_norm_statistics_are_not_held():
 
 def test_batch_norm_statistics_follow_the_data_whatever_mu_is():
     # Batch norm comes first here, so that its statistics depend on nothing but the samples.
-    found = [play(FedProx(mu=mu), "loop", module=tanh_module(nn.BatchNorm1d(6)), rounds=2)[0] for mu in (0.0, 5.0)]
+    found = [
+        run_simulation(FedProx(mu=mu), "loop", module=tanh_module(nn.BatchNorm1d(6)), rounds=2)[0] for mu in (0.0, 5.0)
+    ]
     for name in ("body.0.running_mean", "body.0.running_var"):
         assert torch.equal(found[0][name], found[1][name]), name
     assert not torch.equal(found[0]["body.0.weight"], found[1]["body.0.weight"])

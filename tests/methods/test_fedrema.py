@@ -195,7 +195,7 @@ def gap_of(net, method, distance):
     return method.aggregate(net, method.server(net, 4), uploads(groups_apart(distance)), MOMENT).trace["mean_gap"]
 
 
-def play(net, method, distances):
+def critical_rounds(net, method, distances):
     """Return for each round whether it was critical."""
     state, critical = method.server(net, 4), []
     for distance in distances:
@@ -208,7 +208,7 @@ def play(net, method, distances):
 def test_the_period_ends_when_the_gap_falls_from_a_peak_in_round_one(net):
     method = FedReMa()
     assert gap_of(net, method, 0.2) < 0.5 * gap_of(net, method, 1.0)
-    critical, state = play(net, method, [1.0, 0.2, 1.0, 2.0])
+    critical, state = critical_rounds(net, method, [1.0, 0.2, 1.0, 2.0])
     # The round that ends it still uses MDS; later rounds never come back, however large the gap.
     assert critical == [True, True, False, False]
     assert state["critical"] is False
@@ -219,7 +219,7 @@ def test_a_later_peak_raises_the_bar(net):
     first, peak, low = (gap_of(net, method, distance) for distance in (0.4, 1.5, 0.5))
     assert low > first  # would have stayed critical against the first round's gap
     assert low / peak < 0.5
-    critical, state = play(net, method, [0.4, 1.5, 0.5, 0.4])
+    critical, state = critical_rounds(net, method, [0.4, 1.5, 0.5, 0.4])
     assert critical == [True, True, True, False]
     assert state["peak"] == pytest.approx(peak)
 
@@ -227,14 +227,18 @@ def test_a_later_peak_raises_the_bar(net):
 def test_delta_at_the_boundary(net):
     peak, low = gap_of(net, FedReMa(), 1.0), gap_of(net, FedReMa(), 0.5)
     boundary = low / peak
-    assert play(net, FedReMa(delta=boundary), [1.0, 0.5, 0.5])[0] == [True, True, False]  # > δ fails at equality
-    assert play(net, FedReMa(delta=boundary, end_at_delta=False), [1.0, 0.5, 0.5])[0] == [True, True, True]
-    assert play(net, FedReMa(delta=boundary - 1e-9), [1.0, 0.5, 0.5])[0] == [True, True, True]
+    assert critical_rounds(net, FedReMa(delta=boundary), [1.0, 0.5, 0.5])[0] == [
+        True,
+        True,
+        False,
+    ]  # > δ fails at equality
+    assert critical_rounds(net, FedReMa(delta=boundary, end_at_delta=False), [1.0, 0.5, 0.5])[0] == [True, True, True]
+    assert critical_rounds(net, FedReMa(delta=boundary - 1e-9), [1.0, 0.5, 0.5])[0] == [True, True, True]
 
 
 def test_delta_zero_never_ends_it_and_delta_one_ends_it_at_once(net):
-    assert all(play(net, FedReMa(delta=0.0), [1.0, 0.01, 0.001])[0])
-    assert play(net, FedReMa(delta=1.0), [1.0, 1.0])[0] == [True, False]
+    assert all(critical_rounds(net, FedReMa(delta=0.0), [1.0, 0.01, 0.001])[0])
+    assert critical_rounds(net, FedReMa(delta=1.0), [1.0, 1.0])[0] == [True, False]
 
 
 def test_the_dependency_map_counts_choices_and_weighs_afterwards(net):

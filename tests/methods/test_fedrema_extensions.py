@@ -11,17 +11,15 @@ from fedrema.core import LocalTraining, Moment, Uploads
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net
 from fedrema.runs.checkpoint import load_state, save_state
+from tests.fixtures import LOCAL, batch_of, tensor
 from tests.methods.aligned import (
     BYTES,
     CLASSES,
     FEATURES,
-    LOCAL,
-    batch,
     client,
-    doubles,
     make_net,
-    simulator,
     training_data,
+    watched_simulator,
 )
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
@@ -40,7 +38,7 @@ def forward(params, x):
     return hidden, hidden @ params["head.weight"].T + params["head.bias"]
 
 
-SAMPLES = batch([[1, 2], [3, 3], [4, 4], [70, 70]], [0, 1, 2, 0], [1, 1, 1, 0])
+SAMPLES = batch_of([[1, 2], [3, 3], [4, 4], [70, 70]], [0, 1, 2, 0], [1, 1, 1, 0])
 PROTOTYPES = {"prototypes": [[0.0, 0.0], [1.0, 5.0], [9.0, 9.0]], "known": [1.0, 1.0, 0.0]}
 
 
@@ -49,10 +47,10 @@ def test_without_extensions_only_models_travel(net):
     assert (method.align, method.alternate) == (0, False)
     assert method.end(net, client(), SAMPLES, MOMENT)[1] == {}
     assert set(method.server(net, 4)) == {"dependencies", "peak", "critical"}
-    played = simulator(method)
-    state = played.start()
+    simulator = watched_simulator(method)
+    state = simulator.start()
     for _ in range(3):
-        record = played.run_round(state).record
+        record = simulator.run_round(state).record
         assert record["bytes_up"] == record["bytes_down"] == 4 * MODEL * BYTES
     assert state.inbox.common == state.inbox.own == {}
     assert set(state.params.common) == {"body.1.weight", "body.1.bias"}
@@ -71,21 +69,21 @@ def test_without_extensions_everything_is_trained_at_once():
 def test_a_round_at_once_can_be_retraced(backend, align):
     """With a single batch of everything and no momentum: CE, and from the second round on the alignment."""
     local = LocalTraining(epochs=1, batch=1000, lr=0.05, momentum=0.0, clip=0)
-    played = simulator(FedReMa(align=align), local, backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedReMa(align=align), local=local, backend=backend)
+    state = simulator.start()
     for number in (1, 2):
-        played.run_round(state)
-        assert ("prototypes" in played.mail) == (number == 2 and align > 0)
+        simulator.run_round(state)
+        assert ("prototypes" in simulator.inbox) == (number == 2 and align > 0)
         for row in range(4):
-            x, labels = training_data(played, row)
-            params = {name: value.clone().requires_grad_() for name, value in played.before[row].items()}
+            x, labels = training_data(simulator, row)
+            params = {name: value.clone().requires_grad_() for name, value in simulator.before[row].items()}
             hidden, logits = forward(params, x)
             loss = functional.cross_entropy(logits, labels)
             if number == 2 and align:
-                loss = loss + align * functional.mse_loss(hidden, played.mail["prototypes"][labels])
+                loss = loss + align * functional.mse_loss(hidden, simulator.inbox["prototypes"][labels])
             slopes = torch.autograd.grad(loss, list(params.values()))
             for (name, value), slope in zip(params.items(), slopes, strict=True):
-                assert torch.allclose(played.trained[name][row], value - 0.05 * slope, atol=1e-12), name
+                assert torch.allclose(simulator.trained[name][row], value - 0.05 * slope, atol=1e-12), name
 
 
 def test_the_loss_draws_features_to_prototypes(net):
@@ -97,7 +95,7 @@ def test_the_loss_draws_features_to_prototypes(net):
 
 
 def test_means_of_trained_features_are_sent(net):
-    trained = client().having(received={**client().params, "body.bias": doubles([100.0, 100.0])})
+    trained = client().having(received={**client().params, "body.bias": tensor([100.0, 100.0])})
     kept, sent = FedReMa(align=1.0).end(net, trained, SAMPLES, MOMENT)
     assert kept is trained
     assert sent["means"].tolist() == [[1, 2], [3, 3], [4, 4]]
@@ -106,15 +104,15 @@ def test_means_of_trained_features_are_sent(net):
 
 
 def sent_prototypes() -> Uploads:
-    counts = doubles([[0, 3, 0], [5, 1, 0]])
+    counts = tensor([[0, 3, 0], [5, 1, 0]])
     return Uploads(
         clients=torch.arange(2),
-        mean={"body.weight": doubles([[0, 0], [0, 0]]), "body.bias": doubles([0, 0])},
+        mean={"body.weight": tensor([[0, 0], [0, 0]]), "body.bias": tensor([0, 0])},
         params={
             "head.weight": torch.zeros(2, 3, 2, dtype=torch.float64),
-            "head.bias": doubles([[1, 0, 0], [0, 0, 1]]),
+            "head.bias": tensor([[1, 0, 0], [0, 0, 1]]),
         },
-        extras={"means": doubles([[[0, 0], [4, 4], [0, 0]], [[6, 3], [8, 0], [0, 0]]]), "label_counts": counts},
+        extras={"means": tensor([[[0, 0], [4, 4], [0, 0]], [[6, 3], [8, 0], [0, 0]]]), "label_counts": counts},
         counts=counts.sum(1),
     )
 
@@ -158,8 +156,8 @@ def test_prototypes_go_on_after_the_critical_period(net):
 
 @pytest.mark.parametrize("alternate", [False, True])
 def test_prototypes_travel_with_alignment(alternate):
-    played = simulator(FedReMa(align=1.0, alternate=alternate))
-    records = [each.record for each in played.run(played.start())]
+    simulator = watched_simulator(FedReMa(align=1.0, alternate=alternate))
+    records = [each.record for each in simulator.run(simulator.start())]
     mail = CLASSES * FEATURES + CLASSES
     assert [record["bytes_up"] for record in records] == [4 * (MODEL + mail) * BYTES] * 3
     down, more = 4 * MODEL * BYTES, 4 * mail * BYTES
@@ -181,25 +179,25 @@ def test_alternating_training_is_the_head_and_then_the_body_for_all_epochs_each(
 def test_an_alternating_round_can_be_retraced(backend, align):
     """Two epochs of a single batch: two steps of the head, then two of the body, which alone feels the alignment."""
     local = LocalTraining(epochs=2, batch=1000, lr=0.05, momentum=0.0, clip=0)
-    played = simulator(FedReMa(align=align, alternate=True), local, backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedReMa(align=align, alternate=True), local=local, backend=backend)
+    state = simulator.start()
     for number in (1, 2):
-        played.run_round(state)
+        simulator.run_round(state)
         for row in range(4):
-            x, labels = training_data(played, row)
-            params = {name: value.clone() for name, value in played.before[row].items()}
+            x, labels = training_data(simulator, row)
+            params = {name: value.clone() for name, value in simulator.before[row].items()}
             for part in ("head.", "head.", "body.", "body."):
                 params = {name: value.detach().requires_grad_(name.startswith(part)) for name, value in params.items()}
                 moving = [name for name in params if name.startswith(part)]
                 hidden, logits = forward(params, x)
                 loss = functional.cross_entropy(logits, labels)
                 if number == 2 and align and part == "body.":
-                    loss = loss + align * functional.mse_loss(hidden, played.mail["prototypes"][labels])
+                    loss = loss + align * functional.mse_loss(hidden, simulator.inbox["prototypes"][labels])
                 slopes = torch.autograd.grad(loss, [params[name] for name in moving])
                 for name, slope in zip(moving, slopes, strict=True):
                     params[name] = params[name] - 0.05 * slope
             for name, value in params.items():
-                assert torch.allclose(played.trained[name][row], value, atol=1e-12), (number, name)
+                assert torch.allclose(simulator.trained[name][row], value, atol=1e-12), (number, name)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -210,15 +208,15 @@ def test_the_heads_phase_leaves_the_body_bit_for_bit_and_feels_no_alignment(back
     heads = {}
     for align in (0.5, 50.0):
         method = FedReMa(align=align, alternate=True)
-        played = simulator(method, local, backend=backend)
-        state = played.start()
+        simulator = watched_simulator(method, local=local, backend=backend)
+        state = simulator.start()
         # The same first round for both: no prototypes yet.
-        played.run_round(state)
-        cohort = played.cohort(state, torch.arange(4), with_velocity=True)
+        simulator.run_round(state)
+        cohort = simulator.cohort(state, torch.arange(4), with_velocity=True)
         assert "prototypes" in cohort.inbox.common
         assert all(value.abs().max() > 0 for value in state.velocity.values())
         only_head = method.phases(local, moment)[:1]
-        trained, velocity, _ = played._train(method, only_head, "train", cohort, moment)
+        trained, velocity, _ = simulator._train(method, only_head, "train", cohort, moment)
         for name, value in trained.items():
             same = name.startswith("body.")
             before = state.params.merged()[name].expand_as(value)
@@ -234,7 +232,7 @@ def test_the_gradient_of_the_head_does_not_know_of_prototypes(net):
     for inbox in ({}, PROTOTYPES):
         one = client(**inbox)
         params = {name: value.clone().requires_grad_() for name, value in one.params.items()}
-        params["head.weight"] = doubles([[1, 0], [0, 1], [1, 1]]).requires_grad_()
+        params["head.weight"] = tensor([[1, 0], [0, 1], [1, 1]]).requires_grad_()
         loss = FedReMa(align=3.0).loss(net, one.having(params=params), SAMPLES)
         parts[len(inbox)] = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
     for name, slope in parts[0].items():
@@ -244,10 +242,10 @@ def test_the_gradient_of_the_head_does_not_know_of_prototypes(net):
 @pytest.mark.parametrize("alternate", [False, True])
 def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
     method = FedReMa(align=1.0, alternate=alternate)
-    whole = simulator(method, rounds=4, participation=0.75)
+    whole = watched_simulator(method, rounds=4, participation=0.75)
     expected = whole.start()
     list(whole.run(expected))
-    first = simulator(method, rounds=4, participation=0.75)
+    first = watched_simulator(method, rounds=4, participation=0.75)
     state = first.start()
     for _ in range(2):
         first.run_round(state)
@@ -255,7 +253,7 @@ def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
     found = load_state(tmp_path / "state.safetensors", "test")
     assert torch.equal(found.server["prototypes"], state.server["prototypes"])
     assert found.server["known"].tolist() == state.server["known"].tolist()
-    list(simulator(method, rounds=4, participation=0.75).run(found))
+    list(watched_simulator(method, rounds=4, participation=0.75).run(found))
     for ours, theirs in (
         (expected.params.common, found.params.common),
         (expected.params.own, found.params.own),

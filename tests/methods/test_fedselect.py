@@ -6,8 +6,8 @@ import torch
 
 from fedrema.errors import BadInput
 from fedrema.methods.fedselect import FedSelect
-from tests.fixtures import BACKENDS
-from tests.methods.by_hand import LR, assert_same, begun, local, logits, slopes, tensor
+from tests.fixtures import BACKENDS, tensor
+from tests.methods.by_hand import LR, assert_same, begun, local, logits, slopes
 
 
 def test_the_most_changed_of_the_shared_entries_become_personal():
@@ -37,7 +37,7 @@ def test_a_client_that_has_not_trained_since_the_last_selection_selects_nothing(
 def test_the_first_selection_follows_the_training_of_the_fourth_round():
     # The authors count rounds from 0 and select after training where the number is 3, 6, …
     simulator, state, _, _ = begun(FedSelect(), "stacked", local(), rounds=9)
-    personal = [played.record["trace"]["personal_share"] for played in simulator.run(state)]
+    personal = [result.record["trace"]["personal_share"] for result in simulator.run(state)]
     grows = [number for number in range(2, 10) if personal[number - 1] > personal[number - 2]]
     assert personal[0] == 0
     assert grows == [5, 8]  # used in local training from the round after it

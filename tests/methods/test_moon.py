@@ -12,15 +12,11 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.moon import MOON, contrastive_loss
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import BodyAndHead, Network, build_net
-from tests.fixtures import simulator, tanh_simulator
+from tests.fixtures import clones, make_simulator, tanh_simulator, tensor
 
 BACKENDS = ["loop", "stacked"]
 WHOLE = LocalTraining(epochs=2, batch=1000, lr=0.1, momentum=0.0, clip=0.0)
 """All samples in every step, plain gradients: easy to take by oneself."""
-
-
-def tensor(values) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def features_of(params, x):
@@ -30,10 +26,6 @@ def features_of(params, x):
 
 def logits_of(params, x):
     return features_of(params, x) @ params["head.weight"].T + params["head.bias"]
-
-
-def snapshot(tensors):
-    return {name: value.clone() for name, value in tensors.items()}
 
 
 RIGHT, UP, LEFT = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]
@@ -146,15 +138,15 @@ def test_mu_zero_is_fedavg_bit_for_bit(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_body_that_was_trained_is_remembered_and_nothing_else(backend):
-    played = tanh_simulator(MOON(), backend)
-    state = played.start()
+    simulator = tanh_simulator(MOON(), backend)
+    state = simulator.start()
     assert set(state.memory) == {"previous.body.0.weight", "previous.body.0.bias", "trained"}
     assert state.memory["trained"].tolist() == [0, 0, 0, 0]
     # In the first round a client trains as FedAvg's does.
     plain = tanh_simulator(FedAvg(), backend)
     cohort = plain.cohort(plain.start(), torch.arange(4))
     trained = plain.local_training(cohort, plain.moment(1))[0].params.own
-    played.run_round(state)
+    simulator.run_round(state)
     assert state.memory["trained"].tolist() == [1, 1, 1, 1]
     for name in ("body.0.weight", "body.0.bias"):
         assert torch.equal(state.memory[f"previous.{name}"], trained[name])
@@ -164,12 +156,12 @@ def test_the_body_that_was_trained_is_remembered_and_nothing_else(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_absent_client_keeps_what_it_trained_last(backend):
-    played = tanh_simulator(MOON(), backend, participation=0.5, rounds=6)
-    state = played.start()
+    simulator = tanh_simulator(MOON(), backend, participation=0.5, rounds=6)
+    state = simulator.start()
     seen, returned = set(), 0
     for _ in range(6):
-        before = snapshot(state.memory)
-        present = played.run_round(state).record["participants"]
+        before = clones(state.memory)
+        present = simulator.run_round(state).record["participants"]
         returned += len(seen.intersection(present))
         seen.update(present)
         for row in range(4):
@@ -182,16 +174,16 @@ def test_an_absent_client_keeps_what_it_trained_last(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_term_is_zero_only_for_clients_that_have_not_trained(backend):
-    played = tanh_simulator(MOON(mu=50.0), backend, participation=0.5, rounds=6)
-    state = played.start()
-    present = played.run_round(state).record["participants"]
+    simulator = tanh_simulator(MOON(mu=50.0), backend, participation=0.5, rounds=6)
+    state = simulator.start()
+    present = simulator.run_round(state).record["participants"]
     assert len(present) == 2
     everyone = torch.arange(4)
-    moment = played.moment(2)
-    ready = played.begin(played.cohort(state, everyone), moment)
-    trained = played.local_training(ready, moment)[0].params.own
+    moment = simulator.moment(2)
+    ready = simulator.begin(simulator.cohort(state, everyone), moment)
+    trained = simulator.local_training(ready, moment)[0].params.own
     plain = tanh_simulator(FedAvg(), backend)
-    expected = plain.local_training(played.cohort(state, everyone), moment)[0].params.own
+    expected = plain.local_training(simulator.cohort(state, everyone), moment)[0].params.own
     for row in range(4):
         apart = float((trained["body.0.weight"][row] - expected["body.0.weight"][row]).abs().max())
         assert (apart > 1e-4) if row in present else (apart == 0), row
@@ -199,18 +191,18 @@ def test_the_term_is_zero_only_for_clients_that_have_not_trained(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_features_of_the_received_and_the_previous_model_are_prepared(backend):
-    played = tanh_simulator(MOON(), backend)
-    state = played.start()
+    simulator = tanh_simulator(MOON(), backend)
+    state = simulator.start()
     for _ in range(2):
-        played.run_round(state)
-    received, memory = snapshot(state.params.common), snapshot(state.memory)
+        simulator.run_round(state)
+    received, memory = clones(state.params.common), clones(state.memory)
     clients = torch.tensor([0, 1, 3])
-    ready = played.begin(played.cohort(state, clients), played.moment(3))
-    counts = played.train.counts.tolist()
+    ready = simulator.begin(simulator.cohort(state, clients), simulator.moment(3))
+    counts = simulator.train.counts.tolist()
     assert len(set(counts)) == 4
     anything = torch.randn(5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for k, row in enumerate(clients.tolist()):
-        x = played.train.x[row, : counts[row]]
+        x = simulator.train.x[row, : counts[row]]
         previous = {name: memory[f"previous.{name}"][row] for name in ("body.0.weight", "body.0.bias")}
         for found, model in (("z_global", received), ("z_previous", previous)):
             z = ready.inbox.row(k)[found][: counts[row]]
@@ -224,18 +216,18 @@ def test_features_of_the_received_and_the_previous_model_are_prepared(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_round_with_a_past_step_by_step(backend):
-    played = tanh_simulator(MOON(mu=2.0, temperature=0.4), backend, WHOLE)
-    state = played.start()
-    played.run_round(state)
-    received, memory = snapshot(state.params.common), snapshot(state.memory)
-    losses = played.run_round(state).record["client_loss"]
-    total = sum(played.train.counts.tolist())
+    simulator = tanh_simulator(MOON(mu=2.0, temperature=0.4), backend, WHOLE)
+    state = simulator.start()
+    simulator.run_round(state)
+    received, memory = clones(state.params.common), clones(state.memory)
+    losses = simulator.run_round(state).record["client_loss"]
+    total = sum(simulator.train.counts.tolist())
     averaged = {name: torch.zeros_like(value) for name, value in received.items()}
-    for row, count in enumerate(played.train.counts.tolist()):
-        data = played.train.of(row)
+    for row, count in enumerate(simulator.train.counts.tolist()):
+        data = simulator.train.of(row)
         past = features_of({name: memory[f"previous.{name}"][row] for name in received if "body" in name}, data.x)
         past, aim = past.detach(), features_of(received, data.x).detach()
-        params = snapshot(received)
+        params = clones(received)
         values = []
         for _ in range(WHOLE.epochs):
             leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
@@ -276,16 +268,16 @@ def test_the_projection_lies_between_features_and_classifier(net, shape, feature
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_with_a_projection_its_output_is_contrasted_and_remembered(backend):
     net = build_net(Network(net="mlp", hidden=7, projection=3), (6,), 4, seed=0)
-    played = simulator(MOON(), net=net, backend=backend, seed=0)
-    state = played.start()
-    played.run_round(state)
+    simulator = make_simulator(MOON(), net=net, backend=backend, seed=0)
+    state = simulator.start()
+    simulator.run_round(state)
     assert {name.removeprefix("previous.") for name in state.memory} == {
         "trained", "body.1.weight", "body.1.bias", "body.3.weight", "body.3.bias", "body.5.weight", "body.5.bias",
     }  # fmt: skip
-    ready = played.begin(played.cohort(state, torch.arange(4)), played.moment(2))
+    ready = simulator.begin(simulator.cohort(state, torch.arange(4)), simulator.moment(2))
     shared = state.params.common
-    for row, count in enumerate(played.train.counts.tolist()):
-        value = played.train.x[row, :count]
+    for row, count in enumerate(simulator.train.counts.tolist()):
+        value = simulator.train.x[row, :count]
         for layer in (1, 3, 5):
             value = value @ shared[f"body.{layer}.weight"].T + shared[f"body.{layer}.bias"]
             value = value if layer == 5 else value.clamp(min=0)

@@ -13,7 +13,7 @@ from fedrema.cli import main
 from fedrema.core import Batch, Client, LocalTraining, Moment
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.per_fedavg import PerFedAvg
-from tests.fixtures import LOCAL, make_federation, tanh_simulator
+from tests.fixtures import LOCAL, clones, make_federation, tanh_simulator
 
 BACKENDS = ["loop", "stacked"]
 VARIANTS = ["first-order", "hessian-vector"]
@@ -30,10 +30,6 @@ def entropy(params, x, y):
 
 def moved(params, direction, by):
     return {name: value + by * direction[name] for name, value in params.items()}
-
-
-def snapshot(tensors):
-    return {name: value.clone() for name, value in tensors.items()}
 
 
 def close(found, expected, tolerance):
@@ -164,14 +160,14 @@ def test_with_three_batches_the_hessian_is_that_of_the_third():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_round_on_whole_data(backend, variant):
     # Clients have a single batch, which plays all roles: the step is the gradient of F(w) = f(w − α ∇f(w)).
-    played = tanh_simulator(PerFedAvg(adapt_lr=0.3, variant=variant, difference=0.0001), backend, WHOLE)
-    state = played.start()
-    start = snapshot(state.params.common)
-    played.run_round(state)
-    counts = played.train.counts.tolist()
+    simulator = tanh_simulator(PerFedAvg(adapt_lr=0.3, variant=variant, difference=0.0001), backend, WHOLE)
+    state = simulator.start()
+    start = clones(state.params.common)
+    simulator.run_round(state)
+    counts = simulator.train.counts.tolist()
     expected = {name: torch.zeros_like(value) for name, value in start.items()}
     for row, count in enumerate(counts):
-        data = played.train.of(row)
+        data = simulator.train.of(row)
 
         def one_step(w, data=data):
             return moved(w, grad(entropy)(w, data.x, data.y), -0.3)
@@ -193,7 +189,7 @@ class Watched(PerFedAvg):
     seen: ClassVar[list] = []
 
     def outer_step(self, gradient, client, batches):
-        self.seen.append((snapshot(client.params), batches))
+        self.seen.append((clones(client.params), batches))
         return super().outer_step(gradient, client, batches)
 
 
@@ -210,10 +206,10 @@ def test_each_step_starts_from_the_weights_that_the_last_one_left(variant, clip,
     local = replace(LOCAL, momentum=0.9, clip=clip, epochs=2)
     federation = make_federation(counts=(20,))
     method = Watched(adapt_lr=0.3, variant=variant)
-    played = tanh_simulator(method, "loop", local, federation=federation)
-    state = played.start()
-    played.run_round(state)
-    weights, velocity = snapshot(played.net.initial), None
+    simulator = tanh_simulator(method, "loop", local, federation=federation)
+    state = simulator.start()
+    simulator.run_round(state)
+    weights, velocity = clones(simulator.net.initial), None
     limit = clip or math.inf
     assert len(Watched.seen) > 3
     for found, batches in Watched.seen:
@@ -236,8 +232,8 @@ def test_each_step_starts_from_the_weights_that_the_last_one_left(variant, clip,
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_batches_of_one_step_are_different_samples(variant, monkeypatch):
     monkeypatch.setattr(Watched, "seen", [])
-    played = tanh_simulator(Watched(variant=variant), "loop", federation=make_federation(counts=(30,)))
-    played.run_round(played.start())
+    simulator = tanh_simulator(Watched(variant=variant), "loop", federation=make_federation(counts=(30,)))
+    simulator.run_round(simulator.start())
     roles = 2 if variant == "first-order" else 3
     _, batches = Watched.seen[0]
     assert [len(batch.index) for batch in batches] == [5] * roles
@@ -263,10 +259,10 @@ def test_as_many_outer_steps_as_fedavg_takes(variant, drop, batch, monkeypatch):
     monkeypatch.setattr(Counting, "steps", [])
     local = replace(LOCAL, batch=batch, drop_incomplete=drop, epochs=3)
     for method in (Watched(variant=variant), Counting()):
-        played = tanh_simulator(method, "loop", local)
-        played.run_round(played.start())
+        simulator = tanh_simulator(method, "loop", local)
+        simulator.run_round(simulator.start())
     expected = 0
-    for count in played.train.counts.tolist():
+    for count in simulator.train.counts.tolist():
         size = min(batch, count)
         expected += 3 * (count // size if drop else math.ceil(count / size))
     assert len(Watched.seen) == len(Counting.steps) == expected
@@ -277,19 +273,19 @@ def test_as_many_outer_steps_as_fedavg_takes(variant, drop, batch, monkeypatch):
 def test_a_client_with_a_single_batch_can_train_and_is_scored(backend, variant):
     # Two of the clients have fewer samples than a batch, and there is a single epoch.
     local = replace(LOCAL, epochs=1, batch=15)
-    played = tanh_simulator(PerFedAvg(variant=variant), backend, local)
-    state = played.start()
-    record = played.run_round(state).record
-    assert min(played.train.counts) < 15 < max(played.train.counts)
+    simulator = tanh_simulator(PerFedAvg(variant=variant), backend, local)
+    state = simulator.start()
+    record = simulator.run_round(state).record
+    assert min(simulator.train.counts) < 15 < max(simulator.train.counts)
     assert all(math.isfinite(loss) and loss > 0 for loss in record["client_loss"])
     assert all(0 <= value <= 1 for value in record["client_accuracy"])
 
 
-def accuracies(played, models):
+def accuracies(simulator, models):
     """Return each client's share of right answers with a model of its own, and that of all together."""
     right = []
     for row, model in enumerate(models):
-        data = played.test.of(row)
+        data = simulator.test.of(row)
         features = torch.tanh(data.x @ model["body.0.weight"].T + model["body.0.bias"])
         right.append((features @ model["head.weight"].T + model["head.bias"]).argmax(1) == data.y)
     return [float(one.double().mean()) for one in right], float(torch.cat(right).double().mean())
@@ -300,41 +296,41 @@ def accuracies(played, models):
 def test_clients_are_scored_after_plain_steps_on_a_copy(backend, steps):
     # Momentum is on, and kept between rounds: it must not enter the steps that adapt.
     local = LocalTraining(epochs=2, batch=1000, lr=0.05, momentum=0.9, clip=0.0)
-    played = tanh_simulator(PerFedAvg(adapt_lr=2.0, adapt_steps=steps), backend, local)
-    state = played.start()
-    played.run_round(state)
-    record = played.run_round(state).record
-    common, velocity = snapshot(state.params.common), snapshot(state.velocity)
+    simulator = tanh_simulator(PerFedAvg(adapt_lr=2.0, adapt_steps=steps), backend, local)
+    state = simulator.start()
+    simulator.run_round(state)
+    record = simulator.run_round(state).record
+    common, velocity = clones(state.params.common), clones(state.velocity)
     assert all(value.abs().max() > 0 for value in velocity.values())
-    adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), played.moment(2))
+    adapted = simulator.adapted(simulator.method, simulator.cohort(state, torch.arange(4)), simulator.moment(2))
     models = []
     for row in range(4):
-        data, model = played.train.of(row), common
+        data, model = simulator.train.of(row), common
         for _ in range(steps):
             model = moved(model, grad(entropy)(model, data.x, data.y), -2.0)
         close(adapted.params.row(row), model, 1e-12)
         models.append(model)
-    own, together = accuracies(played, models)
+    own, together = accuracies(simulator, models)
     assert record["client_accuracy"] == pytest.approx(own)
     assert record["accuracy"] == pytest.approx(together)
     # What stays behind is the global model as it was, whose own accuracy is noted beside.
-    played.score(state, played.moment(2))
+    simulator.score(state, simulator.moment(2))
     close(state.params.common, common, 0.0)
     close(state.velocity, velocity, 0.0)
-    unadapted = accuracies(played, [common] * 4)[1]
+    unadapted = accuracies(simulator, [common] * 4)[1]
     assert unadapted != pytest.approx(together)
     assert record.alternatives == {"unadapted": {"accuracy": pytest.approx(unadapted)}}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_step_before_scoring_is_on_one_batch_of_training_samples(backend):
-    played = tanh_simulator(PerFedAvg(adapt_lr=0.5), backend, replace(LOCAL, batch=3, clip=0.0))
-    state = played.start()
-    played.run_round(state)
-    common = snapshot(state.params.common)
-    adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), played.moment(1))
+    simulator = tanh_simulator(PerFedAvg(adapt_lr=0.5), backend, replace(LOCAL, batch=3, clip=0.0))
+    state = simulator.start()
+    simulator.run_round(state)
+    common = clones(state.params.common)
+    adapted = simulator.adapted(simulator.method, simulator.cohort(state, torch.arange(4)), simulator.moment(1))
     for row in range(4):
-        data = played.train.of(row)
+        data = simulator.train.of(row)
         taken = (common["head.bias"] - adapted.params.row(row)["head.bias"]) / 0.5  # mean of chances − truth
         features = torch.tanh(data.x @ common["body.0.weight"].T + common["body.0.bias"])
         chances = torch.softmax(features @ common["head.weight"].T + common["head.bias"], dim=1)
@@ -346,11 +342,11 @@ def test_the_step_before_scoring_is_on_one_batch_of_training_samples(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_steps_the_global_model_is_scored_and_nothing_stands_beside(backend):
-    played = tanh_simulator(PerFedAvg(adapt_steps=0), backend)
-    state = played.start()
-    record = played.run_round(state).record
+    simulator = tanh_simulator(PerFedAvg(adapt_steps=0), backend)
+    state = simulator.start()
+    record = simulator.run_round(state).record
     assert not record.alternatives
-    assert record["accuracy"] == pytest.approx(accuracies(played, [state.params.common] * 4)[1])
+    assert record["accuracy"] == pytest.approx(accuracies(simulator, [state.params.common] * 4)[1])
     adapting = tanh_simulator(PerFedAvg(), backend)
     assert adapting.run_round(adapting.start()).record.alternatives == {"unadapted": {"accuracy": record.accuracy}}
 

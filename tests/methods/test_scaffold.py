@@ -7,8 +7,8 @@ import torch
 from fedrema.core import Moment, Simulation, Uploads
 from fedrema.methods.scaffold import SCAFFOLD
 from fedrema.simulation.simulator import Simulator
-from tests.fixtures import BACKENDS, make_federation
-from tests.methods.by_hand import LR, assert_same, begun, linear_net, local, mean, plus, slopes, tensor
+from tests.fixtures import BACKENDS, make_federation, tensor
+from tests.methods.by_hand import LR, assert_same, begun, linear_net, local, mean, plus, slopes
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -65,13 +65,13 @@ def test_the_servers_control_is_the_mean_of_all_clients_controls_also_when_unequ
     simulator = Simulator(SCAFFOLD(), linear_net(), federation, local(), settings)
     state = simulator.start()
     seen, partly = set(), 0
-    for played in simulator.run(state):
-        seen |= set(played.record["participants"])
+    for result in simulator.run(state):
+        seen |= set(result.record["participants"])
         joined = [row for row, joins in enumerate(simulator.participation.joins) if joins <= state.round]
         counts = simulator.counts.clone()
         unseen = [row for row in range(4) if row not in seen]
         counts[unseen] = counts[sorted(seen)].mean()  # what the server must think; their controls are 0
-        partly += len(played.record["participants"]) < len(seen)
+        partly += len(result.record["participants"]) < len(seen)
         for name, own in state.memory.items():
             expected = torch.tensordot(counts[joined] / counts[joined].sum(), own[joined], dims=1)
             torch.testing.assert_close(state.params.common[name], expected, rtol=0, atol=1e-12)

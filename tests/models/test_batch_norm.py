@@ -1,6 +1,7 @@
 """Batch norm: torch's where nothing is padded, by hand where something is; whose statistics move, and whose do not."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -17,8 +18,7 @@ from fedrema.methods.fedrema import FedReMa
 from fedrema.models.batch_norm import BatchNorm1d, restore_batch_norm
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import BodyAndHead
-from tests import fixtures
-from tests.fixtures import make_federation, snapshot
+from tests.fixtures import make_federation, make_simulator, snapshot
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -216,9 +216,9 @@ class OwnNorm(nn.BatchNorm1d):
 def test_where_padding_cannot_be_told_clients_are_trained_one_by_one(module, obstacle):
     net = Net(module, torch.zeros(2, 6))
     assert why_not_stackable(net, torch.zeros(1, 6)).startswith(obstacle)
-    played = simulator(FedAvg(), net=net, backend="auto")
-    assert played.engine.name == "loop"
-    list(played.run(played.start()))
+    simulator = batch_norm_simulator(FedAvg(), net=net, backend="auto")
+    assert simulator.engine.name == "loop"
+    list(simulator.run(simulator.start()))
 
 
 def test_looking_for_obstacles_changes_no_statistics():
@@ -248,19 +248,23 @@ class Looks(FedAvg):
         return cross_entropy(net(client.params, batch.x), batch) + (apart * batch.mask).sum()
 
 
-def simulator(method, federation=None, net=None, **settings):
-    federation = federation or make_federation()
-    local = LocalTraining(epochs=2, batch=5, lr=0.05, drop_incomplete=False)
-    chosen = {"rounds": 2, "seed": 0, "backend": "loop", **settings}
-    return fixtures.simulator(method, federation, local, net or fixtures.network(federation, "mlp-bn", 5), **chosen)
+batch_norm_simulator = functools.partial(
+    make_simulator,
+    local=LocalTraining(epochs=2, batch=5, lr=0.05, drop_incomplete=False),
+    net="mlp-bn",
+    hidden=5,
+    rounds=2,
+    seed=0,
+    backend="loop",
+)
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_a_model_that_is_only_asked_keeps_its_statistics(backend):
-    played = simulator(Looks(), backend=backend)
-    cohort = played.cohort(played.start(), torch.arange(4))
+    simulator = batch_norm_simulator(Looks(), backend=backend)
+    cohort = simulator.cohort(simulator.start(), torch.arange(4))
     before = copy.deepcopy(cohort.params.common)
-    trained = played.local_training(cohort, played.moment(1))[0].params.own
+    trained = simulator.local_training(cohort, simulator.moment(1))[0].params.own
     assert all(torch.equal(before[name], cohort.params.common[name]) for name in before)
     assert not torch.allclose(trained["body.2.running_mean"][0], before["body.2.running_mean"])
 
@@ -269,10 +273,10 @@ def test_rows_lanes_and_backends_do_not_matter():
     method = Looks()
     federation, states = make_federation(), {}
     for name, lanes, settings in (("one", 1, {}), ("two", 2, {}), ("stacked", 1, {"backend": "stacked"})):
-        played = simulator(method, federation, **settings)
-        played.engine.parallel = lanes
-        states[name] = played.start()
-        list(played.run(states[name]))
+        simulator = batch_norm_simulator(method, federation, **settings)
+        simulator.engine.parallel = lanes
+        states[name] = simulator.start()
+        list(simulator.run(states[name]))
     expected = snapshot(states["one"])
     for name, value in snapshot(states["two"]).items():
         assert torch.equal(value, expected[name]), name
@@ -280,9 +284,9 @@ def test_rows_lanes_and_backends_do_not_matter():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-9)
     order = [2, 0, 3, 1]
     for backend in ("loop", "stacked"):
-        played = simulator(method, federation.reorder(order), backend=backend)
-        turned = played.start()
-        list(played.run(turned))
+        simulator = batch_norm_simulator(method, federation.reorder(order), backend=backend)
+        turned = simulator.start()
+        list(simulator.run(turned))
         for place, row in enumerate(order):
             for name, value in turned.params.row(place).items():
                 torch.testing.assert_close(value, states["one"].params.row(row)[name], rtol=0, atol=1e-9)
@@ -292,9 +296,9 @@ def test_in_groups_it_is_the_same_to_the_bit():
     federation = make_federation(counts=np.random.default_rng(0).integers(4, 12, 40).tolist())
     states = []
     for chunk in (32, 64):
-        played = simulator(FedAvg(), federation, backend="stacked", chunk=chunk)
-        states.append(played.start())
-        list(played.run(states[-1]))
+        simulator = batch_norm_simulator(FedAvg(), federation, backend="stacked", chunk=chunk)
+        states.append(simulator.start())
+        list(simulator.run(states[-1]))
     one, other = map(snapshot, states)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -303,9 +307,9 @@ def test_the_mean_over_all_batches_is_each_clients_own():
     federation, states = make_federation(), []
     for backend in ("loop", "stacked"):
         net = network(nn.BatchNorm1d(6, momentum=None), (6,), classes=4)[1]
-        played = simulator(FedAvg(), federation, net, backend=backend, rounds=1)
-        cohort = played.cohort(played.start(), torch.arange(4))
-        trained = played.local_training(cohort, played.moment(1))[0].params.own
+        simulator = batch_norm_simulator(FedAvg(), federation, net=net, backend=backend, rounds=1)
+        cohort = simulator.cohort(simulator.start(), torch.arange(4))
+        trained = simulator.local_training(cohort, simulator.moment(1))[0].params.own
         states.append(trained)
     # In each of two epochs, batches of 5 and what is left, unless that is a single sample.
     counts = federation.split("train").count
@@ -321,9 +325,9 @@ def test_a_server_asks_the_network_as_it_is_in_use(layer):
     module = BodyAndHead(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), nn.Sequential(layer, nn.Linear(6, 4)))
     rounds = []
     for every in (1, 2):
-        played = simulator(FedReMa(), net=Net(module, torch.zeros(2, 6)), evaluate_every=every)
-        state = played.start()
-        rounds.append((played.run_round(state).record["trace"], snapshot(state)))
+        simulator = batch_norm_simulator(FedReMa(), net=Net(module, torch.zeros(2, 6)), evaluate_every=every)
+        state = simulator.start()
+        rounds.append((simulator.run_round(state).record["trace"], snapshot(state)))
     (trace, one), (other_trace, other) = rounds
     assert trace == other_trace
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -24,7 +24,7 @@ def test_personal_models_are_those_of_the_simulator(method, tmp_path):
         assert network.status()["state"] == "finished"
     simulator = prepare(network.settings, build_federation(network.settings.data))
     state = simulator.start()
-    records = [played.record for played in simulator.run(state)]
+    records = [result.record for result in simulator.run(state)]
     run = Run(network.folder / "server" / "run")
     there = load_state(run.path / "checkpoint" / "state.safetensors", None).params
     assert there.common.keys() == state.params.common.keys()

@@ -9,7 +9,7 @@ from fedrema.page.document import main_part
 from fedrema.page.reading import ThinnedRun
 from fedrema.page.relations import relations_part
 from fedrema.reporting.tables import comparison_markdown
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 from tests.page.test_document import unpacked
 
 METHOD = "tests.page.own_method:Neighbours"

@@ -25,8 +25,8 @@ class Killed(Exception):
 def killed_in(number: int) -> Callable[[object], None]:
     """Return a watcher that breaks a run off after a round."""
 
-    def watch(played: object) -> None:
-        if played.record.round == number:  # type: ignore[attr-defined]
+    def watch(result: object) -> None:
+        if result.record.round == number:  # type: ignore[attr-defined]
             raise Killed
 
     return watch

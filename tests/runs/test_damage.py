@@ -17,7 +17,7 @@ from fedrema.runs.checksums import sealed
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import resume
 from fedrema.runs.tensors import read_metadata
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 from tests.runs.damaged import COMMANDS, NOT_READ, SETTINGS, Killed, command, contents, damages, killed_in, timeless
 
 KINDS = ("finished", "stopped", "given")

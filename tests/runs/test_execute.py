@@ -19,12 +19,13 @@ from fedrema.errors import BadInput, Diverged
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Interrupted, execute, resume
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
+from tests.runs.damaged import Killed
 
 QUICK = ("--rounds", "6", "--clients", "4", "--samples", "20", "--epochs", "1", "--quiet")
 
 
-def play(out: Path, *arguments: str, method: str = "fedrema", **options) -> fedrema.Run:
+def quick_run(out: Path, *arguments: str, method: str = "fedrema", **options) -> fedrema.Run:
     return execute(parse_settings(method, [*QUICK, "--out", str(out), *arguments]), **options)
 
 
@@ -44,15 +45,11 @@ def assert_same_end(first: Path, second: Path) -> None:
     assert timeless[0] == timeless[1]
 
 
-class Killed(Exception):
-    pass
-
-
 def stop_after(number: int, what: Exception | None = None):
     """Return a watcher that breaks off after a round: by an exception, or as Ctrl-C does."""
 
-    def watch(played) -> None:
-        if played.record["round"] == number:
+    def watch(result) -> None:
+        if result.record["round"] == number:
             if what is not None:
                 raise what
             os.kill(os.getpid(), signal.SIGINT)
@@ -62,9 +59,9 @@ def stop_after(number: int, what: Exception | None = None):
 
 @pytest.mark.parametrize("method", ["fedrema", "fedavg", "local"])
 def test_a_run_that_broke_off_ends_bit_identical(tmp_path, method):
-    play(tmp_path / "whole", "--record", "relations", method=method)
+    quick_run(tmp_path / "whole", "--record", "relations", method=method)
     with pytest.raises(Killed):
-        play(
+        quick_run(
             tmp_path / "broken", "--record", "relations", "--checkpoint-every", "2",
             method=method, watch=stop_after(5, Killed()),
         )  # fmt: skip
@@ -80,21 +77,21 @@ def test_a_run_that_broke_off_ends_bit_identical(tmp_path, method):
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
-    play(tmp_path / "whole")
+    quick_run(tmp_path / "whole")
     with pytest.raises(Interrupted, match=f"after round 3; continue with: fedrema resume {tmp_path}/stopped"):
-        play(tmp_path / "stopped", watch=stop_after(3))
+        quick_run(tmp_path / "stopped", watch=stop_after(3))
     assert not fedrema.load(tmp_path / "stopped").finished
     resume(tmp_path / "stopped")
     assert_same_end(tmp_path / "whole", tmp_path / "stopped")
 
 
 def test_a_second_ctrl_c_interrupts_at_once(tmp_path):
-    def twice(played) -> None:
+    def twice(result) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        play(tmp_path / "run", watch=twice)
+        quick_run(tmp_path / "run", watch=twice)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -146,9 +143,9 @@ def test_sigterm_saves_and_exits_with_130(tmp_path):
 
 
 def test_a_half_written_last_record_does_not_matter(tmp_path):
-    play(tmp_path / "whole")
+    quick_run(tmp_path / "whole")
     with pytest.raises(Killed):
-        play(tmp_path / "broken", "--checkpoint-every", "2", watch=stop_after(3, Killed()))
+        quick_run(tmp_path / "broken", "--checkpoint-every", "2", watch=stop_after(3, Killed()))
     with (tmp_path / "broken" / "rounds.jsonl").open("a") as stream:
         stream.write('{"round": 4, "accu')
     assert len(fedrema.load(tmp_path / "broken").rounds) == 3
@@ -157,36 +154,36 @@ def test_a_half_written_last_record_does_not_matter(tmp_path):
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
-    play(tmp_path / "whole")
+    quick_run(tmp_path / "whole")
     with pytest.raises(Killed):
-        play(tmp_path / "broken", watch=stop_after(2, Killed()))
+        quick_run(tmp_path / "broken", watch=stop_after(2, Killed()))
     assert not (tmp_path / "broken" / "checkpoint").exists()
     resume(tmp_path / "broken")
     assert_same_end(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_a_finished_run_can_be_extended(tmp_path):
-    play(tmp_path / "short", "--rounds", "3")
-    play(tmp_path / "long")
+    quick_run(tmp_path / "short", "--rounds", "3")
+    quick_run(tmp_path / "long")
     done = resume(tmp_path / "short", {"rounds": 6})
     assert len(done.rounds) == 6
     assert_same_end(tmp_path / "short", tmp_path / "long")
 
 
 def test_both_backends_can_take_up_each_others_runs(tmp_path):
-    play(tmp_path / "run", "--rounds", "2", "--backend", "stacked", "--precision", "float64")
+    quick_run(tmp_path / "run", "--rounds", "2", "--backend", "stacked", "--precision", "float64")
     done = resume(tmp_path / "run", {"rounds": 4, "backend": "loop"})
-    play(tmp_path / "whole", "--rounds", "4", "--precision", "float64")
+    quick_run(tmp_path / "whole", "--rounds", "4", "--precision", "float64")
     one, other = saved(tmp_path / "whole"), saved(done.path)
     assert all(torch.allclose(one[name].double(), other[name].double(), atol=1e-9) for name in one)
 
 
 def test_a_taken_folder_is_refused_and_replaced_only_on_request(tmp_path):
-    first = play(tmp_path / "run")
+    first = quick_run(tmp_path / "run")
     with pytest.raises(BadInput, match=r"--out .*run already exists: choose another folder, or --overwrite"):
-        play(tmp_path / "run")
+        quick_run(tmp_path / "run")
     assert len(fedrema.load(first.path).rounds) == 6
-    again = play(tmp_path / "run", "--overwrite", "--rounds", "2")
+    again = quick_run(tmp_path / "run", "--overwrite", "--rounds", "2")
     assert len(again.rounds) == 2
 
 
@@ -194,32 +191,32 @@ def test_overwrite_never_replaces_anything_but_a_run(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_text("cat")
     with pytest.raises(BadInput, match="holds something other than a run"):
-        play(tmp_path / "photos", "--overwrite")
+        quick_run(tmp_path / "photos", "--overwrite")
     assert (tmp_path / "photos" / "cat.png").read_text() == "cat"
     with pytest.raises(BadInput, match="is a file: name a folder"):
-        play(tmp_path / "photos" / "cat.png", "--overwrite")
+        quick_run(tmp_path / "photos" / "cat.png", "--overwrite")
 
 
 def test_what_is_refused_leaves_the_old_run_alone(tmp_path):
-    play(tmp_path / "run")
+    quick_run(tmp_path / "run")
     with pytest.raises(BadInput):
-        play(tmp_path / "run", "--overwrite", "--samples", "5000")
+        quick_run(tmp_path / "run", "--overwrite", "--samples", "5000")
     assert len(fedrema.load(tmp_path / "run").rounds) == 6
     with pytest.raises(BadInput):
-        play(tmp_path / "new", "--samples", "5000")
+        quick_run(tmp_path / "new", "--samples", "5000")
     assert not (tmp_path / "new").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_round(tmp_path):
     with pytest.raises(Diverged, match=r"diverged in round \d+: .* client .*; round \d+ is kept in"):
-        play(tmp_path / "run", "--lr", "1e18", "--clip", "0", "--rounds", "20")
+        quick_run(tmp_path / "run", "--lr", "1e18", "--clip", "0", "--rounds", "20")
     facts, tensors = read_checkpoint(tmp_path / "run" / "checkpoint" / "state.safetensors")
     assert facts["round"] == len(fedrema.load(tmp_path / "run").rounds)
     assert all(torch.isfinite(value).all() for value in tensors.values())
 
 
 def test_changed_settings_or_data_cannot_go_on(tmp_path):
-    play(tmp_path / "run", "--rounds", "2")
+    quick_run(tmp_path / "run", "--rounds", "2")
     directory = RunDirectory(tmp_path / "run")
     config = directory.config()
     config["settings"]["lr"] = 0.5
@@ -229,8 +226,8 @@ def test_changed_settings_or_data_cannot_go_on(tmp_path):
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    play(tmp_path / "one", "--rounds", "2")
-    play(tmp_path / "other", "--rounds", "2", "--lr", "0.2")
+    quick_run(tmp_path / "one", "--rounds", "2")
+    quick_run(tmp_path / "other", "--rounds", "2", "--lr", "0.2")
     foreign = (tmp_path / "other" / "checkpoint" / "state.safetensors").read_bytes()
     (tmp_path / "one" / "checkpoint" / "state.safetensors").write_bytes(foreign)
     with pytest.raises(BadInput, match="belongs to another configuration"):
@@ -239,7 +236,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 
 def test_a_truncated_or_altered_checkpoint_is_refused(tmp_path):
-    play(tmp_path / "run", "--rounds", "2")
+    quick_run(tmp_path / "run", "--rounds", "2")
     file = tmp_path / "run" / "checkpoint" / "state.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
@@ -255,9 +252,9 @@ def test_a_truncated_or_altered_checkpoint_is_refused(tmp_path):
 
 def test_a_federation_given_in_python_is_kept_beside_the_run(tmp_path):
     federation = make_federation()
-    play(tmp_path / "whole", federation=federation)
+    quick_run(tmp_path / "whole", federation=federation)
     with pytest.raises(Killed):
-        play(tmp_path / "run", "--checkpoint-every", "1", federation=federation, watch=stop_after(3, Killed()))
+        quick_run(tmp_path / "run", "--checkpoint-every", "1", federation=federation, watch=stop_after(3, Killed()))
     resume(tmp_path / "run")
     assert_same_end(tmp_path / "whole", tmp_path / "run")
 
@@ -275,7 +272,7 @@ def test_a_network_given_in_python_must_be_given_again(tmp_path):
     torch.manual_seed(0)
     module = Own()
     federation = make_federation()
-    play(tmp_path / "run", "--rounds", "2", "--head", "out", federation=federation, module=module)
+    quick_run(tmp_path / "run", "--rounds", "2", "--head", "out", federation=federation, module=module)
     with pytest.raises(BadInput, match="network given in Python"):
         resume(tmp_path / "run", {"rounds": 3})
     assert len(resume(tmp_path / "run", {"rounds": 3}, module).rounds) == 3
@@ -302,7 +299,7 @@ def test_no_room_on_the_disk_is_one_sentence_and_loses_nothing(programs, tmp_pat
 
 
 def test_config_json_says_everything(tmp_path):
-    run = play(tmp_path / "run", "--rounds", "2")
+    run = quick_run(tmp_path / "run", "--rounds", "2")
     config = run.config
     assert config["method"] == "fedrema"
     assert config["settings"]["delta"] == 0.5

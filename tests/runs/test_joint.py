@@ -21,7 +21,7 @@ from fedrema.runs.joint import execute_all, group_seeds
 from fedrema.runs.run import Run
 from fedrema.simulation.simulator import Simulator
 from tests.contract.test_methods import METHODS
-from tests.fixtures import label, make_federation, network, run_all, simulator, snapshot
+from tests.fixtures import label, make_federation, make_simulator, network, run_all, snapshot, unwatched
 
 
 @pytest.fixture(autouse=True)
@@ -43,16 +43,12 @@ def settings_of(tmp_path, name="together", seeds=3, method="fedrema", *arguments
     ]
 
 
-def nobody(settings):
-    return lambda played: None
-
-
 def run_jointly(method, federation, seeds, **settings):
     """Run several seeds alone and jointly; returns their states and records, and the sizes of the joint cohorts."""
     simulators = []
     for seed in seeds:
         chosen = {"rounds": 2, "seed": seed, **settings}
-        simulators.append(simulator(method, federation, net=network(federation, seed=seed), **chosen))
+        simulators.append(make_simulator(method, federation, net=network(federation, seed=seed), **chosen))
     alone = [run_all(each) for each in simulators]
     joint_training = JointTraining(simulators[0].engine)
     sizes = []
@@ -90,7 +86,7 @@ def test_one_who_leaves_does_not_keep_the_others_waiting():
 
 
 def test_runs_of_several_seeds_are_as_those_of_single_ones(tmp_path):
-    done = [outcome for _, outcome in execute_all(settings_of(tmp_path), nobody)]
+    done = [outcome for _, outcome in execute_all(settings_of(tmp_path), unwatched)]
     for seed, run in enumerate(done):
         single = execute(settings_of(tmp_path, "single")[seed])
         assert run.summary["best_accuracy"] == single.summary["best_accuracy"]
@@ -103,9 +99,9 @@ def test_a_single_run_does_not_ask_how_many_fit(tmp_path, monkeypatch):
     asked = []
     original = Simulator.clients_in_memory
     monkeypatch.setattr(Simulator, "clients_in_memory", lambda self: asked.append(self) or original(self))
-    assert len(list(execute_all(settings_of(tmp_path, seeds=1), nobody))) == 1
+    assert len(list(execute_all(settings_of(tmp_path, seeds=1), unwatched))) == 1
     assert not asked
-    assert len(list(execute_all(settings_of(tmp_path, "several", seeds=2), nobody))) == 2
+    assert len(list(execute_all(settings_of(tmp_path, "several", seeds=2), unwatched))) == 2
     assert len(asked) == 1
 
 
@@ -119,7 +115,7 @@ def test_a_seed_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
         return trained, losses
 
     monkeypatch.setattr(Simulator, "local_training", poisoned)
-    outcomes = [outcome for _, outcome in execute_all(settings_of(tmp_path), nobody)]
+    outcomes = [outcome for _, outcome in execute_all(settings_of(tmp_path), unwatched)]
     assert [type(outcome) for outcome in outcomes] == [Run, Diverged, Run]
     assert "round 2" in str(outcomes[1])
     assert [len(outcome.rounds) for outcome in outcomes if isinstance(outcome, Run)] == [3, 3]
@@ -131,7 +127,7 @@ def test_an_error_in_one_thread_is_the_callers(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Simulator, "score", broken)
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        list(execute_all(settings_of(tmp_path), nobody))
+        list(execute_all(settings_of(tmp_path), unwatched))
 
 
 def test_an_error_in_the_common_program_is_the_callers(tmp_path, monkeypatch):
@@ -142,11 +138,11 @@ def test_an_error_in_the_common_program_is_the_callers(tmp_path, monkeypatch):
 
     monkeypatch.setattr(StackedEngine, "train", broken)
     with pytest.raises(RuntimeError, match="the program is broken"):
-        list(execute_all(settings_of(tmp_path), nobody))
+        list(execute_all(settings_of(tmp_path), unwatched))
 
 
 def test_asked_to_stop_all_seeds_are_saved_and_can_be_taken_up(tmp_path):
-    whole = [outcome for _, outcome in execute_all(settings_of(tmp_path, "whole"), nobody)]
+    whole = [outcome for _, outcome in execute_all(settings_of(tmp_path, "whole"), unwatched)]
 
     def watching(settings):
         def watch(played):

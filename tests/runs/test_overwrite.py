@@ -12,7 +12,7 @@ import fedrema
 from fedrema import BadInput, Method, cross_entropy
 from fedrema.cli import main
 from fedrema.runs.export import export_models
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 
 SMALL = {"rounds": 3, "clients": 4, "samples": 20, "epochs": 1}
 QUICK = ("--rounds", "2", "--clients", "4", "--samples", "20", "--epochs", "1", "--quiet")

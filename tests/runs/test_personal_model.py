@@ -21,8 +21,8 @@ from fedrema.methods.fedrep import FedRep
 from fedrema.runs.execute import execute
 from fedrema.runs.export import export_models
 from fedrema.runs.run import Run
-from tests.conftest import make_federation
 from tests.engine.test_backends import Words, sentences
+from tests.fixtures import make_federation
 from tests.quick import quick
 
 NAMES = ("1", "0", "north", "3")

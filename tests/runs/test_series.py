@@ -12,7 +12,7 @@ import fedrema
 from fedrema.cli import main
 from fedrema.runs import execute
 from fedrema.runs.checksums import sealed
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 from tests.runs.test_execute import assert_same_end
 
 SMALL = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
@@ -90,7 +90,7 @@ def test_seeds_in_python_give_a_list_of_runs(tmp_path):
     seen = []
     runs = fedrema.run(
         "fedavg", seeds=2, seed=5, rounds=2, clients=4, out=tmp_path / "runs",
-        watch=lambda played: seen.append(played.record["round"]),
+        watch=lambda result: seen.append(result.record["round"]),
     )  # fmt: skip
     assert [run.settings["seed"] for run in runs] == [5, 6]
     assert [run.path.name for run in runs] == ["seed-5", "seed-6"]
