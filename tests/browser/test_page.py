@@ -34,7 +34,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """FedReMa and FedAvg, two seeds each, on six clients one of which has a nasty name."""
+    """FedReMa and FedAvg, two seeds each, on six clients; one client's name contains HTML."""
     folder = tmp_path_factory.mktemp("runs")
     generator = np.random.default_rng(0)
     y = generator.integers(0, 4, 240)
@@ -74,7 +74,7 @@ def open_page(browser, address, **how):
 
 
 def drawn(page, picture):
-    """Return what Plotly shows in a picture."""
+    """Return the data that Plotly shows in a figure."""
     return json.loads(page.evaluate(f"JSON.stringify(document.querySelector('#{picture} .plot').data)"))
 
 
@@ -91,7 +91,7 @@ def follow(page, client):
     settle(page)
 
 
-def test_it_opens_from_a_file_and_asks_the_network_for_nothing(opened, report):
+def test_the_report_opens_from_a_file_without_network_requests(opened, report):
     assert [address for address in opened.asked if not address.startswith(("data:", "blob:"))] == [report.as_uri()]
     assert opened.title() == "fedrema: FedAvg, FedReMa"
     assert opened.locator("#cards .card").count() == 4
@@ -174,7 +174,7 @@ def test_figures_and_tables_can_be_saved(opened, tmp_path, picture):
         assert file.stat().st_size > 150
 
 
-def test_the_table_that_is_saved_holds_the_numbers(opened, report, tmp_path):
+def test_a_saved_table_contains_the_numbers(opened, report, tmp_path):
     with opened.expect_download() as waiting:
         opened.locator("#comparison .exports button", has_text="CSV").click()
     waiting.value.save_as(tmp_path / "table.csv")

@@ -4,7 +4,7 @@ import fedrema
 from fedrema.cli import main
 
 
-def test_partition_saves_draws_and_can_be_trained_on(in_an_empty_folder, capsys):
+def test_a_partition_is_saved_plotted_and_can_be_trained_on(in_an_empty_folder, capsys):
     assert (
         main(["partition", "--partition", "dirichlet", "--alpha", "0.3", "--save", "fed.npz", "--plot", "fed.png"]) == 0
     )

@@ -50,7 +50,7 @@ COUNTS = (14, 6, 19, 9)
 
 
 def run_simulation(method, federation, local=LOCAL, **settings):
-    """Return the state after the last round, and all records."""
+    """Run all rounds; return the final state and the records."""
     return run_all(make_simulator(method, federation, local, **settings))
 
 
@@ -101,7 +101,7 @@ def test_loop_and_stacked_agree_with_unequal_clients(method, federation, momentu
     ids=label,
 )
 def test_with_batch_norm_loop_and_stacked_agree(method):
-    federation = make_federation(counts=(9, 3, 14))  # the second has finished when others go on
+    federation = make_federation(counts=(9, 3, 14))  # the second client finishes earlier than the others
     local = LocalTraining(epochs=1, batch=4, lr=0.05, drop_incomplete=False)
     states = [
         run_simulation(method, federation, local, net="mlp-bn", rounds=2, backend=each)[0]
@@ -121,10 +121,10 @@ def test_permuting_clients_permutes_results(method, federation):
         assert permuted_records[-1]["client_accuracy"][place] == records[-1]["client_accuracy"][row]
 
 
-def test_a_run_that_is_taken_up_again_ends_the_same(method, federation, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(method, federation, tmp_path):
     from fedrema.runs.checkpoint import load_state, save_state
 
-    local = dataclasses.replace(LOCAL, clip=0.5)  # so low that it acts
+    local = dataclasses.replace(LOCAL, clip=0.5)  # low enough to take effect
     first = make_simulator(method, federation, local, rounds=4)
     whole = first.start()
     for _ in range(2):
@@ -182,7 +182,7 @@ def watch_aggregate(method, monkeypatch) -> list[bool]:
     return seen
 
 
-def test_a_dropped_client_leaves_no_trace_and_inputs_of_aggregate_are_not_changed(method, federation, monkeypatch):
+def test_a_dropped_client_changes_nothing_and_aggregate_does_not_change_its_inputs(method, federation, monkeypatch):
     unchanged = watch_aggregate(method, monkeypatch)
     simulator = make_simulator(method, federation, dropout=0.6, rounds=4)
     state = simulator.start()
@@ -198,7 +198,7 @@ def test_a_dropped_client_leaves_no_trace_and_inputs_of_aggregate_are_not_change
     assert dropped > 0
     assert all(unchanged)
     travels = {role for role in simulator.roles(state.params).values() if role != "private"}
-    assert unchanged or not travels  # nothing travels, nothing is put together
+    assert unchanged or not travels  # without uploads there is no aggregation
 
 
 def test_the_federation_is_not_changed(method, federation):
@@ -206,7 +206,7 @@ def test_the_federation_is_not_changed(method, federation):
     assert after.fingerprint == federation.fingerprint
 
 
-def test_late_clients_join_later_and_then_count(method, federation):
+def test_late_clients_take_part_from_their_round_on(method, federation):
     state, records = run_simulation(method, federation, late=0.25, late_round=3, rounds=4)
     late = [row for row, value in enumerate(records[0]["client_accuracy"]) if value is None]
     assert len(late) == 1
@@ -216,10 +216,15 @@ def test_late_clients_join_later_and_then_count(method, federation):
     assert all(torch.isfinite(value).all() for value in state.params.row(late[0]).values())
 
 
-def test_late_clients_are_the_same_in_both_backends_and_after_a_pause(method, federation, tmp_path):
+def test_late_clients_are_the_same_in_both_backends_and_after_resuming(method, federation, tmp_path):
     from fedrema.runs.checkpoint import load_state, save_state
 
-    settings = {"late": 0.5, "late_round": 2, "participation": 0.6, "rounds": 4}  # some wait before they take part
+    settings = {
+        "late": 0.5,
+        "late_round": 2,
+        "participation": 0.6,
+        "rounds": 4,
+    }  # some join before they are first selected
     first = make_simulator(method, federation, **settings)
     whole = first.start()
     for _ in range(2):
@@ -236,7 +241,7 @@ def test_late_clients_are_the_same_in_both_backends_and_after_a_pause(method, fe
         torch.testing.assert_close(value, other[name], rtol=0, atol=1e-9, msg=name)
 
 
-def test_bytes_are_what_travels(method, federation):
+def test_recorded_bytes_equal_the_sizes_of_messages(method, federation):
     state, (record, *_), _ = straight(method)
     roles = make_simulator(method, federation).roles(state.params)
     each = sum(value.numel() * 8 for name, value in state.params.row(0).items() if roles.get(name) != "private")
@@ -244,7 +249,7 @@ def test_bytes_are_what_travels(method, federation):
     assert record["bytes_down"] >= 4 * each
 
 
-def test_other_conventions_of_scoring_change_nothing_else(method, federation):
+def test_other_ways_of_scoring_do_not_change_training(method, federation):
     state, records, _ = straight(method)
     for name, other in method.beside().items():
         alone, alone_records = run_simulation(other, federation)
@@ -272,7 +277,7 @@ def test_records_can_be_written(method):
     assert msgspec.json.decode(msgspec.json.encode(records), type=list[RoundRecord]) == records
 
 
-def test_relations_are_kept_for_any_method(method, federation):
+def test_relations_are_recorded_for_every_method(method, federation):
     simulator = make_simulator(method, federation, record="relations", participation=0.75)
     state = simulator.start()
     for each in simulator.run(state):

@@ -38,7 +38,7 @@ def run_rounds(settings, federation, folder=None):
 
 @pytest.mark.parametrize("late", [False, True], ids=["all from the start", "some join late"])
 @pytest.mark.parametrize("method", [*registry(), "fedbn --net mlp-bn"])
-def test_personal_models_are_the_same_also_when_clients_are_absent(method, late):
+def test_personal_models_equal_the_simulators_also_with_absent_clients(method, late):
     # With full participation this is tested through Flower, also for every method.
     method, *more = method.split()
     who = ("--participation", "0.6", *(("--late", "0.6", "--late-round", "2") if late else ()))

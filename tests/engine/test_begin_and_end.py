@@ -19,7 +19,7 @@ class Echoing(Method):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_at_the_end_of_a_round_a_client_knows_what_it_received(backend):
+def test_end_is_given_the_received_parameters(backend):
     @dataclass(frozen=True)
     class Moved(Echoing):
         name: ClassVar[str] = "moved"
@@ -38,7 +38,7 @@ def test_at_the_end_of_a_round_a_client_knows_what_it_received(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
+def test_tensors_that_a_hook_returns_unchanged_are_not_modified_later(backend):
     @dataclass(frozen=True)
     class Keeping(Method):
         """Sends the received parameters and the inbox unchanged; the server keeps the first of each."""
@@ -70,20 +70,20 @@ def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_begin_and_end_are_given_all_samples_in_their_order(backend):
+def test_begin_and_end_are_given_all_samples_in_the_original_order(backend):
     @dataclass(frozen=True)
     class Orderly(Echoing):
-        """Sends a number that only the whole data in its own order, padding last, gives."""
+        """Sends a checksum of the client's samples that depends on their order and on the padding."""
 
         name: ClassVar[str] = "orderly"
 
         def begin(self, net, client, data, moment):
-            return client.having(inbox={**client.inbox, "begun": self.told(data)})
+            return client.having(inbox={**client.inbox, "begun": self.checksum(data)})
 
         def end(self, net, client, data, moment):
-            return client, {"begun": client.inbox["begun"], "ended": self.told(data)}
+            return client, {"begun": client.inbox["begun"], "ended": self.checksum(data)}
 
-        def told(self, data):
+        def checksum(self, data):
             places = torch.arange(len(data.y))
             return (data.mask * (1 + places) * (1 + data.index) ** 2 * (1 + data.y)).sum()
 

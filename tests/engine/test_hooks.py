@@ -72,7 +72,7 @@ class Staged(Method):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("part", "frozen"), [("head", "body"), ("body", "head")])
-def test_what_a_phase_does_not_train_keeps_its_bits_and_its_momentum(backend, part, frozen):
+def test_parameters_that_a_phase_does_not_train_and_their_momentum_are_unchanged(backend, part, frozen):
     simulator = tanh_simulator(Staged(part=part), backend)
     state = simulator.start()
     simulator.run_round(state)
@@ -99,7 +99,7 @@ def test_a_frozen_body_is_not_differentiated(backend, part, differentiated):
 
 @dataclass(frozen=True)
 class Shrinking(Method):
-    """Its phase has another objective than the method."""
+    """Its phase has a loss of its own."""
 
     name: ClassVar[str] = "shrinking"
 
@@ -110,7 +110,7 @@ class Shrinking(Method):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_phase_can_bring_its_own_loss(backend):
+def test_a_phase_can_have_its_own_loss(backend):
     simulator = tanh_simulator(Shrinking(), backend, LocalTraining(batch=1000, clip=0))
     state = simulator.start()
     record = simulator.run_round(state).record
@@ -211,7 +211,7 @@ class Everything(Method):
 
 @pytest.mark.parametrize("settings", [{}, {"participation": 0.5, "rounds": 4}, {"dropout": 0.4, "rounds": 4}])
 @pytest.mark.parametrize("clip", [0.5, 0.0])
-def test_a_method_that_uses_every_hook_runs_alike_looped_and_stacked(settings, clip):
+def test_a_method_that_uses_every_hook_computes_the_same_in_both_backends(settings, clip):
     local = LocalTraining(epochs=2, batch=5, lr=0.05, clip=clip, drop_incomplete=False)
     states, records = {}, {}
     for backend in BACKENDS:
@@ -241,7 +241,7 @@ def test_a_method_that_uses_every_hook_runs_alike_looped_and_stacked(settings, c
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_memory_is_kept_and_mail_arrives_in_the_next_round(backend):
+def test_memory_is_kept_and_the_inbox_is_available_in_the_next_round(backend):
     simulator = tanh_simulator(Everything(), backend)
     state = simulator.start()
     assert state.memory["rounds"].tolist() == [0, 0, 0, 0]
@@ -260,7 +260,7 @@ def test_memory_is_kept_and_mail_arrives_in_the_next_round(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_letters_reach_only_those_that_answered(backend):
+def test_personal_messages_reach_only_the_participants(backend):
     simulator = tanh_simulator(Everything(), backend, participation=0.5)
     state = simulator.start()
     present = simulator.run_round(state).record["participants"]
@@ -271,7 +271,7 @@ def test_letters_reach_only_those_that_answered(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_everyone_starts_with_the_same_second_head(backend):
+def test_all_clients_start_with_the_same_second_head(backend):
     simulator = tanh_simulator(Everything(), backend)
     second = simulator.start().params.own["second.weight"]
     noise = torch.randn(4, 5, generator=simulator.moment(0).generator("second head"), dtype=torch.float64)
@@ -280,7 +280,7 @@ def test_everyone_starts_with_the_same_second_head(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_adapting_before_scoring_happens_on_a_copy(backend):
+def test_models_are_adapted_for_scoring_on_a_copy(backend):
     simulator = tanh_simulator(Everything(), backend)
     state = simulator.start()
     simulator.run_round(state)
@@ -300,7 +300,7 @@ def test_adapting_before_scoring_happens_on_a_copy(backend):
 
 @dataclass(frozen=True)
 class Adapting(Method):
-    """Trains only before it is scored, never for the federation."""
+    """Trains only to adapt before scoring, not in the round."""
 
     name: ClassVar[str] = "adapting"
 
@@ -312,8 +312,8 @@ class Adapting(Method):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_clients_are_scored_as_they_are_after_adapting(backend):
-    # All samples in every step: adapting is then the same as training alone.
+def test_clients_are_scored_after_adapting(backend):
+    # All samples in every step: adapting then equals local training.
     whole = LocalTraining(epochs=20, batch=1000, lr=0.1)
     adapted, alone = (tanh_simulator(method, backend, whole) for method in (Adapting(), Local()))
     state = adapted.start()
@@ -325,7 +325,7 @@ def test_clients_are_scored_as_they_are_after_adapting(backend):
         assert torch.allclose(state.params.common[name], value, atol=1e-15)
 
 
-def test_adapting_draws_batches_of_its_own():
+def test_adapting_uses_other_batches_than_training():
     @dataclass(frozen=True)
     class Both(Method):
         name: ClassVar[str] = "both"
@@ -341,7 +341,7 @@ def test_adapting_draws_batches_of_its_own():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_predicted_is_up_to_the_method(backend):
+def test_scores_use_the_predictions_of_the_method(backend):
     @dataclass(frozen=True)
     class Stubborn(Method):
         name: ClassVar[str] = "stubborn"

@@ -10,7 +10,7 @@ from tests.fixtures import BACKENDS, tanh_simulator
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_hook_that_has_nothing_to_do_is_not_called_for_everyone(backend, monkeypatch):
+def test_a_hook_that_changes_nothing_is_not_applied_to_the_cohort(backend, monkeypatch):
     @dataclass(frozen=True)
     class Sometimes(Method):
         name: ClassVar[str] = "sometimes"

@@ -1,4 +1,4 @@
-"""Clients that train in parallel on a CPU's cores: the same results as one after another."""
+"""Clients that train in parallel on a CPU's cores: the same results as sequential training."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def run_simulation(method, dropout=0.0, federation=None):
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedReMa(align=1.0), MOON()])
-def test_training_in_parallel_gives_the_same_results_as_one_after_another(method, four_threads):
+def test_parallel_training_gives_the_same_results_as_sequential_training(method, four_threads):
     several, state, records = run_simulation(method)
     assert several.engine.parallel > 1
     assert torch.get_num_threads() == 4
@@ -49,7 +49,7 @@ def test_training_in_parallel_gives_the_same_results_as_one_after_another(method
         assert record["client_accuracy"] == other["client_accuracy"]
 
 
-def test_clients_with_random_layers_are_trained_one_after_another(four_threads):
+def test_clients_with_random_layers_are_trained_sequentially(four_threads):
     _, state, records = run_simulation(FedAvg(), dropout=0.4)
     torch.set_num_threads(1)
     _, other_state, other_records = run_simulation(FedAvg(), dropout=0.4)
@@ -76,5 +76,5 @@ def test_an_error_in_a_thread_reaches_the_caller(four_threads):
 @pytest.mark.parametrize(
     ("threads", "clients", "wanted"), [(1, 20, 1), (2, 20, 2), (2, 1, 1), (4, 20, 4), (8, 1, 1), (64, 1000, 8)]
 )
-def test_how_many_clients_are_trained_in_parallel(threads, clients, wanted):
+def test_the_number_of_clients_trained_in_parallel(threads, clients, wanted):
     assert parallel_clients(threads, clients) == wanted

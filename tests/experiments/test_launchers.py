@@ -17,7 +17,7 @@ from fedrema.experiments.tasks import Task, divided, missing
 from fedrema.runs.execute import Interrupted
 from tests.fixtures import accept_all
 
-pytestmark = [pytest.mark.usefixtures("others_start_at_once"), pytest.mark.xdist_group("launch")]
+pytestmark = [pytest.mark.usefixtures("subprocesses_are_forked"), pytest.mark.xdist_group("launch")]
 
 FILE = """
 seeds = 2
