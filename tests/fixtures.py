@@ -99,7 +99,7 @@ def tensor(values) -> torch.Tensor:
 
 def batch_of(x, y, mask=None) -> Batch:
     """Return a batch in float64; all samples are real unless a mask says otherwise."""
-    x = torch.as_tensor(np.array(x), dtype=torch.float64)
+    x = torch.as_tensor(x if isinstance(x, torch.Tensor) else np.array(x), dtype=torch.float64)
     return Batch(x, torch.tensor(y), x.new_ones(len(x)) if mask is None else tensor(mask), torch.arange(len(x)))
 
 

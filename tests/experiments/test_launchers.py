@@ -1,4 +1,4 @@
-"""Tasks are played in this process, or in others that may be stopped and killed; here they share one CPU."""
+"""Launchers: tasks run in this process or in worker processes, which may be stopped or killed."""
 
 import json
 import os
@@ -48,11 +48,11 @@ from fedrema.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Gated(FedAvg):
-    "FedAvg that writes down each round and waits in it until the file `go` holds its number."
+    "FedAvg that logs each round and waits in it until the file `go` holds its number."
 
     name: ClassVar[str] = "gated"
     mark: int = 0
-    "Tells rows apart."
+    "Distinguishes rows."
 
     def aggregate(self, net, state, uploads, moment):
         with Path("begun").open("a") as stream:
@@ -72,14 +72,14 @@ def tasks_of(folder, text, store, seeds=1):
     return missing(read_experiment(folder / "some.toml", {"device": "cpu"}).cells, seeds, store)
 
 
-def test_who_is_asked_to_stop_before_a_run_begins_stops_in_its_first_round(tmp_path):
+def test_a_stop_requested_before_a_run_begins_takes_effect_in_its_first_round(tmp_path):
     store, work = Store(tmp_path / "runs"), tmp_path / "unfinished"
     tasks = tasks_of(tmp_path, FILE, store)
     ended, before = [], signal.getsignal(signal.SIGTERM)
 
     def stop_at_the_second(event):
         if event.kind == "began" and event.task is tasks[1]:
-            signal.raise_signal(signal.SIGTERM)  # while its data are still to be read
+            signal.raise_signal(signal.SIGTERM)  # before its data is loaded
 
     with pytest.raises(Interrupted):
         ended += InProcess(store, work).run(tasks, accept_all, stop_at_the_second)
@@ -97,7 +97,7 @@ def missing_again(folder, store):
 
 
 def kept(folder):
-    """Return what runs have come to: everything but where and how fast."""
+    """Return the results of stored runs, without devices and times."""
     found = {}
     for key, run in zip(Store(folder).keys(), Store(folder), strict=True):
         assert sum(run.summary["seconds"].values()) > 0
@@ -110,7 +110,7 @@ def two_processes(store, folder):
     return Workers(store, folder / "work", [""], 2)
 
 
-def test_processes_of_their_own_give_the_same_cells(tmp_path):
+def test_worker_processes_give_the_same_results_as_this_process(tmp_path):
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     tasks = tasks_of(tmp_path, FILE, here, 2)
     heard = []
@@ -123,7 +123,7 @@ def test_processes_of_their_own_give_the_same_cells(tmp_path):
     assert sorted(tasks.index(event.task) for event in other) == [0, 1, 2]
     assert {(event.kind, event.failed) for event in other} == {("ended", ())}
     assert sorted(tasks.index(event.task) for event in heard if event.kind == "began") == [0, 1, 2]
-    for task in tasks:  # of every run at least the first round is told of
+    for task in tasks:  # at least the first round of every run is reported
         told = [event for event in heard if event.task == task and event.kind == "round"]
         assert {(event.seed, event.round) for event in told} >= {(0, 1), (1, 1)}
         assert all(0 <= event.accuracy <= 1 for event in told)
@@ -135,7 +135,7 @@ def test_processes_of_their_own_give_the_same_cells(tmp_path):
     assert not list((tmp_path / "work").iterdir())
 
 
-def test_what_diverges_is_told_and_remembered_and_the_rest_goes_on(tmp_path):
+def test_divergence_is_reported_and_recorded_and_other_tasks_run(tmp_path):
     store = Store(tmp_path / "runs")
     wild = FILE.replace("[rows.mine]", "[rows.wild]\nmethod = 'fedavg'\nlr = 1e30\nclip = 0\n[rows.mine]")
     tasks = tasks_of(tmp_path, wild, store)
@@ -151,7 +151,7 @@ def test_what_diverges_is_told_and_remembered_and_the_rest_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("launcher", ["here", "workers"])
-def test_what_is_refused_is_told_in_one_sentence_and_the_rest_goes_on(launcher, tmp_path, monkeypatch):
+def test_a_refused_task_is_reported_in_one_sentence_and_other_tasks_run(launcher, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     for name, value in {
         "FEDREMA_DATA": tmp_path / "empty",
@@ -169,11 +169,11 @@ def test_what_is_refused_is_told_in_one_sentence_and_the_rest_goes_on(launcher, 
     (sentence,) = [sentence for event in ended for sentence in event.failed]
     assert sentence.startswith("absent: cannot download train-images-idx3-ubyte.gz from http://127.0.0.1:9/mnist/")
     assert "\n" not in sentence
-    assert [task.cell.title for task in tasks_of(tmp_path, text, store)] == ["absent"]  # it is tried again
+    assert [task.cell.title for task in tasks_of(tmp_path, text, store)] == ["absent"]  # it counts as missing
 
 
 @pytest.mark.parametrize("launcher", ["here", "workers"])
-def test_what_does_not_fit_is_not_started(launcher, tmp_path):
+def test_tasks_that_do_not_fit_are_not_started(launcher, tmp_path):
     store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, FILE, store)
     asked, heard = [], []
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_not_started(launcher, tmp_path):
 
 
 class GridProcess:
-    """`fedrema grid --workers 2` in a folder of its own, on rows that wait for the test."""
+    """`fedrema grid --workers 2` in its own folder, with rows whose rounds wait for the test."""
 
     def __init__(self, folder, rows, module=GATED):
         self.folder = folder
@@ -217,7 +217,7 @@ class GridProcess:
             "out",
             *arguments,
         ]
-        # Not pipes: they would end only with the last process that has inherited them.
+        # Files instead of pipes: a pipe stays open until the last process that inherited it exits.
         with (self.folder / "stderr").open("w") as errors, (self.folder / "stdout").open("w") as output:
             return subprocess.Popen(command, cwd=self.folder, stderr=errors, stdout=output)
 
@@ -225,19 +225,19 @@ class GridProcess:
         return (self.folder / "stderr").read_text()
 
     def whole(self):
-        """Play what is left without waiting, and return the cells."""
+        """Run the missing rounds without waiting, and return the results."""
         self.allow(ROUNDS)
         assert self.start("--workers", "2").wait(PATIENCE) == 0, self.errors()
         return kept(self.folder / "out" / "runs")
 
     def begun_rounds(self):
-        """Return (process, row, round) of each round that was begun."""
+        """Return (process, row, round) of each round that has begun."""
         file = self.folder / "begun"
         lines = file.read_text().splitlines() if file.is_file() else []
         return [tuple(map(int, line.split())) for line in lines if line.count(" ") == 2]
 
     def at_the_gate(self, *marks):
-        """Wait until rows have come to the round that waits, and return the processes that run them."""
+        """Wait until rows have reached the first waiting round; return the processes that run them."""
         found = {}
         for _ in patiently():
             found = {mark: process for process, mark, number in self.begun_rounds() if number == GATE and mark in marks}
@@ -246,14 +246,14 @@ class GridProcess:
         return pytest.fail(f"only {found} of {marks} have begun")
 
     def let_on_until(self, ended):
-        """Let all processes run one round at a time, until something has ended."""
+        """Let all processes run one round at a time until a condition is true."""
         for number, _ in enumerate(patiently(), start=GATE):
             if ended():
                 return
             self.allow(number)
 
     def saved(self):
-        """Return the last saved round of what is unfinished, by row."""
+        """Return the last saved round of each unfinished row."""
         folders = [file.parent for file in (self.folder / "out" / "unfinished").glob("*/config.json")]
         marks = [json.loads((folder / "config.json").read_text())["settings"]["mark"] for folder in folders]
         assert all((folder / "checkpoint" / "state.safetensors").is_file() for folder in folders)
@@ -264,7 +264,7 @@ class GridProcess:
 
 
 def patiently():
-    """Yield now and then, but not for ever."""
+    """Yield every 0.1 seconds; fail after PATIENCE seconds."""
     begun = time.monotonic()
     while time.monotonic() - begun < PATIENCE:
         yield
@@ -273,7 +273,7 @@ def patiently():
 
 
 def is_gone(process):
-    """Tell whether a process that is not ours has ended; what nobody has waited for yet has ended as well."""
+    """Return whether a process that is not our child has exited; a zombie counts as exited."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -282,7 +282,7 @@ def is_gone(process):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, programs):
-    """The cells of three rows that nobody has stopped, played in one process, one after the other."""
+    """The results of three rows that ran without interruption, sequentially in one process."""
     grid = GridProcess(tmp_path_factory.mktemp("undisturbed"), 3)
     grid.allow(ROUNDS)
     assert grid.start("--quiet", python=programs / "python").wait(PATIENCE) == 0, grid.errors()
@@ -293,7 +293,7 @@ def undisturbed(tmp_path_factory, programs):
     return kept(grid.folder / "out" / "runs")
 
 
-def test_asked_to_stop_all_save_and_the_same_command_goes_on(undisturbed, tmp_path):
+def test_on_sigterm_all_workers_save_and_the_same_command_continues(undisturbed, tmp_path):
     grid = GridProcess(tmp_path, 3)
     process = grid.start("--workers", "2")
     grid.at_the_gate(0, 1)
@@ -303,7 +303,7 @@ def test_asked_to_stop_all_save_and_the_same_command_goes_on(undisturbed, tmp_pa
     assert grid.errors().endswith("fedrema: stopped; the same command continues from here.\n")
     assert "Traceback" not in grid.errors()
     saved = grid.saved()
-    assert set(saved) == {0, 1}  # the third was not begun
+    assert set(saved) == {0, 1}  # the third had not started
     assert all(GATE <= number < ROUNDS for number in saved.values())
     assert not (grid.folder / "out" / "runs").exists()
     assert (grid.folder / "out" / "table.md").is_file()
@@ -315,7 +315,7 @@ def test_asked_to_stop_all_save_and_the_same_command_goes_on(undisturbed, tmp_pa
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130)])
-def test_a_process_that_is_ended_by_others_is_told_of_and_replaced(number, code, undisturbed, tmp_path):
+def test_a_killed_worker_is_reported_and_replaced(number, code, undisturbed, tmp_path):
     grid = GridProcess(tmp_path, 3)
     process = grid.start("--workers", "2")
     victim, _ = grid.at_the_gate(0, 1)
@@ -336,7 +336,7 @@ def test_a_process_that_is_ended_by_others_is_told_of_and_replaced(number, code,
     assert min(number for _, _, number in grid.begun_rounds()) == last + 1 >= GATE
 
 
-def test_without_its_parent_a_process_saves_and_ends(undisturbed, tmp_path):
+def test_a_worker_saves_and_exits_when_its_parent_is_killed(undisturbed, tmp_path):
     grid = GridProcess(tmp_path, 3)
     process = grid.start("--workers", "2")
     workers = grid.at_the_gate(0, 1)
@@ -352,15 +352,15 @@ def test_without_its_parent_a_process_saves_and_ends(undisturbed, tmp_path):
     assert min(number for _, mark, number in grid.begun_rounds() if mark == 0) == saved[0] + 1
 
 
-def test_what_a_method_prints_does_not_disturb_its_process(undisturbed, tmp_path):
+def test_output_of_a_method_does_not_disturb_the_workers_protocol(undisturbed, tmp_path):
     grid = GridProcess(tmp_path, 3, GATED.replace("        while", "        print('hello')\n        while"))
     found = grid.whole()
-    assert not found.keys() & undisturbed.keys()  # what prints is another file, and so these are other cells
+    assert not found.keys() & undisturbed.keys()  # the method's file differs, and with it the keys
     assert sorted(map(repr, found.values())) == sorted(map(repr, undisturbed.values()))
     assert "Traceback" not in grid.errors()
 
 
-def test_the_largest_tasks_are_halved_until_all_have_something_to_do(tmp_path):
+def test_the_largest_tasks_are_halved_until_every_worker_has_one(tmp_path):
     store = Store(tmp_path / "runs")
     one, *_ = tasks_of(tmp_path, FILE, store, 5)
     other = Task(one.cell, (0, 1))
@@ -372,7 +372,7 @@ def test_the_largest_tasks_are_halved_until_all_have_something_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("vary", ["training", "both"])
-def test_an_order_says_all_that_is_needed(vary, tmp_path):
+def test_an_encoded_task_decodes_to_the_same_task(vary, tmp_path):
     store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, f"vary = '{vary}'\n{FILE}", store, 3)
     assert [task.seeds for task in tasks] == ([(0, 1, 2)] * 3 if vary == "training" else [(0,), (1,), (2,)] * 3)
@@ -396,7 +396,7 @@ def test_an_order_says_all_that_is_needed(vary, tmp_path):
         Event("stopped"),
     ],
 )
-def test_what_is_told_is_understood(event, tmp_path):
+def test_encoded_events_decode_to_the_same_events(event, tmp_path):
     task, *_ = tasks_of(tmp_path, FILE, Store(tmp_path / "runs"))
     heard = Event.decoded(event.encoded(), task)
     assert heard.task is task

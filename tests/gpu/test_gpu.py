@@ -43,7 +43,7 @@ def apart(first, second):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=label)
-def test_every_method_trains_as_on_a_cpu(method):
+def test_every_method_computes_the_same_as_on_a_cpu(method):
     federation = make_federation()
     for settings in ({}, {"participation": 0.75, "rounds": 4}):
         simulator, state, records = run_simulation(method, federation, **settings)
@@ -55,7 +55,7 @@ def test_every_method_trains_as_on_a_cpu(method):
 
 
 @pytest.mark.parametrize("method", [FedBN(), Ditto(), PerFedAvg()], ids=label)
-def test_batch_norm_is_recorded_and_trains_as_on_a_cpu(method):
+def test_batch_norm_is_captured_in_a_graph_and_computes_the_same_as_on_a_cpu(method):
     def network():
         return build_net(Network(net="mlp-bn", hidden=7), federation.sample_shape, federation.classes, seed=3)
 
@@ -68,8 +68,8 @@ def test_batch_norm_is_recorded_and_trains_as_on_a_cpu(method):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_batch_norm_between_convolutions_learns_what_the_loop_learns(precision):
-    # Steps so small that a rounding does not grow: with parameters 0.4 % off, a loop's losses differ by 0.4 % at most.
+def test_batch_norm_between_convolutions_computes_the_same_as_the_loop(precision):
+    # Steps so small that rounding errors do not grow: with parameters 0.4 % off, losses differ by 0.4 % at most.
     federation, local = images(), LocalTraining(epochs=3, batch=10, lr=0.002)
 
     def network():
@@ -84,7 +84,7 @@ def test_batch_norm_between_convolutions_learns_what_the_loop_learns(precision):
 
 @pytest.mark.parametrize("schedule", ["exponential", "cosine"])
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_recorded_step_follows_the_learning_rate(schedule, fused, monkeypatch):
+def test_a_captured_step_uses_the_current_learning_rate(schedule, fused, monkeypatch):
     if not fused:
         monkeypatch.setattr(kernels, "usable", lambda *_: False)
     local = dataclasses.replace(LOCAL, schedule=schedule, lr_decay=0.5, weight_decay=0.01, clip=0.5)
@@ -93,11 +93,11 @@ def test_a_recorded_step_follows_the_learning_rate(schedule, fused, monkeypatch)
     assert apart(state, expected) < 1e-4
 
 
-def test_what_cannot_be_recorded_is_run_as_it_is():
+def test_steps_that_cannot_be_captured_run_without_a_graph():
     class Looks(FedAvg):
         def loss(self, net, client, batch):
             value = cross_entropy(net(client.params, batch.x), batch)
-            torch.cuda.synchronize()  # not allowed while a graph is recorded
+            torch.cuda.synchronize()  # not allowed during graph capture
             return value
 
     simulator, state, _ = run_simulation(Looks(), make_federation())
@@ -116,7 +116,7 @@ def images(clients=5, samples=40, size=16, channels=3):
 
 
 class Mixed(nn.Module):
-    """Layers that our programs cover beside some that they do not."""
+    """Layers that our kernels replace, and some that they do not."""
 
     def __init__(self):
         super().__init__()
@@ -138,7 +138,7 @@ def mixed():
 
 
 def covered():
-    """Layers that our programs cover: a client's bits do not depend on how many are stacked."""
+    """Layers that our kernels replace: results do not depend on the number of stacked clients."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
@@ -146,7 +146,7 @@ def covered():
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedReMa(align=1.0)], ids=["fedavg", "fedrema"])
-def test_sixteen_bits_learn_what_thirty_two_learn(method):
+def test_bf16_learns_as_well_as_float32(method):
     federation = images()
     local = LocalTraining(epochs=3, batch=10, lr=0.02)
     _, _, exact = run_simulation(method, federation, local, mixed, rounds=6)
@@ -157,7 +157,7 @@ def test_sixteen_bits_learn_what_thirty_two_learn(method):
     assert all(value.dtype == torch.float32 for value in state.params.row(0).values())
 
 
-def test_a_networks_layers_give_the_same_in_both_backends():
+def test_all_layers_compute_the_same_in_both_backends():
     federation = images()
     local = LocalTraining(epochs=1, batch=10, lr=0.02)
     _, stacked, _ = run_simulation(FedReMa(), federation, local, mixed)
@@ -165,7 +165,7 @@ def test_a_networks_layers_give_the_same_in_both_backends():
     assert apart(stacked, looped) < 5e-3
 
 
-def test_in_groups_and_on_disk_it_is_the_same():
+def test_results_in_groups_and_on_disk_are_the_same():
     federation = make_federation(counts=np.random.default_rng(0).integers(4, 12, 75).tolist())
     for method in (FedAvg(), FedReMa()):
         _, whole, _ = run_simulation(method, federation)
@@ -174,7 +174,7 @@ def test_in_groups_and_on_disk_it_is_the_same():
         assert apart(whole, chunked) < 1e-4
 
 
-def test_seeds_trained_jointly_end_as_they_do_alone():
+def test_seeds_trained_jointly_have_the_same_results_as_alone():
     federation = images()
     local = LocalTraining(epochs=2, batch=10, lr=0.02)
     alone, simulators = [], []
@@ -195,7 +195,7 @@ def test_seeds_trained_jointly_end_as_they_do_alone():
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
-def test_the_servers_arithmetic_is_float32_whatever_clients_train_in(precision):
+def test_the_server_computes_in_float32_for_every_training_precision(precision):
     federation = make_federation()
     simulator, _, _ = run_simulation(FedReMa(), federation, precision=precision)
     generator = torch.Generator().manual_seed(0)
@@ -224,7 +224,7 @@ def test_the_servers_arithmetic_is_float32_whatever_clients_train_in(precision):
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_a_rounds_mean_is_that_of_its_uploads_in_float32(precision):
+def test_the_mean_of_a_round_is_computed_from_its_uploads_in_float32(precision):
     errors = []
 
     class Collected(FedAvg):

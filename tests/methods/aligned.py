@@ -1,4 +1,4 @@
-"""What tests of methods that align features share: a client to compute by hand, a simulator that can be watched."""
+"""Helpers of tests of methods that align features: a small client, and a simulator that keeps intermediate results."""
 
 import functools
 
@@ -21,7 +21,7 @@ def make_net() -> Net:
 
 
 def client(count=3.0, **inbox) -> Client:
-    """Return a client whose features are its inputs, and whose classifier prefers nothing."""
+    """Return a client whose features are its inputs, and whose classifier has zero weights."""
     params = {
         "body.weight": torch.eye(2, dtype=torch.float64),
         "body.bias": tensor([0.0, 0.0]),
@@ -32,7 +32,7 @@ def client(count=3.0, **inbox) -> Client:
 
 
 class WatchedSimulator(Simulator):
-    """A simulator that keeps what clients had when the round began, what they trained, and what the server saw."""
+    """A simulator that keeps the clients' initial and trained models, the common inbox and the uploads of a round."""
 
     def end(self, cohort, moment):
         ended, extras = super().end(cohort, moment)

@@ -1,4 +1,4 @@
-"""FedBABU: a head that nobody trains, bodies averaged, and copies that are fine-tuned before they are scored."""
+"""FedBABU: a fixed head, averaged bodies, and copies that are fine-tuned before they are scored."""
 
 import copy
 from dataclasses import replace
@@ -16,9 +16,9 @@ from tests.fixtures import clones, tanh_simulator
 
 BACKENDS = ["loop", "stacked"]
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05, weight_decay=0.01)
-"""Weight decay is what moves a head whose gradients are merely set to zero."""
+"""With weight decay, a head whose gradients are only set to zero would change."""
 WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1, momentum=0.9, clip=0.5, weight_decay=0.01)
-"""All samples in every step: the order of batches does not matter to a reference."""
+"""All samples in every step: results do not depend on the order of samples."""
 
 
 def make_module() -> BodyAndHead:
@@ -30,7 +30,7 @@ def make_module() -> BodyAndHead:
 
 BODY = {"body.0.weight", "body.0.bias"}
 HEAD = {"head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"}
-BODY_BYTES = (6 * 5 + 5) * 8  # numbers of the body, 8 bytes each
+BODY_BYTES = (6 * 5 + 5) * 8  # parameters of the body, 8 bytes each
 
 
 def deep_head_simulator(method, backend, local=LOCAL, **settings) -> Simulator:
@@ -44,7 +44,7 @@ def network_tensors(params) -> BodyAndHead:
 
 
 def descend(module, parameters, data, local, state=None):
-    """Train with torch's own optimiser, on all samples; returns its state."""
+    """Train with torch's optimiser on all samples; return the optimiser's state."""
     parameters = list(parameters)
     optimiser = torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
     if state:
@@ -66,7 +66,7 @@ def accuracies(simulator, modules):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_the_head_keeps_its_bits_and_is_the_same_for_all(backend, participation):
+def test_the_head_is_never_changed_and_is_the_same_for_all(backend, participation):
     simulator = deep_head_simulator(FedBABU(), backend, participation=participation)
     state = simulator.start()
     initial = clones(make_module().double().state_dict())
@@ -85,7 +85,7 @@ def test_the_head_keeps_its_bits_and_is_the_same_for_all(backend, participation)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_only_the_body_travels(backend):
+def test_only_the_body_is_exchanged(backend):
     simulator = deep_head_simulator(FedBABU(), backend)
     state = simulator.start()
     record = simulator.run_round(state).record
@@ -97,8 +97,8 @@ def test_only_the_body_travels(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_bodies_trained_under_the_head_are_averaged_by_sample_counts(backend):
-    # Two rounds, momentum kept between them; the norm that is clipped is that of the body's gradient alone.
+def test_bodies_are_trained_with_the_fixed_head_and_averaged_by_sample_counts(backend):
+    # Two rounds with momentum kept between them; only the norm of the body's gradient is clipped.
     simulator = deep_head_simulator(FedBABU(), backend, WHOLE)
     state = simulator.start()
     model = make_module().double()
@@ -125,7 +125,7 @@ def test_bodies_trained_under_the_head_are_averaged_by_sample_counts(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("part", "tuned"), [("all", BODY | HEAD), ("head", HEAD), ("body", BODY)])
-def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
+def test_fine_tuning_trains_the_chosen_part_on_a_copy(backend, part, tuned):
     simulator = deep_head_simulator(FedBABU(finetune_epochs=4, finetune=part), backend, WHOLE)
     state = simulator.start()
     simulator.run_round(state)
@@ -138,7 +138,7 @@ def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
         start = state.params.row(row)
         module = network_tensors(start)
         parameters = {"all": module, "head": module.head, "body": module.body}[part].parameters()
-        # Momentum starts anew: what training left of it does not belong to the copy.
+        # Momentum starts at zero: the copy does not inherit the momentum of training.
         descend(module, parameters, simulator.train.of(row), replace(WHOLE, epochs=4))
         found = adapted.params.row(row)
         assert found.keys() == start.keys()
@@ -149,7 +149,7 @@ def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
     each, together = accuracies(simulator, modules)
     assert record["client_accuracy"] == pytest.approx(each)
     assert record["accuracy"] == pytest.approx(together)
-    # Scoring leaves nothing behind.
+    # Scoring does not change the state.
     simulator.score(state, moment)
     for kept, now in ((common, state.params.common), (own, state.params.own), (velocity, state.velocity)):
         assert kept.keys() == now.keys()
@@ -157,7 +157,7 @@ def test_fine_tuning_trains_what_is_asked_on_a_copy(backend, part, tuned):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_accuracy_without_fine_tuning_stands_beside(backend):
+def test_the_accuracy_without_fine_tuning_is_recorded_too(backend):
     tuning, plain = deep_head_simulator(FedBABU(), backend), deep_head_simulator(FedBABU(finetune_epochs=0), backend)
     state, bare = tuning.start(), plain.start()
     differ = False
@@ -169,12 +169,12 @@ def test_the_accuracy_without_fine_tuning_stands_beside(backend):
         assert untuned.record["client_accuracy"] == pytest.approx(each)
         assert untuned.record["accuracy"] == pytest.approx(together)
     assert differ
-    # How clients are scored does not touch what they learn.
+    # Scoring does not affect training.
     for name in BODY:
         assert torch.equal(state.params.common[name], bare.params.common[name])
 
 
-def test_fine_tuning_follows_the_rate_of_the_round():
+def test_fine_tuning_uses_the_learning_rate_of_the_round():
     local = LocalTraining(lr=0.1, schedule="exponential", lr_decay=0.5, epochs=7)
     simulator = deep_head_simulator(FedBABU(), "loop", local)
     (phase,) = FedBABU(finetune_epochs=4).adapt(local, simulator.moment(3))
@@ -190,7 +190,7 @@ def test_fine_tuning_follows_the_rate_of_the_round():
         ("--finetune", "tail", "--finetune must be all, head or body, got 'tail'."),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(option, value, words, capsys, tmp_path, monkeypatch):
+def test_invalid_settings_are_refused_in_one_sentence(option, value, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["run", "fedbabu", option, value, "--rounds", "1", "--quiet", "--out", "run"]) == 2
     shown = capsys.readouterr().err

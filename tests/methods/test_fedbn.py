@@ -1,4 +1,4 @@
-"""FedBN: batch norm stays at home, in a network that has it."""
+"""FedBN: batch-norm parameters stay on the client."""
 
 import functools
 
@@ -21,7 +21,7 @@ NORM = {f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running
 fedbn_simulator = functools.partial(make_simulator, local=LOCAL, net="mlp-bn", hidden=5, seed=0, backend="auto")
 
 
-def test_batch_norm_is_found_by_its_kind():
+def test_batch_norm_layers_are_found_by_their_type():
     net = fedbn_simulator(FedBN()).net
     assert net.batch_norm == NORM
     roles = {name: FedBN().role(net, name) for name in net.initial}
@@ -32,7 +32,7 @@ def test_batch_norm_is_found_by_its_kind():
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_a_round_by_hand(backend):
+def test_a_round_equals_a_calculation_by_hand(backend):
     simulator = fedbn_simulator(FedBN(), backend=backend)
     state = simulator.start()
     before = {name: value.numpy().copy() for name, value in simulator.net.initial.items()}
@@ -44,11 +44,11 @@ def test_a_round_by_hand(backend):
         hidden = x @ before["body.1.weight"].T + before["body.1.bias"]
         middle, spread = hidden.mean(axis=0), hidden.var(axis=0)
         own = state.params.row(row)
-        # A tenth of the way to the batch's statistics; the variance without bias.
+        # Running statistics move by a tenth towards those of the batch, with the unbiased variance.
         assert own["body.2.running_mean"].numpy() == pytest.approx(0.1 * middle, abs=1e-12)
         assert own["body.2.running_var"].numpy() == pytest.approx(0.9 + 0.1 * spread * n / (n - 1), abs=1e-12)
         even = (hidden - middle) / np.sqrt(spread + 1e-5)
-        features = np.maximum(even, 0)  # scale 1 and shift 0 at first
+        features = np.maximum(even, 0)  # initially scale 1 and shift 0
         scores = features @ before["head.weight"].T + before["head.bias"]
         chances = np.exp(scores - scores.max(axis=1, keepdims=True))
         wrong = (chances / chances.sum(axis=1, keepdims=True) - np.eye(4)[y]) / n
@@ -63,7 +63,7 @@ def test_a_round_by_hand(backend):
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_with_batch_norm_a_run_can_be_taken_up(backend, tmp_path):
+def test_a_run_with_batch_norm_can_be_resumed(backend, tmp_path):
     whole = fedbn_simulator(FedBN(), backend=backend)
     state = whole.start()
     list(whole.run(state))
@@ -78,7 +78,7 @@ def test_with_batch_norm_a_run_can_be_taken_up(backend, tmp_path):
             assert torch.equal(value, taken.params.row(row)[name]), name
 
 
-def test_without_batch_norm_it_is_fedavg():
+def test_without_batch_norm_it_equals_fedavg():
     states = []
     for method in (FedBN(), FedAvg()):
         simulator, state, _, _ = begun(method, "stacked", local())

@@ -32,21 +32,21 @@ def client(**inbox) -> Client:
 
 
 def sent() -> Uploads:
-    """Return what three clients sent: all hold class 0, only client 1 holds class 1, nobody holds class 2."""
+    """Return the uploads of three clients: all hold class 0, only client 1 holds class 1, none holds class 2."""
     outputs = torch.zeros(3, 3, 3, dtype=torch.float64)
     outputs[0, 0], outputs[1, 0], outputs[2, 0] = tensor([0.6, 0.3, 0.1]), tensor([0.8, 0.1, 0.1]), tensor([1, 0, 0])
     outputs[1, 1] = tensor([0.1, 0.7, 0.2])
-    # Numbers of samples decide who holds a label, not how much it counts.
+    # The number of samples decides whether a client holds a label, but is not a weight.
     counts = tensor([[90, 0, 0], [10, 5, 0], [1, 0, 0]])
     return Uploads(torch.arange(3), {}, {"outputs": outputs, "label_counts": counts}, counts.sum(1))
 
 
-def test_targets_are_means_over_the_others_that_hold_a_label(net):
+def test_targets_are_means_over_other_clients_that_hold_a_label(net):
     method = FedDistill()
     answer = method.aggregate(net, {}, sent(), MOMENT)
     expected = [
         [[0.9, 0.05, 0.05], [0.1, 0.7, 0.2], [0, 0, 0]],
-        [[0.8, 0.15, 0.05], [0, 0, 0], [0, 0, 0]],  # the only holder of class 1 has nobody to learn it from
+        [[0.8, 0.15, 0.05], [0, 0, 0], [0, 0, 0]],  # the only holder of class 1 has no teacher for it
         [[0.7, 0.2, 0.1], [0.1, 0.7, 0.2], [0, 0, 0]],
     ]
     targets = answer.personal["targets"].tolist()
@@ -55,7 +55,7 @@ def test_targets_are_means_over_the_others_that_hold_a_label(net):
     assert answer.shared == {}
 
 
-def test_a_client_can_be_among_its_own_teachers(net):
+def test_a_clients_own_outputs_can_be_included_in_its_targets(net):
     answer = FedDistill(include_own=True).aggregate(net, {}, sent(), MOMENT)
     everyone = [[0.8, 0.4 / 3, 0.2 / 3], [0.1, 0.7, 0.2], [0, 0, 0]]
     for rows in answer.personal["targets"].tolist():
@@ -64,7 +64,7 @@ def test_a_client_can_be_among_its_own_teachers(net):
 
 
 @pytest.mark.parametrize(("include_own", "taught"), [(False, [[0, 0, 0]]), (True, [[1, 1, 0]])])
-def test_a_client_that_is_alone_has_no_teacher_but_itself(net, include_own, taught):
+def test_a_single_client_has_no_teacher_but_itself(net, include_own, taught):
     together = sent()
     alone = Uploads(
         together.clients[1:2], {}, {name: value[1:2] for name, value in together.extras.items()}, together.counts[1:2]
@@ -96,18 +96,18 @@ def test_the_loss_compares_logits_by_mean_square(net):
 
 
 @pytest.mark.parametrize("target_loss", ["cross-entropy", "mse"])
-def test_a_label_that_nobody_teaches_adds_nothing(net, target_loss):
+def test_a_label_without_a_target_adds_nothing_to_the_loss(net, target_loss):
     method = FedDistill(gamma=0.1, target_loss=target_loss)
     samples = batch_of(LOGITS, LABELS, MASK)
     untaught = client(targets=[[0.0, 0.0], [0.0, 0.0]], taught=[0, 0])
     assert float(method.loss(net, untaught, samples)) == pytest.approx(-math.log(0.75), rel=1e-12)
-    # Of two samples one is taught: the mean is still over both.
+    # One of two samples has a target: the mean is still over both.
     half = client(targets=[[0.5, 0.5], [0.0, 0.0]], taught=[1, 0])
     told = {"cross-entropy": -0.5 * math.log(0.75 * 0.25), "mse": ((math.log(3) - 0.5) ** 2 + 0.25) / 2}[target_loss]
     assert float(method.loss(net, half, samples)) == pytest.approx(-math.log(0.75) + 0.1 * told / 2, rel=1e-12)
 
 
-def test_before_any_mail_the_loss_is_the_cross_entropy(net):
+def test_with_an_empty_inbox_the_loss_is_the_cross_entropy(net):
     found = FedDistill(gamma=7.0).loss(net, client(), batch_of(LOGITS, LABELS, MASK))
     assert float(found) == pytest.approx(-math.log(0.75), rel=1e-12)
 
@@ -119,8 +119,8 @@ def test_before_any_mail_the_loss_is_the_cross_entropy(net):
         ("mse", [[math.log(3) / 2, math.log(3) / 2], [0.0, 0.0]]),
     ],
 )
-def test_what_is_sent_are_means_of_the_trained_models_outputs(net, target_loss, expected):
-    # The received model would answer otherwise: only the trained one counts.
+def test_clients_send_mean_outputs_of_the_trained_model(net, target_loss, expected):
+    # The received model has other outputs: only those of the trained model are sent.
     trained = client()
     trained = trained.having(received={**trained.params, "head.bias": tensor([5.0, 0.0])})
     samples = batch_of([*LOGITS[:2], [0.0, 0.0], [50.0, 9.0]], [0, 0, 1, 0], [1, 1, 1, 0])
@@ -137,7 +137,7 @@ def test_the_mean_of_softmax_outputs_is_not_the_softmax_of_the_mean(net):
     assert found["outputs"][0].tolist() == pytest.approx([0.625, 0.375])  # of mean logits: √3/(√3 + 1) = 0.634
 
 
-def test_mean_outputs_travel_and_nothing_else():
+def test_only_mean_outputs_are_exchanged():
     state, records = run_all(make_simulator(FedDistill()))
     each = (CLASSES * CLASSES + CLASSES) * BYTES
     assert [record["bytes_up"] for record in records] == [4 * each] * 3
@@ -147,7 +147,7 @@ def test_mean_outputs_travel_and_nothing_else():
     assert set(state.inbox.own) == {"targets", "taught"}
 
 
-def test_targets_come_from_the_models_as_they_are_after_training():
+def test_targets_are_computed_with_the_trained_models():
     simulator = make_simulator(FedDistill(), rounds=1)
     state = simulator.start()
     simulator.run_round(state)
@@ -171,7 +171,7 @@ def test_targets_come_from_the_models_as_they_are_after_training():
 
 @pytest.mark.parametrize("target_loss", ["cross-entropy", "mse"])
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_without_distillation_it_is_local_training(backend, target_loss):
+def test_without_distillation_it_equals_local_training(backend, target_loss):
     local = LocalTraining(epochs=2, batch=5, lr=0.05, clip=0.5, weight_decay=0.01)
     alone, expected = run_all(make_simulator(Local(), local=local, backend=backend))
     found, records = run_all(
@@ -211,7 +211,7 @@ def test_the_defaults_are_the_papers():
         ),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
+def test_invalid_settings_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["run", "feddistill", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
     complaint = capsys.readouterr().err

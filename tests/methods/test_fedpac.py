@@ -1,4 +1,4 @@
-"""FedPAC against numbers computed by hand or in another way from its equations."""
+"""FedPAC, against numbers computed from its equations by hand or with another solver."""
 
 import math
 
@@ -49,7 +49,7 @@ def statistics(features, labels, classes):
     return weighted, (expected_square - squared_means) / samples
 
 
-def test_statistics_by_hand(net):
+def test_statistics_equal_a_calculation_by_hand(net):
     # Class 0: (1, 0), (3, 0), so p = ⅔, µ = (2, 0), E‖f‖² = 5; class 2: (0, 3), so p = ⅓, E‖f‖² = 9; then padding.
     samples = batch_of([[1, 0], [3, 0], [0, 3], [50, 50]], [0, 0, 2, 0], [1, 1, 1, 0])
     made = FedPAC().begin(net, client(), samples, MOMENT).inbox
@@ -61,7 +61,7 @@ def test_statistics_by_hand(net):
     assert made["held"].tolist() == [1, 0, 1]
 
 
-def test_what_came_by_mail_stays_in_the_inbox(net):
+def test_received_prototypes_stay_in_the_inbox(net):
     mail = {"prototypes": [[1.0, 1.0]] * 3, "known": [1.0, 0.0, 1.0]}
     made = FedPAC().begin(net, client(1.0, **mail), batch_of([[1, 0]], [0]), MOMENT).inbox
     assert made["prototypes"].tolist() == mail["prototypes"]
@@ -74,7 +74,7 @@ def test_a_single_sample_has_no_variance(net):
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_statistics_come_from_the_received_body_and_prototypes_from_the_trained_one(backend):
+def test_statistics_use_the_received_body_and_prototypes_the_trained_one(backend):
     simulator = watched_simulator(FedPAC(), backend=backend)
     state = simulator.start()
     for _ in range(2):
@@ -92,7 +92,7 @@ def test_statistics_come_from_the_received_body_and_prototypes_from_the_trained_
                 if counts[label]:
                     mean = features[labels == label].mean(0)
                     assert torch.allclose(simulator.uploads.extras["means"][row, label], mean, atol=1e-12)
-            # Otherwise nothing is told apart here.
+            # Otherwise this test could not distinguish them.
             assert not torch.allclose(features, simulator.net.features(simulator.before[row], x), atol=1e-3)
 
 
@@ -109,14 +109,14 @@ def problem(weighted, variance, i):
 
 
 def expected_weights(matrix):
-    """Return the weights by a general solver, small ones dropped as FedPAC drops them."""
+    """Return the weights of a general solver, without the small ones that FedPAC drops."""
     found = by_scipy(matrix)
     kept = np.where(found < 1e-3, 0, found)
     return kept / kept.sum()
 
 
 @pytest.mark.parametrize(("clients", "classes", "width"), [(2, 1, 1), (3, 2, 4), (6, 3, 2), (10, 2, 5)])
-def test_weights_are_those_of_another_solver(clients, classes, width):
+def test_weights_equal_those_of_another_solver(clients, classes, width):
     generator = torch.Generator().manual_seed(clients)
     weighted = torch.randn(clients, classes, width, generator=generator, dtype=torch.float64)
     variance = torch.rand(clients, generator=generator, dtype=torch.float64) + 0.2
@@ -125,13 +125,13 @@ def test_weights_are_those_of_another_solver(clients, classes, width):
         assert found[i].numpy() == pytest.approx(expected_weights(problem(weighted, variance, i)), abs=1e-4)
 
 
-def test_without_bias_weights_go_by_the_inverse_of_the_variance():
+def test_without_bias_weights_are_inverse_variances():
     found = combination_weights(torch.ones(3, 2, 2, dtype=torch.float64), tensor([1.0, 2.0, 4.0]))
     assert found.numpy() == pytest.approx(np.tile([4 / 7, 2 / 7, 1 / 7], (3, 1)), abs=1e-5)
 
 
 def groups(within: float) -> torch.Tensor:
-    """Return h of two groups of four, 10⁴ apart in squares; each client is off its group by a square of `within`."""
+    """Return h of two groups of four, 10⁴ apart in squared distance; `within` is that of a client to its group."""
     weighted = torch.zeros(8, 1, 10, dtype=torch.float64)
     weighted[:4, 0, 8] = weighted[4:, 0, 9] = math.sqrt(0.5e4)
     weighted[torch.arange(8), 0, torch.arange(8)] = math.sqrt(within)
@@ -176,7 +176,7 @@ def test_one_client_keeps_its_head():
     assert combination_weights(torch.randn(1, 3, 2), torch.ones(1)).tolist() == [[1]]
 
 
-def test_where_nothing_can_be_solved_clients_keep_their_heads():
+def test_without_a_solution_clients_keep_their_heads():
     assert torch.equal(combination_weights(torch.ones(3, 1, 2), torch.full((3,), math.nan)).float(), torch.eye(3))
 
 
@@ -189,7 +189,7 @@ def test_the_order_of_clients_does_not_matter():
     assert torch.allclose(permuted, straight[order][:, order], atol=1e-5)
 
 
-def test_nothing_grows_with_the_square_of_the_features():
+def test_memory_does_not_grow_with_the_square_of_the_features():
     # A square of 200 000 features would take 320 GB.
     generator = torch.Generator().manual_seed(0)
     small = torch.randn(5, 2, 3, generator=generator, dtype=torch.float64)
@@ -199,8 +199,8 @@ def test_nothing_grows_with_the_square_of_the_features():
     assert torch.allclose(combination_weights(wide, variance), combination_weights(small, variance), atol=1e-6)
 
 
-def test_the_server_hands_out_the_mean_body_and_combines_heads(net):
-    # Clients 0 and 1 are alike, client 2 is far off: heads are shared by pairs, whatever the sample counts.
+def test_the_server_returns_the_mean_body_and_combined_heads(net):
+    # Clients 0 and 1 are alike, client 2 is distant: the first two share heads, independently of sample counts.
     counts = tensor([[1, 0, 0], [0, 3, 0], [2, 4, 0]])
     weighted = torch.zeros(3, 3, 2, dtype=torch.float64)
     weighted[2] = 30
@@ -235,9 +235,9 @@ def test_the_server_hands_out_the_mean_body_and_combines_heads(net):
     assert alike.shared["prototypes"].tolist() == [[3.5, 5], [3.5, 3.5], [0, 0]]
 
 
-def test_the_loss_of_the_body_draws_features_to_prototypes_and_that_of_the_head_does_not(net):
+def test_only_the_loss_of_the_body_aligns_features_with_prototypes(net):
     samples = batch_of([[1, 2], [3, 3], [70, 70]], [0, 1, 0], [1, 1, 0])
-    # Class 1 has no global prototype: the client's own stands in. ½(1 + 4) = 2.5, ½(1 + 0) = 0.5.
+    # Class 1 has no global prototype: the client's own is used. ½(1 + 4) = 2.5, ½(1 + 0) = 0.5.
     mail = {
         "prototypes": [[0, 0], [50, 50], [50, 50]], "known": [1, 0, 0],
         "own": [[9, 9], [2, 3], [0, 0]], "held": [1, 1, 0],
@@ -248,7 +248,7 @@ def test_the_loss_of_the_body_draws_features_to_prototypes_and_that_of_the_head_
     assert float(head_loss(net, client(**mail), samples)) == pytest.approx(math.log(3), rel=1e-12)
 
 
-def test_before_any_mail_the_loss_is_the_cross_entropy(net):
+def test_with_an_empty_inbox_the_loss_is_the_cross_entropy(net):
     begun = FedPAC().begin(net, client(), batch_of([[1, 2], [3, 3], [0, 1]], [0, 1, 0]), MOMENT)
     found = FedPAC(align=9.0).loss(net, begun, batch_of([[1, 2], [3, 3]], [0, 1]))
     assert float(found) == pytest.approx(math.log(3), rel=1e-12)
@@ -258,7 +258,7 @@ def test_the_head_is_trained_for_an_epoch_and_then_the_body():
     local = LocalTraining(epochs=5, lr=0.02, momentum=0.5, schedule="exponential", lr_decay=0.5)
     later = Moment(round=3, rounds=10, seed=0)
     head, body = FedPAC().phases(local, later)
-    assert (head.epochs, head.lr, head.momentum) == (1, 0.1, 0.5)  # as fixed as the authors' 0.1
+    assert (head.epochs, head.lr, head.momentum) == (1, 0.1, 0.5)  # constant like the authors' 0.1
     assert (body.epochs, body.lr, body.momentum) == (5, 0.02 / 4, 0.5)
     for phase, trains in ((head, "head.weight"), (body, "body.weight")):
         assert [name for name in ("body.weight", "head.weight") if phase.trains(name)] == [trains]
@@ -268,7 +268,7 @@ def test_the_head_is_trained_for_an_epoch_and_then_the_body():
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 @pytest.mark.parametrize(("epochs", "head_epochs"), [(0, 1), (2, 0), (2, 1)])
-def test_each_phase_leaves_the_other_part_bit_for_bit(backend, epochs, head_epochs):
+def test_each_phase_leaves_the_other_part_bit_identical(backend, epochs, head_epochs):
     local = LocalTraining(epochs=epochs, batch=5, lr=0.05, weight_decay=0.01)
     simulator = watched_simulator(FedPAC(head_epochs=head_epochs), local=local, backend=backend)
     state = simulator.start()
@@ -282,7 +282,7 @@ def test_each_phase_leaves_the_other_part_bit_for_bit(backend, epochs, head_epoc
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(backend):
-    """With a single batch of everything and no momentum both rounds can be retraced."""
+    """With one batch of all samples and no momentum, both rounds can be computed by hand."""
     local = LocalTraining(epochs=1, batch=1000, lr=0.05, momentum=0.0, clip=0)
     simulator = watched_simulator(FedPAC(align=0.7), local=local, backend=backend)
     state = simulator.start()
@@ -316,7 +316,7 @@ def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(b
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_the_loss_recorded_while_the_head_trains_is_the_cross_entropy(backend):
-    # Without epochs of the body, and with alignment that would outweigh everything else.
+    # Without epochs of the body, and with a very large weight of alignment.
     local = LocalTraining(epochs=0, batch=1000, momentum=0.0)
     simulator = watched_simulator(FedPAC(align=1000.0), local=local, backend=backend)
     state = simulator.start()
@@ -329,7 +329,7 @@ def test_the_loss_recorded_while_the_head_trains_is_the_cross_entropy(backend):
     assert "prototypes" in simulator.inbox
 
 
-def test_bytes_are_models_prototypes_and_statistics():
+def test_bytes_include_models_prototypes_and_statistics():
     simulator = watched_simulator(FedPAC())
     records = [each.record for each in simulator.run(simulator.start())]
     means, label_counts, weighted, variance = CLASSES * FEATURES, CLASSES, CLASSES * FEATURES, 1
@@ -341,7 +341,7 @@ def test_bytes_are_models_prototypes_and_statistics():
     assert [record["bytes_down"] for record in records] == [down, down + mail, down + mail]
 
 
-def test_everyone_gets_the_common_body_and_a_head_of_its_own():
+def test_all_clients_get_the_common_body_and_their_own_head():
     simulator = watched_simulator(FedPAC())
     state = simulator.start()
     simulator.run_round(state)
@@ -385,7 +385,7 @@ def test_a_round_with_one_client_returns_its_own_head():
         (["--weigh", "votes"], "--weigh must be samples or uniform, got 'votes'."),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
+def test_invalid_settings_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["run", "fedpac", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
     complaint = capsys.readouterr().err
@@ -394,7 +394,7 @@ def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, 
     assert not list(tmp_path.iterdir())
 
 
-def test_of_very_many_clients_not_all_weights_are_dropped(monkeypatch):
+def test_with_very_many_clients_not_all_weights_are_dropped(monkeypatch):
     monkeypatch.setattr(
         "fedrema.methods.fedpac.minimise_on_simplex", lambda matrix: np.full(len(matrix), 1 / len(matrix))
     )

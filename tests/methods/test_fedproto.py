@@ -27,7 +27,7 @@ def net() -> Net:
 
 
 def client(biases=(0.0, 0.0, 0.0), **inbox) -> Client:
-    """Return a client whose features are its inputs, and whose classifier always says the same."""
+    """Return a client whose features are its inputs, and whose classifier has constant logits."""
     params = {
         "body.weight": torch.eye(2, dtype=torch.float64),
         "body.bias": tensor([0.0, 0.0]),
@@ -49,7 +49,7 @@ def test_the_loss_is_cross_entropy_plus_the_distance_to_prototypes(net):
         assert float(found) == pytest.approx(math.log(3) + align * 6.5 / 3, rel=1e-12)
 
 
-def test_before_any_mail_the_loss_is_the_cross_entropy(net):
+def test_with_an_empty_inbox_the_loss_is_the_cross_entropy(net):
     assert float(FedProto(align=5.0).loss(net, client(), SAMPLES)) == pytest.approx(math.log(3), rel=1e-12)
     # (−log softmax) of the biases (log 2, 0, 0): log 4 − log 2 for class 0, log 4 for the others
     found = FedProto().loss(net, client([math.log(2), 0, 0]), SAMPLES)
@@ -61,26 +61,26 @@ def test_the_nearest_known_prototype_is_predicted(net):
     scores = FedProto().predict(net, client([0, 0, 5], **PROTOTYPES), x)
     expected = [[-5, -9], [-17, -1], [-162, -80], [-6.5, -6.5]]  # of the squares
     assert (-scores[:, :2].square()).tolist() == [pytest.approx(row) for row in expected]
-    # The third lies on an unknown class's row, which must not be predicted however near.
+    # The third sample equals the row of an unknown class, which must not be predicted.
     assert (scores[:, 2] == -math.inf).all()
     assert scores.argmax(1).tolist()[:3] == [0, 1, 1]
 
 
-def test_the_classifier_predicts_before_any_mail_and_on_request(net):
+def test_the_classifier_predicts_with_an_empty_inbox_and_on_request(net):
     x = tensor([[1, 2], [9, 9]])
     assert FedProto().predict(net, client([1, 2, 5]), x).tolist() == [[1, 2, 5]] * 2
     by_classifier = FedProto(predict_by="classifier").predict(net, client([1, 2, 5], **PROTOTYPES), x)
     assert by_classifier.tolist() == [[1, 2, 5]] * 2
 
 
-def test_the_classifier_is_scored_beside():
+def test_the_classifier_is_declared_as_another_way_of_scoring():
     beside = FedProto(align=0.3, weigh="uniform").beside()
     assert beside == {"classifier": FedProto(align=0.3, weigh="uniform", predict_by="classifier")}
     assert FedProto(predict_by="classifier").beside() == {}
 
 
-def test_the_accuracy_beside_is_the_classifiers():
-    # Hardly trained: prototypes already tell classes apart, the classifier does not.
+def test_the_other_recorded_accuracy_is_the_classifiers():
+    # After very little training, prototypes separate the classes but the classifier does not.
     barely = LocalTraining(epochs=1, batch=5, lr=1e-4)
     _, by_prototype = run_all(make_simulator(FedProto(), local=barely))
     _, by_classifier = run_all(make_simulator(FedProto(predict_by="classifier"), local=barely))
@@ -90,8 +90,8 @@ def test_the_accuracy_beside_is_the_classifiers():
     assert [one["accuracy"] for one in by_prototype] != [other["accuracy"] for other in by_classifier]
 
 
-def test_what_is_sent_are_means_of_trained_features(net):
-    # The received body would give other features: only the present one counts.
+def test_clients_send_means_of_trained_features(net):
+    # The received body has other features: only those of the trained body are sent.
     trained = client().having(received={**client().params, "body.bias": tensor([100.0, 100.0])})
     kept, sent = FedProto().end(net, trained, SAMPLES, MOMENT)
     assert kept is trained
@@ -114,7 +114,7 @@ def test_the_server_averages_by_class(net):
     assert alike.shared["prototypes"].tolist() == [[6, 3], [6, 2], [0, 0]]
 
 
-def test_nothing_but_prototypes_travels():
+def test_only_prototypes_are_exchanged():
     state, records = run_all(make_simulator(FedProto()))
     each = (CLASSES * FEATURES + CLASSES) * BYTES
     assert [record["bytes_up"] for record in records] == [4 * each] * 3
@@ -132,7 +132,7 @@ def test_models_stay_private():
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_without_alignment_it_is_local_training(backend):
+def test_without_alignment_it_equals_local_training(backend):
     # Momentum, clipping and unequal clients included.
     local = LocalTraining(epochs=2, batch=5, lr=0.05, clip=0.5, weight_decay=0.01)
     alone, expected = run_all(make_simulator(Local(), local=local, backend=backend))
@@ -171,7 +171,7 @@ def test_the_server_keeps_the_prototype_of_a_class_whose_only_holder_is_absent()
             assert not torch.equal(now["prototypes"][1], before["prototypes"][1].to(now["prototypes"]))
             kept += heard
         heard = heard or 0 in present
-        assert now["known"].tolist() == [float(heard), 1, 1, 0]  # nobody ever holds class 3
+        assert now["known"].tolist() == [float(heard), 1, 1, 0]  # no client holds class 3
         assert torch.equal(state.inbox.common["prototypes"], now["prototypes"])
         before = now
     assert kept > 0
@@ -190,7 +190,7 @@ def test_the_server_keeps_the_prototype_of_a_class_whose_only_holder_is_absent()
         ),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
+def test_invalid_settings_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["run", "fedproto", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
     complaint = capsys.readouterr().err

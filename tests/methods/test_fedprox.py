@@ -1,4 +1,4 @@
-"""FedProx: the pull towards the received model, against closed forms and against torch's own optimiser."""
+"""FedProx: the proximal term, against closed forms and torch's optimiser."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ from tests.methods.by_hand import client_of, linear_net
 
 BACKENDS = ["loop", "stacked"]
 WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1, momentum=0.9, clip=0.5)
-"""All samples in every step: the order of batches does not matter to a reference."""
+"""All samples in every step: results do not depend on the order of samples."""
 
 
 def run_simulation(method, backend, local=LOCAL, **settings):
@@ -26,7 +26,7 @@ def run_simulation(method, backend, local=LOCAL, **settings):
     return state.params.common, records
 
 
-def test_a_loss_computed_by_hand():
+def test_the_loss_equals_a_calculation_by_hand():
     net = linear_net(inputs=1, features=1, classes=2)
     received = {
         "body.weight": tensor([[1.0]]),
@@ -49,7 +49,7 @@ def test_a_loss_computed_by_hand():
         assert float(loss) == pytest.approx(entropy + mu / 2 * squares, rel=1e-12)
 
 
-def test_the_gradient_is_that_of_the_entropy_plus_mu_times_the_way_from_the_received_model():
+def test_the_gradient_is_that_of_the_entropy_plus_mu_times_the_difference_from_the_received_model():
     net = linear_net(inputs=3, features=2, classes=4)
     generator = torch.Generator().manual_seed(0)
 
@@ -64,7 +64,7 @@ def test_the_gradient_is_that_of_the_entropy_plus_mu_times_the_way_from_the_rece
     leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
     loss = FedProx(mu=0.7).loss(net, client_of(leaves, received), batch_of(x, y))
     found = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-    # Backwards through two linear layers, by hand.
+    # Backpropagation through two linear layers, by hand.
     features = x @ params["body.weight"].T + params["body.bias"]
     chances = torch.softmax(features @ params["head.weight"].T + params["head.bias"], dim=1)
     wrong = (chances - nn.functional.one_hot(torch.tensor(y), 4)) / 7
@@ -81,7 +81,7 @@ def test_the_gradient_is_that_of_the_entropy_plus_mu_times_the_way_from_the_rece
         assert torch.allclose(found[name], expected, rtol=0, atol=1e-13), name
 
 
-def test_padding_does_not_count():
+def test_padding_does_not_affect_the_loss():
     net = linear_net(features=2, classes=2)
     params = {name: value + 0.3 for name, value in net.initial.items()}
     client = client_of(params, net.initial)
@@ -92,7 +92,7 @@ def test_padding_does_not_count():
 
 
 def reference(simulator: Simulator, mu: float, rounds: int) -> dict[str, torch.Tensor]:
-    """FedProx once more, of ready-made parts: torch's SGD and clipping, one client after the other."""
+    """Return the model of a FedProx implementation with torch's SGD and clipping, one client at a time."""
     model = tanh_module().double()
     local = simulator.local
     clients = [simulator.train.of(row) for row in range(4)]
@@ -124,8 +124,8 @@ def reference(simulator: Simulator, mu: float, rounds: int) -> dict[str, torch.T
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rounds_are_those_of_torchs_own_optimiser(backend):
-    # The pull is clipped and enters the momentum with the rest of the gradient.
+def test_rounds_equal_those_with_torchs_optimiser(backend):
+    # The gradient of the proximal term is clipped and enters the momentum with the rest.
     simulator = tanh_simulator(FedProx(mu=2.0), backend, WHOLE)
     state = simulator.start()
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_rounds_are_those_of_torchs_own_optimiser(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_mu_zero_is_fedavg_bit_for_bit(backend):
+def test_with_mu_zero_it_is_bit_identical_to_fedavg(backend):
     free, free_records = run_simulation(FedProx(mu=0.0), backend)
     plain, plain_records = run_simulation(FedAvg(), backend)
     held, _ = run_simulation(FedProx(mu=1.0), backend)
@@ -153,7 +153,7 @@ def test_mu_zero_is_fedavg_bit_for_bit(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_larger_mu_the_nearer_each_client_stays(backend):
+def test_clients_stay_closer_to_the_received_model_with_larger_mu(backend):
     distances = []
     for mu in (0.0, 0.1, 1.0, 4.0):
         simulator = tanh_simulator(FedProx(mu=mu), backend)
@@ -167,7 +167,7 @@ def test_the_larger_mu_the_nearer_each_client_stays(backend):
     assert (distances[-1] > 0).all()
 
 
-def test_batch_norm_statistics_are_not_held():
+def test_the_proximal_term_ignores_batch_norm_statistics():
     net = Net(tanh_module(nn.BatchNorm1d(6)).double(), torch.zeros(2, 6, dtype=torch.float64))
     net.train(False)
     statistics = set(net.initial) - net.trainable
@@ -185,7 +185,7 @@ def test_batch_norm_statistics_are_not_held():
         assert float(loss) == pytest.approx(float(entropy) + 5 / 2 * 6, rel=1e-14)
 
 
-def test_batch_norm_statistics_follow_the_data_whatever_mu_is():
+def test_batch_norm_statistics_do_not_depend_on_mu():
     # Batch norm comes first here, so that its statistics depend on nothing but the samples.
     found = [
         run_simulation(FedProx(mu=mu), "loop", module=tanh_module(nn.BatchNorm1d(6)), rounds=2)[0] for mu in (0.0, 5.0)
@@ -204,7 +204,7 @@ def test_batch_norm_statistics_follow_the_data_whatever_mu_is():
         ("strong", "--mu must be a number, got 'strong'."),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(value, words, capsys, tmp_path, monkeypatch):
+def test_invalid_settings_are_refused_in_one_sentence(value, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["run", "fedprox", "--mu", value, "--rounds", "1", "--quiet", "--out", "run"]) == 2
     shown = capsys.readouterr().err

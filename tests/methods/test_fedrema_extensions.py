@@ -42,7 +42,7 @@ SAMPLES = batch_of([[1, 2], [3, 3], [4, 4], [70, 70]], [0, 1, 2, 0], [1, 1, 1, 0
 PROTOTYPES = {"prototypes": [[0.0, 0.0], [1.0, 5.0], [9.0, 9.0]], "known": [1.0, 1.0, 0.0]}
 
 
-def test_without_extensions_only_models_travel(net):
+def test_without_extensions_only_models_are_exchanged(net):
     method = FedReMa()
     assert (method.align, method.alternate) == (0, False)
     assert method.end(net, client(), SAMPLES, MOMENT)[1] == {}
@@ -57,7 +57,7 @@ def test_without_extensions_only_models_travel(net):
     assert set(state.params.own) == {"head.weight", "head.bias"}
 
 
-def test_without_extensions_everything_is_trained_at_once():
+def test_without_extensions_body_and_head_are_trained_together():
     (phase,) = FedReMa().phases(LOCAL, MOMENT)
     assert (phase.epochs, phase.lr, phase.momentum, phase.loss) == (2, 0.05, 0.9, None)
     assert phase.trains("body.weight")
@@ -66,8 +66,8 @@ def test_without_extensions_everything_is_trained_at_once():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("align", [0.0, 0.7])
-def test_a_round_at_once_can_be_retraced(backend, align):
-    """With a single batch of everything and no momentum: CE, and from the second round on the alignment."""
+def test_rounds_without_alternation_equal_a_calculation_by_hand(backend, align):
+    """One batch of all samples, no momentum: cross-entropy, and from the second round on the alignment."""
     local = LocalTraining(epochs=1, batch=1000, lr=0.05, momentum=0.0, clip=0)
     simulator = watched_simulator(FedReMa(align=align), local=local, backend=backend)
     state = simulator.start()
@@ -86,7 +86,7 @@ def test_a_round_at_once_can_be_retraced(backend, align):
                 assert torch.allclose(simulator.trained[name][row], value - 0.05 * slope, atol=1e-12), name
 
 
-def test_the_loss_draws_features_to_prototypes(net):
+def test_the_loss_aligns_features_with_prototypes(net):
     # log 3 for equal logits; ½(1 + 4) = 2.5, ½(4 + 4) = 4; class 2 has no prototype; the last sample is padding.
     for align in (0.1, 1.0):
         found = FedReMa(align=align).loss(net, client(**PROTOTYPES), SAMPLES)
@@ -94,7 +94,7 @@ def test_the_loss_draws_features_to_prototypes(net):
     assert float(FedReMa(align=9.0).loss(net, client(), SAMPLES)) == pytest.approx(math.log(3), rel=1e-12)
 
 
-def test_means_of_trained_features_are_sent(net):
+def test_clients_send_means_of_trained_features(net):
     trained = client().having(received={**client().params, "body.bias": tensor([100.0, 100.0])})
     kept, sent = FedReMa(align=1.0).end(net, trained, SAMPLES, MOMENT)
     assert kept is trained
@@ -118,7 +118,7 @@ def sent_prototypes() -> Uploads:
 
 
 @pytest.mark.parametrize(("weigh", "second"), [("samples", [5, 3]), ("uniform", [6, 2])])
-def test_prototypes_are_weighed_as_heads_are(net, weigh, second):
+def test_prototypes_are_weighted_like_heads(net, weigh, second):
     method = FedReMa(align=1.0, weigh=weigh)
     answer = method.aggregate(net, method.server(net, 2), sent_prototypes(), MOMENT)
     assert answer.shared["prototypes"].tolist() == [[6, 3], second, [0, 0]]  # (3·4 + 8)/4, (3·4 + 0)/4 or means
@@ -133,7 +133,7 @@ def test_the_state_carries_prototypes_beside_the_dependency_map(net):
     method = FedReMa(align=1.0)
     answer = method.aggregate(net, method.server(net, 2), sent_prototypes(), MOMENT)
     assert set(answer.state) == {"dependencies", "peak", "critical", "prototypes", "known"}
-    # A class that nobody sends next time keeps its prototype, also where a single client is there.
+    # A class that is missing in the next round keeps its prototype, also with a single participant.
     later = sent_prototypes()
     one = Uploads(
         later.clients[:1],
@@ -146,7 +146,7 @@ def test_the_state_carries_prototypes_beside_the_dependency_map(net):
     assert again.state["known"].tolist() == [1, 1, 0]
 
 
-def test_prototypes_go_on_after_the_critical_period(net):
+def test_prototypes_are_updated_after_the_critical_period(net):
     method = FedReMa(align=1.0)
     state = {**method.server(net, 2), "critical": False, "dependencies": torch.ones(2, 2)}
     answer = method.aggregate(net, state, sent_prototypes(), MOMENT)
@@ -155,7 +155,7 @@ def test_prototypes_go_on_after_the_critical_period(net):
 
 
 @pytest.mark.parametrize("alternate", [False, True])
-def test_prototypes_travel_with_alignment(alternate):
+def test_prototypes_are_exchanged_with_alignment(alternate):
     simulator = watched_simulator(FedReMa(align=1.0, alternate=alternate))
     records = [each.record for each in simulator.run(simulator.start())]
     mail = CLASSES * FEATURES + CLASSES
@@ -165,7 +165,7 @@ def test_prototypes_travel_with_alignment(alternate):
 
 
 @pytest.mark.parametrize("align", [0.0, 1.0])
-def test_alternating_training_is_the_head_and_then_the_body_for_all_epochs_each(align):
+def test_alternating_training_trains_the_head_and_then_the_body_for_all_epochs(align):
     local = LocalTraining(epochs=5, lr=0.02, momentum=0.5, schedule="exponential", lr_decay=0.5)
     later = Moment(round=3, rounds=10, seed=0)
     phases = FedReMa(alternate=True, align=align).phases(local, later)
@@ -176,8 +176,8 @@ def test_alternating_training_is_the_head_and_then_the_body_for_all_epochs_each(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("align", [0.0, 0.7])
-def test_an_alternating_round_can_be_retraced(backend, align):
-    """Two epochs of a single batch: two steps of the head, then two of the body, which alone feels the alignment."""
+def test_alternating_rounds_equal_a_calculation_by_hand(backend, align):
+    """Two epochs of one batch: two steps of the head, then two of the body, with alignment only in the latter."""
     local = LocalTraining(epochs=2, batch=1000, lr=0.05, momentum=0.0, clip=0)
     simulator = watched_simulator(FedReMa(align=align, alternate=True), local=local, backend=backend)
     state = simulator.start()
@@ -201,8 +201,8 @@ def test_an_alternating_round_can_be_retraced(backend, align):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_heads_phase_leaves_the_body_bit_for_bit_and_feels_no_alignment(backend):
-    # Momentum and decay would move what is only masked; alignment of any strength must not matter to the head.
+def test_the_heads_phase_leaves_the_body_bit_identical_and_ignores_alignment(backend):
+    # Momentum and weight decay would change parameters that are only masked; the head must not depend on alignment.
     local = LocalTraining(epochs=2, batch=5, lr=0.05, weight_decay=0.01)
     moment = Moment(round=2, rounds=3, seed=3)
     heads = {}
@@ -210,7 +210,7 @@ def test_the_heads_phase_leaves_the_body_bit_for_bit_and_feels_no_alignment(back
         method = FedReMa(align=align, alternate=True)
         simulator = watched_simulator(method, local=local, backend=backend)
         state = simulator.start()
-        # The same first round for both: no prototypes yet.
+        # The first round is the same for both: there are no prototypes yet.
         simulator.run_round(state)
         cohort = simulator.cohort(state, torch.arange(4), with_velocity=True)
         assert "prototypes" in cohort.inbox.common
@@ -227,7 +227,7 @@ def test_the_heads_phase_leaves_the_body_bit_for_bit_and_feels_no_alignment(back
         assert torch.equal(value, heads[50.0][name]), name
 
 
-def test_the_gradient_of_the_head_does_not_know_of_prototypes(net):
+def test_the_gradient_of_the_head_does_not_depend_on_prototypes(net):
     parts = {}
     for inbox in ({}, PROTOTYPES):
         one = client(**inbox)
@@ -240,7 +240,7 @@ def test_the_gradient_of_the_head_does_not_know_of_prototypes(net):
 
 
 @pytest.mark.parametrize("alternate", [False, True])
-def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
+def test_a_resumed_run_has_its_prototypes(alternate, tmp_path):
     method = FedReMa(align=1.0, alternate=alternate)
     whole = watched_simulator(method, rounds=4, participation=0.75)
     expected = whole.start()
@@ -279,7 +279,7 @@ def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
         ),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
+def test_invalid_settings_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["run", "fedrema", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
     complaint = capsys.readouterr().err

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.network
 
 
 @pytest.mark.parametrize("method", ["fedrema", "fedavg"])
-def test_personal_models_are_those_of_the_simulator(method, tmp_path):
+def test_personal_models_equal_those_of_the_simulator(method, tmp_path):
     with Processes(tmp_path / "federation", method, least_clients=3) as network:
         network.start_all()
         assert network.finish() == 0, network.output("server")

@@ -1,4 +1,4 @@
-"""At most one process writes to a run; the second one ends with code 2 and names the first."""
+"""At most one process writes to a run; a second one exits with code 2 and names the first."""
 
 import json
 import os
@@ -127,7 +127,7 @@ def test_reading_needs_no_lock(run, capsys):
         assert main(["export", str(run), "--out", str(run.parent / "elsewhere")]) == 0
 
 
-def test_a_damaged_note_of_the_writer_does_not_matter(run):
+def test_a_damaged_running_json_is_ignored(run):
     with RunLock(run):
         for text in (
             "",

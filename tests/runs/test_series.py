@@ -21,7 +21,7 @@ METHODS = ("fedavg", "fedrema", "local")
 
 @pytest.fixture
 def stop_in(monkeypatch):
-    """Return a function that makes a run ask to stop, as Ctrl-C does, after some rounds of the whole command."""
+    """Return a function that sends SIGINT, like Ctrl-C, after a number of rounds of the whole command."""
 
     def install(number):
         count, append = 0, execute.RunDirectory.append
@@ -39,7 +39,9 @@ def stop_in(monkeypatch):
 
 
 @pytest.mark.parametrize("rounds", [1, 5, 10])
-def test_ctrl_c_in_several_runs_and_resume_end_like_one_command(tmp_path, stop_in, monkeypatch, capsys, rounds):
+def test_several_runs_resumed_after_ctrl_c_equal_an_uninterrupted_command(
+    tmp_path, stop_in, monkeypatch, capsys, rounds
+):
     command = ["run", "local,fedavg,fedrema", *SMALL, "--seeds", "2", "--quiet", "--out"]
     assert main([*command, str(tmp_path / "whole")]) == 0
     assert not (tmp_path / "whole" / "runs.json").exists()
@@ -119,7 +121,7 @@ def test_seeds_in_python_can_be_resumed_with_data_and_network_given_there(tmp_pa
     assert sorted(file.name for file in (tmp_path / "multi").iterdir()) == ["seed-0", "seed-1"]
 
 
-def test_a_command_leaves_the_lists_of_other_commands_alone(tmp_path, stop_in, monkeypatch, capsys):
+def test_a_command_does_not_replace_the_lists_of_other_commands(tmp_path, stop_in, monkeypatch, capsys):
     stop_in(2)
     inside, beside = tmp_path / "runs" / "multi", tmp_path / "runs"
     assert main(["run", "fedavg", *SMALL, "--seeds", "2", "--quiet", "--out", str(inside)]) == 130

@@ -41,7 +41,7 @@ def without_time(records):
 
 @pytest.mark.parametrize("method", METHODS, ids=label)
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_in_groups_and_on_disk_everything_is_the_same_to_the_bit(method, backend, many):
+def test_results_in_groups_and_on_disk_are_bit_identical(method, backend, many):
     settings = {"backend": backend, "participation": 0.9, "record": "none"}
     whole, state, records = run_simulation(method, many, chunk=1000, **settings)
     assert not whole.storage.on_disk
@@ -68,7 +68,7 @@ def test_relations_are_the_same_in_groups(many):
             assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_a_run_on_disk_can_be_taken_up(many, tmp_path):
+def test_a_run_on_disk_can_be_resumed(many, tmp_path):
     from fedrema.runs.checkpoint import load_state, save_state
 
     settings = {"memory": 1e-6, "chunk": 32, "scratch": tmp_path}
@@ -84,7 +84,7 @@ def test_a_run_on_disk_can_be_taken_up(many, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]  # scratch files have no names
 
 
-def test_a_round_that_fails_leaves_what_lies_on_disk_as_it_was(many):
+def test_a_failed_round_does_not_change_the_state_on_disk(many):
     from fedrema.errors import Diverged
 
     simulator, state, _ = run_simulation(FedReMa(), many, rounds=1, memory=1e-6, chunk=32)
@@ -140,7 +140,7 @@ def test_rows_with_an_entry_per_sample_may_differ_in_length():
         ({"scratch": Path("nowhere")}, "--scratch nowhere is not a folder"),
     ],
 )
-def test_bad_settings(settings, sentence):
+def test_invalid_settings_are_refused(settings, sentence):
     with pytest.raises(BadInput, match=sentence):
         Simulation(**settings)
 

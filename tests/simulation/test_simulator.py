@@ -45,11 +45,11 @@ def assert_unchanged(state, before):
         assert torch.equal(after[name], before[name]), name
 
 
-# Who takes part
+# Participation
 
 
 @pytest.mark.parametrize(("participation", "expected"), [(1.0, 20), (0.5, 10), (0.24, 5), (0.05, 1), (0.001, 1)])
-def test_as_many_take_part_as_asked_and_at_least_one(participation, expected):
+def test_the_requested_share_of_clients_takes_part_and_at_least_one(participation, expected):
     simulator = simple_simulator(federation=make_federation(counts=MANY), participation=participation)
     for number in (1, 2, 7):
         answering, failing = simulator.participation.choose(number)
@@ -58,7 +58,7 @@ def test_as_many_take_part_as_asked_and_at_least_one(participation, expected):
         assert answering == sorted(set(answering))
 
 
-def test_everyone_has_the_same_chance_to_take_part():
+def test_all_clients_are_equally_likely_to_take_part():
     simulator = simple_simulator(federation=make_federation(counts=MANY), participation=0.25)
     times = np.zeros(20)
     for number in range(1, 401):
@@ -68,7 +68,7 @@ def test_everyone_has_the_same_chance_to_take_part():
     assert (np.abs(times - 100) < 40).all()
 
 
-def test_who_takes_part_follows_the_seed_the_round_and_the_name():
+def test_participants_depend_on_seed_round_and_name():
     federation = make_federation(counts=MANY)
     simulator = simple_simulator(federation=federation, participation=0.5)
     assert simulator.participation.choose(1) == simulator.participation.choose(1)
@@ -81,7 +81,7 @@ def test_who_takes_part_follows_the_seed_the_round_and_the_name():
     assert sorted(19 - row for row in turned.participation.choose(1)[0]) == simulator.participation.choose(1)[0]
 
 
-def test_as_many_fail_as_asked_on_average():
+def test_the_requested_share_of_clients_fails_on_average():
     simulator = simple_simulator(federation=make_federation(counts=MANY), dropout=0.3, participation=0.5)
     failed = 0
     for number in range(1, 201):
@@ -103,13 +103,13 @@ def test_late_clients_join_in_their_round():
     assert other.participation.joins != simulator.participation.joins
 
 
-def test_late_clients_are_not_scored_before_they_join_and_participation_counts_those_there():
+def test_late_clients_are_neither_scored_nor_selected_before_they_join():
     _, records = run_simulation(federation=make_federation(counts=MANY), late=0.5, late_round=3, participation=0.5)
     assert [len(record["participants"]) for record in records] == [5, 5, 10]
     assert [sum(value is not None for value in record["client_accuracy"]) for record in records] == [10, 10, 20]
 
 
-def test_a_round_in_which_everyone_fails_is_recorded_and_changes_nothing():
+def test_a_round_in_which_all_clients_fail_is_recorded_and_changes_nothing():
     simulator = simple_simulator(FedReMa, dropout=0.999)
     state = simulator.start()
     before = everything_in(state)
@@ -124,10 +124,10 @@ def test_a_round_in_which_everyone_fails_is_recorded_and_changes_nothing():
     assert_unchanged(state, before)
 
 
-# What is recorded
+# Records
 
 
-def test_rounds_are_scored_when_asked_and_at_the_end():
+def test_rounds_are_scored_at_the_requested_interval_and_at_the_end():
     _, records = run_simulation(rounds=7, evaluate_every=3)
     assert [record["round"] for record in records if "accuracy" in record] == [3, 6, 7]
     assert [record["round"] for record in records if "trained_accuracy" in record] == [3, 6, 7]
@@ -137,13 +137,13 @@ def test_rounds_are_scored_when_asked_and_at_the_end():
     assert records[2]["seconds"]["evaluate"] > 0
 
 
-def test_scoring_less_often_does_not_change_what_is_learnt():
+def test_scoring_less_often_does_not_change_training():
     often, _ = run_simulation(FedReMa)
     seldom, _ = run_simulation(FedReMa, evaluate_every=3, record="relations")
     assert_unchanged(seldom, everything_in(often))
 
 
-def test_relations_are_kept_when_asked_and_of_the_first_and_last_round():
+def test_relations_are_recorded_at_the_requested_interval_and_in_the_first_and_last_round():
     simulator = simple_simulator(FedReMa, rounds=5, record="relations", record_every=2)
     kept = [sorted(each.relations) for each in simulator.run(simulator.start())]
     some = ["G", "S", "sets"]
@@ -171,7 +171,7 @@ BODY, HEAD = 4 * 49, 4 * 32
 @pytest.mark.parametrize(
     ("method", "each_way"), [(FedAvg, BODY + HEAD), (FedPer, BODY), (Local, 0), (FedReMa, BODY + HEAD)]
 )
-def test_bytes_by_hand(method, each_way):
+def test_bytes_equal_a_count_by_hand(method, each_way):
     _, records = run_simulation(method, precision="float32", participation=0.5)
     for record in records:
         assert record["bytes_up"] == 2 * each_way
@@ -195,14 +195,14 @@ class Correspondent(Method):
         )
 
 
-def test_bytes_count_what_is_sent_beside_parameters():
+def test_bytes_include_messages_besides_parameters():
     _, records = run_simulation(Correspondent, precision="float32")
     assert [record["bytes_up"] for record in records] == [4 * (BODY + HEAD + 4 * 3)] * 3
-    # The first round's answer arrives with the second download: one number for all, two for each.
+    # The first round's answer arrives with the second download: one common number, and two per client.
     assert [record["bytes_down"] for record in records] == [4 * (BODY + HEAD), *[4 * (BODY + HEAD + 4 * 3)] * 2]
 
 
-# What goes wrong
+# Errors
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class Poisoned(Method):
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_a_loss_that_is_no_number_names_round_and_client_and_leaves_the_world_as_it_was(backend):
+def test_a_loss_that_is_not_finite_is_reported_with_round_and_client_and_the_state_is_unchanged(backend):
     simulator = simple_simulator(Poisoned, backend=backend)
     assert simulator.train.counts.tolist() == [19, 8, 24, 12]
     state = simulator.start()
@@ -248,14 +248,14 @@ def test_a_loss_that_is_no_number_names_round_and_client_and_leaves_the_world_as
     assert_unchanged(state, before)
 
 
-def test_weights_that_overflow_are_noticed():
-    # Client 1 has samples for a single step only, and its weights are still just about numbers.
+def test_weights_that_overflow_are_reported():
+    # Client 1 has samples for one step only, after which its weights are still finite.
     simulator = simple_simulator(local=replace(LOCAL, lr=1e300, clip=0.0), backend="loop")
     with pytest.raises(Diverged, match="in round 1: the loss or weights of client 0, 2, 3 are not finite"):
         simulator.run_round(simulator.start())
 
 
-def test_a_method_that_forgets_a_shared_parameter_is_told():
+def test_an_answer_without_a_shared_parameter_is_refused():
     @dataclass(frozen=True)
     class Forgetful(Method):
         name: ClassVar[str] = "forgetful"
@@ -272,7 +272,7 @@ def test_a_method_that_forgets_a_shared_parameter_is_told():
     assert_unchanged(state, before)
 
 
-def test_memory_that_nobody_started_is_told():
+def test_memory_that_was_not_created_in_start_is_refused():
     @dataclass(frozen=True)
     class Sudden(Method):
         name: ClassVar[str] = "sudden"
@@ -302,7 +302,7 @@ def test_memory_that_nobody_started_is_told():
         ({"late": 1.0}, "--late must be in [0, 1), got 1.0."),
     ],
 )
-def test_what_cannot_be_played_is_refused(settings, sentence):
+def test_invalid_settings_are_refused(settings, sentence):
     with pytest.raises(BadInput) as caught:
         Simulation(**settings)
     assert str(caught.value) == sentence
@@ -315,10 +315,10 @@ def test_a_network_with_too_few_classes_is_refused():
         Simulator(FedAvg(), net, federation, LOCAL, Simulation(device="cpu"))
 
 
-# What is learnt
+# Training
 
 
-def test_momentum_is_kept_from_round_to_round_or_not():
+def test_momentum_is_kept_between_rounds_only_on_request():
     kept, _ = run_simulation(local=replace(LOCAL, keep_momentum=True))
     fresh, _ = run_simulation(local=replace(LOCAL, keep_momentum=False))
     assert kept.velocity
@@ -331,12 +331,12 @@ def test_momentum_is_kept_from_round_to_round_or_not():
         assert torch.equal(value, first[1].params.common[name])
 
 
-def test_without_momentum_there_is_nothing_to_keep():
+def test_without_momentum_the_state_has_no_velocity():
     assert simple_simulator(local=replace(LOCAL, momentum=0.0)).start().velocity == {}
 
 
 @pytest.mark.parametrize("counts", [(12, 12, 12), (30, 4, 11)])
-def test_one_full_step_of_fedavg_is_a_step_along_the_gradient_of_everybodys_samples(counts):
+def test_one_full_step_of_fedavg_is_a_gradient_step_on_all_clients_samples(counts):
     federation = make_federation(counts=counts)
     local = LocalTraining(epochs=1, batch=1000, lr=0.3, momentum=0.9, clip=0.0)
     state, _ = run_simulation(FedAvg, federation, local, rounds=1)
@@ -350,7 +350,7 @@ def test_one_full_step_of_fedavg_is_a_step_along_the_gradient_of_everybodys_samp
         assert torch.allclose(state.params.common[name], expected, atol=1e-12), name
 
 
-def test_no_epochs_teach_nothing():
+def test_zero_epochs_do_not_change_the_model():
     simulator = simple_simulator(FedAvg, local=replace(LOCAL, epochs=0))
     state = simulator.start()
     record = simulator.run_round(state).record
@@ -359,7 +359,7 @@ def test_no_epochs_teach_nothing():
     assert record["loss"] == 0
 
 
-def test_alone_means_that_others_do_not_matter():
+def test_local_training_does_not_depend_on_other_clients():
     both, _ = run_simulation(Local, make_federation(counts=(20, 15)))
     federation = make_federation(counts=(20, 15))
     mine = federation.client == 0
