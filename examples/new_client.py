@@ -7,11 +7,11 @@ import numpy as np
 import fedrema
 from fedrema.runs.new_clients import personalize
 
-everyone = fedrema.make_federation(dataset="digits", clients=20, samples=60, s=0.1, test_share=0.5)
-is_new = everyone.client == 19
-np.savez("new_client.npz", x=everyone.x[is_new], y=everyone.y[is_new], split=everyone.test[is_new])
+all_clients = fedrema.make_federation(dataset="digits", clients=20, samples=60, s=0.1, test_share=0.5)
+is_new = all_clients.client == 19
+np.savez("new_client.npz", x=all_clients.x[is_new], y=all_clients.y[is_new], split=all_clients.test[is_new])
 others = fedrema.Federation.from_arrays(
-    everyone.x[~is_new], everyone.y[~is_new], everyone.client[~is_new], everyone.test[~is_new], classes=10
+    all_clients.x[~is_new], all_clients.y[~is_new], all_clients.client[~is_new], all_clients.test[~is_new], classes=10
 )
 run = fedrema.run("fedrema", federation=others, rounds=30, lr=0.05, batch=10, out="runs/nineteen", overwrite=True)
 

@@ -62,10 +62,10 @@ def test_statistics_equal_a_calculation_by_hand(net):
 
 
 def test_received_prototypes_stay_in_the_inbox(net):
-    mail = {"prototypes": [[1.0, 1.0]] * 3, "known": [1.0, 0.0, 1.0]}
-    made = FedPAC().begin(net, client(1.0, **mail), batch_of([[1, 0]], [0]), MOMENT).inbox
-    assert made["prototypes"].tolist() == mail["prototypes"]
-    assert made["known"].tolist() == mail["known"]
+    received = {"prototypes": [[1.0, 1.0]] * 3, "known": [1.0, 0.0, 1.0]}
+    made = FedPAC().begin(net, client(1.0, **received), batch_of([[1, 0]], [0]), MOMENT).inbox
+    assert made["prototypes"].tolist() == received["prototypes"]
+    assert made["known"].tolist() == received["known"]
 
 
 def test_a_single_sample_has_no_variance(net):
@@ -238,14 +238,14 @@ def test_the_server_returns_the_mean_body_and_combined_heads(net):
 def test_only_the_loss_of_the_body_aligns_features_with_prototypes(net):
     samples = batch_of([[1, 2], [3, 3], [70, 70]], [0, 1, 0], [1, 1, 0])
     # Class 1 has no global prototype: the client's own is used. ½(1 + 4) = 2.5, ½(1 + 0) = 0.5.
-    mail = {
+    inbox = {
         "prototypes": [[0, 0], [50, 50], [50, 50]], "known": [1, 0, 0],
         "own": [[9, 9], [2, 3], [0, 0]], "held": [1, 1, 0],
     }  # fmt: skip
-    found = FedPAC(align=0.5).loss(net, client(**mail), samples)
+    found = FedPAC(align=0.5).loss(net, client(**inbox), samples)
     assert float(found) == pytest.approx(math.log(3) + 0.5 * (2.5 + 0.5) / 2, rel=1e-12)
     head_loss = FedPAC(align=0.5).phases(LOCAL, MOMENT)[0].loss
-    assert float(head_loss(net, client(**mail), samples)) == pytest.approx(math.log(3), rel=1e-12)
+    assert float(head_loss(net, client(**inbox), samples)) == pytest.approx(math.log(3), rel=1e-12)
 
 
 def test_with_an_empty_inbox_the_loss_is_the_cross_entropy(net):
@@ -337,8 +337,8 @@ def test_bytes_include_models_prototypes_and_statistics():
     prototypes, known = CLASSES * FEATURES, CLASSES
     down = 4 * (BODY + HEAD) * BYTES
     assert [record["bytes_up"] for record in records] == [up] * 3
-    mail = 4 * (prototypes + known) * BYTES
-    assert [record["bytes_down"] for record in records] == [down, down + mail, down + mail]
+    messages = 4 * (prototypes + known) * BYTES
+    assert [record["bytes_down"] for record in records] == [down, down + messages, down + messages]
 
 
 def test_all_clients_get_the_common_body_and_their_own_head():

@@ -158,9 +158,9 @@ def test_prototypes_are_updated_after_the_critical_period(net):
 def test_prototypes_are_exchanged_with_alignment(alternate):
     simulator = watched_simulator(FedReMa(align=1.0, alternate=alternate))
     records = [each.record for each in simulator.run(simulator.start())]
-    mail = CLASSES * FEATURES + CLASSES
-    assert [record["bytes_up"] for record in records] == [4 * (MODEL + mail) * BYTES] * 3
-    down, more = 4 * MODEL * BYTES, 4 * mail * BYTES
+    prototypes = CLASSES * FEATURES + CLASSES
+    assert [record["bytes_up"] for record in records] == [4 * (MODEL + prototypes) * BYTES] * 3
+    down, more = 4 * MODEL * BYTES, 4 * prototypes * BYTES
     assert [record["bytes_down"] for record in records] == [down, down + more, down + more]
 
 

@@ -145,11 +145,11 @@ def test_on_a_stop_all_seeds_are_saved_and_can_be_resumed(tmp_path):
     whole = [outcome for _, outcome in execute_all(settings_of(tmp_path, "whole"), unwatched)]
 
     def watching(settings):
-        def watch(played):
-            if played.record["round"] == 1:
+        def watch(result):
+            if result.record["round"] == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        return watch if settings.simulation.seed == 0 else lambda played: None
+        return watch if settings.simulation.seed == 0 else lambda result: None
 
     with pytest.raises(Interrupted):
         list(execute_all(settings_of(tmp_path, "stopped"), watching))
@@ -174,12 +174,12 @@ def test_as_many_seeds_train_jointly_as_fit_into_memory(tmp_path):
 
     def watching(each):
         started.append(each.simulation.seed)
-        return lambda played: None
+        return lambda result: None
 
-    played = execute_all(settings, watching)
-    next(played)
+    finished = execute_all(settings, watching)
+    next(finished)
     assert len(started) < 3
-    assert len(list(played)) == 2
+    assert len(list(finished)) == 2
 
 
 def test_orders_of_unequal_length_are_padded():

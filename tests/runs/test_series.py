@@ -13,7 +13,7 @@ from fedrema.cli import main
 from fedrema.runs import execute
 from fedrema.runs.checksums import sealed
 from tests.fixtures import make_federation
-from tests.runs.test_execute import assert_same_end
+from tests.runs.test_execute import assert_same_result
 
 SMALL = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
 METHODS = ("fedavg", "fedrema", "local")
@@ -54,7 +54,7 @@ def test_several_runs_resumed_after_ctrl_c_equal_an_uninterrupted_command(
     for method in METHODS:
         for seed in (0, 1):
             one, other = (tmp_path / name / method / f"seed-{seed}" for name in ("whole", "multi"))
-            assert_same_end(one, other)
+            assert_same_result(one, other)
             assert fedrema.load(other).finished
     assert not (tmp_path / "multi" / "runs.json").exists()
 
@@ -117,7 +117,7 @@ def test_seeds_in_python_can_be_resumed_with_data_and_network_given_there(tmp_pa
     resumed = fedrema.resume_all(tmp_path / "multi", net=module)
     assert [run.finished for run in resumed] == [True, True]
     for seed in (0, 1):
-        assert_same_end(tmp_path / "whole" / f"seed-{seed}", tmp_path / "multi" / f"seed-{seed}")
+        assert_same_result(tmp_path / "whole" / f"seed-{seed}", tmp_path / "multi" / f"seed-{seed}")
     assert sorted(file.name for file in (tmp_path / "multi").iterdir()) == ["seed-0", "seed-1"]
 
 
