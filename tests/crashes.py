@@ -14,7 +14,7 @@ from typing import Any
 
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "mkdir", "rmdir", "truncate")
 Names = dict[int, dict[str, int]]
-"""By folder: names and what they stand for."""
+"""By the inode of a folder: the names in it and their inodes."""
 Contents = dict[int, bytes]
 Tree = dict[str, bytes | None]
 """By path: a file's content, None for a folder."""

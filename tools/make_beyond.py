@@ -22,9 +22,9 @@ from fedrema.reporting.tables import markdown_lines
 RESULTS = DOCS.parent / "results" / "beyond"
 OURS = "fedprior"
 ROWS = ("fedavg", "fedrema", OURS)
-"""What is compared in pairs."""
+"""Rows that are compared in pairs."""
 RIVALS = ("fedrema-aligned", "fedpac", "fedprior-plain")
-"""What FedPrior is compared with beside those: methods that align features as it does, and FedPrior without."""
+"""Further rows that FedPrior is compared with: methods that align features too, and FedPrior without alignment."""
 PAIRED = ("lasting", "choose-few", "choose-more", "confirm")
 
 
@@ -34,11 +34,11 @@ class Found:
 
     experiment: Experiment
     kinds: dict[str, list[str]]
-    """By title, the names of its columns."""
+    """Names of columns by the title of their kind."""
     accuracy: dict[str, Scores]
     """`honest`, `final` and `best`."""
     outdated: str
-    """Says how many of the runs an older revision computed; empty where none did."""
+    """A note on how many runs are of an older revision; empty if there are none."""
 
     @classmethod
     def of(cls, file: Path, store: Store) -> "Found":

@@ -197,8 +197,8 @@ def test_a_dropped_client_changes_nothing_and_aggregate_does_not_change_its_inpu
                 assert torch.equal(before[name][record["dropped"]], after[name][record["dropped"]]), name
     assert dropped > 0
     assert all(unchanged)
-    travels = {role for role in simulator.roles(state.params).values() if role != "private"}
-    assert unchanged or not travels  # without uploads there is no aggregation
+    exchanged = {role for role in simulator.roles(state.params).values() if role != "private"}
+    assert unchanged or not exchanged  # without uploads there is no aggregation
 
 
 def test_the_federation_is_not_changed(method, federation):

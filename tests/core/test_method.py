@@ -101,7 +101,7 @@ def test_the_exponential_schedule_decays_from_the_second_round():
     assert [local.rate(at(number)) for number in (1, 2, 4)] == pytest.approx([0.8, 0.4, 0.1])
 
 
-def test_the_cosine_schedule_goes_from_the_full_rate_towards_zero():
+def test_the_cosine_schedule_decreases_from_the_full_rate_towards_zero():
     local = LocalTraining(lr=0.8, schedule="cosine")
     # (1 + cos(π t/T)) / 2 with t = 0, 1, 2, 3 of T = 4
     expected = [0.8, 0.8 * (2 + math.sqrt(2)) / 4, 0.4, 0.8 * (2 - math.sqrt(2)) / 4]

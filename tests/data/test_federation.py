@@ -23,7 +23,7 @@ def same(a, b):
     return a.fingerprint == b.fingerprint and a.info == b.info and a.names == b.names
 
 
-def test_clients_come_in_ascending_order_of_number():
+def test_clients_are_in_ascending_order_of_number():
     federation = small()
     assert federation.names == ("2", "3", "10")
     assert (len(federation), federation.classes, federation.sample_shape) == (3, 3, (2,))

@@ -49,7 +49,7 @@ def node(row):
 
 
 @pytest.mark.parametrize("method", registry())
-def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(method, tmp_path):
+def test_every_method_computes_the_same_models_as_the_simulator_and_sends_nothing_else(method, tmp_path):
     made = Federated(tmp_path, method, quick_arguments(method))
     conductor = made.conductor()
     conductor.conduct()

@@ -1,4 +1,4 @@
-"""Real clients and a central server learn what the simulator learns, for every method."""
+"""Real nodes and a central server compute the same models as the simulator, for every method."""
 
 from dataclasses import replace
 

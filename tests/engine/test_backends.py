@@ -88,7 +88,7 @@ def test_weights_are_float32_unless_float64_is_requested():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     try:
         assert choose_precision("auto", cuda).dtype is torch.float32
-        with warnings.catch_warnings(action="ignore"):  # autocast complains where there is no GPU
+        with warnings.catch_warnings(action="ignore"):  # autocast warns without a GPU
             arithmetic = choose_precision("bf16", cuda)
             context = arithmetic.torch_context()
         assert arithmetic.dtype is torch.float32
@@ -106,7 +106,7 @@ def tf32_is_allowed() -> bool:
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("bf16", True), ("float32", False)])
-def test_tf32_is_allowed_only_where_clients_are_computed(precision, allowed):
+def test_tf32_is_allowed_only_in_computations_of_clients(precision, allowed):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as other code may leave it
     arithmetic = choose_precision(precision, torch.device("cuda"))
     assert not tf32_is_allowed()

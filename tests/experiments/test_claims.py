@@ -44,7 +44,7 @@ COLLAPSE = "kind = 'collapse'\nrows = ['fedper']\n"
 FASTER = "kind = 'faster'\nrows = ['fedrema']\nover = ['fedavg']\nshare = 0.5\ncolumns = ['few']\n"
 FALLS = "kind = 'falls'\nrows = ['fedavg']\ncolumns = ['few']\ncurve = 'recall'\n"
 AROUND = (-0.01, 0.0, 0.01)
-"""Three seeds, of which each row's scatter independently below."""
+"""Deviations of three seeds from their mean."""
 
 
 class Bench:

@@ -62,7 +62,7 @@ class Gated(FedAvg):
         return super().aggregate(net, state, uploads, moment)
 """
 ROUNDS, GATE = 40, 3
-"""How long a gated run is, and the first round that waits."""
+"""The number of rounds of a gated run, and the first round that waits."""
 PATIENCE = 120.0
 """Seconds after which a test that waits has failed."""
 
@@ -224,7 +224,7 @@ class GridProcess:
     def errors(self):
         return (self.folder / "stderr").read_text()
 
-    def whole(self):
+    def finish(self):
         """Run the missing rounds without waiting, and return the results."""
         self.allow(ROUNDS)
         assert self.start("--workers", "2").wait(PATIENCE) == 0, self.errors()
@@ -239,15 +239,15 @@ class GridProcess:
     def at_the_gate(self, *marks):
         """Wait until rows have reached the first waiting round; return the processes that run them."""
         found = {}
-        for _ in patiently():
+        for _ in polling():
             found = {mark: process for process, mark, number in self.begun_rounds() if number == GATE and mark in marks}
             if set(found) == set(marks):
                 return [found[mark] for mark in marks]
         return pytest.fail(f"only {found} of {marks} have begun")
 
-    def let_on_until(self, ended):
+    def advance_until(self, ended):
         """Let all processes run one round at a time until a condition is true."""
-        for number, _ in enumerate(patiently(), start=GATE):
+        for number, _ in enumerate(polling(), start=GATE):
             if ended():
                 return
             self.allow(number)
@@ -263,7 +263,7 @@ class GridProcess:
         }
 
 
-def patiently():
+def polling():
     """Yield every 0.1 seconds; fail after PATIENCE seconds."""
     begun = time.monotonic()
     while time.monotonic() - begun < PATIENCE:
@@ -298,7 +298,7 @@ def test_on_sigterm_all_workers_save_and_the_same_command_continues(undisturbed,
     process = grid.start("--workers", "2")
     grid.at_the_gate(0, 1)
     process.send_signal(signal.SIGTERM)
-    grid.let_on_until(lambda: process.poll() is not None)
+    grid.advance_until(lambda: process.poll() is not None)
     assert process.returncode == 130
     assert grid.errors().endswith("fedrema: stopped; the same command continues from here.\n")
     assert "Traceback" not in grid.errors()
@@ -308,7 +308,7 @@ def test_on_sigterm_all_workers_save_and_the_same_command_continues(undisturbed,
     assert not (grid.folder / "out" / "runs").exists()
     assert (grid.folder / "out" / "table.md").is_file()
     (grid.folder / "begun").unlink()
-    assert grid.whole() == undisturbed
+    assert grid.finish() == undisturbed
     begun = {mark: min(number for _, other, number in grid.begun_rounds() if other == mark) for mark in range(3)}
     assert begun == {**{mark: number + 1 for mark, number in saved.items()}, 2: 1}
     assert not (grid.folder / "out" / "unfinished").exists()
@@ -320,7 +320,7 @@ def test_a_killed_worker_is_reported_and_replaced(number, code, undisturbed, tmp
     process = grid.start("--workers", "2")
     victim, _ = grid.at_the_gate(0, 1)
     os.kill(victim, number)
-    grid.let_on_until(lambda: is_gone(victim))
+    grid.advance_until(lambda: is_gone(victim))
     grid.allow(ROUNDS)
     assert process.wait(PATIENCE) == 2
     sentence = f"fedrema: r0: its process ended with code {code}; its last checkpoint is kept."
@@ -331,7 +331,7 @@ def test_a_killed_worker_is_reported_and_replaced(number, code, undisturbed, tmp
     assert len(kept(grid.folder / "out" / "runs")) == 2
     (last,) = grid.saved().values()
     (grid.folder / "begun").unlink()
-    assert grid.whole() == undisturbed
+    assert grid.finish() == undisturbed
     assert {mark for _, mark, _ in grid.begun_rounds()} == {0}
     assert min(number for _, _, number in grid.begun_rounds()) == last + 1 >= GATE
 
@@ -342,19 +342,19 @@ def test_a_worker_saves_and_exits_when_its_parent_is_killed(undisturbed, tmp_pat
     workers = grid.at_the_gate(0, 1)
     process.kill()
     process.wait()
-    grid.let_on_until(lambda: all(map(is_gone, workers)))
+    grid.advance_until(lambda: all(map(is_gone, workers)))
     saved = grid.saved()
     assert set(saved) == {0, 1}
     assert all(GATE <= number < ROUNDS for number in saved.values())
     assert {mark: max(number for _, other, number in grid.begun_rounds() if other == mark) for mark in saved} == saved
     (grid.folder / "begun").unlink()
-    assert grid.whole() == undisturbed
+    assert grid.finish() == undisturbed
     assert min(number for _, mark, number in grid.begun_rounds() if mark == 0) == saved[0] + 1
 
 
 def test_output_of_a_method_does_not_disturb_the_workers_protocol(undisturbed, tmp_path):
     grid = GridProcess(tmp_path, 3, GATED.replace("        while", "        print('hello')\n        while"))
-    found = grid.whole()
+    found = grid.finish()
     assert not found.keys() & undisturbed.keys()  # the method's file differs, and with it the keys
     assert sorted(map(repr, found.values())) == sorted(map(repr, undisturbed.values()))
     assert "Traceback" not in grid.errors()

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedrema.cli import main
 from fedrema.core import LocalTraining, Moment, Uploads
 from fedrema.methods.fedpac import FedPAC, combination_weights
 from fedrema.models.body_and_head import Net
@@ -385,13 +384,8 @@ def test_a_round_with_one_client_returns_its_own_head():
         (["--weigh", "votes"], "--weigh must be samples or uniform, got 'votes'."),
     ],
 )
-def test_invalid_settings_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "fedpac", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    complaint = capsys.readouterr().err
-    assert words in complaint
-    assert len(complaint.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(arguments, words, refused_run):
+    assert words in refused_run("fedpac", *arguments)
 
 
 def test_with_very_many_clients_not_all_weights_are_dropped(monkeypatch):

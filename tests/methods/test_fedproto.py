@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.cli import main
 from fedrema.core import Client, LocalTraining, Moment, Uploads
 from fedrema.data import Federation
 from fedrema.methods.fedproto import FedProto
@@ -190,10 +189,5 @@ def test_the_server_keeps_the_prototype_of_a_class_whose_only_holder_is_absent()
         ),
     ],
 )
-def test_invalid_settings_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "fedproto", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    complaint = capsys.readouterr().err
-    assert words in complaint
-    assert len(complaint.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(arguments, words, refused_run):
+    assert words in refused_run("fedproto", *arguments)

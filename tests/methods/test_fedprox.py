@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.cli import main
 from fedrema.core import LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedprox import FedProx
@@ -204,10 +203,5 @@ def test_batch_norm_statistics_do_not_depend_on_mu():
         ("strong", "--mu must be a number, got 'strong'."),
     ],
 )
-def test_invalid_settings_are_refused_in_one_sentence(value, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "fedprox", "--mu", value, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    shown = capsys.readouterr().err
-    assert words in shown
-    assert len(shown.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(value, words, refused_run):
+    assert words in refused_run("fedprox", "--mu", value)

@@ -294,7 +294,7 @@ def test_fewer_than_two_participants_keep_their_own_head(net):
         assert answer.state["critical"] == state["critical"]
 
 
-def test_identical_heads_are_averaged_with_everyone_and_do_not_end_the_period(net):
+def test_identical_heads_are_averaged_over_all_clients_and_do_not_end_the_period(net):
     same = uploads([[1.0, 0.0]] * 3)
     answer = FedReMa().aggregate(net, FedReMa().server(net, 3), same, MOMENT)
     assert answer.trace["set_sizes"].tolist() == [3, 3, 3]

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedrema.cli import main
 from fedrema.core import LocalTraining, Moment, Uploads
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net
@@ -129,7 +128,7 @@ def test_prototypes_are_weighted_like_heads(net, weigh, second):
     assert set(answer.shared) == {"body.weight", "body.bias", "prototypes", "known"}
 
 
-def test_the_state_carries_prototypes_beside_the_dependency_map(net):
+def test_the_state_contains_prototypes_and_the_dependency_map(net):
     method = FedReMa(align=1.0)
     answer = method.aggregate(net, method.server(net, 2), sent_prototypes(), MOMENT)
     assert set(answer.state) == {"dependencies", "peak", "critical", "prototypes", "known"}
@@ -279,10 +278,5 @@ def test_a_resumed_run_has_its_prototypes(alternate, tmp_path):
         ),
     ],
 )
-def test_invalid_settings_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "fedrema", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    complaint = capsys.readouterr().err
-    assert words in complaint
-    assert len(complaint.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(arguments, words, refused_run):
+    assert words in refused_run("fedrema", *arguments)

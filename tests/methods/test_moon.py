@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.cli import main
 from fedrema.core import Batch, Client, LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.moon import MOON, contrastive_loss
@@ -298,10 +297,5 @@ def test_with_a_projection_its_output_is_used_in_the_contrastive_loss(backend):
         ("--projection", "-1", "--projection must be 0 or more, got -1."),
     ],
 )
-def test_invalid_settings_are_refused_in_one_sentence(option, value, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "moon", option, value, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    shown = capsys.readouterr().err
-    assert words in shown
-    assert len(shown.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(option, value, words, refused_run):
+    assert words in refused_run("moon", option, value)

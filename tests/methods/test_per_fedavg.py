@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.func import grad
 
-from fedrema.cli import main
 from fedrema.core import Batch, Client, LocalTraining, Moment
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.per_fedavg import PerFedAvg
@@ -372,10 +371,5 @@ def test_only_the_outer_learning_rate_follows_the_schedule():
         ("--variant", "third-order", "--variant must be first-order or hessian-vector, got 'third-order'."),
     ],
 )
-def test_invalid_settings_are_refused_in_one_sentence(option, value, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "per-fedavg", option, value, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    shown = capsys.readouterr().err
-    assert words in shown
-    assert len(shown.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(option, value, words, refused_run):
+    assert words in refused_run("per-fedavg", option, value)

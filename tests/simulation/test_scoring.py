@@ -130,7 +130,7 @@ def test_seconds_bytes_and_critical_rounds_are_summed_and_rounds_without_partici
     assert "critical_rounds" not in summarise(rounds)  # the method declares no period
 
 
-def test_other_ways_of_scoring_are_summarised_beside_the_metric():
+def test_other_ways_of_scoring_are_summarised_in_addition_to_the_metric():
     rounds = [a_round(n, n / 10, alternatives={"unadapted": {"accuracy": n / 20}}) for n in (1, 3, 2)]
     summary = summarise(rounds)
     assert summary["best_unadapted_accuracy"] == pytest.approx(0.15)

@@ -325,7 +325,7 @@ def test_momentum_is_kept_between_rounds_only_on_request():
     assert fresh.velocity == {}
     apart = (kept.params.common["head.weight"] - fresh.params.common["head.weight"]).abs().max()
     assert apart > 1e-4
-    # In the first round there is nothing to keep.
+    # In the first round there is no earlier momentum.
     first = [run_simulation(local=replace(LOCAL, keep_momentum=keep), rounds=1)[0] for keep in (True, False)]
     for name, value in first[0].params.common.items():
         assert torch.equal(value, first[1].params.common[name])
