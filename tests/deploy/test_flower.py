@@ -49,13 +49,13 @@ def node(row):
 
 
 @pytest.mark.parametrize("method", registry())
-def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(method, tmp_path):
+def test_every_method_computes_the_same_models_as_the_simulator_and_sends_nothing_else(method, tmp_path):
     made = Federated(tmp_path, method, quick_arguments(method))
     conductor = made.conductor()
     conductor.conduct()
     simulator = build_simulator(made.settings, build_federation(made.settings.data))
     state = simulator.start()
-    records = [played.record for played in simulator.run(state)]
+    records = [result.record for result in simulator.run(state)]
     central = conductor.central
     for name, value in state.params.common.items():
         torch.testing.assert_close(central.state.params.common[name], value, rtol=0, atol=1e-6)

@@ -22,7 +22,7 @@ from fedrema.deploy.registry import Registry
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.methods import registry
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 from tests.quick import quick_arguments
 
 ARGUMENTS = [

@@ -74,7 +74,7 @@ class Processes:
         return self.folder / "nodes" / name
 
     def output(self, name):
-        """Return what a command has printed."""
+        """Return the output of a command."""
         return (self.folder / f"{name}.command.log").read_text()
 
     def records(self):
