@@ -39,7 +39,7 @@ def quickest_rounds(arguments: list[str]) -> dict[str, dict[str, float]]:
     running: dict[str, tuple[Simulator, SimulationState]] = {}
     for name in registry():
         settings = parse_settings(name, [*arguments, "--device", "cpu"])
-        simulator = prepare(settings, build_federation(settings.data))
+        simulator = build_simulator(settings, build_federation(settings.data))
         running[name] = simulator, simulator.start()
     quickest: dict[str, dict[str, float]] = {}
     for number in range(EARLY + COUNTED):

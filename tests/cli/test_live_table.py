@@ -80,7 +80,7 @@ def test_cells_and_remaining_time_are_updated_by_events(example):
         "FedAvg, small steps", "FedAvg, large steps", "FedPer, small steps", "FedPer, large steps",
     ]  # fmt: skip
     table = example.table
-    table.report(Event("began", small))
+    table.report(Event("started", small))
     assert example.shown()[0] == "Two by two"
     assert example.shown()[2:5] == ["FedAvg … ·", "FedPer · ·", "FedAvg, small steps: starting"]
     assert re.fullmatch(r"0 of 8 runs finished, about (a second|\d+ seconds) left", example.shown()[-1])
@@ -92,9 +92,9 @@ def test_cells_and_remaining_time_are_updated_by_events(example):
 
     example.keep(small, 0, 0.5)
     example.keep(small, 1, 0.6)
-    table.report(Event("ended", small))
-    table.report(Event("began", large))
-    table.report(Event("began", other))
+    table.report(Event("finished", small))
+    table.report(Event("started", large))
+    table.report(Event("started", other))
     assert example.shown()[2:-1] == [
         "FedAvg 55.0 ± 7.1 …", "FedPer … ·", "FedAvg, large steps: starting", "FedPer, small steps: starting",
     ]  # fmt: skip
@@ -110,18 +110,18 @@ def test_cells_and_remaining_time_are_updated_by_events(example):
     example.keep(other, 0)
     example.keep(other, 1)
     for task in (large, other):
-        table.report(Event("ended", task, failed=("…",)))
-    table.report(Event("began", last))
+        table.report(Event("finished", task, failed=("…",)))
+    table.report(Event("started", last))
     assert example.shown()[2:4] == ["FedAvg 55.0 ± 7.1 70.0 (1)", "FedPer diverged …"]
     assert example.shown()[-1] == "6 of 8 runs finished, about 20 seconds left"
     example.keep(last, 0, 0.7)
-    table.report(Event("refused", last, failed=("its process ended with code 130",)))  # stopped after its first seed
+    table.report(Event("failed", last, failed=("its process ended with code 130",)))  # stopped after its first seed
     assert example.shown() == ["7 of 8 runs finished"]
 
 
 def test_rounds_of_this_process_belong_to_the_current_task(example):
     task = example.tasks[0]
-    example.table.report(Event("began", task))
+    example.table.report(Event("started", task))
     example.table.report(Event("round", seed=1, round=3, accuracy=0.0))
     assert "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 0.0 %" in example.shown()
 
@@ -129,19 +129,19 @@ def test_rounds_of_this_process_belong_to_the_current_task(example):
 def test_without_columns_the_table_has_one_column_of_accuracies(tmp_path):
     text = re.sub(r"(?s)\[columns.small\].*?(?=\[rows)", "", FILE)
     example = ExampleGrid(tmp_path, text=text)
-    example.table.report(Event("began", example.tasks[0]))
+    example.table.report(Event("started", example.tasks[0]))
     assert example.shown()[1:4] == ["accuracy", "FedAvg …", "FedPer ·"]
 
 
 def test_without_a_terminal_one_line_is_printed_per_task(example, capsys):
     small, large, *_ = example.tasks
     with example.table as table:
-        table.report(Event("began", small))
+        table.report(Event("started", small))
         table.report(Event("round", small, round=3, accuracy=0.5))
         assert capsys.readouterr().err == ""
         example.keep(small, 0, 0.5)
         example.keep(small, 1, 0.6)
-        table.report(Event("ended", small))
+        table.report(Event("finished", small))
         line = "FedAvg, small steps: 55.0 ± 7.1 (best accuracy); 2 of 8 runs finished, about 60 seconds left\n"
         assert capsys.readouterr().err == line
         table.report(Event("started", large))
@@ -152,7 +152,7 @@ def test_without_a_terminal_one_line_is_printed_per_task(example, capsys):
 def test_progress_of_a_long_task_is_printed_regularly(example, capsys, monkeypatch):
     monkeypatch.setattr(live_table, "SECONDS_BETWEEN_LINES", 0.0)
     task = example.tasks[0]
-    example.table.report(Event("began", task))
+    example.table.report(Event("started", task))
     capsys.readouterr()
     example.table.report(Event("round", task, seed=0, round=3, accuracy=0.5))
     told = capsys.readouterr().err
@@ -165,7 +165,7 @@ def test_quiet_prints_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(live_table, "SECONDS_BETWEEN_LINES", 0.0)
     example = ExampleGrid(tmp_path, quiet=True)
     with example.table as table:
-        for kind in ("began", "round", "ended"):
+        for kind in ("started", "round", "finished"):
             table.report(Event(kind, example.tasks[0], round=3))
     assert capsys.readouterr() == ("", "")
 

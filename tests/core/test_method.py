@@ -25,8 +25,7 @@ from fedrema.core import (
 from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedper import FedPer
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from tests.fixtures import tensor
 
 MOMENT = Moment(round=1, rounds=10, seed=0)

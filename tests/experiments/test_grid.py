@@ -195,7 +195,7 @@ def test_a_cell_equals_the_result_of_fedrema_run(file, tmp_path):
     cell = read_experiment(file).cell("mine", "large")
     store = Store(tmp_path / "runs")
     assert run_missing([cell], 2, store, tmp_path / "work") == [[]]
-    kept = finished(cell, 2, store)
+    kept = finished_runs(cell, 2, store)
     assert [one.seed for one in kept] == [0, 1]
     settings = cell.settings(1)
     settings = dataclasses.replace(settings, output=dataclasses.replace(settings.output, out=tmp_path / "run"))
@@ -228,7 +228,7 @@ def test_a_stopped_grid_resumes_from_its_checkpoint(file, tmp_path, capsys):
     store = Store(tmp_path / "runs")
     with pytest.raises(Interrupted):
         run_missing([cell], 1, store, tmp_path / "unfinished", stopping)
-    assert finished(cell, 1, store) == []
+    assert finished_runs(cell, 1, store) == []
     seen = []
     run_missing([cell], 1, store, tmp_path / "unfinished", lambda _: lambda result: seen.append(result.record["round"]))
     assert seen == [3]
@@ -244,7 +244,7 @@ def test_a_finished_run_that_is_not_yet_stored_is_not_repeated(file, tmp_path):
     execute(dataclasses.replace(settings, output=dataclasses.replace(settings.output, out=folder)))
     store = Store(tmp_path / "runs")
     assert run_missing([cell], 1, store, tmp_path / "unfinished", lambda _: pytest.fail("it has been run")) == [[]]
-    assert len(finished(cell, 1, store)) == 1
+    assert len(finished_runs(cell, 1, store)) == 1
     assert not folder.exists()
 
 

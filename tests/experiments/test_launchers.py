@@ -78,7 +78,7 @@ def test_a_stop_requested_before_a_run_begins_takes_effect_in_its_first_round(tm
     ended, before = [], signal.getsignal(signal.SIGTERM)
 
     def stop_at_the_second(event):
-        if event.kind == "began" and event.task is tasks[1]:
+        if event.kind == "started" and event.task is tasks[1]:
             signal.raise_signal(signal.SIGTERM)  # before its data is loaded
 
     with pytest.raises(Interrupted):
@@ -115,14 +115,14 @@ def test_worker_processes_give_the_same_results_as_this_process(tmp_path):
     tasks = tasks_of(tmp_path, FILE, here, 2)
     heard = []
     one = list(InProcess(here, tmp_path / "work").run(tasks, accept_all, heard.append))
-    assert [(event.kind, event.task, event.failed) for event in one] == [("ended", task, ()) for task in tasks]
-    assert [event.task for event in heard if event.kind == "began"] == tasks
-    assert {event.kind for event in heard} == {"began", "round"}
+    assert [(event.kind, event.task, event.failed) for event in one] == [("finished", task, ()) for task in tasks]
+    assert [event.task for event in heard if event.kind == "started"] == tasks
+    assert {event.kind for event in heard} == {"started", "round"}
     heard.clear()
     other = list(two_processes(there, tmp_path).run(tasks, accept_all, heard.append))
     assert sorted(tasks.index(event.task) for event in other) == [0, 1, 2]
-    assert {(event.kind, event.failed) for event in other} == {("ended", ())}
-    assert sorted(tasks.index(event.task) for event in heard if event.kind == "began") == [0, 1, 2]
+    assert {(event.kind, event.failed) for event in other} == {("finished", ())}
+    assert sorted(tasks.index(event.task) for event in heard if event.kind == "started") == [0, 1, 2]
     for task in tasks:  # at least the first round of every run is reported
         told = [event for event in heard if event.task == task and event.kind == "round"]
         assert {(event.seed, event.round) for event in told} >= {(0, 1), (1, 1)}
@@ -165,7 +165,7 @@ def test_a_refused_task_is_reported_in_one_sentence_and_other_tasks_run(launcher
     tasks = tasks_of(tmp_path, text, store)
     made = InProcess(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
     ended = list(made.run(tasks, accept_all, lambda event: None))
-    assert sorted(event.kind for event in ended) == ["ended", "ended", "ended", "refused"]
+    assert sorted(event.kind for event in ended) == ["failed", "finished", "finished", "finished"]
     (sentence,) = [sentence for event in ended for sentence in event.failed]
     assert sentence.startswith("absent: cannot download train-images-idx3-ubyte.gz from http://127.0.0.1:9/mnist/")
     assert "\n" not in sentence

@@ -16,7 +16,7 @@ from fedrema.experiments.report import write_report
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.table import Sheet
-from fedrema.experiments.tasks import Runner, finished_runs, missing_tasks, outdated_keys
+from fedrema.experiments.tasks import Runner, missing_tasks, outdated_keys
 from fedrema.methods.fedavg import FedAvg
 from fedrema.runs.provenance import inputs_of
 from tests.experiments.made_runs import keep
@@ -241,9 +241,9 @@ def test_a_cell_with_some_current_runs_shows_only_these(plain, tmp_path, monkeyp
     monkeypatch.setattr(FedAvg, "revision", 2, raising=False)
     experiment, store = read_experiment(plain), Store(tmp_path / "out" / "runs")
     cell = experiment.cell("fedavg", "")
-    (task,) = missing([cell], 1, store)
+    (task,) = missing_tasks([cell], 1, store)
     assert Runner(store, tmp_path / "work", unwatched).run(task) == []
-    assert [run.seed for run in finished(cell, 2, store)] == [0]
+    assert [run.seed for run in finished_runs(cell, 2, store)] == [0]
     assert Sheet(experiment, 2, store).lines[0][1] == "1"
 
 

@@ -186,7 +186,7 @@ def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
     store, heard = Store(tmp_path / "runs"), []
     tasks = tasks_of(tmp_path, FILE, store)
     found = {tasks.index(event.task): event for event in OnRay(store, 2, "cpu").run(tasks, accept_all, heard.append)}
-    assert [found[number].kind for number in range(4)] == ["ended", "refused", "refused", "ended"]
+    assert [found[number].kind for number in range(4)] == ["finished", "failed", "failed", "finished"]
     lost = "fedavg, large: its process was lost twice (WorkerCrashedError); its last checkpoint is kept."
     assert found[1].failed == (lost,)
     assert found[2].failed == ("fedrema, small: RuntimeError: out of luck",)
@@ -215,7 +215,7 @@ def test_a_stopped_grid_keeps_finished_runs_and_continues(tmp_path):
     rounds = []
     tasks = tasks_of(tmp_path, text, store, seeds=2)[:1]
     assert tasks[0].seeds == (1,)
-    assert [event.kind for event in launcher.run(tasks, accept_all, rounds.append)] == ["ended"]
+    assert [event.kind for event in launcher.run(tasks, accept_all, rounds.append)] == ["finished"]
     assert next(event for event in rounds if event.kind == "round").round > 1
     assert len(store.keys()) == 2
     assert store.at(key_of(tasks[0].runs[0])).curves["round"] == list(range(1, 301))

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from fedrema.core import Client
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from fedrema.simulation.simulator import Simulator
 from tests.fixtures import make_simulator, tensor
 

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from fedrema.core import Client, LocalTraining
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from tests.fixtures import make_federation, make_simulator, tensor
 
 LR = 0.1

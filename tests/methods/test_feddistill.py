@@ -9,8 +9,7 @@ from torch import nn
 from fedrema.core import Client, LocalTraining, Moment, Uploads
 from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.local import Local
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from tests.fixtures import batch_of, make_simulator, run_all, tensor
 
 MOMENT = Moment(round=1, rounds=10, seed=0)

@@ -7,8 +7,7 @@ from torch import nn
 
 from fedrema.errors import BadInput
 from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, maximum_likelihood_smoothing
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from tests.fixtures import BACKENDS, batch_of, tensor
 from tests.methods.by_hand import (
     LR,

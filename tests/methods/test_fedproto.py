@@ -11,8 +11,7 @@ from fedrema.core import Client, LocalTraining, Moment, Uploads
 from fedrema.data import Federation
 from fedrema.methods.fedproto import FedProto
 from fedrema.methods.local import Local
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from tests.fixtures import batch_of, make_simulator, run_all, tensor
 
 MOMENT = Moment(round=1, rounds=10, seed=0)

@@ -9,8 +9,8 @@ from torch import nn
 from fedrema.core import Batch, Client, LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.moon import MOON, contrastive_loss
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead, Network, build_net
+from fedrema.models.body_and_head import BodyAndHead, Net
+from fedrema.models.networks import Network, build_net
 from tests.fixtures import clones, make_simulator, tanh_simulator, tensor
 
 BACKENDS = ["loop", "stacked"]

@@ -16,8 +16,7 @@ from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.batch_norm import BatchNorm1d, restore_batch_norm
-from fedrema.models.body_and_head import Net
-from fedrema.models.networks import BodyAndHead
+from fedrema.models.body_and_head import BodyAndHead, Net
 from tests.fixtures import make_federation, make_simulator, snapshot
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}

@@ -78,7 +78,7 @@ def test_a_run_resumed_after_an_exception_is_bit_identical(tmp_path, method):
 
 def test_ctrl_c_saves_and_prints_how_to_continue(tmp_path):
     quick_run(tmp_path / "whole")
-    with pytest.raises(Interrupted, match=f"after round 3; continue with: fedrema resume {tmp_path}/stopped"):
+    with pytest.raises(Interrupted, match=f"after round 3; resume it with: fedrema resume {tmp_path}/stopped"):
         quick_run(tmp_path / "stopped", watch=stop_after(3))
     assert not fedrema.load(tmp_path / "stopped").finished
     resume(tmp_path / "stopped")

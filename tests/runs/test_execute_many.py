@@ -27,7 +27,7 @@ from tests.fixtures import label, make_federation, make_simulator, network, run_
 @pytest.fixture(autouse=True)
 def also_on_a_cpu(monkeypatch):
     """Allow joint training on the CPU: the computation is the same as on a GPU."""
-    monkeypatch.setattr(joint, "DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(execute_many, "JOINT_DEVICES", ("cpu", "cuda"))
 
 
 def settings_of(tmp_path, name="together", seeds=3, method="fedrema", *arguments):

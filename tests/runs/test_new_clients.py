@@ -127,7 +127,7 @@ def test_personalize_starts_with_the_shared_model(method, tmp_path):
     assert main(["run", method, "--clients", "5", "--rounds", "4", "--device", "cpu", "--out", str(run)]) == 0
     settings = parse_settings(method, ["--clients", "5", "--device", "cpu", "--data-seed", "9"])
     federation = build_federation(settings.data)
-    simulator = prepare(settings, federation)
+    simulator = build_simulator(settings, federation)
     part = np.repeat(["train", "test"], [len(simulator.train.of(0).y), len(simulator.test.of(0).y)])
     x, y = (
         torch.cat([getattr(samples.of(0), field) for samples in (simulator.train, simulator.test)]).numpy()

@@ -11,7 +11,7 @@ from torch import nn
 import fedrema
 from fedrema.cli import main
 from fedrema.runs import execute
-from fedrema.runs.checksums import sealed
+from fedrema.runs.checksums import with_checksum
 from tests.fixtures import make_federation
 from tests.runs.test_execute import assert_same_result
 
