@@ -15,7 +15,7 @@ from fedrema.experiments.figures.panels import Results
 from fedrema.experiments.spec import FigureSpec
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
-from fedrema.experiments.tasks import Runner, finished_runs
+from fedrema.experiments.tasks import Runner, finished_runs, missing_tasks
 from fedrema.methods import find_method
 from fedrema.reporting.plots import Look
 from tests.experiments.made_runs import made_run, made_summary

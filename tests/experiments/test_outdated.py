@@ -16,7 +16,7 @@ from fedrema.experiments.report import write_report
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.table import Sheet
-from fedrema.experiments.tasks import Runner, missing_tasks, outdated_keys
+from fedrema.experiments.tasks import Runner, finished_runs, missing_tasks, outdated_keys
 from fedrema.methods.fedavg import FedAvg
 from fedrema.runs.provenance import inputs_of
 from tests.experiments.made_runs import keep
