@@ -56,7 +56,7 @@ test-browser: $(VENV)/.browsing
 # --track into real local stores of MLflow and W&B; TensorBoard's is among the ordinary tests.
 test-tracking: $(VENV)/.developing
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[mlflow,wandb]'
-	$(BIN)/pytest tests/tracking
+	$(BIN)/pytest tests/reporting/trackers
 
 # The page's pictures in README and docs.
 screenshots: $(VENV)/.browsing

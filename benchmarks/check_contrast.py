@@ -19,7 +19,7 @@ def norm(gradients: tuple[torch.Tensor, ...]) -> float:
 
 
 def norms(simulator: Simulator, state, round_number: int) -> tuple[float, float, float]:
-    """Return ‖h‖ and, for the body, the norms of the cross-entropy's and the contrast's gradients at client 0."""
+    """Return ‖h‖ and the norms of the body's gradients of cross-entropy and contrastive loss, for client 0."""
     net = simulator.net
     cohort = simulator.begin(
         simulator.cohort(state, torch.arange(len(simulator.federation))), simulator.moment(round_number)
@@ -45,10 +45,10 @@ def main(quick: bool) -> None:
     for mu in (0.0, 1.0, 5.0):
         simulator = Simulator(MOON(mu=mu), net, federation, LocalTraining(), settings)
         state = simulator.start()
-        for played in simulator.run(state):
+        for result in simulator.run(state):
             length, supervised, contrasted = norms(simulator, state, state.round + 1)
             print(
-                f"µ = {mu:g} after round {state.round}: training loss {played.record.loss:.2f}, ‖h‖ {length:.2f},"
+                f"µ = {mu:g} after round {state.round}: training loss {result.record.loss:.2f}, ‖h‖ {length:.2f},"
                 f" gradient of the cross-entropy {supervised:.2f}, of the contrast {contrasted:.2f}, times 5"
                 f" {5 * contrasted:.2f}"
             )

@@ -1,9 +1,9 @@
-"""What do two faults of public code cost? Runs FedPAC and FedReMa with heads put together the way that code does it.
+"""The cost of two faults in public code: runs FedPAC and FedReMa with heads aggregated as in that code.
 
 python benchmarks/check_faults.py fedpac --paper table1-cifar10 --rounds 100 --head-lr 0.01 --out runs/faults/fedpac
 python benchmarks/check_faults.py fedrema --paper table1-cifar10 --rounds 100 --out runs/faults/fedrema
 
-Two faults: the weights are in the order of clients, but the heads in an order that is drawn anew in every round; and
+Two faults: the weights are in the order of clients, but the heads in a new random order in every round; and
 heads are overwritten one client after the other while they are still being read.
 """
 
@@ -20,7 +20,7 @@ from fedrema.runs.execute import execute
 
 
 def misplaced(heads, weights, moment):
-    """Mix heads with weights that belong to others, in place."""
+    """Mix heads in place with weights that belong to other clients."""
     order = torch.randperm(len(weights), generator=moment.generator("fault")).to(weights.device)
     weights = weights / weights.sum(dim=1, keepdim=True)
     live = {name: value.clone() for name, value in heads.items()}
@@ -59,7 +59,7 @@ FAULTY = {"fedpac": FaultyFedPAC, "fedrema": FaultyFedReMa}
 
 
 def main(method: str, arguments: list[str]) -> None:
-    """Run a method with both faults; --quick only to see that it runs."""
+    """Run a method with both faults; --quick only checks that it runs."""
     if "--quick" in arguments:
         arguments = [*(word for word in arguments if word != "--quick"), "--rounds", "2", "--net", "mlp"]
     settings = parse_settings(method, arguments)

@@ -1,4 +1,4 @@
-"""Is the partition behind docs/results.md an easy one? Two checks on CIFAR-10, for a CPU.
+"""Is the partition of docs/results.md an easy one? Two checks on CIFAR-10, for a CPU.
 
 python benchmarks/check_partitions.py images
     How hard the test images of ten partitions are for one network (15 minutes).
@@ -20,14 +20,14 @@ PAPER = {"dataset": "cifar10", "samples": 600, "s": 0.2}
 
 
 def test_images(pool: Pool, partitions: int) -> list[np.ndarray]:
-    """Return the places in the pool of each partition's test images."""
+    """Return the indices in the pool of each partition's test images."""
     place = {image.tobytes(): number for number, image in enumerate(pool.x)}
     federations = [fedrema.make_federation(**PAPER, data_seed=seed) for seed in range(partitions)]
     return [np.array([place[image.tobytes()] for image in each.x[each.test]]) for each in federations]
 
 
 def images(quick: bool) -> None:
-    """Train AlexNet on images that are in no test part, and score it on every test part."""
+    """Train AlexNet on images that are in no test split, and score it on every test split."""
     pool = load_pool("cifar10")
     parts = test_images(pool, 2 if quick else 10)
     free = np.setdiff1d(np.arange(len(pool.y)), np.concatenate(parts))
@@ -52,7 +52,7 @@ def images(quick: bool) -> None:
 
 
 def released_partition(pool: Pool, split: int) -> fedrema.Federation:
-    """Deal as the released generator does: each class in the order of the dataset, from its 2001st image on."""
+    """Partition like the released generator: each class in the order of the dataset, from its 2001st image on."""
     by_label = [np.flatnonzero(pool.y == label) for label in range(10)]
     used = [2000] * 10
     index, client = [], []

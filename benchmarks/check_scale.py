@@ -1,6 +1,6 @@
 """Peak memory with many clients: python benchmarks/check_scale.py. Fails where a federation needs more than 8 GB.
 
-Each federation is played in a process of its own, on generated data, with --memory 8.
+Each federation runs in its own process, on generated data, with --memory 8.
 """
 
 import json
@@ -24,7 +24,7 @@ SCENARIOS = [
 
 
 def measure(method: str, network: str, clients: int, samples: int, shape: tuple[int, ...]) -> dict[str, object]:
-    """Play two rounds of one epoch; returns seconds per round and peak gigabytes."""
+    """Run two rounds of one epoch; return seconds per round and peak gigabytes."""
     import fedrema
     from fedrema.cli.arguments import parse_settings
     from fedrema.data import Federation
@@ -48,7 +48,7 @@ def measure(method: str, network: str, clients: int, samples: int, shape: tuple[
 
 
 def main(arguments: list[str]) -> int:
-    """Print a line per scenario; --quick shrinks them, to see that it runs."""
+    """Print a line per scenario; --quick shrinks them, to check that the script runs."""
     if arguments and arguments[0] == "one":
         print(json.dumps(measure(*json.loads(arguments[1]))))
         return 0

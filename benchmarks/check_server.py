@@ -1,4 +1,4 @@
-"""What FedReMa's server step costs: seconds and peak memory against the number of clients, heads 512 → 10.
+"""The cost of FedReMa's server step: seconds and peak memory against the number of clients, heads 512 → 10.
 
 python benchmarks/check_server.py             K = 20 … 10,000, and a picture (5 minutes on two cores)
 python benchmarks/check_server.py --clients K one size, in this process
@@ -24,7 +24,7 @@ GROUPS = 5
 
 
 def measure(clients: int) -> dict[str, float]:
-    """Time one step while the critical period lasts, and one after it."""
+    """Time one step during the critical period, and one after it."""
     torch.set_num_threads(2)
     net = Net(BodyAndHead(nn.Linear(8, 512), nn.Linear(512, 10)), torch.zeros(1, 8))
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,7 @@
-"""Time a round of every method beside FedAvg's, on this machine's CPU: `python benchmarks/time_methods.py`.
+"""Time a round of every method relative to FedAvg's, on this machine's CPU: `python benchmarks/time_methods.py`.
 
-Methods take turns, a round each, so that whatever else the machine does meets all of them; the quickest round of each
-counts, scoring included. The first rounds are left out: in them some methods do more or less than later.
+Methods take turns, one round each, so that other load on the machine affects all of them; the fastest round of each
+is used, including scoring. The first rounds are left out because some methods differ in them.
 """
 
 import torch
@@ -22,7 +22,7 @@ SETTINGS = {
 
 
 def small_cnn(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
-    """Return a network whose time goes into convolutions, as that of the paper's networks does."""
+    """Return a network whose time is spent in convolutions, like the paper's networks."""
     from collections import OrderedDict
 
     from torch import nn
@@ -35,15 +35,15 @@ def small_cnn(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
 
 
 def quickest_rounds(arguments: list[str]) -> dict[str, dict[str, float]]:
-    """Return for each method the seconds of its quickest round, by part."""
-    playing: dict[str, tuple[Simulator, SimulationState]] = {}
+    """Return the seconds of each method's fastest round, by part."""
+    running: dict[str, tuple[Simulator, SimulationState]] = {}
     for name in registry():
         settings = parse_settings(name, [*arguments, "--device", "cpu"])
         simulator = build_simulator(settings, build_federation(settings.data))
-        playing[name] = simulator, simulator.start()
+        running[name] = simulator, simulator.start()
     quickest: dict[str, dict[str, float]] = {}
     for number in range(EARLY + COUNTED):
-        for name, (simulator, state) in playing.items():
+        for name, (simulator, state) in running.items():
             seconds = simulator.run_round(state).record.seconds
             if number >= EARLY and sum(seconds.values()) < sum(quickest.get(name, {"": 1e9}).values()):
                 quickest[name] = seconds
@@ -52,7 +52,7 @@ def quickest_rounds(arguments: list[str]) -> dict[str, dict[str, float]]:
 
 def times_markdown() -> str:
     """Return a table of times relative to FedAvg's."""
-    torch.set_num_threads(1)  # several would wait for each other in operations as small as these
+    torch.set_num_threads(1)  # more threads would slow down such small operations
     found = {title: quickest_rounds(arguments) for title, arguments in SETTINGS.items()}
     usual = {title: sum(times["fedavg"].values()) for title, times in found.items()}
     rows = []

@@ -11,11 +11,11 @@ from fedrema.data import Federation
 from tests import forked
 from tests.fixtures import make_federation
 
-# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+# A shell's background jobs ignore SIGINT, and their children inherit that; tests interrupt processes with SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; more threads only get in each other's way
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run in parallel; more threads would compete for the cores
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which is when it is read
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it on import
 
 
 @pytest.fixture(autouse=True)
@@ -25,16 +25,16 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def programs():
-    """A folder with a `python` and a `fedrema` that start at once: see tests/forked."""
+    """A folder with a `python` and a `fedrema` that start without importing torch first: see tests/forked."""
     with forked.programs() as folder:
         yield folder
 
 
 @pytest.fixture
-def others_start_at_once(programs, monkeypatch):
-    """For a test whose subject starts other processes with `sys.executable`."""
+def subprocesses_are_forked(programs, monkeypatch):
+    """Use the forking `python` of `programs` as `sys.executable`, with which the tested code starts processes."""
     monkeypatch.setattr(sys, "executable", str(programs / "python"))
-    monkeypatch.setenv("FORKED_EXECUTABLE", sys.executable)  # what they start does too
+    monkeypatch.setenv("FORKED_EXECUTABLE", sys.executable)  # for the processes that these start in turn
 
 
 UNTRACED = {
@@ -42,12 +42,12 @@ UNTRACED = {
     *("test_personal_model.py", "test_many_clients.py", "test_kernels.py", "test_figures.py", "test_reproduce.py"),
     *("test_docs.py", "test_execute_many.py", "test_beyond.py", "test_models.py", "test_launchers.py"),
 }
-"""Files whose tests run the same lines again and again: for every method, attack, shape or figure. Other tests cover
-these lines, and tracing them takes as long again as running them."""
+"""Files whose tests execute the same lines for every method, attack, shape or figure. Other tests cover
+these lines, and tracing them would double the time."""
 
 
 def pytest_collection_modifyitems(items):
-    """Start with what takes longest: at the end one process would wait for the other."""
+    """Run the slowest files first: otherwise one process would wait for the other at the end."""
     items.sort(key=lambda item: item.path.name not in ("test_docs.py", "test_reproduce.py"))
     for item in items:
         if item.path.name in UNTRACED:

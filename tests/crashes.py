@@ -1,7 +1,7 @@
-"""What a disk can hold after a crash: records the order of writes below a folder, and rebuilds every state between.
+"""The states that a disk can have after a crash: records writes below a folder and rebuilds every possible state.
 
-The kernel may write names and contents to the disk in any order, except that fsync waits for one file's content, or
-for one folder's names. Contents that were not waited for may be there, be missing, or be zeros.
+The kernel may write names and contents to the disk in any order, except that fsync waits for the content of a file or
+the names in a folder. Contents without fsync may be complete, missing, or zeros.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 CALLS = ("fsync", "replace", "rename", "unlink", "remove", "mkdir", "rmdir", "truncate")
 Names = dict[int, dict[str, int]]
-"""By folder: names and what they stand for."""
+"""By the inode of a folder: the names in it and their inodes."""
 Contents = dict[int, bytes]
 Tree = dict[str, bytes | None]
 """By path: a file's content, None for a folder."""
@@ -22,7 +22,7 @@ Tree = dict[str, bytes | None]
 
 @dataclass(frozen=True)
 class Moment:
-    """What was in memory and what was on the disk for certain, and what had been promised."""
+    """The files as the program sees them, the part that is certainly on the disk, and what must survive a crash."""
 
     names: Names
     contents: Contents
@@ -32,7 +32,7 @@ class Moment:
 
 
 class Crashes:
-    """Records what happens below a folder while it is entered."""
+    """Context manager that records the writes below a folder."""
 
     def __init__(self, root: Path, monkeypatch: Any) -> None:
         self.root, self.monkeypatch = root, monkeypatch
@@ -57,12 +57,12 @@ class Crashes:
             os.close(descriptor)
 
     def promise(self, what: Any) -> None:
-        """Say what a crash from now on must not undo."""
+        """Set what a crash from now on must not undo."""
         self._note()
         self.promised = what
 
     def states(self) -> Iterator[tuple[Tree, Any]]:
-        """Yield every different state that a crash may leave, with what had been promised by then."""
+        """Yield every distinct state that a crash may leave, with what was promised before it."""
         seen = set()
         for moment in self.moments:
             for tree in _trees(moment, self.root.stat().st_ino):
@@ -120,7 +120,7 @@ def _trees(moment: Moment, root: int) -> Iterator[Tree]:
         kept = safe if content.startswith(safe) else b""
         zeros[number] = kept + bytes(len(grown))
         halves[number] = kept + grown[: len(grown) // 2]
-    everything = {**moment.safe_contents, **moment.contents}  # also of files that have lost their name
+    everything = {**moment.safe_contents, **moment.contents}  # also of files that have been removed or replaced
     for names in (moment.names, moment.safe_names):
         for contents in (everything, moment.safe_contents, zeros, halves):
             tree: Tree = {}
@@ -138,7 +138,7 @@ def _grow(tree: Tree, path: str, folder: int, names: Names, contents: Contents, 
 
 
 def rebuild(tree: Tree, folder: Path) -> None:
-    """Write a state into a folder, in place of what is there."""
+    """Replace the content of a folder with a state."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path, content in sorted(tree.items()):

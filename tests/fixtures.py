@@ -1,12 +1,14 @@
-"""Small federations, networks and simulations that tests of several packages use."""
+"""Functions that tests of several packages use: small federations, networks, simulators and tensors."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedrema.core import LocalTraining, Method, Simulation
+from fedrema.base.processes import SupervisedProcess
+from fedrema.core import Batch, LocalTraining, Method, Simulation
 from fedrema.data import Federation
 from fedrema.models.body_and_head import BodyAndHead, Net
 from fedrema.models.networks import Network, build_net
@@ -36,13 +38,23 @@ def network(federation, net="mlp", hidden=7, seed=3) -> Net:
     return build_net(Network(net=net, hidden=hidden), federation.sample_shape, federation.classes, seed=seed)
 
 
-def simulator(
-    method: Method, federation=None, local=LOCAL, net: Net | str = "mlp", kind=Simulator, **settings
+def make_simulator(
+    method: Method,
+    federation=None,
+    local=LOCAL,
+    net: Net | str = "mlp",
+    hidden=7,
+    weights_seed=3,
+    kind=Simulator,
+    **settings,
 ) -> Simulator:
-    """Return a short simulation in float64 on the CPU; `net` is a network or the name of one."""
+    """Return a simulator of a short run in float64 on the CPU.
+
+    `net` is a network, or the name of one with `hidden` units and weights drawn with `weights_seed`.
+    """
     federation = federation or make_federation()
     chosen = {"rounds": 3, "seed": 3, "device": "cpu", "precision": "float64", "backend": "stacked", **settings}
-    net = network(federation, net) if isinstance(net, str) else net
+    net = network(federation, net, hidden, weights_seed) if isinstance(net, str) else net
     return kind(method, net, federation, local, Simulation(**chosen))
 
 
@@ -54,15 +66,46 @@ def tanh_module(*first: nn.Module, hidden=5) -> BodyAndHead:
 
 
 def tanh_simulator(method: Method, backend: str, local=LOCAL, module=None, **settings) -> Simulator:
-    """Return a short simulation of `tanh_module`, or of another module with six inputs and four classes."""
+    """Return a simulator of `tanh_module`, or of another module with six inputs and four classes."""
     net = Net(module or tanh_module(), torch.ones(2, 6))
-    return simulator(method, local=local, net=net, backend=backend, **{"seed": 0, **settings})
+    return make_simulator(method, local=local, net=net, backend=backend, **{"seed": 0, **settings})
 
 
-def run_all(simulation: Simulator):
+def run_all(simulator: Simulator):
     """Run all rounds; return the final state and the records."""
-    state = simulation.start()
-    return state, [each.record for each in simulation.run(state)]
+    state = simulator.start()
+    return state, [each.record for each in simulator.run(state)]
+
+
+def unwatched(settings):
+    """Return a watcher of a run's rounds that does nothing."""
+    return lambda result: None
+
+
+def accept_all(task) -> bool:
+    """Let a launcher start every task."""
+    return True
+
+
+def supervised_python(folder, code) -> SupervisedProcess:
+    """Return a supervised process that executes Python code and logs to a folder."""
+    return SupervisedProcess("it", [sys.executable, "-c", code], log=folder / "it.log")
+
+
+def tensor(values) -> torch.Tensor:
+    """Return a float64 tensor."""
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def batch_of(x, y, mask=None) -> Batch:
+    """Return a batch in float64; all samples are real unless a mask says otherwise."""
+    x = torch.as_tensor(x if isinstance(x, torch.Tensor) else np.array(x), dtype=torch.float64)
+    return Batch(x, torch.tensor(y), x.new_ones(len(x)) if mask is None else tensor(mask), torch.arange(len(x)))
+
+
+def clones(tensors) -> dict[str, torch.Tensor]:
+    """Return a copy of every tensor by its name."""
+    return {name: value.clone() for name, value in tensors.items()}
 
 
 def snapshot(state):

@@ -1,4 +1,4 @@
-"""Methods for tests of what holds for all of them: what a method repeats very often is done less often."""
+"""Methods with settings that shorten slow loops, for tests that run every method."""
 
 from fedrema.cli.arguments import as_arguments
 from fedrema.core import Method
@@ -13,10 +13,10 @@ LESS = {
 
 
 def quick(name: str) -> Method:
-    """Return a method by its name."""
+    """Return a method by its name, with settings that make it fast."""
     return registry()[name](**LESS.get(name, {}))
 
 
 def quick_arguments(name: str) -> list[str]:
-    """Return the same as it is written on the command line."""
+    """Return these settings as command-line arguments."""
     return as_arguments(LESS.get(name, {}))

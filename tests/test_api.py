@@ -1,4 +1,4 @@
-"""The public names: there, documented, and usable as the README says."""
+"""The public API: all names exist, are documented, and work as in the README."""
 
 import doctest
 import importlib
@@ -26,7 +26,7 @@ def test_every_public_name_exists_and_is_documented(name):
     assert name in dir(fedrema)
 
 
-def test_what_type_checkers_see_is_what_there_is():
+def test_the_names_for_type_checkers_are_the_public_names():
     source = inspect.getsource(fedrema)
     declared = {
         line.split(" as ")[1] for line in source.splitlines() if line.startswith("    from ") and " as " in line
@@ -34,7 +34,7 @@ def test_what_type_checkers_see_is_what_there_is():
     assert declared == set(fedrema.__all__)
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_an_unknown_name_raises_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'train'"):
         fedrema.train  # noqa: B018 - the access is the test
 
@@ -74,7 +74,7 @@ def test_own_data_has_the_same_defaults_as_a_file_and_as_a_federation():
     assert fedrema.resume("handed", rounds=2).summary["rounds"] == 2
 
 
-def test_forty_classes_of_few_samples_are_learnt_without_a_setting():
+def test_forty_classes_with_few_samples_are_learnt_with_the_defaults():
     generator = np.random.default_rng(0)
     centres, labels = generator.normal(size=(40, 20)) / 2, generator.integers(0, 40, 1720)
     x = (centres[labels] + generator.normal(size=(1720, 20))).astype("float32")
@@ -85,13 +85,13 @@ def test_forty_classes_of_few_samples_are_learnt_without_a_setting():
     assert run.rounds[-1]["accuracy"] > 0.28
 
 
-def test_watching_sees_every_round():
+def test_watch_is_called_for_every_round():
     seen = []
-    fedrema.run("local", rounds=3, clients=4, out="run", watch=lambda played: seen.append(played.record["round"]))
+    fedrema.run("local", rounds=3, clients=4, out="run", watch=lambda result: seen.append(result.record["round"]))
     assert seen == [1, 2, 3]
 
 
-def test_a_run_can_be_looked_at():
+def test_results_of_a_run_can_be_read():
     run = fedrema.run("fedrema", rounds=3, clients=4, out="run", evaluate_every=2, record="relations")
     assert run.curve()[0].tolist() == [2, 3]
     assert run.curve("mean_gap")[0].tolist()[0] == 1
@@ -106,7 +106,7 @@ def test_a_run_can_be_looked_at():
         run.curve("speed")
 
 
-def test_settings_are_checked_like_arguments():
+def test_settings_are_validated_like_arguments():
     with pytest.raises(
         fedrema.BadInput,
         match="'round' is not a setting of fedavg; perhaps you meant rounds or late_round",

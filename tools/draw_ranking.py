@@ -1,4 +1,4 @@
-"""A picture of many methods: one line each, in the order of honest accuracy, with what is left of it at the end."""
+"""A figure that ranks many methods: one line each, ordered by honest accuracy, with the final accuracy."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,6 +29,8 @@ def draw_ranking(scores: Iterable[tuple[str, float, float]], file: Path, emphasi
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)  # above: points are everywhere
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False
+    )  # above the axes, which are full of points
     figure.savefig(file, dpi=110)
     pyplot.close(figure)

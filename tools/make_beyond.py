@@ -1,4 +1,4 @@
-"""Write the tables of docs/beyond.md, and all of results/beyond, anew: `make results`.
+"""Rewrite the tables of docs/beyond.md, and all of results/beyond: `make results`.
 
 Nothing is trained: the tables in results/beyond/NAME/runs hold the finished runs; docs/beyond.md lists the commands.
 """
@@ -22,23 +22,23 @@ from fedrema.reporting.tables import markdown_lines
 RESULTS = DOCS.parent / "results" / "beyond"
 OURS = "fedprior"
 ROWS = ("fedavg", "fedrema", OURS)
-"""What is compared in pairs."""
+"""Rows that are compared in pairs."""
 RIVALS = ("fedrema-aligned", "fedpac", "fedprior-plain")
-"""What FedPrior is compared with beside those: methods that align features as it does, and FedPrior without."""
+"""Further rows that FedPrior is compared with: methods that align features too, and FedPrior without alignment."""
 PAIRED = ("lasting", "choose-few", "choose-more", "confirm")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What is finished of a grid file, by kind of data: columns that differ only in a partition are one kind."""
+    """The finished runs of a grid file, by kind of data: columns that differ only in the partition are one kind."""
 
     experiment: Experiment
     kinds: dict[str, list[str]]
-    """By title, the names of its columns."""
+    """Names of columns by the title of their kind."""
     accuracy: dict[str, Scores]
     """`honest`, `final` and `best`."""
     outdated: str
-    """Says how many of the runs an older revision computed; empty where none did."""
+    """A note on how many runs are of an older revision; empty if there are none."""
 
     @classmethod
     def of(cls, file: Path, store: Store) -> "Found":
@@ -69,14 +69,14 @@ class Found:
 
 
 def counts(numbers: Iterable[int]) -> str:
-    """Return the numbers that there are, 0 aside: 3, or 1–3."""
+    """Return the range of numbers greater than 0, as text: 3, or 1–3."""
     return "–".join(str(number) for number in sorted({*numbers} - {0}))
 
 
 def means(found: Found) -> str:
-    """Return a line per method and a column per kind of data: mean accuracies, and of how many runs.
+    """Return a line per method and a column per kind of data: mean accuracies, and the numbers of runs.
 
-    What has not been run is left out.
+    Missing runs are left out.
     """
     rows = []
     for row in found.experiment.rows:
@@ -118,7 +118,7 @@ def paired(found: Found) -> str:
 
 
 def rivals(found: Found) -> str:
-    """Return by how much FedPrior is above its rivals: the mean of pairs, and of three and more half their interval."""
+    """Return FedPrior's advantage over its rivals: the mean of pairs, and half the interval of three or more pairs."""
     rows = []
     for row in (each for each in found.experiment.rows if each.name in RIVALS):
         differences = [[found.over(name, row.name, kind) for name in ("honest", "final")] for kind in found.kinds]

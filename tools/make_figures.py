@@ -1,6 +1,6 @@
-"""Make the pictures and tables of README and docs that a CPU can make, but for methods: `make figures`.
+"""Make the figures and tables of README and docs that need only a CPU, except for methods: `make figures`.
 
-Takes a minute on two cores; everything comes from the commands shown beside them. Methods: make_methods.py.
+Takes a minute on two cores and runs the commands that the docs show. Methods: make_methods.py.
 """
 
 import re
@@ -18,7 +18,7 @@ FIGURES = DOCS / "figures"
 
 
 def fill(file: Path, marker: str, text: str) -> None:
-    """Replace what stands between <!-- marker --> and <!-- /marker -->."""
+    """Replace the text between <!-- marker --> and <!-- /marker -->."""
     pattern = rf"(<!-- {marker} -->\n).*?(<!-- /{marker} -->)"
     content, found = re.subn(pattern, lambda match: f"{match[1]}{text}\n{match[2]}", file.read_text(), flags=re.S)
     if not found:
@@ -27,7 +27,7 @@ def fill(file: Path, marker: str, text: str) -> None:
 
 
 def make() -> None:
-    """Run the demonstration, and draw it."""
+    """Run the demonstration and draw its figures."""
     FIGURES.mkdir(exist_ok=True)
     main(["partition", "--plot", str(FIGURES / "federation.png")])
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Write the tables of docs/reproduction.md and docs/results.md, and all of results/paper, anew: `make results`.
+"""Rewrite the tables of docs/reproduction.md and docs/results.md, and all of results/paper: `make results`.
 
 Nothing is trained: the tables in results/paper/runs and results/fedfa/runs hold the finished runs;
 results/paper/README.md and docs/results.md list the commands.

@@ -1,4 +1,4 @@
-"""Digests of user-supplied files: a module counts with everything it imports from its own folder, and nothing else."""
+"""Digests of user-supplied modules: they cover everything that a module imports from its own folder, nothing else."""
 
 import importlib
 import sys
@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_a_module_counts_with_all_it_imports_from_its_folder_and_is_not_executed(folder):
+def test_digests_cover_all_imports_from_the_modules_folder_without_executing_it(folder):
     (folder / "top_two.py").write_text(FILES["top_two.py"] + "raise SystemExit\n")
     found = module_digests("top_one")
     unused = ("package_x/unused.py", "unrelated.py")
@@ -49,21 +49,21 @@ def test_folders_without_an_init_file_are_packages_too(folder):
 
 
 @pytest.mark.parametrize("name", ["top_one.py", "top_two.py", "package_x/sibling.py", "package_x/inner/__init__.py"])
-def test_a_change_anywhere_below_is_seen(folder, name):
+def test_a_change_in_any_imported_file_changes_its_digest(folder, name):
     before = module_digests("top_one")
     (folder / name).write_text(FILES[name] + "b = 2\n")
     after = module_digests("top_one")
     assert [each for each in after if after[each] != before[each]] == [name]
 
 
-def test_what_is_not_imported_does_not_count(folder):
+def test_files_that_are_not_imported_have_no_digest(folder):
     before = module_digests("top_one")
     (folder / "unrelated.py").write_text("other = 1\n")
     (folder / "package_x" / "unused.py").write_text("other = 1\n")
     assert module_digests("top_one") == before
 
 
-def test_of_a_module_that_was_imported_the_version_that_runs_counts(folder, monkeypatch):
+def test_the_digest_of_an_imported_module_is_of_the_version_in_memory(folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     importlib.import_module("package_x.cousin")
     before = module_digests("package_x.cousin")
@@ -73,7 +73,7 @@ def test_of_a_module_that_was_imported_the_version_that_runs_counts(folder, monk
     assert module_digests("package_x.cousin") != before
 
 
-def test_installed_modules_count_without_their_neighbours():
+def test_digests_of_an_installed_module_cover_only_its_own_package():
     found = module_digests("pooch")
     assert found
     assert {Path(name).parts[0] for name in found} == {"pooch"}

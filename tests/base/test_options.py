@@ -1,4 +1,4 @@
-"""What settings say about themselves."""
+"""Documentation and defaults of settings, read from their dataclasses."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Below(Above):
     """The second."""
 
 
-def test_names_defaults_and_words_are_found_in_what_is_inherited_too():
+def test_inherited_fields_are_included_with_defaults_and_documentation():
     assert field_documentation(Below) == {
         "first-thing": (3, "The first, over two lines."),
         "bare": (0.5, ""),
@@ -31,7 +31,7 @@ def test_names_defaults_and_words_are_found_in_what_is_inherited_too():
     }
 
 
-def test_only_settings_can_be_documented():
+def test_only_dataclasses_can_be_documented():
     with pytest.raises(TypeError, match="int is not a dataclass"):
         field_documentation(int)
 

@@ -9,10 +9,7 @@ import time
 import pytest
 
 from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, stopped_on_exit
-
-
-def child(tmp_path, code):
-    return SupervisedProcess("it", [sys.executable, "-c", code], log=tmp_path / "it.log")
+from tests.fixtures import supervised_python
 
 
 def until(what, seconds=20.0):
@@ -24,7 +21,7 @@ def until(what, seconds=20.0):
 
 
 def test_a_process_that_exits_is_restarted_after_a_delay(tmp_path):
-    one = child(tmp_path, "print('it hurts')")
+    one = supervised_python(tmp_path, "print('it hurts')")
     with stopped_on_exit(one):
         assert one.supervise() == ""
         sentence = until(one.supervise)
@@ -42,7 +39,7 @@ def test_descendants_of_a_process_are_stopped_with_it(tmp_path):
         "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)'])\n"
         "print(other.pid, flush=True)\ntime.sleep(99)\n"
     )
-    one = child(tmp_path, code)
+    one = supervised_python(tmp_path, code)
     with stopped_on_exit(one):
         one.supervise()
         grandchild = int(until(lambda: one.log.read_text().strip()))
@@ -52,7 +49,7 @@ def test_descendants_of_a_process_are_stopped_with_it(tmp_path):
 
 
 def test_a_stop_request_stops_the_processes(tmp_path):
-    one = child(tmp_path, "import time; time.sleep(99)")
+    one = supervised_python(tmp_path, "import time; time.sleep(99)")
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(StopRequested), stopped_on_exit(one):  # noqa: PT012
         one.supervise()
@@ -73,8 +70,8 @@ def test_a_log_tail_returns_complete_lines_once(tmp_path):
     with file.open("a") as stream:
         stream.write("ee\n")
     assert tail.lines() == ["three"]
-    file.write_text("anew\n")
-    assert tail.lines() == ["anew"]
+    file.write_text("new\n")
+    assert tail.lines() == ["new"]
     assert LogTail(tmp_path / "none").lines() == []
 
 

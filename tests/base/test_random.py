@@ -1,4 +1,4 @@
-"""Randomness by name."""
+"""Random numbers keyed by seed, round, client name and purpose."""
 
 import itertools
 
@@ -52,7 +52,7 @@ def test_seeds_fit_into_63_bits_and_use_them():
 
 
 def test_seeds_do_not_depend_on_the_process():
-    # Written down once: a change would silently change every result ever published with a seed.
+    # Fixed values: a change would silently change every result that was published with a seed.
     assert seed_of(0, 1, "client 3", "batches") == 2448534257869119572
 
 
@@ -63,13 +63,13 @@ def test_seeds_do_not_depend_on_the_process():
         lambda *key: torch.rand(4, generator=torch_generator(*key), dtype=torch.float64).tolist(),
     ],
 )
-def test_a_key_gives_the_same_numbers_every_time_and_another_key_others(draw):
+def test_equal_keys_give_equal_numbers_and_other_keys_give_others(draw):
     assert draw(0, 3, "a", "x") == draw(0, 3, "a", "x")
     others = [draw(0, 3, "a", "y"), draw(0, 3, "b", "x"), draw(0, 4, "a", "x"), draw(1, 3, "a", "x")]
     assert len({tuple(numbers) for numbers in [draw(0, 3, "a", "x"), *others]}) == 5
 
 
-def test_asking_does_not_touch_anybody_elses_random_numbers():
+def test_drawing_by_key_does_not_change_global_random_states():
     before = torch.get_rng_state()
     torch.rand(3, generator=torch_generator(1))
     assert torch.equal(torch.get_rng_state(), before)

@@ -45,7 +45,7 @@ def test_values_are_read_by_their_names_in_the_file():
         ({"name": "a", "wait-seconds": -1.0}, "x.toml: --wait-seconds must be 0 or more, got -1.0."),
     ],
 )
-def test_an_invalid_table_is_refused_in_a_sentence(values, sentence):
+def test_an_invalid_table_is_refused_with_one_sentence(values, sentence):
     with pytest.raises(BadInput) as refused:
         read_table(Example, values, "x.toml")
     assert str(refused.value) == sentence

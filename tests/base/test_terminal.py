@@ -1,4 +1,4 @@
-"""Foreign text on the terminal: names, titles, paths and what nodes say can neither command it nor break rich."""
+"""Untrusted text on the terminal: control sequences and rich markup in names, titles, paths and errors are escaped."""
 
 import io
 import json
@@ -18,7 +18,7 @@ SHOWN = r"[/x]\x1b]0;evil\x07\nfedrema: all is well\u202e\x9b31m"
 
 
 def assert_clean(text):
-    """Nothing but characters that are seen, in lines of our own."""
+    """Assert that a text has only printable characters and line breaks."""
     odd = {character for character in text if not character.isprintable() and character != "\n"}
     assert not odd
     assert "\nfedrema: all is well" not in text
@@ -33,12 +33,12 @@ def assert_clean(text):
         ("tab\tzero\u200bwidth\udc80", r"tab\tzero\u200bwidth\udc80"),
     ],
 )
-def test_what_is_not_seen_is_escaped(text, expected):
+def test_invisible_characters_are_escaped(text, expected):
     assert safe(text) == expected
     assert safe_lines(f"{text}\nnext").endswith("\nnext")
 
 
-def test_on_a_terminal_only_richs_own_sequences_are_left():
+def test_only_richs_own_control_sequences_reach_a_terminal():
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, color_system="standard", width=200)
     table = Table(EVIL, title=EVIL)
@@ -47,14 +47,14 @@ def test_on_a_terminal_only_richs_own_sequences_are_left():
     with console.status(Text(EVIL)):
         pass
     shown = stream.getvalue()
-    assert "\x1b[1m" in shown  # bold is still bold
+    assert "\x1b[1m" in shown  # rich's own styles are kept
     assert "\x1b]0;" not in shown
     assert not {"\x07", "\x9b", "\u202e"} & set(shown)
     assert shown.count("[/x]") >= 5
     assert ":skull:" in shown
 
 
-def test_print_and_log(capsys, tmp_path):
+def test_printed_and_logged_text_is_escaped(capsys, tmp_path):
     print_safe(EVIL, 3)
     assert capsys.readouterr().out == f"{SHOWN} 3\n"
     log = safe_logger("fedrema.tried")
@@ -76,7 +76,7 @@ def test_print_and_log(capsys, tmp_path):
 
 @pytest.fixture
 def evil_data(tmp_path):
-    """A federation whose clients have such names."""
+    """A federation whose clients' names contain control sequences and markup."""
     file = tmp_path / "own.npz"
     generator = np.random.default_rng(0)
     names = np.repeat([EVIL, f"{EVIL}2", "[bold]three[/bold]"], 12)
@@ -84,7 +84,7 @@ def evil_data(tmp_path):
     return file
 
 
-def test_partition_run_compare_export_and_resume(evil_data, tmp_path, capsys):
+def test_partition_run_compare_export_and_resume_escape_names(evil_data, tmp_path, capsys):
     assert main(["partition", "--federation", str(evil_data)]) == 0
     said = capsys.readouterr().out
     assert_clean(said)
@@ -98,8 +98,8 @@ def test_partition_run_compare_export_and_resume(evil_data, tmp_path, capsys):
     assert "[/x] run" in said.out
     assert main(["resume", str(out), "--rounds", "3"]) == 0
     assert main(["export", str(out)]) == 0
-    assert main(["export", str(out), "--clients", EVIL]) == 2  # it is there already
-    # The folder of a run may come from somebody else.
+    assert main(["export", str(out), "--clients", EVIL]) == 2  # the export already exists
+    # A run's folder may have been edited by others.
     directory = fedrema.load(out).directory
     directory.write_json(directory.config_file, directory.config() | {"method": EVIL})
     assert main(["compare", str(out), "--no-plot"]) == 0
@@ -109,7 +109,7 @@ def test_partition_run_compare_export_and_resume(evil_data, tmp_path, capsys):
     assert "[/x]" in said.out
 
 
-def test_a_new_client(evil_data, tmp_path, capsys):
+def test_personalize_escapes_file_names(evil_data, tmp_path, capsys):
     quick = ["--federation", str(evil_data), "--epochs", "1", "--hidden", "4", "--device", "cpu", "--quiet"]
     assert main(["run", "fedrema", *quick, "--rounds", "1", "--out", str(tmp_path / "run")]) == 0
     arrays = np.load(evil_data)
@@ -121,7 +121,7 @@ def test_a_new_client(evil_data, tmp_path, capsys):
     assert r"[_x]\x1b[31m: " in said
 
 
-def test_grid_and_its_titles(tmp_path, capsys):
+def test_a_grid_escapes_titles_and_paths(tmp_path, capsys):
     (tmp_path / "grid.toml").write_text(
         f"""title = {json.dumps(EVIL)}
 seeds = 1
@@ -142,7 +142,7 @@ title = "[/x] \\u001b[31mred"
     assert "[y] out" in said.out.replace("\n", "")
 
 
-def test_sentences_about_mistakes(tmp_path, capsys):
+def test_error_messages_are_escaped(tmp_path, capsys):
     assert main([EVIL]) == 2
     assert main(["export", str(tmp_path / "x\x1b[31m")]) == 2
     assert main(["run", f"fedavg{EVIL}"]) == 2
@@ -151,7 +151,7 @@ def test_sentences_about_mistakes(tmp_path, capsys):
     assert r"x\x1b[31m does not exist" in said
 
 
-def test_names_and_errors_of_nodes(tmp_path, capsys):
+def test_names_and_errors_of_nodes_are_escaped(tmp_path, capsys):
     pytest.importorskip("flwr")
     from flwr.app import Error, Message
 
@@ -182,7 +182,7 @@ def test_names_and_errors_of_nodes(tmp_path, capsys):
     capsys.readouterr()
     log = log_file(place.run).read_text(encoding="utf-8")
     assert_clean(log)
-    assert f"the reply of client {SHOWN}2 is not used: fedrema: all is well" in log
+    assert f"no usable reply from node {SHOWN}2: fedrema: all is well" in log
     assert main(["deploy", "status", str(place.path)]) == 0
     assert main(["export", str(place.run)]) == 0
     said = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""fedrema bench: what is measured, what is said of it, what is refused. Nothing here depends on how fast it is."""
+"""fedrema bench: measurements, their report, and invalid arguments. No test depends on the speed of the machine."""
 
 import copy
 import dataclasses
@@ -35,7 +35,7 @@ def small_and_here(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setitem(ceilings.MATRIX, "cpu", 32)
     monkeypatch.setitem(ceilings.COPIED, "cpu", 1024)
-    monkeypatch.setattr(ceilings, "bf16_rate_on_a_cpu", lambda: 5e9)  # not a process for every test
+    monkeypatch.setattr(ceilings, "bf16_rate_on_a_cpu", lambda: 5e9)  # without starting a process in every test
     return tmp_path
 
 
@@ -48,7 +48,7 @@ def workload(network: str, *arguments: str) -> Workload:
     return Workload(network, {"fedavg": settings}, generated(network, settings.data))
 
 
-def test_networks_and_methods_side_by_side(capsys, small_and_here):
+def test_several_networks_and_methods_are_measured(capsys, small_and_here):
     command = ["bench", "--network", "mlp,cnn", "--method", "fedrema,fedpac", *TINY, "--json", "speed.json"]
     assert main(command) == 0
     shown = capsys.readouterr().out
@@ -95,25 +95,25 @@ def test_networks_and_methods_side_by_side(capsys, small_and_here):
 
 @pytest.mark.slow
 def test_every_method_can_be_measured(capsys):
-    less = ("--retrain-epochs", "1", "--match-steps", "1")  # of CReFF, whose server repeats these very often
+    less = ("--retrain-epochs", "1", "--match-steps", "1")  # of CReFF, whose server step is slow with the defaults
     assert main(["bench", "--network", "mlp", "--method", "all", *TINY, *less]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in fedrema.registry())
-    assert "–  " in shown  # the textbook loop has no rounds
+    assert "–  " in shown  # the plain training loop has no rounds
     assert "Note" not in shown
 
 
-def test_data_backend_and_settings_of_a_method_pass_through(capsys, small_and_here):
+def test_data_backend_and_settings_of_a_method_are_used(capsys, small_and_here):
     (small_and_here / "mine.toml").write_text('dataset = "digits"\nsamples = 20\n')
     command = ["bench", "--network=mlp", "--method", "fedprox,fedavg", "--mu", "0.5", "--backend", "loop"]
     assert main([*command, "--config", "mine.toml", "--clients", "2", "--rounds", "1", "--json", "speed.json"]) == 0
     rows = json.loads((small_and_here / "speed.json").read_text())["rows"]
     assert [row["backend"] for row in rows] == ["loop", "loop", "textbook"]
-    assert [row["batch"] for row in rows] == [10, 10, 10]  # what digits start from
+    assert [row["batch"] for row in rows] == [10, 10, 10]  # the default of digits
     assert "Written: speed.json" in capsys.readouterr().out
 
 
-def test_a_network_of_ones_own_and_one_that_fails(capsys, small_and_here):
+def test_own_networks_are_measured_and_a_failing_one_is_reported(capsys, small_and_here):
     (small_and_here / "own_nets.py").write_text(
         "from torch import nn\n"
         "from fedrema.models.body_and_head import BodyAndHead\n"
@@ -172,7 +172,7 @@ def test_a_network_of_ones_own_and_one_that_fails(capsys, small_and_here):
         (["--config", "missing.toml"], "missing.toml"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is(arguments, words, capsys, small_and_here, monkeypatch):
+def test_invalid_requests_are_refused_before_any_measurement(arguments, words, capsys, small_and_here, monkeypatch):
     monkeypatch.setattr("fedrema.bench.measure", lambda *_: pytest.fail("began to measure"))
     assert main(["bench", *arguments]) == 2
     shown = capsys.readouterr()
@@ -182,7 +182,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(arguments, words,
     assert not list(small_and_here.iterdir())
 
 
-def test_an_older_file_is_replaced_and_a_stop_leaves_it_alone(small_and_here, monkeypatch):
+def test_an_older_file_is_replaced_but_not_by_an_interrupted_run(small_and_here, monkeypatch):
     file = small_and_here / "speed.json"
     file.write_text("old")
 
@@ -198,7 +198,7 @@ def test_an_older_file_is_replaced_and_a_stop_leaves_it_alone(small_and_here, mo
 
 
 def reference(model: nn.Module, x, y, steps: int, lr: float) -> list[float]:
-    """Train on the whole of x in every step, with momentum and clipping written out."""
+    """Train on all of x in every step, with momentum and clipping written out."""
     velocity = [torch.zeros_like(value) for value in model.parameters()]
     losses = []
     for _ in range(steps):
@@ -215,12 +215,14 @@ def reference(model: nn.Module, x, y, steps: int, lr: float) -> list[float]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_the_textbook_loop_is_plain_sgd(scale):
+def test_the_plain_loop_is_sgd(scale):
     generator = torch.Generator().manual_seed(0)
     x, y = scale * torch.rand(12, 6, generator=generator, dtype=torch.float64), torch.arange(12) % 3
     model = nn.Linear(6, 3).double()
     before = copy.deepcopy(model.state_dict())
-    trained, losses = train_client(model, TensorDataset(x, y), 4, 12, 0.01, CPU)  # a batch of all: order is no matter
+    trained, losses = train_client(
+        model, TensorDataset(x, y), 4, 12, 0.01, CPU
+    )  # one batch of all samples: their order does not matter
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
     again = copy.deepcopy(model)
@@ -230,11 +232,11 @@ def test_the_textbook_loop_is_plain_sgd(scale):
     if scale == 1:
         assert losses[-1] < losses[0]
     _, losses = train_client(model, TensorDataset(x, y), 3, 5, 0.01, CPU)
-    assert len(losses) == 3 * 2  # the incomplete batch is left out
+    assert len(losses) == 3 * 2  # the incomplete batch is dropped
     assert len(train_client(model, TensorDataset(x, y), 3, 100, 0.01, CPU)[1]) == 3
 
 
-def test_the_textbook_loop_is_timed_a_few_times(monkeypatch):
+def test_the_plain_loop_is_timed_several_times(monkeypatch):
     monkeypatch.setattr(textbook, "MOST_SAMPLES", 2)
     settings = settings_of("mlp", "--epochs", "2")
     loop = Textbook(settings, generated("mlp", settings.data), CPU)
@@ -244,17 +246,17 @@ def test_the_textbook_loop_is_timed_a_few_times(monkeypatch):
     assert loop.steps == 2 * 2 * 3  # samples × epochs × batches
 
 
-def test_operations_by_hand():
+def test_operations_equal_a_count_by_hand():
     settings = settings_of("mlp", "--hidden", "7", "--epochs", "2")
     work = Work.of(settings, generated("mlp", settings.data))
     forward = 2 * (64 * 7 + 7 * 10)
     backward = 2 * (64 * 7 + 7 * 10 * 2)  # the first layer's input needs no gradient
     assert work == Work(steps=6, operations=2 * 2 * 15 * (forward + backward))  # clients × epochs × samples
-    torch.set_num_threads(2)  # clients may then be trained in threads, into which the counter does not see
+    torch.set_num_threads(2)  # clients may then train in threads, where operations are not counted
     assert Work.of(settings, generated("mlp", settings.data)) == work
 
 
-def test_operations_of_clients_that_differ():
+def test_operations_of_unequal_clients():
     settings = settings_of("mlp", "--hidden", "7")
     x, y = np.zeros((19, 1, 8, 8), np.uint8), np.zeros(19, np.int64)
     uneven = Federation.from_arrays(x, y, np.repeat([0, 1], [14, 5]), classes=10, test_share=0.2)
@@ -262,7 +264,7 @@ def test_operations_of_clients_that_differ():
     assert Work.of(settings, uneven) == Work(steps=2, operations=(10 + 4) * per_sample)
 
 
-def test_trimming_keeps_tests_and_the_first_samples():
+def test_trimming_keeps_test_samples_and_the_first_training_samples():
     federation = generated("mlp", DataSettings(clients=3, samples=10))
     small = trimmed(federation, 2, 3)
     assert small.names == federation.names[:2]
@@ -272,7 +274,7 @@ def test_trimming_keeps_tests_and_the_first_samples():
     assert np.array_equal(small.split("train").x, whole.x[:2, :3])
 
 
-def test_ceilings_are_medians_and_flags_are_put_back(monkeypatch):
+def test_ceilings_are_medians_and_flags_are_restored(monkeypatch):
     rates = iter([3.0, 1.0, 2.0])
     seen = []
 
@@ -299,12 +301,12 @@ def test_ceilings_are_medians_and_flags_are_put_back(monkeypatch):
 
 
 @pytest.mark.parametrize(("rate", "size"), [(1e6, 128), (2e8, 256), (1e15, 2048)])
-def test_a_processor_without_bf16_multiplies_small_matrices(monkeypatch, rate, size):
+def test_a_processor_without_bf16_is_measured_with_small_matrices(monkeypatch, rate, size):
     monkeypatch.setattr(ceilings, "product_rate", lambda device, dtype, size: rate)
     assert ceilings.affordable_size(CPU, torch.bfloat16, 2048) == size
 
 
-def test_bf16_is_tried_in_a_process_that_may_die(monkeypatch):
+def test_bf16_is_tried_in_a_separate_process(monkeypatch):
     monkeypatch.setattr(ceilings, "_BF16_ON_A_CPU", "print({size} * {threads})")
     assert BF16_RATE_ON_A_CPU() == 32.0 * torch.get_num_threads()
     monkeypatch.setattr(ceilings, "_BF16_ON_A_CPU", "import os; os.kill(os.getpid(), 4)  # {size} {threads}")
@@ -313,7 +315,7 @@ def test_bf16_is_tried_in_a_process_that_may_die(monkeypatch):
     assert Ceilings(CPU, "float32").values()["bf16"] is None
 
 
-def test_help_shows_the_defaults_that_hold_here(capsys):
+def test_help_shows_the_defaults_of_this_command(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["bench", "--help"])
     assert not stop.value.code
@@ -322,7 +324,7 @@ def test_help_shows_the_defaults_that_hold_here(capsys):
         assert words in shown
 
 
-def test_what_is_said_by_hand(monkeypatch):
+def test_the_summary_equals_a_calculation_by_hand(monkeypatch):
     base = Row("cnn", "plain", "textbook", "cpu", "float32", 20, 100).timed(0.6, Work(4, 200e9), 8)
     assert (base.ms_per_step, base.gflop_per_step) == (600, 50)
     assert base.gflops_per_second == pytest.approx(50 / 0.6)
@@ -339,14 +341,14 @@ def test_what_is_said_by_hand(monkeypatch):
     assert report.peak_memory == {"process": None, "gpu": None}
     assert report.machine["highest_load"] is None
     assert report.as_json()["ceilings"]["bf16"]["value"] is None
-    cheaper = dataclasses.replace(compared, method="fedpac", ms_per_step=1.0)  # of another method: not compared
+    cheaper = dataclasses.replace(compared, method="fedpac", ms_per_step=1.0)  # a different method: not compared
     assert Report.of(Measured([compared, cheaper], limits), "").conclusions() == report.conclusions()
     alone = ours.compared({}, dataclasses.replace(base, ms_per_step=None))
     assert Report.of(Measured([alone], {}), "").conclusions() == ["cnn: loop (fedrema) is fastest, 400 ms per step."]
 
 
 @pytest.mark.parametrize(("load", "warned"), [(None, False), (1.5, False), (1e6, True)])
-def test_a_busy_machine_is_told(load, warned):
+def test_a_busy_machine_causes_a_warning(load, warned):
     row = Row("mlp", "fedavg", "loop", "cpu", "float32", 2, 5, note="late")
     console = Console(width=200, file=io.StringIO())
     console.print(Report.of(Measured([row], {"bf16": None}, load), "").show())
@@ -356,7 +358,7 @@ def test_a_busy_machine_is_told(load, warned):
     assert "Note: mlp, fedavg, loop: late" in shown
 
 
-def test_a_method_that_diverges_leaves_the_rest():
+def test_other_methods_are_measured_when_one_diverges():
     load = workload("mlp")
     hot = settings_of("mlp", "--lr", "1e20", "--clip", "0", "--epochs", "20")
     both = Workload("mlp", {"fedavg": load.methods["fedavg"], "hot": hot}, load.federation)
@@ -365,14 +367,14 @@ def test_a_method_that_diverges_leaves_the_rest():
     assert "diverged" in rows[2].note
 
 
-def test_the_cpus_name_where_the_system_does_not_list_it(monkeypatch):
+def test_the_name_of_a_cpu_that_the_system_does_not_list(monkeypatch):
     from fedrema.bench import report
 
     monkeypatch.setattr(report.Path, "is_file", lambda _: False)
     assert report._cpu()
 
 
-def test_ones_bench_method_is_measured(small_and_here, capsys):
+def test_an_own_method_is_measured(small_and_here, capsys):
     assert issubclass(fedrema.registry()["fedavg"], Method)
     (small_and_here / "bench_method.py").write_text(
         "from dataclasses import dataclass\nfrom fedrema.core import Method\n"

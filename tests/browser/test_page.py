@@ -34,7 +34,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """FedReMa and FedAvg, two seeds each, on six clients one of which has a nasty name."""
+    """FedReMa and FedAvg, two seeds each, on six clients; one client's name contains HTML."""
     folder = tmp_path_factory.mktemp("runs")
     generator = np.random.default_rng(0)
     y = generator.integers(0, 4, 240)
@@ -74,7 +74,7 @@ def open_page(browser, address, **how):
 
 
 def drawn(page, picture):
-    """Return what Plotly shows in a picture."""
+    """Return the data that Plotly shows in a figure."""
     return json.loads(page.evaluate(f"JSON.stringify(document.querySelector('#{picture} .plot').data)"))
 
 
@@ -91,7 +91,7 @@ def follow(page, client):
     settle(page)
 
 
-def test_it_opens_from_a_file_and_asks_the_network_for_nothing(opened, report):
+def test_the_report_opens_from_a_file_without_network_requests(opened, report):
     assert [address for address in opened.asked if not address.startswith(("data:", "blob:"))] == [report.as_uri()]
     assert opened.title() == "fedrema: FedAvg, FedReMa"
     assert opened.locator("#cards .card").count() == 4
@@ -174,7 +174,7 @@ def test_figures_and_tables_can_be_saved(opened, tmp_path, picture):
         assert file.stat().st_size > 150
 
 
-def test_the_table_that_is_saved_holds_the_numbers(opened, report, tmp_path):
+def test_a_saved_table_contains_the_numbers(opened, report, tmp_path):
     with opened.expect_download() as waiting:
         opened.locator("#comparison .exports button", has_text="CSV").click()
     waiting.value.save_as(tmp_path / "table.csv")
@@ -263,11 +263,11 @@ def test_live_rounds_arrive_and_a_killed_run_is_shown_as_stopped(browser, tmp_pa
     page.on("pageerror", lambda error: complaints.append(str(error)))
     watch = ["watch", str(tmp_path), "--port", "0"]
     quick = ["--rounds", "4000", "--clients", "4", "--samples", "20", "--epochs", "1", "--quiet"]
-    play = ["run", "fedrema", *quick, "--out", str(tmp_path / "run")]
+    command = ["run", "fedrema", *quick, "--out", str(tmp_path / "run")]
     with started(*watch, stdout=subprocess.PIPE, text=True) as server:
         page.goto(server.stdout.readline().split()[2])
         assert page.locator("#waiting").is_visible()
-        with started(*play):
+        with started(*command):
             page.wait_for_selector(".state.running", timeout=120_000)
             for _ in range(3):
                 reached = len(RunDirectory(tmp_path / "run").rounds())

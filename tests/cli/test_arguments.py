@@ -59,14 +59,14 @@ def test_every_field_is_an_option_or_a_positional_argument():
     assert parse("in", "--needed", "x", "--no-fast", "--fast").fast is True
 
 
-def test_what_is_required_is_named():
+def test_missing_required_arguments_are_named():
     with pytest.raises(BadInput, match=r"^fedrema command needs --needed: what is needed\.$"):
         parse("in")
     with pytest.raises(BadInput, match=r"^fedrema command needs the file to read\.$"):
         parse("--needed", "x")
 
 
-def test_values_fill_a_dataclass_with_those_inside_it():
+def test_values_fill_a_dataclass_and_nested_ones():
     assert fill(Command, {"needed": "x", "file": Path("in"), "deep_value": 1, "other": 2}, "it").inner.deep_value == 1
 
 
@@ -107,7 +107,7 @@ def test_help_shows_the_defaults_of_a_preset_and_a_file(tmp_path, capsys):
     assert "(default: 0.125)" in shown
 
 
-def test_the_last_text_of_an_option_can_be_read_before_the_others_are_known():
+def test_the_last_value_of_an_option_can_be_read_before_parsing_the_others():
     arguments = ["--dataset", "mnist", "--unknown", "--dataset=cifar10", "--config"]
     assert peek(arguments, "dataset", "config", "paper") == {"dataset": "cifar10"}
 
@@ -120,7 +120,7 @@ def test_settings_as_arguments_read_back_as_the_same_settings(name):
     assert parse_settings(name, as_arguments(written)) == settings
 
 
-def test_options_of_several_methods_reach_those_that_have_them():
+def test_options_are_given_to_the_methods_that_have_them():
     fedavg, fedrema = parse_several(["fedavg", "fedrema"], ["--delta", "0.3", "--alternate", "--lr=0.2"])
     assert (fedrema.method.delta, fedrema.method.alternate) == (0.3, True)
     assert fedavg.local.lr == fedrema.local.lr == 0.2
@@ -162,7 +162,7 @@ def test_options_of_several_methods_reach_those_that_have_them():
         (["--config", "missing.toml"], "--config missing.toml cannot be read: No such file"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(arguments, words):
+def test_invalid_arguments_are_reported_in_one_sentence(arguments, words):
     with pytest.raises(BadInput) as caught:
         parse_settings("fedavg", arguments)
     assert words in str(caught.value)

@@ -1,4 +1,4 @@
-"""Whatever is wrong: one sentence, exit code 2, no traceback, nothing left behind."""
+"""Invalid input to any command: one sentence, exit code 2, no traceback, no files."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def refuse(capsys, *arguments: str) -> str:
-    """Return the one sentence."""
+    """Run a command that must fail; return its error message of one line."""
     assert main(list(arguments)) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith("fedrema: ")
@@ -53,7 +53,7 @@ def own_data(**changes) -> None:
         (["run", "fedavg", "--net", "cnn"], "--net cnn cannot take samples of shape (1, 8, 8)"),
         (["run", "fedavg", "--federation", "missing.npz"], "missing.npz"),
         (["run", "fedavg", "--federation", "nowhere:data"], "nowhere"),
-        (["resume", "missing"], "missing is not the folder of a run"),
+        (["resume", "missing"], "missing does not exist: name the folder of a run"),
         (["compare", "missing"], "missing does not exist"),
         (["export", "missing"], "missing does not exist"),
         (["personalize", "missing", "--data", "new.npz"], "missing is not the folder of a run"),
@@ -68,14 +68,14 @@ def own_data(**changes) -> None:
         (["dance"], "Command 'dance' is unknown"),
     ],
 )
-def test_requests_that_cannot_be_honoured(arguments, words, capsys, in_an_empty_folder):
+def test_invalid_requests_are_refused_in_one_sentence(arguments, words, capsys, in_an_empty_folder):
     extra = QUICK if arguments[0] == "run" else ()
     assert words in refuse(capsys, *arguments, *extra)
     assert not list(in_an_empty_folder.iterdir())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_cuda_where_there_is_none(capsys):
+def test_cuda_without_a_gpu_is_refused(capsys):
     assert "--device cuda: this machine has no usable CUDA device" in refuse(
         capsys, "run", "fedavg", "--device", "cuda", *QUICK
     )
@@ -92,13 +92,13 @@ def test_cuda_where_there_is_none(capsys):
         ({"y": np.zeros(29, int)}, "29"),
     ],
 )
-def test_own_data_with_mistakes(changes, words, capsys, in_an_empty_folder):
+def test_invalid_own_data_is_refused(changes, words, capsys, in_an_empty_folder):
     own_data(**changes)
     assert words in refuse(capsys, "run", "fedavg", "--federation", "own.npz", *QUICK)
     assert not (in_an_empty_folder / "run").exists()
 
 
-def test_a_truncated_file_of_own_data(capsys, in_an_empty_folder):
+def test_a_truncated_file_of_own_data_is_refused(capsys, in_an_empty_folder):
     own_data()
     file = in_an_empty_folder / "own.npz"
     file.write_bytes(file.read_bytes()[:-200])
@@ -110,7 +110,7 @@ def test_pickled_data_is_not_opened(capsys):
     refuse(capsys, "run", "fedavg", "--federation", "own.npz", *QUICK)
 
 
-def test_a_file_where_a_folder_is_expected(capsys, in_an_empty_folder):
+def test_a_file_in_place_of_a_folder_is_refused(capsys, in_an_empty_folder):
     (in_an_empty_folder / "file").write_text("")
     for arguments in (
         ["run", "fedavg", "--out", "file"],
@@ -124,7 +124,7 @@ def test_a_file_where_a_folder_is_expected(capsys, in_an_empty_folder):
     assert (in_an_empty_folder / "file").read_text() == ""
 
 
-def test_a_network_that_cannot_be_stacked(capsys, in_an_empty_folder):
+def test_a_network_that_cannot_be_stacked_is_refused(capsys, in_an_empty_folder):
     (in_an_empty_folder / "dropping.py").write_text(
         "from torch import nn\n"
         "def net(shape, classes):\n"

@@ -18,7 +18,7 @@ def runs(tmp_path, monkeypatch):
     return write_two_groups(tmp_path / "runs")
 
 
-def test_compare_shows_the_table_the_differences_and_where_the_picture_is(runs, tmp_path, capsys):
+def test_compare_prints_table_differences_and_the_figures_path(runs, tmp_path, capsys):
     assert main(["compare", "runs"]) == 0
     text = capsys.readouterr().out
     assert "82.0±2.0" in text
@@ -34,7 +34,7 @@ def test_compare_by_another_quantity_and_reference(runs, capsys):
     assert "Curves" not in text
 
 
-def test_the_picture_of_several_folders_lies_in_the_one_that_holds_them(runs, tmp_path, capsys, monkeypatch):
+def test_the_figure_of_several_folders_is_in_their_common_parent(runs, tmp_path, capsys, monkeypatch):
     assert main(["compare", "runs/fedavg", "runs/fedrema/seed-0"]) == 0
     assert "Curves: runs/curves.png" in capsys.readouterr().out
     (tmp_path / "here").mkdir()
@@ -46,7 +46,7 @@ def test_the_picture_of_several_folders_lies_in_the_one_that_holds_them(runs, tm
     assert "Curves: curves.png" in capsys.readouterr().out
 
 
-def test_disks_that_have_nothing_in_common(runs, capsys, monkeypatch):
+def test_folders_without_a_common_parent(runs, capsys, monkeypatch):
     def refuse(folders):
         raise ValueError("Paths don't have the same drive")
 
@@ -55,7 +55,7 @@ def test_disks_that_have_nothing_in_common(runs, capsys, monkeypatch):
     assert "Curves: curves.png" in capsys.readouterr().out
 
 
-def test_compare_for_programs(runs, capsys):
+def test_compare_prints_csv(runs, capsys):
     assert main(["compare", "runs", "--format", "csv", "--plot", "picture.svg"]) == 0
     captured = capsys.readouterr()
     assert [row["method"] for row in csv.DictReader(io.StringIO(captured.out))] == ["FedAvg", "FedReMa"]
@@ -71,7 +71,7 @@ def test_compare_into_a_file(runs, tmp_path, capsys):
     assert "-9.0 to +1.0" in (tmp_path / "a.txt").read_text()
 
 
-def test_compare_before_anything_was_scored(tmp_path, capsys):
+def test_compare_before_the_first_evaluation(tmp_path, capsys):
     write_run(tmp_path / "new", ended=False, accuracies=(), rounds=5)
     assert main(["compare", str(tmp_path)]) == 0
     text = capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_compare_writes_latex_by_format_and_by_ending(runs, tmp_path, capsys):
     assert (tmp_path / "table.tex").read_text(encoding="utf-8") == text
 
 
-def test_in_latex_nothing_in_a_label_is_a_command(tmp_path, monkeypatch, capsys):
+def test_labels_are_escaped_in_latex(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "runs" / "one", "mine:A_b", seed=0)
     write_run(tmp_path / "runs" / "two", "mine:A_b", seed=0, variant=r"50% of {x} & $y$ \input#~^")

@@ -3,7 +3,7 @@
 from fedrema.cli import main
 
 
-def test_data(capsys, tmp_path):
+def test_datasets_are_listed(capsys, tmp_path):
     assert main(["data", "--data-dir", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     for name in (

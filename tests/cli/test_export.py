@@ -9,14 +9,9 @@ from fedrema.config.settings import make_settings
 from fedrema.runs.execute import execute
 from tests.cli.refusals import refused
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 QUICK = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +32,7 @@ def test_export_all_runs_below_a_folder(trained, capsys):
     assert main(["export", str(trained), "--overwrite"]) == 0
 
 
-def test_export_some_clients_to_a_place(trained, tmp_path, capsys):
+def test_export_of_some_clients_to_a_folder(trained, tmp_path, capsys):
     place = tmp_path / "place"
     assert main(["export", str(trained / "seed-0"), "--out", str(place), "--clients", "2"]) == 0
     assert "1 model: " in capsys.readouterr().out
@@ -47,7 +42,7 @@ def test_export_some_clients_to_a_place(trained, tmp_path, capsys):
     assert "needs at least one folder" in refused(capsys, "export")
 
 
-def test_models_are_exported_as_they_are_used(in_an_empty_folder):
+def test_exported_models_are_adapted_as_in_use(in_an_empty_folder):
     assert main(["run", "fedbabu", *QUICK, "--quiet", "--out", "run"]) == 0
     assert main(["export", "run", "--out", "used"]) == 0
     assert main(["export", "run", "--out", "left", "--no-adapt"]) == 0
@@ -60,7 +55,7 @@ def test_models_are_exported_as_they_are_used(in_an_empty_folder):
     assert "trains a little more" not in (in_an_empty_folder / "used" / "README.md").read_text()
 
 
-def test_models_that_are_adapted_on_data_which_is_gone_can_be_exported_as_they_are(in_an_empty_folder, capsys):
+def test_models_can_be_exported_unadapted_if_their_data_is_missing(in_an_empty_folder, capsys):
     assert main(["partition", "--clients", "4", "--samples", "20", "--save", "own.npz"]) == 0
     assert main(["run", "per-fedavg", "--federation", "own.npz", "--rounds", "1", "--quiet", "--out", "run"]) == 0
     assert main(["partition", "--clients", "4", "--samples", "20", "--data-seed", "1", "--save", "own.npz"]) == 0
@@ -74,9 +69,9 @@ def test_models_that_are_adapted_on_data_which_is_gone_can_be_exported_as_they_a
     assert main(["export", "run", "--no-adapt"]) == 0
 
 
-def test_prototypes_are_exported_with_the_models_that_answer_by_them(in_an_empty_folder):
+def test_prototypes_are_exported_with_models_that_predict_by_them(in_an_empty_folder):
     assert main(["run", "fedproto", *QUICK, "--quiet", "--out", "run"]) == 0
     assert main(["export", "run"]) == 0
     added = load_file("run/models/0.added.safetensors")
     assert added["prototypes"].shape == (10, 32)
-    assert added["known"].tolist() == [1.0] * 9 + [0.0]  # so few clients hold no nine
+    assert added["known"].tolist() == [1.0] * 9 + [0.0]  # no client has samples of class 9

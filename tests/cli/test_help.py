@@ -11,12 +11,7 @@ import fedrema
 from fedrema.cli import COMMANDS, main
 from fedrema.cli.arguments import parse_settings
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def test_help_names_every_command_and_needs_no_torch():
@@ -39,7 +34,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command, capsys):
+def test_every_command_has_help(command, capsys):
     try:
         code = main([command, "--help"])
     except SystemExit as stop:
@@ -49,7 +44,7 @@ def test_every_command_explains_itself(command, capsys):
 
 
 @pytest.mark.parametrize("method", fedrema.registry())
-def test_every_method_explains_its_settings(method, capsys):
+def test_every_method_has_help_for_its_settings(method, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["run", method, "--help-all"])
     assert stop.value.code == 0
@@ -97,7 +92,7 @@ def test_help_without_a_method_names_the_two_kinds_of_help(arguments, capsys):
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command != "deploy"])
-def test_no_help_speaks_of_none_as_a_value(command, capsys):
+def test_help_never_shows_none_as_a_value(command, capsys):
     with contextlib.suppress(SystemExit):
         main([command, "--help"])
     assert "{None}" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What does not fit is refused before memory is taken; what the system refuses is one sentence."""
+"""Input that does not fit into memory is refused before allocation; errors of the system become one sentence."""
 
 import io
 import subprocess
@@ -44,7 +44,7 @@ def in_an_empty_folder(tmp_path, monkeypatch):
 
 
 def refused(arguments, capsys) -> str:
-    """Return the one sentence with which a command is refused."""
+    """Run a command that must fail; return its error message of one line."""
     assert main([str(argument) for argument in arguments]) == 2
     shown = capsys.readouterr()
     assert shown.err.count("\n") == 1, shown.err
@@ -75,7 +75,7 @@ def test_nothing_is_allocated_for_billions_of_classes():
         federation.label_counts()
 
 
-def test_an_archive_that_grows_a_thousandfold_is_refused_unread(tmp_path):
+def test_an_archive_with_an_extreme_compression_ratio_is_refused_unread(tmp_path):
     bomb = tmp_path / "bomb.npz"
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         with archive.open("x.npy", "w", force_zip64=True) as stream:
@@ -104,7 +104,7 @@ def test_data_that_compresses_well_is_read(tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(10**13,), (10**13, 10**13), (2**63,), (3,), (4, 4)])
-def test_a_header_that_announces_other_than_is_there_is_refused_unread(shape, tmp_path):
+def test_a_header_that_contradicts_the_content_is_refused_unread(shape, tmp_path):
     file = tmp_path / "odd.npz"
     with zipfile.ZipFile(file, "w") as archive:
         write_header(archive, "x.npy", shape, bytes(32))
@@ -137,7 +137,7 @@ def test_an_archive_larger_than_memory_is_refused(tmp_path, monkeypatch):
         read_npz(tmp_path / "large.npz", required=("x", "y"), optional=())
 
 
-def test_amounts_are_written_as_people_write_them():
+def test_amounts_of_memory_are_formatted_for_people():
     assert [amount(size) for size in (12, 1500, 2 * 10**9, 10**20)] == ["12 bytes", "1.5 kB", "2.0 GB", "100000.0 PB"]
 
 
@@ -182,7 +182,7 @@ def test_an_exit_in_users_code_is_one_sentence(arguments, sentence, capsys, tmp_
 
 
 @pytest.mark.parametrize("arguments", ["methods", "--help", "run fedavg --help"])
-def test_a_reader_that_has_read_enough_ends_the_command_quietly(arguments, programs):
+def test_a_closed_output_pipe_ends_the_command_quietly(arguments, programs):
     command = [programs / "fedrema", *arguments.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
@@ -190,7 +190,7 @@ def test_a_reader_that_has_read_enough_ends_the_command_quietly(arguments, progr
     assert process.returncode != 2
 
 
-def test_what_the_system_refuses_is_one_sentence(capsys):
+def test_an_error_of_the_system_is_one_sentence(capsys):
     # /sys refuses new folders even to root.
     for place in ("/sys/fedrema/run", "/dev/null/run"):
         said = refused(["run", "local", "--rounds", 1, "--quiet", "--out", place], capsys)
@@ -198,7 +198,7 @@ def test_what_the_system_refuses_is_one_sentence(capsys):
 
 
 @pytest.mark.parametrize("out", ["file", "file/deeper"])
-def test_results_into_a_file_are_refused_at_once(out, capsys, tmp_path, monkeypatch):
+def test_an_output_folder_that_is_a_file_is_refused_at_once(out, capsys, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "grid.toml").write_text("this is read only after --out has been checked")
     for command in (["reproduce", "table1"], ["grid", "grid.toml"]):

@@ -1,4 +1,4 @@
-"""The table that fills up, fed with events that were made up; once with real ones, in a pseudo-terminal."""
+"""The live table of a grid: made-up events, and once a real grid in a pseudo-terminal."""
 
 import io
 import os
@@ -40,8 +40,8 @@ title = "FedPer"
 """
 
 
-class Played:
-    """An experiment of which runs are kept that never took place, and the table that is shown of it."""
+class ExampleGrid:
+    """An experiment with made-up finished runs, and its live table."""
 
     def __init__(self, folder, quiet=False, text=FILE):
         (folder / "two.toml").write_text(text)
@@ -53,7 +53,7 @@ class Played:
         )
 
     def keep(self, task, seed, accuracy=None, seconds=20.0):
-        """Keep a run, or that it has diverged; every round takes two seconds."""
+        """Store a made-up run that finished, or diverged without an accuracy; every round takes two seconds."""
         settings = task.cell.settings(seed)
         parts = {"settings": settings.flat(), "failed": "Training diverged."}
         if accuracy is not None:
@@ -62,7 +62,7 @@ class Played:
         keep(self.store, made_run(key_of(settings), task.cell.method, seed, **parts))
 
     def shown(self):
-        """Return what a terminal shows now, line by line, without what is empty."""
+        """Return the non-empty lines that a terminal shows now."""
         console = Console(file=io.StringIO(), width=100)
         console.print(self.table.render())
         lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
@@ -70,77 +70,77 @@ class Played:
 
 
 @pytest.fixture
-def played(tmp_path):
-    return Played(tmp_path)
+def example(tmp_path):
+    return ExampleGrid(tmp_path)
 
 
-def test_it_fills_up(played):
-    small, large, other, last = played.tasks
-    assert [task.cell.title for task in played.tasks] == [
+def test_cells_and_remaining_time_are_updated_by_events(example):
+    small, large, other, last = example.tasks
+    assert [task.cell.title for task in example.tasks] == [
         "FedAvg, small steps", "FedAvg, large steps", "FedPer, small steps", "FedPer, large steps",
     ]  # fmt: skip
-    table = played.table
+    table = example.table
     table.report(Event("started", small))
-    assert played.shown()[0] == "Two by two"
-    assert played.shown()[2:5] == ["FedAvg … ·", "FedPer · ·", "FedAvg, small steps: starting"]
-    assert re.fullmatch(r"0 of 8 runs finished, about (a second|\d+ seconds) left", played.shown()[-1])
+    assert example.shown()[0] == "Two by two"
+    assert example.shown()[2:5] == ["FedAvg … ·", "FedPer · ·", "FedAvg, small steps: starting"]
+    assert re.fullmatch(r"0 of 8 runs finished, about (a second|\d+ seconds) left", example.shown()[-1])
 
     table.report(Event("round", small, seed=0, round=4, accuracy=0.25))
-    assert played.shown()[4] == "FedAvg, small steps: round 4/10, seed 1 of 2, accuracy 25.0 %"
+    assert example.shown()[4] == "FedAvg, small steps: round 4/10, seed 1 of 2, accuracy 25.0 %"
     table.report(Event("round", small, seed=1, round=6, accuracy=0.5))
-    assert played.shown()[4] == "FedAvg, small steps: round 6/10 of 2 seeds, accuracy 37.5 %"
+    assert example.shown()[4] == "FedAvg, small steps: round 6/10 of 2 seeds, accuracy 37.5 %"
 
-    played.keep(small, 0, 0.5)
-    played.keep(small, 1, 0.6)
+    example.keep(small, 0, 0.5)
+    example.keep(small, 1, 0.6)
     table.report(Event("finished", small))
     table.report(Event("started", large))
     table.report(Event("started", other))
-    assert played.shown()[2:-1] == [
+    assert example.shown()[2:-1] == [
         "FedAvg 55.0 ± 7.1 …", "FedPer … ·", "FedAvg, large steps: starting", "FedPer, small steps: starting",
     ]  # fmt: skip
-    # Two seconds a round, as is known now: 3 tasks of 2 runs of 10 rounds, two at a time.
-    assert played.shown()[-1] == "2 of 8 runs finished, about 60 seconds left"
+    # Two seconds per round, measured by now: 3 tasks of 2 runs of 10 rounds, two at a time.
+    assert example.shown()[-1] == "2 of 8 runs finished, about 60 seconds left"
     table.report(Event("round", large, seed=0, round=10, accuracy=0.5))
     table.report(Event("round", large, seed=1, round=5))
-    assert played.shown()[4] == "FedAvg, large steps: round 5/10, seed 2 of 2"  # one after the other
-    assert played.shown()[-1] == "3 of 8 runs finished, about 45 seconds left"
+    assert example.shown()[4] == "FedAvg, large steps: round 5/10, seed 2 of 2"  # the seeds run one after the other
+    assert example.shown()[-1] == "3 of 8 runs finished, about 45 seconds left"
 
-    played.keep(large, 0, 0.7)  # one of two seeds
-    played.keep(large, 1)
-    played.keep(other, 0)
-    played.keep(other, 1)
+    example.keep(large, 0, 0.7)  # one of two seeds finished
+    example.keep(large, 1)
+    example.keep(other, 0)
+    example.keep(other, 1)
     for task in (large, other):
         table.report(Event("finished", task, failed=("…",)))
     table.report(Event("started", last))
-    assert played.shown()[2:4] == ["FedAvg 55.0 ± 7.1 70.0 (1)", "FedPer diverged …"]
-    assert played.shown()[-1] == "6 of 8 runs finished, about 20 seconds left"
-    played.keep(last, 0, 0.7)
+    assert example.shown()[2:4] == ["FedAvg 55.0 ± 7.1 70.0 (1)", "FedPer diverged …"]
+    assert example.shown()[-1] == "6 of 8 runs finished, about 20 seconds left"
+    example.keep(last, 0, 0.7)
     table.report(Event("failed", last, failed=("its process ended with code 130",)))  # stopped after its first seed
-    assert played.shown() == ["7 of 8 runs finished"]
+    assert example.shown() == ["7 of 8 runs finished"]
 
 
-def test_in_this_process_rounds_belong_to_what_has_begun(played):
-    task = played.tasks[0]
-    played.table.report(Event("started", task))
-    played.table.report(Event("round", seed=1, round=3, accuracy=0.0))
-    assert "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 0.0 %" in played.shown()
+def test_rounds_of_this_process_belong_to_the_current_task(example):
+    task = example.tasks[0]
+    example.table.report(Event("started", task))
+    example.table.report(Event("round", seed=1, round=3, accuracy=0.0))
+    assert "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 0.0 %" in example.shown()
 
 
-def test_without_columns_there_is_one_of_accuracies(tmp_path):
+def test_without_columns_the_table_has_one_column_of_accuracies(tmp_path):
     text = re.sub(r"(?s)\[columns.small\].*?(?=\[rows)", "", FILE)
-    played = Played(tmp_path, text=text)
-    played.table.report(Event("started", played.tasks[0]))
-    assert played.shown()[1:4] == ["accuracy", "FedAvg …", "FedPer ·"]
+    example = ExampleGrid(tmp_path, text=text)
+    example.table.report(Event("started", example.tasks[0]))
+    assert example.shown()[1:4] == ["accuracy", "FedAvg …", "FedPer ·"]
 
 
-def test_without_a_terminal_a_line_tells_of_each_task(played, capsys):
-    small, large, *_ = played.tasks
-    with played.table as table:
+def test_without_a_terminal_one_line_is_printed_per_task(example, capsys):
+    small, large, *_ = example.tasks
+    with example.table as table:
         table.report(Event("started", small))
         table.report(Event("round", small, round=3, accuracy=0.5))
         assert capsys.readouterr().err == ""
-        played.keep(small, 0, 0.5)
-        played.keep(small, 1, 0.6)
+        example.keep(small, 0, 0.5)
+        example.keep(small, 1, 0.6)
         table.report(Event("finished", small))
         line = "FedAvg, small steps: 55.0 ± 7.1 (best accuracy); 2 of 8 runs finished, about 60 seconds left\n"
         assert capsys.readouterr().err == line
@@ -149,24 +149,24 @@ def test_without_a_terminal_a_line_tells_of_each_task(played, capsys):
         assert re.match(r"FedAvg, large steps: no result; 2 of 8 runs finished, about 40 s", capsys.readouterr().err)
 
 
-def test_of_a_long_task_a_line_tells_now_and_then(played, capsys, monkeypatch):
+def test_progress_of_a_long_task_is_printed_regularly(example, capsys, monkeypatch):
     monkeypatch.setattr(live_table, "SECONDS_BETWEEN_LINES", 0.0)
-    task = played.tasks[0]
-    played.table.report(Event("started", task))
+    task = example.tasks[0]
+    example.table.report(Event("started", task))
     capsys.readouterr()
-    played.table.report(Event("round", task, seed=0, round=3, accuracy=0.5))
+    example.table.report(Event("round", task, seed=0, round=3, accuracy=0.5))
     told = capsys.readouterr().err
     state = "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 50.0 %"
     assert told.startswith(f"{state}; 0 of 8 runs finished, about ")
     assert told.count("\n") == 1
 
 
-def test_quiet_says_nothing(tmp_path, capsys, monkeypatch):
+def test_quiet_prints_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(live_table, "SECONDS_BETWEEN_LINES", 0.0)
-    played = Played(tmp_path, quiet=True)
-    with played.table as table:
+    example = ExampleGrid(tmp_path, quiet=True)
+    with example.table as table:
         for kind in ("started", "round", "finished"):
-            table.report(Event(kind, played.tasks[0], round=3))
+            table.report(Event(kind, example.tasks[0], round=3))
     assert capsys.readouterr() == ("", "")
 
 
@@ -181,7 +181,7 @@ def test_in_a_terminal_the_table_is_shown_while_it_fills_up(programs, tmp_path):
     while True:
         try:
             part = os.read(ours, 65536)
-        except OSError:  # on Linux a terminal that nobody has open any more is an error
+        except OSError:  # Linux raises an error once no process has the terminal open
             part = b""
         if not part:
             break

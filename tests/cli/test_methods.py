@@ -7,15 +7,10 @@ import pytest
 import fedrema
 from fedrema.cli import main
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
-def test_methods(capsys):
+def test_methods_are_listed_and_explained(capsys):
     assert main(["methods"]) == 0
     shown = capsys.readouterr().out
     for kind in fedrema.registry().values():
@@ -45,7 +40,7 @@ class Own(Method):
 """
 
 
-def test_ones_own_method_is_explained(capsys, in_an_empty_folder):
+def test_an_own_method_is_explained(capsys, in_an_empty_folder):
     (in_an_empty_folder / "a_method_of_mine.py").write_text(OWN_METHOD)
     try:
         assert main(["methods", "a_method_of_mine:Own"]) == 0

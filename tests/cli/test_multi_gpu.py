@@ -1,4 +1,4 @@
-"""Runs distributed over devices; here they are processes on one CPU."""
+"""Runs distributed over several devices; in these tests the devices are processes on one CPU."""
 
 import dataclasses
 import os
@@ -15,7 +15,7 @@ from fedrema.cli.multi_gpu import decoded, devices_for, encoded, run_on_gpus
 from fedrema.runs.execute_many import split_groups
 from fedrema.runs.run import Run
 
-pytestmark = pytest.mark.usefixtures("others_start_at_once")
+pytestmark = pytest.mark.usefixtures("subprocesses_are_forked")
 
 SMALL = ["--rounds", "2", "--clients", "4", "--samples", "40", "--hidden", "4", "--epochs", "1"]
 
@@ -32,7 +32,7 @@ def group(tmp_path, method="fedavg", seeds=2, *arguments):
     ]
 
 
-def test_every_device_gets_something_to_do(tmp_path):
+def test_groups_of_runs_are_split_so_that_every_device_has_some(tmp_path):
     groups = [group(tmp_path, "fedavg", 5), group(tmp_path, "fedper", 2)]
     assert [len(part) for part in split_groups(groups, 2)] == [5, 2]
     assert [len(part) for part in split_groups(groups, 4)] == [2, 1, 2, 2]
@@ -41,7 +41,7 @@ def test_every_device_gets_something_to_do(tmp_path):
     assert seeds == [0, 1, 2, 3, 4, 0, 1]
 
 
-def test_runs_on_two_devices_are_those_of_one(tmp_path, capsys, monkeypatch):
+def test_runs_on_two_devices_equal_those_on_one(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(run_command, "devices_for", lambda settings: ["", ""])
     together = tmp_path / "distributed"
     assert main(["run", "fedavg,fedper", *SMALL, "--seeds", "2", "--out", str(together)]) == 0
@@ -56,7 +56,7 @@ def test_runs_on_two_devices_are_those_of_one(tmp_path, capsys, monkeypatch):
             assert one.config["identity"] == other.config["identity"]
 
 
-def test_what_goes_wrong_is_passed_on(tmp_path, capfd):
+def test_errors_of_processes_are_reported(tmp_path, capfd):
     fine, wrong = group(tmp_path, "fedavg", 1), group(tmp_path, "fedper", 1, "--lr", "1e30", "--clip", "0")
     done, complaints, stopped = run_on_gpus([fine, wrong], ["", ""])
     assert [run.method for run in done] == ["fedavg"]
@@ -66,7 +66,7 @@ def test_what_goes_wrong_is_passed_on(tmp_path, capfd):
     assert "diverged" in capfd.readouterr().err
 
 
-def test_asked_to_stop_the_runs_are_saved(tmp_path):
+def test_runs_are_saved_on_sigterm(tmp_path):
     groups = [group(tmp_path, method, 1, "--rounds", "100000") for method in ("fedavg", "fedper")]
 
     def stop():
@@ -84,13 +84,13 @@ def test_asked_to_stop_the_runs_are_saved(tmp_path):
         assert run.state().round == len(run.rounds) > 0
 
 
-def test_an_order_describes_everything(tmp_path):
+def test_encoded_settings_decode_to_the_same_settings(tmp_path):
     settings = group(tmp_path, "fedrema", 3, "--delta", "0.25")
     assert decoded(encoded(settings)) == settings
     assert "\n" not in encoded(settings)
 
 
-def test_a_cpu_is_one_device(monkeypatch, tmp_path):
+def test_a_cpu_is_not_split_and_all_visible_gpus_are_used(monkeypatch, tmp_path):
     assert devices_for(group(tmp_path)[0]) == []
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)

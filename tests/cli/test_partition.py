@@ -1,19 +1,10 @@
 """fedrema partition."""
 
-import pytest
-
 import fedrema
 from fedrema.cli import main
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
-
-
-def test_partition_saves_draws_and_can_be_trained_on(in_an_empty_folder, capsys):
+def test_a_partition_is_saved_plotted_and_can_be_trained_on(in_an_empty_folder, capsys):
     assert (
         main(["partition", "--partition", "dirichlet", "--alpha", "0.3", "--save", "fed.npz", "--plot", "fed.png"]) == 0
     )

@@ -10,38 +10,33 @@ import fedrema
 from fedrema.cli import main
 from tests.quick import quick_arguments
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 QUICK = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
-
-
 @pytest.fixture
-def newcomer(in_an_empty_folder):
+def new_client(in_an_empty_folder):
     digits = fedrema.make_federation(clients=1, samples=40, s=1.0, partition="iid", data_seed=9)
     np.savez(in_an_empty_folder / "new.npz", x=digits.x, y=digits.y)
     return "new.npz"
 
 
 @pytest.mark.parametrize("method", fedrema.registry())
-def test_a_newcomer_gets_a_model(method, newcomer, capsys, in_an_empty_folder):
+def test_a_new_client_gets_a_model(method, new_client, capsys, in_an_empty_folder):
     from safetensors.torch import load_file
 
     assert main(["run", method, *QUICK, *quick_arguments(method), "--quiet", "--out", "run"]) == 0
-    assert main(["personalize", "run", "--data", newcomer, "--out", "new.safetensors"]) == 0
+    assert main(["personalize", "run", "--data", new_client, "--out", "new.safetensors"]) == 0
     shown = capsys.readouterr().out
     assert "fine-tuned" in shown
-    assert ("matched" in shown) == (method in ("fedrema", "fedpac", "fedamp"))  # whose heads the server knows
+    assert ("matched" in shown) == (method in ("fedrema", "fedpac", "fedamp"))  # they collect heads
     assert set(load_file("new.safetensors")) == {"1.weight", "1.bias", "3.weight", "3.bias"}
-    assert main(["personalize", "run", "--data", newcomer, "--out", "new.safetensors"]) == 2
+    assert main(["personalize", "run", "--data", new_client, "--out", "new.safetensors"]) == 2
     assert "already exists" in capsys.readouterr().err
 
 
-def test_a_newcomer_that_does_not_fit(newcomer, capsys, in_an_empty_folder):
+def test_data_that_does_not_fit_the_run_is_refused(new_client, capsys, in_an_empty_folder):
     assert main(["run", "fedrema", *QUICK, "--quiet", "--out", "run"]) == 0
     generator = np.random.default_rng(0)
     np.savez("wide.npz", x=generator.random((10, 3), np.float32), y=generator.integers(0, 10, 10))
@@ -104,13 +99,13 @@ def leaving():
 
 
 @pytest.fixture
-def own_data(newcomer, in_an_empty_folder):
+def own_data(new_client, in_an_empty_folder):
     (in_an_empty_folder / "newly.py").write_text(OWN_DATA)
     yield "newly"
     sys.modules.pop("newly", None)
 
 
-def test_a_newcomers_data_may_come_from_a_function(own_data, capsys, in_an_empty_folder):
+def test_a_new_clients_data_may_come_from_a_function(own_data, capsys, in_an_empty_folder):
     assert main(["run", "fedavg", *QUICK, "--quiet", "--out", "run"]) == 0
     assert main(["personalize", "run", "--data", f"{own_data}:pair"]) == 0
     assert "pair: 20 samples to train on, 20 to test with." in capsys.readouterr().out
@@ -128,16 +123,16 @@ def test_a_newcomers_data_may_come_from_a_function(own_data, capsys, in_an_empty
         assert sentence in capsys.readouterr().err
 
 
-def test_a_newcomer_gets_a_model_from_each_seed(newcomer, capsys, in_an_empty_folder):
+def test_a_new_client_gets_a_model_from_each_seed(new_client, capsys, in_an_empty_folder):
     assert main(["run", "fedavg", *QUICK, "--seeds", "2", "--quiet", "--out", "both"]) == 0
-    assert main(["personalize", "both", "--data", newcomer, "--out", "one.safetensors"]) == 2
+    assert main(["personalize", "both", "--data", new_client, "--out", "one.safetensors"]) == 2
     assert "--out one.safetensors is for the model of one run, but there are 2" in capsys.readouterr().err
-    assert main(["personalize", "both", "--data", newcomer]) == 0
+    assert main(["personalize", "both", "--data", new_client]) == 0
     shown = capsys.readouterr().out
     written = sorted(in_an_empty_folder.glob("both/*/newcomers/new.safetensors"))
     assert len(written) == 2
     for file in written:
         assert str(file.parents[1].relative_to(in_an_empty_folder)) in shown
     (in_an_empty_folder / "nothing").mkdir()
-    assert main(["personalize", "nothing", "--data", newcomer]) == 2
+    assert main(["personalize", "nothing", "--data", new_client]) == 2
     assert "nothing holds no run" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from fedrema.cli.reproduce import NAMES, _experiment, _names, _ordered
 from fedrema.experiments.store import Store
 from fedrema.methods import registry
 
-pytestmark = pytest.mark.xdist_group("reproduce")  # one process makes the results that all of them read
+pytestmark = pytest.mark.xdist_group("reproduce")  # one process computes the results that all these tests read
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +24,11 @@ def complete(tmp_path_factory):
 
 @pytest.fixture
 def smoke(complete, tmp_path):
-    """A copy, which a test may change."""
+    """A copy of the results that a test may change."""
     return shutil.copytree(complete, tmp_path / "smoke")
 
 
-def test_everything_is_written(smoke):
+def test_tables_and_figures_are_written(smoke):
     found = {path.name for path in smoke.iterdir()}
     assert {f"{name}.{ending}" for name in NAMES for ending in ("md", "csv", "tex")} <= found
     figures = {
@@ -46,7 +46,7 @@ def test_each_run_is_computed_once_however_many_tables_show_it(smoke):
     assert len(Store(smoke / "runs").keys()) == 2 * (11 + 1 + 4 + 2 + 3 * 9) + 9
 
 
-def test_published_numbers_do_not_stand_beside_other_data(smoke):
+def test_published_numbers_are_not_compared_with_other_data(smoke):
     for name in NAMES:
         page = (smoke / f"{name}.md").read_text()
         assert page.startswith("## Smoke test on digits: ")
@@ -72,17 +72,17 @@ def test_the_same_command_again_runs_nothing(smoke, tmp_path, capsys):
     assert sorted(path.name for path in (out / "runs").glob("commands-*")) == before
 
 
-def test_only_what_was_begun_is_written(tmp_path):
+def test_only_tables_with_finished_runs_are_written(tmp_path):
     out = tmp_path / "out"
     arguments = ["table5", "--smoke", "--seeds", "1", "--only", "none", "--device", "cpu", "--quiet", "--out", str(out)]
     assert main(["reproduce", *arguments]) == 0
-    # FedAvg is a row of these as well; nothing is known of the others.
+    # These tables have a row for FedAvg; no run of the other tables is finished.
     assert {path.stem for path in out.glob("*.csv")} >= {"table5", "table1", "table2", "heatmaps", "curves"}
     assert not {path.stem for path in out.glob("*.csv")} & {"table3", "table4"}
     assert "| neither (FedAvg) | 1 |" in (out / "table5.md").read_text()
 
 
-def test_what_is_most_telling_is_played_first():
+def test_the_most_informative_tables_run_first():
     parts = select([_experiment(name, False, ExperimentOptions()) for name in NAMES], None, None)
     pieces = [(part.experiment.name, {cell.column.name for cell in part.cells}) for part in _ordered(parts)]
     assert pieces[0] == ("table1", {"cifar10"})
@@ -94,18 +94,18 @@ def test_what_is_most_telling_is_played_first():
     assert pieces[7] == ("table1", {"mnist", "fmnist"})
 
 
-def test_all_is_the_paper():
+def test_all_selects_every_table_of_the_paper():
     assert _names(("all",)) == [name for name in NAMES if name != "methods"]
     assert _names(("methods", "all"))[0] == "methods"
     assert _names(("table2", "all", "table2"))[:2] == ["table2", "table1"]
 
 
-def test_every_method_there_is_has_a_row():
+def test_every_method_has_a_row():
     rows = {cell.method for cell in _experiment("methods", False, ExperimentOptions()).cells}
     assert rows == set(registry())
 
 
-def test_only_some_rows_and_columns():
+def test_rows_and_columns_can_be_selected():
     experiments = [_experiment(name, False, ExperimentOptions()) for name in ("table1", "table3")]
     (part,) = select(experiments, "fedavg,moon,mnist", 2)
     assert [(cell.row.name, cell.column.name) for cell in part.cells] == [("fedavg", "mnist"), ("moon", "mnist")]

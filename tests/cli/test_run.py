@@ -6,17 +6,12 @@ import pytest
 import fedrema
 from fedrema.cli import main
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
 QUICK = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-    return tmp_path
-
-
-def test_without_arguments_three_methods_run_side_by_side(in_an_empty_folder, capsys):
+def test_without_arguments_three_methods_run(in_an_empty_folder, capsys):
     assert main(["run", *QUICK, "--seeds", "2"]) == 0
     shown = capsys.readouterr().out
     for title in ("Local", "FedAvg", "FedReMa"):
@@ -32,7 +27,7 @@ def test_without_arguments_three_methods_run_side_by_side(in_an_empty_folder, ca
         "report.html",
     ]
     assert f"Report:  runs/{folder.name}/report.html" in shown
-    assert fedrema.load(folder / "fedrema" / "seed-0").relations()  # so that the report shows who learns from whom
+    assert fedrema.load(folder / "fedrema" / "seed-0").relations()  # recorded for the report's graph of clients
     assert sorted(path.name for path in (folder / "local").iterdir()) == ["seed-0", "seed-1"]
 
 
@@ -46,7 +41,7 @@ def test_the_report_can_be_opened_at_the_end(in_an_empty_folder, monkeypatch, ca
 
 
 def test_one_command_compares_all_methods(in_an_empty_folder, capsys):
-    less = ("--retrain-epochs", "1", "--match-steps", "1")  # of CReFF, whose server repeats these very often
+    less = ("--retrain-epochs", "1", "--match-steps", "1")  # of CReFF, whose server step is slow with the defaults
     assert main(["run", "all", *QUICK, *less, "--out", "all"]) == 0
     shown = capsys.readouterr().out
     for name, kind in fedrema.registry().items():
@@ -56,7 +51,7 @@ def test_one_command_compares_all_methods(in_an_empty_folder, capsys):
     assert (in_an_empty_folder / "all" / "curves.png").stat().st_size > 10_000
 
 
-def test_an_option_goes_to_those_methods_that_have_it(in_an_empty_folder):
+def test_an_option_is_given_to_the_methods_that_have_it(in_an_empty_folder):
     several = ["run", "fedavg,fedprox,fedrema", *QUICK, "--quiet"]
     assert main([*several, "--mu=0.25", "--alternate", "--delta", "0.3", "--out", "some"]) == 0
     settings = {name: fedrema.load(f"some/{name}").settings for name in ("fedavg", "fedprox", "fedrema")}
@@ -69,14 +64,14 @@ def test_an_option_goes_to_those_methods_that_have_it(in_an_empty_folder):
     assert main([*several, "--gamma", "1", "--out", "none"]) == 2  # none of the three has it
 
 
-def test_a_method_that_is_not_there_is_refused_before_any_is_run(in_an_empty_folder, capsys):
+def test_an_unknown_method_is_refused_before_any_method_runs(in_an_empty_folder, capsys):
     assert main(["run", "fedavg,fedmagic", *QUICK, "--out", "some"]) == 2
     assert "Method 'fedmagic' is unknown" in capsys.readouterr().err
     assert not (in_an_empty_folder / "some").exists()
 
 
-def test_a_method_that_diverges_does_not_take_the_others_along(in_an_empty_folder, capsys):
-    # FedProx with so strong a pull overshoots further in every step.
+def test_other_methods_run_when_one_diverges(in_an_empty_folder, capsys):
+    # With so strong a proximal term FedProx diverges.
     asked = ["fedprox,local", *QUICK, "--epochs", "40", "--mu", "1e9", "--clip", "0", "--out", "some"]
     assert main(["run", *asked]) == 2
     shown = capsys.readouterr()
@@ -85,7 +80,7 @@ def test_a_method_that_diverges_does_not_take_the_others_along(in_an_empty_folde
     assert (in_an_empty_folder / "some" / "local" / "summary.json").is_file()
 
 
-def test_a_run_and_what_follows(in_an_empty_folder, capsys):
+def test_a_run_suggests_export_and_can_be_extended(in_an_empty_folder, capsys):
     assert main(["run", "fedrema", *QUICK, "--out", "first", "--record", "relations"]) == 0
     assert "Next:    fedrema export first" in capsys.readouterr().out
     assert main(["resume", "first", "--rounds", "5"]) == 0
@@ -95,7 +90,7 @@ def test_a_run_and_what_follows(in_an_empty_folder, capsys):
     assert "--rounds 2 is below 5, the number of rounds that" in capsys.readouterr().err
 
 
-def test_where_there_is_no_terminal_a_line_comes_now_and_then(capsys, monkeypatch):
+def test_without_a_terminal_progress_is_printed_regularly(capsys, monkeypatch):
     monkeypatch.setattr("fedrema.cli.progress.SECONDS_BETWEEN_LINES", 0.0)
     assert main(["run", "fedrema", *QUICK]) == 0
     lines = capsys.readouterr().err.splitlines()
@@ -103,27 +98,27 @@ def test_where_there_is_no_terminal_a_line_comes_now_and_then(capsys, monkeypatc
     assert lines[0].endswith("critical")
 
 
-def test_quiet_says_nothing(capsys):
+def test_quiet_prints_nothing(capsys):
     assert main(["run", "local", *QUICK, "--quiet"]) == 0
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err == ""
 
 
-def test_the_method_may_stand_in_the_file(in_an_empty_folder):
+def test_the_method_may_be_given_in_the_file(in_an_empty_folder):
     (in_an_empty_folder / "mine.toml").write_text('method = "fedper"\nrounds = 2\nout = "mine"\nquiet = true\n')
     assert main(["run", "--config", "mine.toml"]) == 0
     assert fedrema.load("mine").method == "fedper"
 
 
-def test_one_taken_folder_stops_all_before_the_first(in_an_empty_folder, capsys):
+def test_one_existing_folder_refuses_all_runs_before_the_first(in_an_empty_folder, capsys):
     assert main(["run", "local", *QUICK, "--quiet", "--out", "all/seed-1"]) == 0
     assert main(["run", "local", *QUICK, "--quiet", "--seeds", "2", "--out", "all"]) == 2
     assert "already exists" in capsys.readouterr().err
     assert not (in_an_empty_folder / "all" / "seed-0").exists()
 
 
-def test_what_is_chosen_from_own_data_is_said_once_and_recorded(in_an_empty_folder, capsys):
+def test_settings_chosen_from_own_data_are_printed_once_and_recorded(in_an_empty_folder, capsys):
     y = np.arange(90) % 3
     np.savez("mine.npz", x=np.eye(3)[y], y=y, client=np.repeat([1, 2, 3], 30))
     assert main(["run", "fedavg,local", "--federation", "mine.npz", "--rounds", "1", "--seeds", "2", "--out", "r"]) == 0

@@ -6,7 +6,7 @@ from fedrema.config.presets import PRESETS, data_defaults
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_has_what_the_paper_states(name):
+def test_every_preset_has_the_papers_settings(name):
     preset = PRESETS[name].common
     stated = {"clients": 20, "epochs": 5, "rounds": 500, "batch": 100, "lr": 0.01, "groups": 5}
     assert stated.items() <= preset.items()
@@ -26,7 +26,7 @@ def test_tables_differ_in_what_they_study():
         assert (table3["dataset"], table3["samples"], table3["delta"]) == ("cifar10", 600, delta)
 
 
-def test_digits_have_their_own_defaults_and_all_other_datasets_the_papers():
+def test_digits_has_its_own_defaults_and_other_datasets_have_the_papers():
     assert data_defaults("digits")["samples"] == 60
     assert data_defaults("cifar10")["samples"] == 600
     assert data_defaults("cifar10") == data_defaults("something else")

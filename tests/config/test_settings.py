@@ -52,7 +52,7 @@ def test_each_dataset_has_defaults_of_its_own():
 
 
 @pytest.mark.parametrize("name", registry())
-def test_what_is_written_to_config_json_reads_back_as_the_same_settings(name):
+def test_settings_are_read_back_from_config_json_unchanged(name):
     values = {"lr": 0.3, "keep_momentum": False, "head": "fc", "data_dir": "a b", "late": 0.1}
     settings = make_settings(name, values)
     written = json.loads(json.dumps(settings.flat()))
@@ -72,7 +72,7 @@ def test_every_setting_is_documented(kind):
         assert len(meaning) > 10, name
 
 
-def test_a_file_with_mistakes(tmp_path):
+def test_an_invalid_file_is_refused(tmp_path):
     file = tmp_path / "mine.toml"
     for content, words in (
         ("lr = = 1", "mine.toml is not valid TOML"),
@@ -111,12 +111,12 @@ def test_a_file_may_set_every_option(tmp_path):
         ({"learning_rate": 3}, "^'learning_rate' is not a setting of fedavg; fedrema run fedavg --help-all lists"),
     ],
 )
-def test_an_invalid_value_is_one_sentence_with_the_setting_the_value_and_what_is_valid(values, words):
+def test_an_invalid_value_is_refused_with_setting_value_and_valid_values(values, words):
     with pytest.raises(BadInput, match=words):
         make_settings("fedavg", values)
 
 
-def test_numbers_and_booleans_may_be_text_or_of_numpy():
+def test_numbers_and_booleans_may_be_text_or_numpy_scalars():
     text = {"rounds": "7", "lr": "1e-3", "keep-momentum": "false", "memory": "2"}
     settings = make_settings("fedavg", text)
     assert (settings.simulation.rounds, settings.local.lr, settings.local.keep_momentum) == (7, 0.001, False)
@@ -127,7 +127,7 @@ def test_numbers_and_booleans_may_be_text_or_of_numpy():
     assert type(make_settings("fedavg", {"lr": 1}).local.lr) is float
 
 
-def test_values_for_several_methods_reach_those_that_have_the_setting(tmp_path):
+def test_values_are_given_to_the_methods_that_have_the_setting(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("delta = 0.3")
     methods = ("fedavg", "fedprox", "fedrema")
@@ -148,12 +148,12 @@ def test_an_instance_has_the_methods_settings(tmp_path):
         make_settings(FedProx(mu=0.5), {"mu": 1})
 
 
-def test_an_unknown_method_names_the_known():
+def test_an_unknown_method_is_refused_with_a_list_of_methods():
     with pytest.raises(BadInput, match="Method 'fedmagic' is unknown; valid are apfl, creff, ditto, fedala"):
         make_settings("fedmagic", {})
 
 
-def test_ones_own_method_by_module_and_class(tmp_path, monkeypatch):
+def test_an_own_method_is_found_by_module_and_class(tmp_path, monkeypatch):
     (tmp_path / "own_method.py").write_text(
         "from dataclasses import dataclass\n"
         "from typing import ClassVar\n"
@@ -180,7 +180,7 @@ def test_ones_own_method_by_module_and_class(tmp_path, monkeypatch):
         make_settings(":Mine", {})
 
 
-def test_a_method_whose_setting_every_run_has_already_is_refused(monkeypatch):
+def test_a_method_with_the_name_of_a_common_setting_is_refused(monkeypatch):
     @dataclasses.dataclass(frozen=True)
     class Clashing(Method):
         name: ClassVar[str] = "clashing"
@@ -193,7 +193,7 @@ def test_a_method_whose_setting_every_run_has_already_is_refused(monkeypatch):
         make_settings("clashing", {})
 
 
-def test_own_data_has_one_set_of_defaults_whatever_command_names_it():
+def test_own_data_has_the_same_defaults_in_every_command():
     settings = make_settings("fedavg", {"federation": "mine.npz"})
     assert (settings.local.batch, settings.local.lr, settings.data.test_share) == (0, 0.0, 0.2)
     assert settings.local.drop_incomplete is False
@@ -202,7 +202,7 @@ def test_own_data_has_one_set_of_defaults_whatever_command_names_it():
 @pytest.mark.parametrize(
     ("samples", "batch"), [(3, 10), (138, 10), (480, 24), (1999, 99), (4000, 100), (1_000_000, 100)]
 )
-def test_batch_and_learning_rate_follow_from_the_number_of_samples(samples, batch):
+def test_batch_and_learning_rate_depend_on_the_number_of_samples(samples, batch):
     client = np.repeat(["a", "b", "c"], [1, samples + 1, 2 * samples])  # the median client has one test sample
     split = np.arange(len(client)) == 1
     federation = Federation.from_arrays(np.zeros((len(client), 1)), np.arange(len(client)) % 2, client, split)
@@ -224,7 +224,7 @@ def test_datasets_and_presets_keep_their_values(values):
     assert settings.fitted(None) is settings
 
 
-def test_what_own_data_leaves_unused_is_neither_recorded_nor_part_of_what_a_run_is():
+def test_settings_that_own_data_does_not_use_are_neither_recorded_nor_part_of_the_identity():
     plain = make_settings("fedavg", {"federation": "mine.npz"})
     superfluous = {"clients": 5, "samples": 9, "partition": "iid", "dataset": "mnist", "s": 0.7}
     assert make_settings("fedavg", {"federation": "mine.npz", **superfluous}) == plain

@@ -24,7 +24,7 @@ from fedrema.methods.fedselect import FedSelect
 from fedrema.methods.fedvf import FedVF
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.simulation.records import RoundRecord
-from tests.fixtures import LOCAL, label, make_federation, run_all, simulator, snapshot
+from tests.fixtures import LOCAL, label, make_federation, make_simulator, run_all, snapshot
 from tests.quick import quick
 
 VARIANTS = [
@@ -49,9 +49,9 @@ METHODS = [*(quick(name) for name in registry()), *VARIANTS]
 COUNTS = (14, 6, 19, 9)
 
 
-def play(method, federation, local=LOCAL, **settings):
-    """Return the state after the last round, and all records."""
-    return run_all(simulator(method, federation, local, **settings))
+def run_simulation(method, federation, local=LOCAL, **settings):
+    """Run all rounds; return the final state and the records."""
+    return run_all(make_simulator(method, federation, local, **settings))
 
 
 def models(state, clients):
@@ -78,15 +78,15 @@ def federation():
 def straight(method: Method):
     """Run a method once, for all tests that need only an ordinary run."""
     federation = make_federation(counts=COUNTS)
-    state, records = play(method, federation, record="relations")
+    state, records = run_simulation(method, federation, record="relations")
     return state, records, dataclasses.replace(federation)
 
 
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_loop_and_stacked_agree_with_unequal_clients(method, federation, momentum):
     local = dataclasses.replace(LOCAL, momentum=momentum, weight_decay=0.01, clip=0.5)
-    looped, loop_records = play(method, federation, local, backend="loop")
-    stacked, stacked_records = play(method, federation, local, backend="stacked")
+    looped, loop_records = run_simulation(method, federation, local, backend="loop")
+    stacked, stacked_records = run_simulation(method, federation, local, backend="stacked")
     for one, other in zip(models(looped, 4), models(stacked, 4), strict=True):
         assert differences(one, other) < 1e-9
     for one, other in zip(loop_records, stacked_records, strict=True):
@@ -101,9 +101,12 @@ def test_loop_and_stacked_agree_with_unequal_clients(method, federation, momentu
     ids=label,
 )
 def test_with_batch_norm_loop_and_stacked_agree(method):
-    federation = make_federation(counts=(9, 3, 14))  # the second has finished when others go on
+    federation = make_federation(counts=(9, 3, 14))  # the second client finishes earlier than the others
     local = LocalTraining(epochs=1, batch=4, lr=0.05, drop_incomplete=False)
-    states = [play(method, federation, local, net="mlp-bn", rounds=2, backend=each)[0] for each in ("loop", "stacked")]
+    states = [
+        run_simulation(method, federation, local, net="mlp-bn", rounds=2, backend=each)[0]
+        for each in ("loop", "stacked")
+    ]
     looped, stacked = map(snapshot, states)
     assert any(name.endswith("running_var") for name in looped)
     assert differences(looped, stacked) < 1e-9
@@ -112,23 +115,23 @@ def test_with_batch_norm_loop_and_stacked_agree(method):
 def test_permuting_clients_permutes_results(method, federation):
     order = [2, 0, 3, 1]
     state, records, _ = straight(method)
-    permuted, permuted_records = play(method, federation.reorder(order))
+    permuted, permuted_records = run_simulation(method, federation.reorder(order))
     for place, row in enumerate(order):
         assert differences(permuted.params.row(place), state.params.row(row)) < 1e-9
         assert permuted_records[-1]["client_accuracy"][place] == records[-1]["client_accuracy"][row]
 
 
-def test_a_run_that_is_taken_up_again_ends_the_same(method, federation, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one(method, federation, tmp_path):
     from fedrema.runs.checkpoint import load_state, save_state
 
-    local = dataclasses.replace(LOCAL, clip=0.5)  # so low that it acts
-    first = simulator(method, federation, local, rounds=4)
+    local = dataclasses.replace(LOCAL, clip=0.5)  # low enough to take effect
+    first = make_simulator(method, federation, local, rounds=4)
     whole = first.start()
     for _ in range(2):
         first.run_round(whole)
     save_state(whole, tmp_path / "state.safetensors", "test")
     list(first.run(whole))
-    second = simulator(method, federation, local, rounds=4)
+    second = make_simulator(method, federation, local, rounds=4)
     state = load_state(tmp_path / "state.safetensors", "test")
     list(second.run(state))
     expected, found = snapshot(whole), snapshot(state)
@@ -138,19 +141,19 @@ def test_a_run_that_is_taken_up_again_ends_the_same(method, federation, tmp_path
 
 
 def test_an_absent_client_keeps_its_private_state_and_is_scored_with_the_shared_part(method, federation):
-    played = simulator(method, federation, participation=0.5)
-    state = played.start()
-    played.run_round(state)
+    simulator = make_simulator(method, federation, participation=0.5)
+    state = simulator.start()
+    simulator.run_round(state)
     before = snapshot(state)
-    record = played.run_round(state).record
+    record = simulator.run_round(state).record
     absent = [row for row in range(4) if row not in record["participants"]]
     assert len(absent) == 2
     after = snapshot(state)
     for name in before:
         if not name.startswith("common/"):
             assert torch.equal(before[name][absent], after[name][absent]), name
-    moment = played.moment(state.round)
-    assert record["client_accuracy"] == played.score(state, moment).metrics["accuracy"].clients
+    moment = simulator.moment(state.round)
+    assert record["client_accuracy"] == simulator.score(state, moment).metrics["accuracy"].clients
 
 
 def watch_aggregate(method, monkeypatch) -> list[bool]:
@@ -179,14 +182,14 @@ def watch_aggregate(method, monkeypatch) -> list[bool]:
     return seen
 
 
-def test_a_dropped_client_leaves_no_trace_and_inputs_of_aggregate_are_not_changed(method, federation, monkeypatch):
+def test_a_dropped_client_changes_nothing_and_aggregate_does_not_change_its_inputs(method, federation, monkeypatch):
     unchanged = watch_aggregate(method, monkeypatch)
-    played = simulator(method, federation, dropout=0.6, rounds=4)
-    state = played.start()
+    simulator = make_simulator(method, federation, dropout=0.6, rounds=4)
+    state = simulator.start()
     dropped = 0
     for _ in range(4):
         before = snapshot(state)
-        record = played.run_round(state).record
+        record = simulator.run_round(state).record
         after = snapshot(state)
         dropped += len(record["dropped"])
         for name in before:
@@ -194,8 +197,8 @@ def test_a_dropped_client_leaves_no_trace_and_inputs_of_aggregate_are_not_change
                 assert torch.equal(before[name][record["dropped"]], after[name][record["dropped"]]), name
     assert dropped > 0
     assert all(unchanged)
-    travels = {role for role in played.roles(state.params).values() if role != "private"}
-    assert unchanged or not travels  # nothing travels, nothing is put together
+    exchanged = {role for role in simulator.roles(state.params).values() if role != "private"}
+    assert unchanged or not exchanged  # without uploads there is no aggregation
 
 
 def test_the_federation_is_not_changed(method, federation):
@@ -203,8 +206,8 @@ def test_the_federation_is_not_changed(method, federation):
     assert after.fingerprint == federation.fingerprint
 
 
-def test_late_clients_join_later_and_then_count(method, federation):
-    state, records = play(method, federation, late=0.25, late_round=3, rounds=4)
+def test_late_clients_take_part_from_their_round_on(method, federation):
+    state, records = run_simulation(method, federation, late=0.25, late_round=3, rounds=4)
     late = [row for row, value in enumerate(records[0]["client_accuracy"]) if value is None]
     assert len(late) == 1
     assert all(late[0] not in record["participants"] for record in records[:2])
@@ -213,19 +216,24 @@ def test_late_clients_join_later_and_then_count(method, federation):
     assert all(torch.isfinite(value).all() for value in state.params.row(late[0]).values())
 
 
-def test_late_clients_are_the_same_in_both_backends_and_after_a_pause(method, federation, tmp_path):
+def test_late_clients_are_the_same_in_both_backends_and_after_resuming(method, federation, tmp_path):
     from fedrema.runs.checkpoint import load_state, save_state
 
-    settings = {"late": 0.5, "late_round": 2, "participation": 0.6, "rounds": 4}  # some wait before they take part
-    first = simulator(method, federation, **settings)
+    settings = {
+        "late": 0.5,
+        "late_round": 2,
+        "participation": 0.6,
+        "rounds": 4,
+    }  # some join before they are first selected
+    first = make_simulator(method, federation, **settings)
     whole = first.start()
     for _ in range(2):
         first.run_round(whole)
     save_state(whole, tmp_path / "state.safetensors", "test")
     list(first.run(whole))
-    second, state = simulator(method, federation, **settings), load_state(tmp_path / "state.safetensors", "test")
+    second, state = make_simulator(method, federation, **settings), load_state(tmp_path / "state.safetensors", "test")
     list(second.run(state))
-    looped, _ = play(method, federation, backend="loop", **settings)
+    looped, _ = run_simulation(method, federation, backend="loop", **settings)
     expected, resumed, other = snapshot(whole), snapshot(state), snapshot(looped)
     assert expected.keys() == resumed.keys() == other.keys()
     for name, value in expected.items():
@@ -233,25 +241,25 @@ def test_late_clients_are_the_same_in_both_backends_and_after_a_pause(method, fe
         torch.testing.assert_close(value, other[name], rtol=0, atol=1e-9, msg=name)
 
 
-def test_bytes_are_what_travels(method, federation):
+def test_recorded_bytes_equal_the_sizes_of_messages(method, federation):
     state, (record, *_), _ = straight(method)
-    roles = simulator(method, federation).roles(state.params)
+    roles = make_simulator(method, federation).roles(state.params)
     each = sum(value.numel() * 8 for name, value in state.params.row(0).items() if roles.get(name) != "private")
     assert record["bytes_up"] >= 4 * each
     assert record["bytes_down"] >= 4 * each
 
 
-def test_other_conventions_of_scoring_change_nothing_else(method, federation):
+def test_other_ways_of_scoring_do_not_change_training(method, federation):
     state, records, _ = straight(method)
     for name, other in method.beside().items():
-        alone, alone_records = play(other, federation)
+        alone, alone_records = run_simulation(other, federation)
         assert all(differences(*pair) == 0 for pair in zip(models(state, 4), models(alone, 4), strict=True))
         beside = [record.alternatives[name]["accuracy"] for record in records]
         assert beside == [record.accuracy for record in alone_records]
 
 
 def test_a_single_client_can_train(method):
-    _, records = play(method, make_federation(counts=(20,)))
+    _, records = run_simulation(method, make_federation(counts=(20,)))
     assert len(records) == 3
     assert records[-1]["accuracy"] is not None
 
@@ -269,10 +277,10 @@ def test_records_can_be_written(method):
     assert msgspec.json.decode(msgspec.json.encode(records), type=list[RoundRecord]) == records
 
 
-def test_relations_are_kept_for_any_method(method, federation):
-    played = simulator(method, federation, record="relations", participation=0.75)
-    state = played.start()
-    for each in played.run(state):
+def test_relations_are_recorded_for_every_method(method, federation):
+    simulator = make_simulator(method, federation, record="relations", participation=0.75)
+    state = simulator.start()
+    for each in simulator.run(state):
         similarity = each.relations["S"]
         present = each.record["participants"]
         assert similarity.shape == (4, 4)

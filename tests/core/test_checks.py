@@ -1,4 +1,4 @@
-"""What is wrong with a user's method becomes one sentence with the place and what to write instead."""
+"""Errors in a user's method become one sentence with the place and a remedy."""
 
 import dataclasses
 import inspect
@@ -35,7 +35,7 @@ QUICK = ("--rounds", "2", "--clients", "3", "--epochs", "1", "--quiet", "--out",
 
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """Return a function that makes a module of a class body, and returns its class."""
+    """Return a function that writes a class body into a module and returns the class."""
     monkeypatch.chdir(tmp_path)
 
     def loaded(body, header=HEADER):
@@ -214,7 +214,7 @@ def test_a_forgotten_decorator_is_named(load, capsys):
         (RANDN, FIRST + 2, "and put them into client.inbox, or use --backend loop"),
     ],
 )
-def test_what_stacked_training_cannot_do_is_named_and_the_remedy_works(body, line, remedy, load, capsys):
+def test_code_that_cannot_be_stacked_is_named_and_the_remedy_works(body, line, remedy, load, capsys):
     method = load(body)
     assert main(["run", method, *QUICK, "--backend", "stacked"]) == 2
     said = refusal(capsys)

@@ -1,4 +1,4 @@
-"""The vocabulary, against numbers computed by hand."""
+"""The functions and types that methods are written with, against numbers computed by hand."""
 
 import math
 
@@ -26,15 +26,12 @@ from fedrema.errors import BadInput
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedper import FedPer
 from fedrema.models.body_and_head import BodyAndHead, Net
+from tests.fixtures import tensor
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 
 
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def test_average_weighs_clients():
+def test_average_weights_clients():
     params = {
         "matrix": tensor([[[1, 2], [3, 4]], [[5, 6], [7, 8]]]),
         "vector": tensor([[0, 4], [8, 0]]),
@@ -46,7 +43,7 @@ def test_average_weighs_clients():
     assert found["number"].tolist() == 4
 
 
-def test_average_of_whole_counts_and_single_precision_keeps_the_type():
+def test_average_keeps_float32_with_integer_counts():
     found = average({"bias": torch.tensor([[1.0], [4.0]])}, torch.tensor([2, 1]))
     assert found["bias"].dtype is torch.float32
     assert found["bias"].tolist() == [2.0]
@@ -66,7 +63,7 @@ def test_mix_gives_each_client_its_own_mean():
     assert found["number"].tolist() == [3, 4.5, 6.75]
 
 
-def test_mix_and_average_leave_what_they_read_alone():
+def test_mix_and_average_do_not_change_their_inputs():
     params = {"vector": tensor([[1, 2], [3, 4]])}
     mixed = mix(params, torch.eye(2, dtype=torch.float64))
     mixed["vector"].zero_()
@@ -103,7 +100,7 @@ def test_the_exponential_schedule_decays_from_the_second_round():
     assert [local.rate(at(number)) for number in (1, 2, 4)] == pytest.approx([0.8, 0.4, 0.1])
 
 
-def test_the_cosine_schedule_goes_from_the_full_rate_towards_zero():
+def test_the_cosine_schedule_decreases_from_the_full_rate_towards_zero():
     local = LocalTraining(lr=0.8, schedule="cosine")
     # (1 + cos(π t/T)) / 2 with t = 0, 1, 2, 3 of T = 4
     expected = [0.8, 0.8 * (2 + math.sqrt(2)) / 4, 0.4, 0.8 * (2 - math.sqrt(2)) / 4]
@@ -126,17 +123,17 @@ def test_the_cosine_schedule_goes_from_the_full_rate_towards_zero():
         ({"lr_decay": 1.1}, "--lr-decay must be in (0, 1], got 1.1."),
     ],
 )
-def test_training_that_cannot_be_is_refused(settings, sentence):
+def test_invalid_local_training_is_refused(settings, sentence):
     with pytest.raises(BadInput) as caught:
         LocalTraining(**settings)
     assert str(caught.value) == sentence
 
 
-def test_the_edges_of_what_can_be_are_allowed():
+def test_boundary_values_are_valid():
     LocalTraining(epochs=0, batch=1, lr=0.0, clip=0.0, weight_decay=0.0, momentum=0.0, lr_decay=1.0)
 
 
-def test_a_moment_draws_by_purpose_and_round():
+def test_random_numbers_of_a_moment_depend_on_purpose_and_round():
     def draw(moment, purpose):
         return torch.rand(3, generator=moment.generator(purpose)).tolist()
 
@@ -177,14 +174,14 @@ def test_every_hook_defaults_to_fedavg(net):
     }
 
 
-def test_by_default_the_mean_is_handed_out(net):
+def test_by_default_the_server_returns_the_mean(net):
     uploads = Uploads(torch.tensor([0, 2]), {}, {}, tensor([1, 4]), mean={"w": tensor([8])})
     state = {"kept": 1}
     answer = Method().aggregate(net, state, uploads, MOMENT)
     assert answer == Answer(shared=uploads.mean, state=state)
 
 
-def test_a_mean_in_groups_of_whole_blocks_is_the_same_to_the_bit():
+def test_a_mean_computed_in_groups_of_whole_blocks_is_bit_identical():
     generator = torch.Generator().manual_seed(0)
     params = {"w": torch.randn(150, 7, 3, generator=generator), "b": torch.randn(150, generator=generator)}
     weights = torch.rand(150, generator=generator)
@@ -199,13 +196,13 @@ def test_a_mean_in_groups_of_whole_blocks_is_the_same_to_the_bit():
     assert torch.allclose(whole["w"].double(), by_hand, atol=1e-6)
 
 
-def test_a_method_overrides_what_it_brings_itself():
+def test_overrides_lists_the_hooks_that_a_method_defines():
     assert overrides(FedPer(), "role")
     assert not overrides(FedPer(), "loss")
     assert not any(overrides(FedAvg(), hook) for hook in ("role", "start", "begin", "end", "aggregate"))
 
 
-def test_having_changes_a_copy():
+def test_having_returns_a_changed_copy():
     client = Client({}, {}, {}, {}, torch.tensor(3.0))
     changed = client.having(memory={"a": torch.ones(1)})
     assert client.memory == {}
@@ -213,7 +210,7 @@ def test_having_changes_a_copy():
     assert changed.count is client.count
 
 
-def test_many_clients_with_few_different_weights_are_mixed_as_one_by_one():
+def test_mixing_many_clients_with_few_distinct_weights_equals_mixing_each():
     generator = torch.Generator().manual_seed(0)
     params = {"w": torch.randn(150, 3, 2, generator=generator, dtype=torch.float64), "b": torch.randn(150).double()}
     kinds = torch.randint(0, 5, (4, 150), generator=generator) + 1

@@ -1,4 +1,4 @@
-"""Probes, and how alike heads are; the formulas themselves are tested with FedReMa."""
+"""Probes and the similarity of heads; the formulas are tested in tests/methods/test_fedrema.py."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_probes_are_uniform_between_zero_and_the_limit(net):
     assert probes.mean(1).flatten().tolist() == pytest.approx([0.25] * 3, abs=0.01)
 
 
-def test_probes_belong_to_the_round_and_follow_the_precision(net):
+def test_probes_depend_on_the_round_and_have_the_networks_precision(net):
     first = draw_probes(net, Moment(1, 10, seed=0), 2, 1.0)
     assert torch.equal(first, draw_probes(net, Moment(1, 99, seed=0), 2, 1.0))
     assert not torch.equal(first, draw_probes(net, Moment(2, 10, seed=0), 2, 1.0))
@@ -49,7 +49,7 @@ def test_several_probes_are_averaged(net):
 
 
 @pytest.mark.parametrize("names", [(), tuple("abcdefg")])
-def test_rows_come_in_blocks_that_make_up_the_whole(net, names, monkeypatch):
+def test_blocks_of_rows_make_up_the_whole_matrix(net, names, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     heads = {
         "head.weight": torch.randn(7, 4, 3, generator=generator),

@@ -1,4 +1,4 @@
-"""Small datasets in the publishers' formats, and a web server on this machine that offers them."""
+"""Small datasets in the publishers' formats, and a local web server that serves them."""
 
 import gzip
 import hashlib
@@ -40,7 +40,7 @@ def tar_of(contents):
 
 @pytest.fixture(autouse=True)
 def own_surroundings(monkeypatch, tmp_path, request):
-    """No test sees or touches the user's data, cache or mirror."""
+    """Hide the user's data folder, cache and mirror from all tests."""
     if "datasets" not in request.keywords:
         for variable in ("FEDREMA_DATA", "FEDREMA_MIRROR"):
             monkeypatch.delenv(variable, raising=False)
@@ -50,7 +50,7 @@ def own_surroundings(monkeypatch, tmp_path, request):
 
 @pytest.fixture
 def small_mnist(monkeypatch):
-    """Contents of a tiny dataset in MNIST's format, known under its name."""
+    """Contents of a tiny dataset in MNIST's format, registered as mnist."""
     random = np.random.default_rng(0)
     contents = {
         "train-images-idx3-ubyte": idx(random.integers(0, 256, (6, 2, 3), np.uint8)),
@@ -84,7 +84,7 @@ def write(folder, contents, zipped=False):
 
 @pytest.fixture
 def server():
-    """A mirror: `server.files` maps paths to contents; those in `server.cut` end half-way."""
+    """A mirror: `server.files` maps paths to contents; responses for paths in `server.cut` end half-way."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

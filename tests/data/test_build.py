@@ -8,7 +8,7 @@ from fedrema.data import DataSettings, Federation, build, build_federation, load
 from fedrema.errors import BadInput
 
 
-def test_the_default_is_the_demonstration():
+def test_the_default_federation_is_that_of_the_demonstration():
     federation = build_federation(DataSettings())
     assert (len(federation), federation.sample_shape, federation.classes) == (20, (1, 8, 8), 10)
     assert federation.split("train").x.shape == (20, 32, 1, 8, 8)
@@ -18,7 +18,7 @@ def test_the_default_is_the_demonstration():
 
 
 @pytest.mark.parametrize("partition", ["grouped", "dirichlet", "shards", "iid", "quantity"])
-def test_every_partition_can_be_built_again(partition):
+def test_every_partition_can_be_rebuilt_from_its_info(partition):
     chosen = DataSettings(partition=partition, clients=7, samples=30, data_seed=4)
     federation = build_federation(chosen)
     assert len(federation) == 7
@@ -36,7 +36,7 @@ def test_own_data_replaces_dataset_and_partition(tmp_path):
     assert len(build_federation(DataSettings(federation=str(tmp_path / "it.npz"), clients=9))) == 3
 
 
-def test_too_much_is_refused_before_anything_is_loaded(monkeypatch):
+def test_too_many_samples_are_refused_before_loading(monkeypatch):
     monkeypatch.setattr(build, "load_pool", None)
     with pytest.raises(
         BadInput, match="200 clients with 600 samples each need 120000 samples, but the dataset has 60000"
@@ -44,7 +44,7 @@ def test_too_much_is_refused_before_anything_is_loaded(monkeypatch):
         build_federation(DataSettings(dataset="cifar10", clients=200, samples=600))
 
 
-def test_shards_of_more_classes_than_there_are():
+def test_shards_of_more_classes_than_exist_are_refused():
     with pytest.raises(BadInput, match="--classes-per-client 11 is more than the 10 classes"):
         build_federation(DataSettings(partition="shards", classes_per_client=11))
 
@@ -91,14 +91,14 @@ def test_a_partition_from_json(tmp_path):
         ([1, 2], "must map each client"),
     ],
 )
-def test_partition_files_that_are_refused(tmp_path, table, message):
+def test_invalid_partition_files_are_refused(tmp_path, table, message):
     path = tmp_path / "who.json"
     path.write_text(json.dumps(table))
     with pytest.raises(BadInput, match=f"--partition-file .*{message}"):
         from_file(path)
 
 
-def test_partition_files_that_cannot_be_read(tmp_path):
+def test_unreadable_partition_files_are_refused(tmp_path):
     with pytest.raises(BadInput, match=r"--partition-file .* cannot be read: No such file"):
         from_file(tmp_path / "absent.json")
     (tmp_path / "bad.json").write_text("{")

@@ -60,7 +60,7 @@ def placed(folder, **changes):
     return dataclasses.replace(SETTINGS, data_dir=folder, **changes)
 
 
-def test_what_was_prepared_serves_instead_of_the_dataset(table, tmp_path, small_mnist, monkeypatch, capsys):
+def test_prepared_federations_replace_the_dataset(table, tmp_path, small_mnist, monkeypatch, capsys):
     monkeypatch.setenv("FEDREMA_DATA", str(write(tmp_path / "datasets" / "mnist", small_mnist).parent))
     there = build_federation(SETTINGS)
     folder = tmp_path / "prepared"
@@ -108,7 +108,7 @@ def test_the_papers_data_can_be_prepared(tmp_path, monkeypatch, small_mnist, cap
 
 
 @pytest.mark.parametrize("changes", [{"data_seed": 1}, {"test_share": 0.25}, {"clients": 1}, {"partition": "shards"}])
-def test_other_settings_are_not_served(changes, prepared, tmp_path):
+def test_a_prepared_federation_is_not_used_for_other_settings(changes, prepared, tmp_path):
     assert build_federation(placed(tmp_path / "prepared")).fingerprint == prepared.fingerprint
     with pytest.raises(BadInput, match=r"^cannot download train-images-idx3-ubyte.gz from http://127.0.0.1:9/mnist/"):
         build_federation(placed(tmp_path / "prepared", **changes))
@@ -167,7 +167,7 @@ def test_a_damaged_file_is_refused_until_it_is_prepared_again(content, prepared,
     assert build_federation(placed(tmp_path / "prepared")).fingerprint == prepared.fingerprint
 
 
-def test_the_folder_that_settings_name_is_where_the_dataset_is_taken_from(table, tmp_path, small_mnist, monkeypatch):
+def test_the_dataset_is_read_from_the_folder_in_the_settings(table, tmp_path, small_mnist, monkeypatch):
     write(tmp_path / "datasets" / "mnist", small_mnist)
     monkeypatch.setenv("FEDREMA_MIRROR", "http://127.0.0.1:9")
     table.write_text(FILE.replace("rounds = 1", f"rounds = 1\ndata_dir = '{tmp_path / 'datasets'}'"))
@@ -175,7 +175,7 @@ def test_the_folder_that_settings_name_is_where_the_dataset_is_taken_from(table,
     assert len(list((tmp_path / "prepared" / "federations").iterdir())) == 1
 
 
-def test_where_the_dataset_lies_it_is_partitioned_again(prepared_file, tmp_path, small_mnist):
+def test_an_available_dataset_is_partitioned_instead(prepared_file, tmp_path, small_mnist):
     write(tmp_path / "prepared" / "mnist", small_mnist)
     prepared_file.write_bytes(b"not read")
     assert build_federation(placed(tmp_path / "prepared")).info["dataset"] == "mnist"

@@ -12,7 +12,7 @@ from fedrema.errors import BadInput
 from tests.data.conftest import idx, tar_of, write
 
 
-def test_digits_come_with_scikit_learn():
+def test_digits_are_those_of_scikit_learn():
     pool = load_pool("digits")
     assert (pool.x.shape, pool.x.dtype, pool.y.dtype, pool.classes) == (
         (1797, 1, 8, 8),
@@ -48,7 +48,7 @@ def test_cifar_is_read_from_its_folder_or_straight_from_the_archive(tmp_path, sm
     assert pool.x[-1].tobytes() == small_cifar["test_batch.bin"][-12:]
 
 
-def test_places_are_tried_in_order(tmp_path, small_mnist, monkeypatch):
+def test_folders_are_searched_in_order(tmp_path, small_mnist, monkeypatch):
     write(cache_folder() / "mnist", small_mnist)
     assert load_pool("mnist", download=False).name == "mnist"
     assert load_pool("mnist", tmp_path / "absent", download=False).name == "mnist"
@@ -58,13 +58,13 @@ def test_places_are_tried_in_order(tmp_path, small_mnist, monkeypatch):
     assert found["mnist"] == tmp_path / "variable" / "mnist"
 
 
-def test_a_name_that_is_unknown():
+def test_an_unknown_dataset_is_refused():
     with pytest.raises(BadInput, match="'svhn' is unknown; valid are digits, mnist, fmnist, cifar10"):
         load_pool("svhn")
     assert dataset_names() == ("digits", "mnist", "fmnist", "cifar10")
 
 
-def test_a_data_folder_that_is_a_file(tmp_path, monkeypatch):
+def test_a_data_folder_that_is_a_file_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(BadInput, match=r"--data-dir .*file is a file"):
@@ -74,13 +74,13 @@ def test_a_data_folder_that_is_a_file(tmp_path, monkeypatch):
         load_pool("mnist")
 
 
-def test_nothing_there_and_no_download(tmp_path):
+def test_a_missing_dataset_without_download_is_refused(tmp_path):
     with pytest.raises(BadInput, match=r"dataset mnist: not found in .*absent, .*cache; allow the download"):
         load_pool("mnist", tmp_path / "absent", download=False)
     assert not (tmp_path / "absent").exists()
 
 
-def test_partly_there_names_what_is_missing(tmp_path, small_mnist):
+def test_missing_files_of_a_dataset_are_named(tmp_path, small_mnist):
     del small_mnist["t10k-labels-idx1-ubyte"]
     write(tmp_path / "mnist", small_mnist)
     with pytest.raises(BadInput, match=r"mnist lacks t10k-labels-idx1-ubyte"):
@@ -90,7 +90,7 @@ def test_partly_there_names_what_is_missing(tmp_path, small_mnist):
     assert status.missing_from == tmp_path / "mnist"
 
 
-def test_status_says_where_everything_is_or_comes_from(tmp_path, small_cifar):
+def test_status_shows_folder_or_source_of_each_dataset(tmp_path, small_cifar):
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(tar_of(small_cifar))
     digits, mnist, fmnist, cifar = dataset_status(tmp_path, mirror="http://mirror.example/sets/")
     assert digits.found is not None
@@ -101,7 +101,7 @@ def test_status_says_where_everything_is_or_comes_from(tmp_path, small_cifar):
     assert dataset_status(tmp_path)[1].address == "https://ossci-datasets.s3.amazonaws.com/mnist/"
 
 
-def test_a_folder_of_another_dataset_with_the_same_file_names(tmp_path, small_mnist):
+def test_files_of_another_dataset_with_the_same_names_are_refused(tmp_path, small_mnist):
     write(tmp_path, small_mnist)
     assert [status.found for status in dataset_status(tmp_path)][1:3] == [tmp_path, None]
     write(tmp_path / "fmnist", small_mnist)
@@ -147,7 +147,7 @@ def test_damaged_archives_are_named(tmp_path, small_cifar, damage, message):
         load_pool("cifar10", tmp_path)
 
 
-def test_files_that_may_not_be_read(tmp_path, small_mnist, small_cifar, monkeypatch):
+def test_files_without_read_permission_are_refused(tmp_path, small_mnist, small_cifar, monkeypatch):
     def refuse(*arguments, **settings):
         raise PermissionError(13, "Permission denied")
 

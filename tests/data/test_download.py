@@ -19,7 +19,7 @@ def left_behind():
     return sorted(path.name for path in cache_folder().rglob("*") if path.is_file())
 
 
-def test_a_download_lands_in_the_cache_and_is_used_again(server, small_mnist):
+def test_a_download_is_stored_in_the_cache_and_reused(server, small_mnist):
     offer(server, small_mnist)
     assert len(load_pool("mnist", mirror=server.address).y) == 8
     assert len(server.asked) == 4
@@ -28,7 +28,7 @@ def test_a_download_lands_in_the_cache_and_is_used_again(server, small_mnist):
     assert len(server.asked) == 4
 
 
-def test_a_download_lands_in_the_folder_given_and_makes_it(server, small_cifar, tmp_path, monkeypatch):
+def test_a_download_creates_and_fills_the_given_folder(server, small_cifar, tmp_path, monkeypatch):
     server.files["/cifar10/cifar-10-binary.tar.gz"] = tar_of(small_cifar)
     monkeypatch.setenv("FEDREMA_MIRROR", server.address + "/")
     assert len(load_pool("cifar10", tmp_path / "new" / "folder").y) == 24
@@ -66,7 +66,7 @@ def test_a_corrupt_archive_is_not_kept(server, small_cifar):
     assert left_behind() == []
 
 
-def test_a_download_that_is_cut_off(server, small_mnist):
+def test_an_incomplete_download_is_refused(server, small_mnist):
     offer(server, small_mnist)
     server.cut.add("/mnist/train-labels-idx1-ubyte.gz")
     with pytest.raises(
@@ -76,14 +76,14 @@ def test_a_download_that_is_cut_off(server, small_mnist):
     assert left_behind() == ["train-images-idx3-ubyte.gz"]
 
 
-def test_a_file_that_the_server_does_not_have(server, small_mnist):
+def test_a_file_that_is_missing_on_the_server_is_named(server, small_mnist):
     with pytest.raises(BadInput, match=r"train-images-idx3-ubyte.gz: http.*ubyte.gz returned 404"):
         load_pool("mnist", mirror=server.address)
     assert left_behind() == []
 
 
-def test_a_server_that_cannot_be_reached(server, small_mnist):
-    # A port that was free a moment ago and that nobody listens on.
+def test_an_unreachable_server_is_named(server, small_mnist):
+    # A port that was just released: no process listens on it.
     import socket
 
     with socket.socket() as probe:
@@ -94,12 +94,12 @@ def test_a_server_that_cannot_be_reached(server, small_mnist):
     assert left_behind() == []
 
 
-def test_an_address_that_is_none(small_mnist):
+def test_an_invalid_address_is_refused(small_mnist):
     with pytest.raises(BadInput, match=r"somewhere/mnist/train-images-idx3-ubyte.gz is not an http or https address"):
         load_pool("mnist", mirror="somewhere")
 
 
-def test_a_full_disk_leaves_nothing(server, small_mnist, monkeypatch):
+def test_a_full_disk_leaves_no_files(server, small_mnist, monkeypatch):
     def full(self, address, target, pooch):
         raise OSError(28, "No space left on device")
 
@@ -109,14 +109,14 @@ def test_a_full_disk_leaves_nothing(server, small_mnist, monkeypatch):
     assert left_behind() == []
 
 
-def test_a_bar_is_drawn_on_a_terminal_only(server, small_mnist, monkeypatch, capsys):
+def test_the_progress_bar_is_shown_on_a_terminal_only(server, small_mnist, monkeypatch, capsys):
     offer(server, small_mnist)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     load_pool("mnist", mirror=server.address)
     assert "train-images" in capsys.readouterr().err
 
 
-def test_the_bar_counts_bytes():
+def test_the_progress_bar_counts_bytes():
     screen = io.StringIO()
     bar = DownloadBar("file.gz", Console(file=screen, force_terminal=True, width=80))
     bar.reset()

@@ -23,7 +23,7 @@ def same(a, b):
     return a.fingerprint == b.fingerprint and a.info == b.info and a.names == b.names
 
 
-def test_clients_come_in_ascending_order_of_number():
+def test_clients_are_in_ascending_order_of_number():
     federation = small()
     assert federation.names == ("2", "3", "10")
     assert (len(federation), federation.classes, federation.sample_shape) == (3, 3, (2,))
@@ -48,7 +48,7 @@ def test_splits_are_padded_with_zeros():
         small().split("all")
 
 
-def test_reorder_moves_names_along():
+def test_reorder_moves_names_with_their_clients():
     federation = small()
     turned = federation.reorder([2, 0, 1])
     assert turned.names == ("10", "2", "3")
@@ -61,7 +61,7 @@ def test_reorder_moves_names_along():
         federation.reorder([0, 0, 1])
 
 
-def test_the_fingerprint_sees_every_change_of_content_and_nothing_else():
+def test_the_fingerprint_depends_on_the_content_only():
     base = small()
     changes = [
         {"x": np.arange(14, dtype=np.uint8).reshape(7, 2)},
@@ -81,7 +81,7 @@ def test_the_fingerprint_sees_every_change_of_content_and_nothing_else():
 
 @pytest.mark.parametrize("client", [[10, 2, 10, 2, 10, 10, 3], list("babaabc"), ["07", "7", "07", "7", "7", "8", "8"]])
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
-def test_saved_and_loaded_it_is_the_same(tmp_path, client, kind):
+def test_a_saved_federation_is_loaded_unchanged(tmp_path, client, kind):
     federation = small(client=client, x=np.arange(14, dtype=kind).reshape(7, 2), info={"note": "ä"}, classes=5)
     for each in (federation, federation.reorder(range(len(federation))[::-1])):
         each.save(tmp_path / "folder" / "it.npz")
@@ -97,7 +97,7 @@ def test_a_users_file_needs_only_three_arrays(tmp_path):
     assert [int(n) for n in federation.split("test").count] == [1, 1]
 
 
-def test_the_drawn_test_part_follows_the_name_not_the_row():
+def test_the_random_test_split_depends_on_the_name_not_the_row():
     x = np.arange(30, dtype=np.float32)[:, None]
     y, client = np.zeros(30, int), np.repeat(["a", "b", "c"], 10)
     everyone = Federation.from_arrays(x, y, client)
@@ -108,13 +108,13 @@ def test_the_drawn_test_part_follows_the_name_not_the_row():
     assert Federation.from_arrays(x, y, client, test_share=0.5).test.sum() == 15
 
 
-def test_forms_of_split_mean_the_same():
+def test_all_forms_of_split_are_equivalent():
     words = np.array(["train", "train", "test", "test", "train", "train", "train"])
     assert small().fingerprint == small(split=words).fingerprint
     assert small().fingerprint == small(split=small().test[[3, 0, 4, 1, 5, 6, 2]].tolist()).fingerprint
 
 
-def test_types_that_are_taken():
+def test_accepted_types_of_arrays():
     for kind in (np.int8, np.int16, np.int32, np.int64, np.uint16, np.uint64):
         assert small(x=np.ones((7, 2), kind)).x.dtype == np.int32
     assert small(x=np.full((7, 2), 2**40)).x.dtype == np.int64
@@ -182,7 +182,7 @@ def test_types_that_are_taken():
         ({"test_share": 1.0}, "--test-share 1.0 must be between 0 and 1"),
     ],
 )
-def test_arrays_that_are_refused(change, message):
+def test_invalid_arrays_are_refused(change, message):
     with pytest.raises(BadInput, match=message):
         small(**change)
 
@@ -215,7 +215,7 @@ def test_damaged_files_are_refused(tmp_path, how):
         Federation.load(tmp_path / "it.npz")
 
 
-def test_files_with_something_missing_or_strange(tmp_path):
+def test_files_with_missing_or_unknown_arrays_are_refused(tmp_path):
     path = tmp_path / "it.npz"
     with pytest.raises(BadInput, match=r"does not exist or is not a file; give a .npz file with x, y, client"):
         Federation.load(path)
@@ -231,13 +231,13 @@ def test_files_with_something_missing_or_strange(tmp_path):
 
 
 @pytest.mark.parametrize("meta", ["no json", "[]", json.dumps({"names": [1]}), json.dumps({"classes": "3"})])
-def test_meta_that_is_not_ours(tmp_path, meta):
+def test_invalid_metadata_is_refused(tmp_path, meta):
     np.savez(tmp_path / "it.npz", x=np.zeros((2, 2)), y=[0, 1], client=[0, 0], meta=np.array(meta))
     with pytest.raises(BadInput, match="'meta' is not the JSON object"):
         Federation.load(tmp_path / "it.npz")
 
 
-def test_a_saved_file_that_somebody_changed(tmp_path):
+def test_an_edited_file_is_refused(tmp_path):
     path = tmp_path / "it.npz"
     small().save(path)
     with np.load(path) as archive:
@@ -251,7 +251,7 @@ def test_a_saved_file_that_somebody_changed(tmp_path):
         Federation.load(path)
 
 
-def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+def test_a_file_without_read_permission_is_refused(tmp_path, monkeypatch):
     small().save(tmp_path / "it.npz")
 
     def refuse(*arguments, **settings):
@@ -262,13 +262,13 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
         Federation.load(tmp_path / "it.npz")
 
 
-def test_info_that_json_cannot_hold(tmp_path):
+def test_info_that_is_not_json_is_refused(tmp_path):
     with pytest.raises(BadInput, match="info of the federation must contain JSON values only"):
         small(info={"made by": object()}).save(tmp_path / "it.npz")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(tmp_path, monkeypatch):
+def test_on_a_full_disk_the_old_file_is_kept_and_no_other_left(tmp_path, monkeypatch):
     path = tmp_path / "it.npz"
     small().save(path)
     before = path.read_bytes()
@@ -284,7 +284,7 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_nothing_else(tmp_path, monkey
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_pixels_become_minus_one_to_one_and_floats_stay():
+def test_pixels_are_scaled_to_minus_one_to_one_and_floats_are_kept():
     pixels = torch.tensor([0, 255, 51], dtype=torch.uint8)
     assert torch.allclose(to_float(pixels), torch.tensor([-1.0, 1.0, -0.6]))
     assert to_float(pixels, torch.float64).dtype == torch.float64
@@ -315,12 +315,12 @@ def test_the_labels_that_occur_are_the_classes(y, labels, names, tmp_path):
     assert (again.class_names, again.fingerprint) == (federation.class_names, federation.fingerprint)
 
 
-def test_names_of_classes_belong_to_the_content_and_plain_numbers_do_not():
+def test_class_names_are_part_of_the_fingerprint_unless_they_are_the_default_numbers():
     named = Federation.from_arrays(np.zeros((4, 2)), ["a", "b", "a", "b"], np.zeros(4, int))
     plain = Federation.from_arrays(np.zeros((4, 2)), [0, 1, 0, 1], np.zeros(4, int))
     other = Federation.from_arrays(np.zeros((4, 2)), ["c", "d", "c", "d"], np.zeros(4, int))
     assert len({named.fingerprint, plain.fingerprint, other.fingerprint}) == 3
-    # As every version has computed it: results and checkpoints depend on it.
+    # The value of all earlier versions: results and checkpoints depend on it.
     assert plain.fingerprint == "d8b8037220d320e23f6f7eec50a20ca07a153b81a4e63548297ef14a3d696372"
 
 
@@ -345,7 +345,7 @@ def test_classes_are_matched_by_name():
         (np.zeros(100, int), "there is only one class"),
     ],
 )
-def test_labels_that_may_be_a_mistake_are_reported_in_one_line(y, words, caplog):
+def test_suspicious_labels_are_reported_in_one_line(y, words, caplog):
     Federation.from_arrays(np.zeros((len(y), 2)), y, np.zeros(len(y), int))
     if words is None:
         assert not caplog.records
@@ -355,7 +355,7 @@ def test_labels_that_may_be_a_mistake_are_reported_in_one_line(y, words, caplog)
         assert "\n" not in record.getMessage()
 
 
-def test_integers_stay_integers_and_the_content_is_what_it_was_as_floats(tmp_path):
+def test_integers_stay_integers_and_have_the_fingerprint_of_floats(tmp_path):
     whole = np.arange(14).reshape(7, 2)
     kept = small(x=whole)
     assert kept.fingerprint == small(x=whole.astype(np.float32)).fingerprint

@@ -29,7 +29,7 @@ from fedrema.errors import BadInput
         ({"federation": "a.npz", "partition_file": Path("b.npz")}, "exclude each other"),
     ],
 )
-def test_settings_out_of_range(change, message):
+def test_settings_out_of_range_are_refused(change, message):
     with pytest.raises(BadInput, match=message):
         DataSettings(**change)
 

@@ -22,7 +22,7 @@ def test_grouped_assigns_the_papers_600_samples():
         assert assigned[client].tolist() == expected
 
 
-def test_grouped_hands_remainders_from_a_label_that_moves_with_the_client():
+def test_grouped_assigns_remainders_from_a_label_that_depends_on_the_client():
     assigned = grouped_counts(classes=10, clients=20, samples=40, s=0.1, groups=5)
     # 4 IID samples one by one from label k on, and 36 = 3 x 12 for the dominant labels.
     assert assigned[0].tolist() == [13, 13, 13, 1, 0, 0, 0, 0, 0, 0]
@@ -30,7 +30,7 @@ def test_grouped_hands_remainders_from_a_label_that_moves_with_the_client():
     assert assigned[19].tolist() == [13, 1, 1, 0, 0, 0, 0, 0, 12, 13]
 
 
-def test_grouped_remainder_of_the_dominant_labels_moves_too():
+def test_grouped_remainder_of_the_dominant_labels_depends_on_the_client():
     assigned = grouped_counts(classes=10, clients=5, samples=10, s=0, groups=5)
     assert assigned[0, [0, 1, 2]].tolist() == [4, 3, 3]
     assert assigned[1, [2, 3, 4]].tolist() == [3, 4, 3]
@@ -48,19 +48,19 @@ def test_grouped_remainder_of_the_dominant_labels_moves_too():
         (4, 2, 4, [{0}, {0}, {1}, {1}]),
     ],
 )
-def test_grouped_for_other_numbers(clients, classes, groups, dominant):
+def test_grouped_with_other_numbers_of_clients_and_classes(clients, classes, groups, dominant):
     assigned = grouped_counts(classes, clients, samples=24, s=0, groups=groups)
     assert [set(np.flatnonzero(row).tolist()) for row in assigned] == dominant
     assert (assigned.sum(axis=1) == 24).all()
 
 
-def test_the_share_of_iid_data_is_not_a_victim_of_binary_fractions():
+def test_the_number_of_iid_samples_is_not_affected_by_floating_point_rounding():
     # 100 * 0.29 is 28.999999999999996 in floating point.
     assert grouped_counts(29, clients=1, samples=100, s=0.29, groups=29)[0, 5] == 1
 
 
 @pytest.mark.parametrize("s", [0.0, 0.35, 1.0])
-def test_grouped_assigns_what_it_counts(s):
+def test_grouped_assigns_the_planned_counts(s):
     parts = grouped(LABELS, 10, 8, 90, s, 5, seed=1)
     assert (counts(parts) == grouped_counts(10, 8, 90, s, 5)).all()
 
@@ -85,24 +85,24 @@ def test_no_sample_is_assigned_twice_and_all_are_assigned(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_seed_decides(name):
+def test_partitions_depend_on_the_seed_only(name):
     first, again, other = ALL[name](5), ALL[name](5), ALL[name](6)
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
     assert set(first[0].tolist()) != set(other[0].tolist())
 
 
 @pytest.mark.parametrize("name", ["grouped", "shards"])
-def test_a_clients_samples_come_in_mixed_order(name):
+def test_a_clients_samples_are_shuffled(name):
     labels = LABELS[ALL[name](5)[0]]
     assert not (np.sort(labels) == labels).all()
 
 
-def test_dirichlet_uses_up_the_whole_pool_without_failing():
+def test_dirichlet_can_use_the_whole_pool():
     parts = dirichlet(LABELS, 10, 20, 100, 0.05, seed=0)
     assert (counts(parts).sum(axis=0) == 200).all()
 
 
-def test_dirichlet_alpha_decides_how_much_clients_differ():
+def test_dirichlet_alpha_controls_label_skew():
     def largest_share(alpha):
         return counts(dirichlet(LABELS, 10, 10, 60, alpha, seed=0)).max(axis=1).mean() / 60
 
@@ -110,11 +110,11 @@ def test_dirichlet_alpha_decides_how_much_clients_differ():
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-8, 1e8])
-def test_dirichlet_survives_extreme_alpha(alpha):
+def test_dirichlet_accepts_extreme_alpha(alpha):
     assert (counts(dirichlet(LABELS, 10, 20, 100, alpha, seed=0)).sum(axis=1) == 100).all()
 
 
-def test_shares_that_floats_cannot_represent_becomes_a_single_class():
+def test_shares_that_floats_cannot_represent_become_a_single_class():
     class Broken:
         def dirichlet(self, alpha):
             return np.full(len(alpha), np.nan)
@@ -125,14 +125,14 @@ def test_shares_that_floats_cannot_represent_becomes_a_single_class():
     assert partitions._dirichlet_shares(Broken(), 3, 0.1).tolist() == [0, 0, 1]
 
 
-def test_shards_give_distinct_classes_equally_and_use_all_equally():
+def test_shards_assign_distinct_classes_and_use_all_classes_equally():
     assigned = counts(shards(LABELS, 10, 15, 61, 2, seed=0))
     assert ((assigned > 0).sum(axis=1) == 2).all()
     assert (np.sort(assigned, axis=1)[:, -2:] == [30, 31]).all()
     assert ((assigned > 0).sum(axis=0) == 3).all()
 
 
-def test_quantity_is_skewed_with_a_least_size():
+def test_quantity_skew_has_a_minimum_size():
     sizes = [len(part) for part in quantity(LABELS, 20, 50, 0.1, seed=0)]
     assert sum(sizes) == 1000
     assert min(sizes) >= 5
@@ -158,12 +158,12 @@ def test_quantity_is_skewed_with_a_least_size():
         ),
     ],
 )
-def test_what_the_pool_cannot_give(partition, message):
+def test_partitions_larger_than_the_pool_are_refused(partition, message):
     with pytest.raises(BadInput, match=re.escape(message)):
         partition()
 
 
-def test_the_clash_on_digits_names_its_numbers():
+def test_too_few_samples_of_a_label_in_digits_are_named_with_numbers():
     labels = np.repeat(np.arange(10), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
     # Label 8 serves two groups: 20 clients * 1.5 of the IID part, 8 clients * 20 of the rest.
     with pytest.raises(BadInput) as caught:
@@ -178,11 +178,11 @@ def test_the_clash_on_digits_names_its_numbers():
     ("size", "share", "expected"),
     [(600, 0.2, 120), (9, 0.2, 1), (2, 0.2, 1), (2, 0.99, 1), (1, 0.2, 0), (4, 0.1, 1)],
 )
-def test_the_test_part_has_its_share_and_both_parts_have_someone(size, share, expected):
+def test_the_test_split_has_its_share_and_no_split_is_empty(size, share, expected):
     assert draw_test_mask(size, share, 0, "a").sum() == expected
 
 
-def test_the_test_part_follows_seed_and_name():
+def test_the_test_split_depends_on_seed_and_name():
     base = draw_test_mask(100, 0.2, 0, "a")
     assert (base == draw_test_mask(100, 0.2, 0, "a")).all()
     assert (base != draw_test_mask(100, 0.2, 1, "a")).any()

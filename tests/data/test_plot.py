@@ -15,7 +15,7 @@ def shown(federation):
 
 
 @pytest.mark.parametrize(("clients", "samples"), [(5, 40), (20, 40), (100, 10)])
-def test_pictures_are_written_whole(tmp_path, clients, samples):
+def test_plots_are_written_completely(tmp_path, clients, samples):
     federation = build_federation(DataSettings(clients=clients, samples=samples, partition="dirichlet"))
     path = tmp_path / "made" / "who.png"
     draw_federation(federation, path)
@@ -23,7 +23,7 @@ def test_pictures_are_written_whole(tmp_path, clients, samples):
     assert [file.name for file in path.parent.iterdir()] == ["who.png"]
 
 
-def test_many_classes_and_long_names(tmp_path):
+def test_many_classes_and_long_names_can_be_plotted(tmp_path):
     names = np.repeat(["a hospital with a very long name", "b"], 30)
     federation = Federation.from_arrays(np.ones((60, 2)), np.arange(60), names)
     draw_federation(federation, tmp_path / "who.svg")
@@ -32,7 +32,7 @@ def test_many_classes_and_long_names(tmp_path):
     assert "and 24 more" in text
 
 
-def test_a_kind_of_picture_that_is_unknown(tmp_path):
+def test_an_unknown_file_format_is_refused(tmp_path):
     with pytest.raises(BadInput, match=r"the file name must end in .png, .pdf or .svg"):
         draw_federation(build_federation(DataSettings()), tmp_path / "who.docx")
 
@@ -43,4 +43,4 @@ def test_the_table_shows_twenty_rows_at_most():
     assert "more" not in text
     text = shown(build_federation(DataSettings(clients=50, samples=10)))
     assert "... and 31 more" in text
-    assert "248" in text  # 31 clients with 8 samples to train on
+    assert "248" in text  # 31 clients with 8 training samples each

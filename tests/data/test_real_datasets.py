@@ -1,4 +1,4 @@
-"""The publishers' real files; FEDREMA_DATA says where they lie."""
+"""The publishers' real files, in the folder FEDREMA_DATA."""
 
 import os
 from pathlib import Path
@@ -22,17 +22,17 @@ pytestmark = [
         ("cifar10", (60_000, 3, 32, 32), [6000] * 10),
     ],
 )
-def test_each_is_whole(name, shape, per_class):
+def test_each_dataset_is_complete(name, shape, per_class):
     pool = load_pool(name, download=False)
     assert (pool.x.shape, pool.x.dtype) == (shape, np.uint8)
     assert np.bincount(pool.y).tolist() == per_class
 
 
-def test_all_are_found():
+def test_all_datasets_are_found():
     assert all(status.found for status in dataset_status())
 
 
-def test_the_papers_cifar_federation_is_a_moderate_file(tmp_path):
+def test_the_papers_cifar_federation_is_saved_in_a_file_of_moderate_size(tmp_path):
     chosen = DataSettings(dataset="cifar10", samples=600, s=0.2, data_dir=Path(os.environ["FEDREMA_DATA"]))
     federation = build_federation(chosen, download=False)
     assert federation.split("train").x.shape == (20, 480, 3, 32, 32)

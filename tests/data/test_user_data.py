@@ -43,12 +43,12 @@ def module(tmp_path, monkeypatch):
     sys.modules.pop("my_own_data", None)
 
 
-def test_one_file(tmp_path):
+def test_data_from_one_file(tmp_path):
     np.savez(tmp_path / "all.npz", x=np.ones((6, 2)), y=np.arange(6) % 2, client=np.repeat([4, 5], 3))
     assert load_user_data(str(tmp_path / "all.npz")).names == ("4", "5")
 
 
-def test_a_folder_with_a_file_per_client(tmp_path):
+def test_data_from_a_folder_with_a_file_per_client(tmp_path):
     for name, samples in (("10", 5), ("9", 10), ("2", 3)):
         client(tmp_path / f"{name}.npz", samples)
     (tmp_path / ".hidden.npz").touch()
@@ -58,7 +58,7 @@ def test_a_folder_with_a_file_per_client(tmp_path):
     assert federation.info == {"federation": tmp_path.name}
 
 
-def test_a_folder_with_its_own_splits(tmp_path):
+def test_data_from_a_folder_with_its_own_splits(tmp_path):
     client(tmp_path / "north.npz", split=["train"] * 4 + ["test"])
     client(tmp_path / "east.npz", split=[0, 1, 0, 0, 1])
     with pytest.raises(BadInput, match="split"):
@@ -79,7 +79,7 @@ def test_a_folder_with_its_own_splits(tmp_path):
         ("clients", ("bob", "ann"), 2),
     ],
 )
-def test_a_function(module, function, names, classes):
+def test_data_from_a_function(module, function, names, classes):
     path = list(sys.path)
     federation = load_user_data(f"my_own_data:{function}")
     assert (federation.names, federation.classes) == (names, classes)
@@ -112,7 +112,7 @@ def test_a_function(module, function, names, classes):
         ("my_own_data.py", "my_own_data.py is a file but not a .npz"),
     ],
 )
-def test_sources_that_are_refused(module, source, message):
+def test_invalid_sources_are_refused(module, source, message):
     with pytest.raises(BadInput, match=message):
         load_user_data(source)
 
@@ -136,13 +136,13 @@ def test_sources_that_are_refused(module, source, message):
         ),
     ],
 )
-def test_folders_whose_clients_do_not_fit(tmp_path, changes, message):
+def test_folders_with_incompatible_clients_are_refused(tmp_path, changes, message):
     client(tmp_path / "a.npz")
     client(tmp_path / "b.npz", **changes)
     with pytest.raises(BadInput, match=f"--federation .*{message}"):
         load_user_data(str(tmp_path))
 
 
-def test_a_folder_without_clients(tmp_path):
+def test_a_folder_without_clients_is_refused(tmp_path):
     with pytest.raises(BadInput, match=r"is a folder without .npz files; it must contain one per client"):
         load_user_data(str(tmp_path))

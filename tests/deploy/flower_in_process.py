@@ -12,7 +12,7 @@ from fedrema.deploy import flower_client_app
 class InProcessGrid(Grid):
     """Nodes with their configurations; `spoil` may change a reply, or drop it.
 
-    What else a grid must have by Flower's base class is never called by the conductor; a call would fail.
+    The conductor never calls the other methods of Flower's base class; they would raise an error.
     """
 
     def __init__(self, run_config, nodes, names=None, spoil=lambda name, reply: reply):

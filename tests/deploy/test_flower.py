@@ -49,13 +49,13 @@ def node(row):
 
 
 @pytest.mark.parametrize("method", registry())
-def test_every_method_learns_what_the_simulator_learns_and_sends_nothing_else(method, tmp_path):
+def test_every_method_computes_the_same_models_as_the_simulator_and_sends_nothing_else(method, tmp_path):
     made = Federated(tmp_path, method, quick_arguments(method))
     conductor = made.conductor()
     conductor.conduct()
     simulator = build_simulator(made.settings, build_federation(made.settings.data))
     state = simulator.start()
-    records = [played.record for played in simulator.run(state)]
+    records = [result.record for result in simulator.run(state)]
     central = conductor.central
     for name, value in state.params.common.items():
         torch.testing.assert_close(central.state.params.common[name], value, rtol=0, atol=1e-6)
@@ -81,7 +81,7 @@ def assert_nothing_else_left(made, conductor, params):
         facts = set(reply.content.config_records["facts"])
         assert facts <= {
             *("round", "count", "loss", "name"),
-            *("received-correct", "received-asked", "trained-correct", "trained-asked"),
+            *("received-correct", "received-total", "trained-correct", "trained-total"),
         }
 
 
@@ -208,7 +208,7 @@ def test_a_round_that_is_lost_leaves_no_trace_on_a_node(tmp_path):
 def test_the_server_waits_for_too_few_clients_and_names_them(tmp_path):
     made = Federated(tmp_path, least_clients=3, wait_seconds=0.0)
     made.grid.offline = {node(1), node(2)}
-    with pytest.raises(BadInput, match=r"Only 2 of at least 3 clients were connected after 0 s \(0, 3\)"):
+    with pytest.raises(BadInput, match=r"Only 2 of at least 3 nodes were connected after 0 s \(0, 3\)"):
         made.conductor().conduct()
 
 

@@ -22,7 +22,7 @@ from fedrema.deploy.registry import Registry
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.methods import registry
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 from tests.quick import quick_arguments
 
 ARGUMENTS = [
@@ -70,7 +70,7 @@ class Federated:
         """Return a node's accuracy with the model that it receives."""
         node = self.nodes[row]
         score = node.reply_to(self.central.request(node.name, train=False)).received
-        return sum(score.correct) / sum(score.asked)
+        return sum(score.correct) / sum(score.total)
 
 
 def arrays(content, group="params"):
@@ -140,8 +140,8 @@ UNREADABLE = {
     "loss NaN": (with_facts(loss=float("nan")), "loss must be a number"),
     "loss 1e308": (with_facts(loss=1e308), "loss must be a number"),
     "epsilon a list": (with_facts(epsilon=[1.0]), "epsilon must be a number"),
-    "score over 2^62": (with_facts(received_asked=[2**62, 2**62]), "score must be a whole number"),
-    "score of three": (with_facts(received_asked=[3, 3, 3]), "two pairs"),
+    "score over 2^62": (with_facts(received_total=[2**62, 2**62]), "score must be a whole number"),
+    "score of three": (with_facts(received_total=[3, 3, 3]), "two pairs"),
     "score of one number": (with_facts(received_correct=3), "two pairs"),
     "half a score": (with_facts(trained_correct=None), "two pairs"),
     "negative score": (with_facts(received_correct=[-1, 0]), "score must be a whole number"),
@@ -273,20 +273,20 @@ REJECTED = {
     "count 1e9": ("fedrema", with_facts(count=10**9), "1000000000 training samples, more than 10 times the median"),
     "tests 1e9": (
         "fedrema",
-        with_facts(received_asked=[10**9, 10**9], trained_asked=[10**9, 10**9]),
+        with_facts(received_total=[10**9, 10**9], trained_total=[10**9, 10**9]),
         "2000000000 test samples, more than 10 times the median",
     ),
     "uneven halves": (
         "fedrema",
-        with_facts(received_asked=[30, 0], received_correct=[0, 0], trained_asked=[30, 0], trained_correct=[0, 0]),
+        with_facts(received_total=[30, 0], received_correct=[0, 0], trained_total=[30, 0], trained_correct=[0, 0]),
         "halves of its score",
     ),
     "a large trained score": (
         "fedrema",
-        with_facts(received_asked=None, received_correct=None, trained_asked=[10**9] * 2, trained_correct=[0, 0]),
+        with_facts(received_total=None, received_correct=None, trained_total=[10**9] * 2, trained_correct=[0, 0]),
         "2000000000 test samples",
     ),
-    "two numbers of tests": ("fedrema", with_facts(trained_asked=[30, 30]), "different numbers of test samples"),
+    "two numbers of tests": ("fedrema", with_facts(trained_total=[30, 30]), "different numbers of test samples"),
     "negative counts": (
         "fedproto",
         with_values(lambda value: -value, "extras", "label_counts".__eq__),
@@ -329,8 +329,8 @@ def test_the_others_learn_as_if_the_hostile_node_were_absent(attack, nodes):
     [
         {"count": 10**9},
         {"count": 41},
-        {"received_asked": [2**39, 2**39], "received_correct": [2**39, 0]},
-        {"trained_asked": [2**39, 2**39], "trained_correct": [0, 0]},
+        {"received_total": [2**39, 2**39], "received_correct": [2**39, 0]},
+        {"trained_total": [2**39, 2**39], "trained_correct": [0, 0]},
     ],
     ids=str,
 )
@@ -428,7 +428,7 @@ def test_a_reply_that_makes_the_aggregate_fail_is_found_and_left_out(monkeypatch
     record = made.round()
     absent.round(absent=[HOSTILE])
     assert record["participants"] == [0, 2]
-    assert "with its reply the aggregation fails" in record["rejected"]["n1"]
+    assert "aggregation fails if its reply is included" in record["rejected"]["n1"]
     assert made.accuracy() == absent.accuracy()
 
 
@@ -495,4 +495,4 @@ def test_the_registry_survives_a_checkpoint():
     registry = made.central.registry
     assert registry.norms.recent
     assert Registry.read(json.loads(json.dumps(registry.plain()))) == registry
-    assert Registry.read({"names": ["a"], "accepted": {"a": 3}}) == Registry(["a"], {"a": 3})
+    assert Registry.read({"names": ["a"], "last_used_round": {"a": 3}}) == Registry(["a"], {"a": 3})

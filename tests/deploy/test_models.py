@@ -24,7 +24,7 @@ from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated, node
 from tests.quick import quick_arguments
 
-# Whoever predicts with parameters or memory that never leave a client, or adapts its model before it is used.
+# Methods that predict with private parameters or memory, or adapt the model before it is used.
 ONLY_ON_NODES = {
     *("apfl", "ditto", "fedala", "fedamp", "fedbabu", "fedbn", "fedclassavg", "feddistill", "fedkd", "fedper"),
     *("fedper++", "fedprior", "fedproto", "fedrep", "fedrod", "fedselect", "fedvf", "lg-fedavg", "local", "per-fedavg"),

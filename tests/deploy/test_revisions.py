@@ -11,7 +11,7 @@ from fedrema.deploy.run_state import RunState
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.methods.ditto import Ditto
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 
 ARGUMENTS = ("--hidden", "4", "--rounds", "3", "--epochs", "1", "--batch", "5", "--device", "cpu")
 OWN = """

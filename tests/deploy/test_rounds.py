@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
-from fedrema.deploy.flower_grid import NoAnswer, exchange, list_nodes
+from fedrema.deploy.flower_grid import NoResponse, exchange, list_nodes
 from fedrema.deploy.flower_records import FACTS
 from fedrema.errors import BadInput
 from fedrema.runs.run import Run
@@ -43,7 +43,7 @@ def test_a_round_with_too_few_usable_replies_is_repeated_and_leaves_no_trace(tmp
     conductor._round()  # one of two required replies can be used
     assert conductor.central.round == 1
     assert all(torch.equal(value, before[name]) for name, value in conductor.central.state.params.common.items())
-    assert set(conductor.central.registry.accepted.values()) == {1}
+    assert set(conductor.central.registry.last_used_round.values()) == {1}
     conductor.conduct()
     run = Run(tmp_path / "repeated" / "server")
     assert [record["participants"] for record in run.rounds] == [[0, 1, 2, 3]] * 3
@@ -154,9 +154,9 @@ def test_replies_from_before_the_outage_are_returned(tmp_path, monkeypatch):
 def test_without_a_superlink_no_client_is_connected(error, tmp_path, monkeypatch):
     monkeypatch.setattr("fedrema.deploy.flower_conductor.SECONDS_TO_LIST_NODES", 0.1)
     grid, conductor = lost_federation(tmp_path, "get_nodes", error, wait_seconds=0.2)
-    with pytest.raises(BadInput, match=r"Only 0 of at least 2 clients were connected after 0\.2 s \(none\)"):
+    with pytest.raises(BadInput, match=r"Only 0 of at least 2 nodes were connected after 0\.2 s \(none\)"):
         conductor.conduct()
-    with pytest.raises(NoAnswer):
+    with pytest.raises(NoResponse):
         list_nodes(grid, 0.1)
     assert not grid.timed_out
     grid.back.set()

@@ -1,4 +1,4 @@
-"""Real clients and a central server learn what the simulator learns, for every method."""
+"""Real nodes and a central server compute the same models as the simulator, for every method."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def run_rounds(settings, federation, folder=None):
 
 @pytest.mark.parametrize("late", [False, True], ids=["all from the start", "some join late"])
 @pytest.mark.parametrize("method", [*registry(), "fedbn --net mlp-bn"])
-def test_personal_models_are_the_same_also_when_clients_are_absent(method, late):
+def test_personal_models_equal_the_simulators_also_with_absent_clients(method, late):
     # With full participation this is tested through Flower, also for every method.
     method, *more = method.split()
     who = ("--participation", "0.6", *(("--late", "0.6", "--late-round", "2") if late else ()))
@@ -49,10 +49,10 @@ def test_personal_models_are_the_same_also_when_clients_are_absent(method, late)
     state = simulator.start()
     rows = [central.registry.names.index(node.name) for node in nodes]  # clients have rows in the order of joining
     assert (rows != sorted(rows)) == late
-    for played, record in zip(simulator.run(state), records, strict=True):
-        assert sorted(rows[row] for row in played.record["participants"]) == record["participants"]
+    for result, record in zip(simulator.run(state), records, strict=True):
+        assert sorted(rows[row] for row in result.record["participants"]) == record["participants"]
         assert (record.nodes.rejected, record.nodes.clipped) == ({}, {})
-        assert record["loss"] == pytest.approx(played.record["loss"], abs=1e-9)
+        assert record["loss"] == pytest.approx(result.record["loss"], abs=1e-9)
     for row, node in enumerate(nodes):
         mine = node._start_state(central.request(node.name)).params.row(0)
         simulated = state.params.row(row)

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedrema.base.processes import SupervisedProcess, free_port
+from fedrema.base.processes import free_port
 from fedrema.cli import main
 from fedrema.deploy.flower_superlink import restricted
 from fedrema.deploy.folder import ServerFolder
@@ -17,10 +17,7 @@ from fedrema.deploy.run_state import locked_run, log_file, stop_reason
 from fedrema.deploy.services import ServerService, flower_environment
 from fedrema.errors import BadInput
 from fedrema.runs.lock import RunLock
-
-
-def child(tmp_path, code):
-    return SupervisedProcess("it", [sys.executable, "-c", code], log=tmp_path / "it.log")
+from tests.fixtures import supervised_python
 
 
 def test_warnings_are_not_errors_in_flowers_processes(tmp_path, monkeypatch):
@@ -35,10 +32,13 @@ def test_a_server_exits_if_flower_cannot_start(tmp_path, monkeypatch):
     arguments = ["--deal", "--nodes", "north,south", "--host", "localhost", "--port", str(free_port())]
     assert main(["deploy", "init", str(tmp_path / "federation"), "fedavg", *arguments]) == 0
     service = ServerService(ServerFolder.open(tmp_path / "federation" / "server"), reported.append)
-    broken = [child(tmp_path, "print('no room')"), child(tmp_path, "import time; time.sleep(99)")]
+    broken = [
+        supervised_python(tmp_path, "print('no room')"),
+        supervised_python(tmp_path, "import time; time.sleep(99)"),
+    ]
     service.superlink, service.superexec = broken
     assert service.serve() == 1
-    assert reported[-1] == f"it was started 5 times and never answered; see {tmp_path / 'it.log'}"
+    assert reported[-1] == f"it was started 5 times and never responded; see {tmp_path / 'it.log'}"
     assert all(one.process.poll() is not None for one in broken)
 
 

@@ -59,7 +59,7 @@ def test_after_the_last_round(place, capsys):
     now = read_status(place)
     assert (now.state, now.round) == ("finished", 2)
     assert [member.last_round for member in now.members] == [2, 1, 2]
-    assert now.members[1].trouble == "round 2: no reply within 300 s"
+    assert now.members[1].problem == "round 2: no reply within 300 s"
     assert all(0 <= member.accuracy <= 1 for member in now.members)
     assert main(["deploy", "status", str(place.path)]) == 0
     printed = capsys.readouterr().out
@@ -87,11 +87,11 @@ def test_rejected_and_clipped_replies_are_counted_by_node(place):
 
     conducted(place, spoil)
     north, south, west = read_status(place).members
-    assert (north.rejected, north.clipped, north.trouble) == (0, 0, "")
+    assert (north.rejected, north.clipped, north.problem) == (0, 0, "")
     assert (south.rejected, south.clipped, south.last_round) == (1, 0, 2)
-    assert south.trouble.startswith("round 1: the numbers in ")
+    assert south.problem.startswith("round 1: the numbers in ")
     assert (west.rejected, west.last_round) == (1, 1)
-    assert west.trouble.startswith("round 2: it reports 1000000000 training samples, but it joined with ")
+    assert west.problem.startswith("round 2: it reports 1000000000 training samples, but it joined with ")
     # A clipped reply is shown too; in an ordinary record there is none.
     records = Run(place.run).rounds
     assert all(not record.nodes.clipped for record in records)
@@ -100,13 +100,13 @@ def test_rejected_and_clipped_replies_are_counted_by_node(place):
         return replace(records[-1], nodes=replace(records[-1].nodes, clipped={name: "too long"}))
 
     clipped = _node("north", list(NAMES), [clipping("north")], "online")
-    assert (clipped.rejected, clipped.clipped, clipped.trouble) == (0, 1, "round 2: too long")
+    assert (clipped.rejected, clipped.clipped, clipped.problem) == (0, 1, "round 2: too long")
     both = _node("south", list(NAMES), [records[0], clipping("south")], "online")
-    assert both.trouble == "round 2: too long (rejected 1, clipped 1 times in the last 20 rounds)"
+    assert both.problem == "round 2: too long (rejected 1, clipped 1 times in the last 20 rounds)"
 
 
 def test_while_a_server_runs_and_after_it_failed(place):
     with locked_run(place.run):
-        assert read_status(place).state == "running, but the SuperLink does not answer"
+        assert read_status(place).state == "running, but the SuperLink does not respond"
     stop_reason_file(place.run).write_text("Only 1 of at least 2 clients were there after 3 s (north).\n")
     assert read_status(place).state == "failed: Only 1 of at least 2 clients were there after 3 s (north)."

@@ -33,7 +33,7 @@ def blocks(page: Path, needs: set[str]) -> list[tuple[str, str]]:
 ENVIRONMENT = {
     **os.environ,
     "PATH": INSTALLED,
-    # Ray leaves files open when it ends; Flower's command line uses what its own will no longer have
+    # Ray leaves files open when it exits; Flower's command line uses functions that its dependencies deprecate
     "PYTHONWARNINGS": "error,ignore::ResourceWarning,ignore:'click.:DeprecationWarning",
     "COLUMNS": "120",
 }
@@ -41,7 +41,7 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def run(programs):
-    """What runs a block; `fedrema` and `python` start at once."""
+    """Return a function that runs a block with the forking `fedrema` and `python` of `programs`."""
     return partial(run_in, f"{programs}{os.pathsep}{INSTALLED}")
 
 
@@ -53,7 +53,7 @@ def run_in(path: str, language: str, text: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_everything_on_a_page_runs(page, run, tmp_path):
+def test_all_blocks_of_a_page_run(page, run, tmp_path):
     for language, text in blocks(page, {""}):
         run(language, text, tmp_path)
     for _, text in blocks(page, {"serve"}):
@@ -61,7 +61,7 @@ def test_everything_on_a_page_runs(page, run, tmp_path):
 
 
 def serve(text: str, folder: Path) -> None:
-    """Start what goes on until it is interrupted, look at what it serves, and interrupt it."""
+    """Start a command that runs until it is interrupted, request the page that it serves, and interrupt it."""
     with subprocess.Popen(text.split(), cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as server:
         try:
             address = re.search(r"http://\S+", server.stdout.readline())[0]
@@ -76,10 +76,12 @@ def serve(text: str, folder: Path) -> None:
 @pytest.mark.datasets
 @pytest.mark.skipif("FEDREMA_DATA" not in os.environ, reason="FEDREMA_DATA names no folder with the real datasets")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_needs_datasets_runs(page, run, tmp_path):
+def test_blocks_that_need_datasets_run(page, run, tmp_path):
     for language, text in blocks(page, {"datasets"}):
         run(language, text, tmp_path)
-    shutil.copytree(ROOT / "docs", tmp_path / "docs", dirs_exist_ok=True)  # some are for the repository's root
+    shutil.copytree(
+        ROOT / "docs", tmp_path / "docs", dirs_exist_ok=True
+    )  # some blocks are written for the repository's root
     for language, text in blocks(page, {"gpu"}):
         text = re.sub(r" +#.*$", "", text, flags=re.M)
         text = re.sub(r"^fedrema run .*$", rf"\g<0> {CUT_DOWN}", text, flags=re.M)
@@ -90,7 +92,7 @@ def test_what_needs_datasets_runs(page, run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"ray"})], ids=lambda page: page.name)
-def test_what_starts_a_ray_cluster_runs(page, run, tmp_path):
+def test_blocks_that_start_a_ray_cluster_run(page, run, tmp_path):
     python = [block for block in blocks(page, {""}) if block[0] == "python"]  # writes the files that commands read
     for language, text in [*python, *blocks(page, {"ray"})]:
         run(language, text, tmp_path)
@@ -98,7 +100,7 @@ def test_what_starts_a_ray_cluster_runs(page, run, tmp_path):
 
 @pytest.mark.network
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"network"})], ids=lambda page: page.name)
-def test_what_starts_real_nodes_runs(page, tmp_path):
+def test_blocks_that_start_real_nodes_run(page, tmp_path):
     for language, text in blocks(page, {"network"}):
         run_in(INSTALLED, language, text, tmp_path)
 
@@ -117,7 +119,7 @@ def test_the_two_commands_are_in_the_makefile():
         subprocess.run([*command.split(), "-n"], cwd=ROOT, check=True, capture_output=True)
 
 
-def test_the_readmes_method_runs_from_the_command_line_as_it_is_installed(tmp_path):
+def test_the_readmes_method_runs_with_the_installed_command(tmp_path):
     text = next(text for language, text in blocks(ROOT / "README.md", {""}) if "class Pull" in text)
     (tmp_path / "mine.py").write_text(text)
     run_in(INSTALLED, "bash", "fedrema run mine:Pull --strength 0.5 --rounds 2 --out runs/pull", tmp_path)
@@ -138,6 +140,6 @@ def test_every_fence_is_known():
             assert needs in ("", "datasets", "gpu", "slow", "make", "install", "network", "serve", "ray"), (page, words)
 
 
-def test_pages_carry_no_paths_of_a_machine():
+def test_pages_contain_no_local_paths():
     for page in PAGES:
         assert not re.search(r"(?<![\w.])/(work|root|home|tmp|opt)/", page.read_text()), page

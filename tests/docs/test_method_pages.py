@@ -1,4 +1,4 @@
-"""The pages of methods say what their docstrings and settings say, and show figures that are there."""
+"""The pages of methods agree with docstrings and settings, and their figures exist."""
 
 import dataclasses
 import importlib.util
@@ -18,7 +18,7 @@ TOOLS = DOCS.parent / "tools"
 
 @pytest.fixture(scope="module")
 def generator():
-    sys.path.insert(0, str(TOOLS))  # it imports its neighbours
+    sys.path.insert(0, str(TOOLS))  # the script imports modules of its folder
     try:
         specification = importlib.util.spec_from_file_location("make_methods", TOOLS / "make_methods.py")
         module = importlib.util.module_from_spec(specification)
@@ -37,14 +37,14 @@ def plain(text: str) -> str:
 def test_a_page_agrees_with_its_method(name, generator):
     kind = registry()[name]
     page = (DOCS / "methods" / generator.page_name(name)).read_text()
-    assert page.startswith(generator.about(kind)), "python tools/make_methods.py FOLDER writes the pages anew"
+    assert page.startswith(generator.about(kind)), "python tools/make_methods.py FOLDER rewrites the pages"
     text = plain(page)
     assert plain(inspect.getdoc(kind)) in text
     assert kind.paper in text
     for field in dataclasses.fields(kind):
         option = field.name.replace("_", "-")
         assert f"| `--{option}` | {field.default} | {field_documentation(kind)[option][1]}" in text
-    assert re.findall(r"^fedrema .*$", page, re.M) == [f"fedrema run {name}"]  # `run all` is tested with the commands
+    assert re.findall(r"^fedrema .*$", page, re.M) == [f"fedrema run {name}"]  # `run all` is tested in tests/cli
     (figure,) = re.findall(r"!\[[^]]*\]\(([^)]*)\)", page)
     assert (DOCS / "methods" / figure).is_file()
     for target in re.findall(r"\]\(([^)#]+)\)", page):
@@ -60,7 +60,7 @@ def test_the_index_names_every_method(generator):
     assert sorted(file.name for file in (DOCS / "methods").iterdir()) == sorted(map(generator.page_name, registry()))
 
 
-def test_reconstructions_are_called_so_wherever_they_are_named(generator):
+def test_reconstructions_are_always_labelled_as_such(generator):
     for name in ("fedvf", "fedper++"):
         kind = registry()[name]
         assert "RECONSTRUCTION" in generator.about(kind)

@@ -19,7 +19,7 @@ from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import BodyAndHead, Net
 from fedrema.models.networks import Network, build_net
 from fedrema.simulation import simulator as simulate
-from tests.fixtures import make_federation, network, run_all, simulator
+from tests.fixtures import make_federation, make_simulator, network, run_all
 
 
 class Recurrent(nn.Module):
@@ -57,10 +57,10 @@ def make_net(build) -> Net:
         return Net(build(), torch.ones(1, 6))
 
 
-def play(net, federation, local, method=FedAvg, **settings):
+def run_simulation(net, federation, local, method=FedAvg, **settings):
     chosen = {"rounds": 2, "seed": 0, "backend": "loop", **settings}
-    played = simulator(method(), federation, local, net, **chosen)
-    return played, *run_all(played)
+    simulator = make_simulator(method(), federation, local, net, **chosen)
+    return simulator, *run_all(simulator)
 
 
 def distance(one, other):
@@ -84,11 +84,11 @@ def test_arithmetic_of_a_gpu_is_refused_on_the_cpu(precision):
     assert str(caught.value) == f"--precision {precision} needs a CUDA device; on the CPU use float32 or float64."
 
 
-def test_weights_stay_float32_unless_float64_is_asked_for():
+def test_weights_are_float32_unless_float64_is_requested():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     try:
         assert choose_precision("auto", cuda).dtype is torch.float32
-        with warnings.catch_warnings(action="ignore"):  # autocast complains where there is no GPU
+        with warnings.catch_warnings(action="ignore"):  # autocast warns without a GPU
             arithmetic = choose_precision("bf16", cuda)
             context = arithmetic.torch_context()
         assert arithmetic.dtype is torch.float32
@@ -106,8 +106,8 @@ def tf32_is_allowed() -> bool:
 
 
 @pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("bf16", True), ("float32", False)])
-def test_tf32_is_allowed_only_where_clients_are_computed(precision, allowed):
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as left by others
+def test_tf32_is_allowed_only_in_computations_of_clients(precision, allowed):
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as other code may leave it
     arithmetic = choose_precision(precision, torch.device("cuda"))
     assert not tf32_is_allowed()
     with arithmetic.tf32_where_allowed():
@@ -143,9 +143,11 @@ def test_the_server_computes_in_float32_while_clients_train_in_tf32(backend, mon
     monkeypatch.setattr(simulate, "head_similarity", watched(simulate.head_similarity))
     federation = make_federation()
     settings = {"rounds": 2, "precision": "float32", "backend": backend, "record": "relations"}
-    played = simulator(Watched(), federation, LocalTraining(epochs=1), network(federation, hidden=5), **settings)
-    played.engine.arithmetic = Arithmetic(torch.device("cpu"), products="tf32")  # as on a GPU
-    run_all(played)
+    simulator = make_simulator(
+        Watched(), federation, LocalTraining(epochs=1), network(federation, hidden=5), **settings
+    )
+    simulator.engine.arithmetic = Arithmetic(torch.device("cpu"), products="tf32")  # as on a GPU
+    run_all(simulator)
     assert seen == {"client": {True}, "server": {False}}
 
 
@@ -182,7 +184,7 @@ def wide():
         (Recurrent, "layer 'memory' (LSTM) does not run under vmap"),
     ],
 )
-def test_what_cannot_be_stacked_is_named_and_looped(build, layer):
+def test_layers_that_cannot_be_stacked_are_named_and_trained_in_the_loop(build, layer):
     net, sample = make_net(build), torch.zeros(1, 6)
     assert why_not_stackable(net, sample).startswith(layer)
     with pytest.raises(BadInput) as caught:
@@ -194,7 +196,7 @@ def test_what_cannot_be_stacked_is_named_and_looped(build, layer):
     assert make_engine("auto", net, sample, ON_CPU, 1, 5).name == "loop"
 
 
-def test_an_obstacle_in_the_head_is_named_as_the_user_names_it():
+def test_a_layer_of_the_head_that_cannot_be_stacked_is_named_as_in_the_users_module():
     net = make_net(lambda: BodyAndHead(nn.Linear(6, 8), nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 4))))
     assert why_not_stackable(net, torch.zeros(1, 6)).startswith("layer 'head.0' (Dropout)")
 
@@ -257,7 +259,7 @@ class Jumpy(nn.Module):
         (Jumpy, "the network's own forward does not run under vmap"),
     ],
 )
-def test_the_layer_that_fails_is_the_one_that_is_named(build, blamed):
+def test_the_error_names_the_layer_that_fails(build, blamed):
     assert why_not_stackable(make_net(build), torch.ones(1, 6)).startswith(blamed)
 
 
@@ -275,7 +277,7 @@ class Words(nn.Module):
 def sentences(kind=np.int64):
     generator = np.random.default_rng(0)
     y = generator.integers(0, 4, 60)
-    x = 12 * y[:, None] + generator.integers(0, 12, (60, 5))  # each class has words of its own
+    x = 12 * y[:, None] + generator.integers(0, 12, (60, 5))  # each class has its own words
     return Federation.from_arrays(x.astype(kind), y, np.repeat([0, 1, 2], 20), classes=4)
 
 
@@ -288,38 +290,38 @@ def test_integers_reach_an_embedding_in_both_backends_and_are_learnt():
     local = LocalTraining(epochs=5, batch=5, lr=0.5)
     ends = []
     for backend in ("loop", "stacked"):
-        played, state, records = play(words(), sentences(), local, rounds=10, backend=backend)
-        assert played.train.x.dtype == torch.int64
-        assert played.train.padded(slice(None), played.train.counts).mask.dtype == torch.float64
+        simulator, state, records = run_simulation(words(), sentences(), local, rounds=10, backend=backend)
+        assert simulator.train.x.dtype == torch.int64
+        assert simulator.train.padded(slice(None), simulator.train.counts).mask.dtype == torch.float64
         ends.append(state.params.merged())
     assert records[-1]["accuracy"] > 0.9
     assert distance(*ends) < 1e-9
 
 
 @pytest.mark.parametrize("method", registry())
-def test_every_method_takes_integers(method):
+def test_every_method_accepts_integers(method):
     kind = registry()[method]
-    _, _, records = play(words(), sentences(), LocalTraining(epochs=1, batch=5), kind, rounds=2)
+    _, _, records = run_simulation(words(), sentences(), LocalTraining(epochs=1, batch=5), kind, rounds=2)
     assert np.isfinite(records[-1]["loss"])
 
 
-def test_networks_of_floats_see_integers_as_floats():
-    played, _, _ = play(
+def test_integers_are_converted_for_networks_of_floats():
+    simulator, _, _ = run_simulation(
         Net(BodyAndHead(nn.Linear(5, 8), nn.Linear(8, 4)), torch.zeros(2, 5)), sentences(), LocalTraining(), rounds=1
     )
-    assert played.train.x.dtype == torch.float64
+    assert simulator.train.x.dtype == torch.float64
 
 
-def test_what_an_embedding_cannot_look_up_is_refused():
+def test_indices_outside_an_embedding_are_refused():
     with pytest.raises(BadInput, match=r"x of client '[012]' has [34][0-9]; the network's embedding takes 0 to 29\."):
-        play(words(30), sentences(), LocalTraining())
+        run_simulation(words(30), sentences(), LocalTraining())
     fractions = dataclasses.replace(sentences(), x=sentences().x + np.float32(0.5))
     with pytest.raises(BadInput, match="The network takes integers, as for an embedding, but x holds fractions"):
-        play(words(), fractions, LocalTraining())
-    play(words(), sentences(np.float32), LocalTraining(), rounds=1)  # whole numbers, however they are stored
+        run_simulation(words(), fractions, LocalTraining())
+    run_simulation(words(), sentences(np.float32), LocalTraining(), rounds=1)  # integers stored as floats
 
 
-def test_looking_for_obstacles_changes_nothing():
+def test_checking_whether_a_network_can_be_stacked_does_not_change_it():
     net = make_net(lambda: split(nn.Linear(6, 8), nn.ReLU()))
     before = {name: value.clone() for name, value in net.initial.items()}
     assert why_not_stackable(net, torch.ones(1, 6)) is None
@@ -329,47 +331,51 @@ def test_looking_for_obstacles_changes_nothing():
 
 
 def test_recurrent_networks_train_in_the_loop():
-    _, _, records = play(make_net(Recurrent), make_federation(), LocalTraining(epochs=5, batch=5, lr=0.1), rounds=4)
+    _, _, records = run_simulation(
+        make_net(Recurrent), make_federation(), LocalTraining(epochs=5, batch=5, lr=0.1), rounds=4
+    )
     assert records[-1]["loss"] < records[0]["loss"]
 
 
-# Every client takes all its samples in each step: the seed then only reaches what layers draw for themselves.
+# Every client uses all its samples in each step: the seed then only affects random layers.
 WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1)
 
 
-def test_dropout_follows_the_seed():
+def test_dropout_depends_on_the_seed():
     federation = make_federation()
-    first, again, other = (play(make_net(with_dropout), federation, WHOLE, seed=seed)[1] for seed in (0, 0, 1))
+    first, again, other = (
+        run_simulation(make_net(with_dropout), federation, WHOLE, seed=seed)[1] for seed in (0, 0, 1)
+    )
     for name, value in first.params.common.items():
         assert torch.equal(value, again.params.common[name])
     assert distance(first.params.common, other.params.common) > 1e-3
-    still = [play(make_net(lambda: with_dropout(0.0)), federation, WHOLE, seed=seed)[1] for seed in (0, 1)]
+    still = [run_simulation(make_net(lambda: with_dropout(0.0)), federation, WHOLE, seed=seed)[1] for seed in (0, 1)]
     assert distance(still[0].params.common, still[1].params.common) < 1e-12
 
 
-def test_dropout_follows_the_client_and_not_its_row():
+def test_dropout_depends_on_the_clients_name_and_not_on_its_row():
     federation = make_federation()
-    _, straight, _ = play(make_net(with_dropout), federation, WHOLE)
-    _, turned, _ = play(make_net(with_dropout), federation.reorder([3, 1, 0, 2]), WHOLE)
+    _, straight, _ = run_simulation(make_net(with_dropout), federation, WHOLE)
+    _, turned, _ = run_simulation(make_net(with_dropout), federation.reorder([3, 1, 0, 2]), WHOLE)
     assert distance(straight.params.common, turned.params.common) < 1e-12
 
 
-def test_training_leaves_torchs_own_random_numbers_alone():
+def test_training_does_not_change_torchs_global_random_state():
     before = torch.get_rng_state()
-    play(make_net(with_dropout), make_federation(), WHOLE)
+    run_simulation(make_net(with_dropout), make_federation(), WHOLE)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_predictions_do_not_drop_anything():
+def test_dropout_is_off_in_predictions():
     federation = make_federation()
-    played, state, _ = play(make_net(with_dropout), federation, WHOLE)
-    cohort = played.cohort(state, torch.arange(4))
-    predicted = played.engine.predictions(played.method, cohort, played.test)
-    assert torch.equal(predicted, played.engine.predictions(played.method, cohort, played.test))
+    simulator, state, _ = run_simulation(make_net(with_dropout), federation, WHOLE)
+    cohort = simulator.cohort(state, torch.arange(4))
+    predicted = simulator.engine.predictions(simulator.method, cohort, simulator.test)
+    assert torch.equal(predicted, simulator.engine.predictions(simulator.method, cohort, simulator.test))
     params = state.params.common
-    hidden = (played.test.x @ params["body.0.weight"].T + params["body.0.bias"]).relu()
+    hidden = (simulator.test.x @ params["body.0.weight"].T + params["body.0.bias"]).relu()
     expected = (hidden @ params["head.weight"].T + params["head.bias"]).argmax(-1)
-    real = torch.arange(expected.shape[1]) < played.test.counts[:, None]
+    real = torch.arange(expected.shape[1]) < simulator.test.counts[:, None]
     assert torch.equal(predicted, torch.where(real, expected, -1))
 
 
@@ -377,9 +383,9 @@ def test_predictions_do_not_drop_anything():
 def test_running_statistics_are_averaged_like_weights(backend):
     federation = make_federation()
     local = LocalTraining(epochs=1, batch=1000, lr=0.1)
-    _, state, _ = play(make_net(with_batch_norm), federation, local, rounds=1, backend=backend)
+    _, state, _ = run_simulation(make_net(with_batch_norm), federation, local, rounds=1, backend=backend)
     train = federation.split("train")
-    # One step on all samples: statistics move a tenth of the way from (0, 1) to each client's own.
+    # One step on all samples: running statistics move from (0, 1) by a tenth towards each client's own.
     own = [train.x[row, :count].astype(float) for row, count in enumerate(train.count)]
     means = np.stack([0.1 * x.mean(0) for x in own])
     variances = np.stack([0.9 + 0.1 * x.var(0, ddof=1) for x in own])
@@ -393,7 +399,7 @@ def test_running_statistics_are_averaged_like_weights(backend):
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_a_network_with_batch_norm_learns(backend):
     local = LocalTraining(epochs=3, batch=5, lr=0.1)
-    _, _, records = play(make_net(with_batch_norm), make_federation(), local, rounds=6, backend=backend)
+    _, _, records = run_simulation(make_net(with_batch_norm), make_federation(), local, rounds=6, backend=backend)
     assert records[-1]["loss"] < 0.7 * records[0]["loss"]
     assert records[-1]["accuracy"] > 0.6
 
@@ -410,19 +416,19 @@ def image_federation(shape, counts=(4, 7, 3)):
 @pytest.mark.parametrize(
     ("network", "shape"), [("cnn", (1, 28, 28)), ("alexnet", (3, 32, 32)), ("cnn-bn", (1, 28, 28))]
 )
-def test_the_papers_networks_train_alike_looped_and_stacked(network, shape):
+def test_the_papers_networks_train_equally_in_both_backends(network, shape):
     federation = image_federation(shape)
     local = LocalTraining(epochs=1, batch=2, lr=0.05, drop_incomplete=False)
     states, losses = [], []
     for backend in ("loop", "stacked"):
         net = build_net(Network(net=network), shape, 10, seed=0)
-        _, state, records = play(net, federation, local, FedReMa, rounds=1, backend=backend)
+        _, state, records = run_simulation(net, federation, local, FedReMa, rounds=1, backend=backend)
         states.append(state)
         losses.append(records[0]["client_loss"])
     for row in range(3):
         assert distance(states[0].params.row(row), states[1].params.row(row)) < 1e-9
     assert distance(states[0].velocity, states[1].velocity) < 1e-9
     assert losses[0] == pytest.approx(losses[1], abs=1e-9)
-    # Something was learnt at all.
+    # The parameters have changed.
     initial = net.initial
     assert distance(states[0].params.row(0), initial) > 1e-4

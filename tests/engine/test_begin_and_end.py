@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedrema.core import Answer, Method, Role
-from tests.engine.test_hooks import BACKENDS, simulator
+from tests.fixtures import BACKENDS, tanh_simulator
 
 
 class Echoing(Method):
@@ -19,7 +19,7 @@ class Echoing(Method):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_at_the_end_of_a_round_a_client_knows_what_it_received(backend):
+def test_end_is_given_the_received_parameters(backend):
     @dataclass(frozen=True)
     class Moved(Echoing):
         name: ClassVar[str] = "moved"
@@ -27,18 +27,18 @@ def test_at_the_end_of_a_round_a_client_knows_what_it_received(backend):
         def end(self, net, client, data, moment):
             return client, {"moved": client.params["head.bias"] - client.received["head.bias"]}
 
-    played = simulator(Moved(), backend)
-    state = played.start()
-    cohort = played.cohort(state, torch.arange(4))
-    trained = played.local_training(cohort, played.moment(1))[0].params.own
-    played.run_round(state)
-    expected = trained["head.bias"] - played.net.initial["head.bias"]
+    simulator = tanh_simulator(Moved(), backend)
+    state = simulator.start()
+    cohort = simulator.cohort(state, torch.arange(4))
+    trained = simulator.local_training(cohort, simulator.moment(1))[0].params.own
+    simulator.run_round(state)
+    expected = trained["head.bias"] - simulator.net.initial["head.bias"]
     assert expected.abs().min() > 1e-6
     assert torch.allclose(state.inbox.common["moved"], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
+def test_tensors_that_a_hook_returns_unchanged_are_not_modified_later(backend):
     @dataclass(frozen=True)
     class Keeping(Method):
         """Sends the received parameters and the inbox unchanged; the server keeps the first of each."""
@@ -51,46 +51,46 @@ def test_what_a_hook_hands_on_as_it_was_does_not_change_later(backend):
         def end(self, net, client, data, moment):
             return client, {
                 "received": client.received["head.bias"],
-                "letter": client.inbox.get("letter", client.count),
+                "message": client.inbox.get("message", client.count),
             }
 
         def aggregate(self, net, state, uploads, moment):
-            kept = state or {name: uploads.extras[name] for name in ("received", "letter")}
+            kept = state or {name: uploads.extras[name] for name in ("received", "message")}
             personal = {name: value + moment.round for name, value in uploads.params.items()}
-            return Answer(shared={}, personal={**personal, "letter": uploads.counts * 0 + moment.round}, state=kept)
+            return Answer(shared={}, personal={**personal, "message": uploads.counts * 0 + moment.round}, state=kept)
 
-    played = simulator(Keeping(), backend, rounds=3)
-    state = played.start()
-    played.run_round(state)
+    simulator = tanh_simulator(Keeping(), backend, rounds=3)
+    state = simulator.start()
+    simulator.run_round(state)
     first = {name: value.clone() for name, value in state.server.items()}
-    played.run_round(state)
-    played.run_round(state)
+    simulator.run_round(state)
+    simulator.run_round(state)
     for name, value in first.items():
         assert torch.equal(state.server[name], value), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_begin_and_end_are_given_all_samples_in_their_order(backend):
+def test_begin_and_end_are_given_all_samples_in_the_original_order(backend):
     @dataclass(frozen=True)
     class Orderly(Echoing):
-        """Sends a number that only the whole data in its own order, padding last, gives."""
+        """Sends a checksum of the client's samples that depends on their order and on the padding."""
 
         name: ClassVar[str] = "orderly"
 
         def begin(self, net, client, data, moment):
-            return client.having(inbox={**client.inbox, "begun": self.told(data)})
+            return client.having(inbox={**client.inbox, "begun": self.checksum(data)})
 
         def end(self, net, client, data, moment):
-            return client, {"begun": client.inbox["begun"], "ended": self.told(data)}
+            return client, {"begun": client.inbox["begun"], "ended": self.checksum(data)}
 
-        def told(self, data):
+        def checksum(self, data):
             places = torch.arange(len(data.y))
             return (data.mask * (1 + places) * (1 + data.index) ** 2 * (1 + data.y)).sum()
 
-    played = simulator(Orderly(), backend)
-    state = played.start()
-    played.run_round(state)
-    split = played.federation.split("train")
+    simulator = tanh_simulator(Orderly(), backend)
+    state = simulator.start()
+    simulator.run_round(state)
+    split = simulator.federation.split("train")
     labels = [y[:count] for y, count in zip(split.y, split.count, strict=True)]
     assert len({len(y) for y in labels}) > 1, "without padding this would show less"
     expected = [sum((place + 1) ** 3 * (1 + int(label)) for place, label in enumerate(y)) for y in labels]

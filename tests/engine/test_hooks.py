@@ -9,10 +9,8 @@ from torch import nn
 
 from fedrema.core import Answer, LocalTraining, Method, Phase, Role, cross_entropy, mix
 from fedrema.methods.local import Local
-from fedrema.models.body_and_head import BodyAndHead, Net
 from fedrema.simulation.simulator import Simulator
-from tests import fixtures
-from tests.fixtures import BACKENDS, LOCAL
+from tests.fixtures import BACKENDS, LOCAL, tanh_module, tanh_simulator
 
 
 class Watched(torch.autograd.Function):
@@ -40,15 +38,11 @@ class Watch(nn.Module):
         return Watched.apply(x)
 
 
-def make_net() -> Net:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        module = BodyAndHead(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), Watch()), nn.Linear(5, 4))
-    return Net(module, torch.ones(1, 6))
-
-
-def simulator(method, backend, local=LOCAL, **settings) -> Simulator:
-    return fixtures.simulator(method, local=local, net=make_net(), backend=backend, **{"seed": 0, **settings})
+def counting_simulator(method, backend, local=LOCAL, **settings) -> Simulator:
+    """Return a simulator of `tanh_module` whose body ends with a `Watch`."""
+    module = tanh_module()
+    module.body.append(Watch())
+    return tanh_simulator(method, backend, local, module, **settings)
 
 
 def only_head(name):
@@ -78,14 +72,14 @@ class Staged(Method):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("part", "frozen"), [("head", "body"), ("body", "head")])
-def test_what_a_phase_does_not_train_keeps_its_bits_and_its_momentum(backend, part, frozen):
-    played = simulator(Staged(part=part), backend)
-    state = played.start()
-    played.run_round(state)
+def test_parameters_that_a_phase_does_not_train_and_their_momentum_are_unchanged(backend, part, frozen):
+    simulator = tanh_simulator(Staged(part=part), backend)
+    state = simulator.start()
+    simulator.run_round(state)
     params = {name: value.clone() for name, value in state.params.own.items()}
     velocity = {name: value.clone() for name, value in state.velocity.items()}
     assert all(value.abs().max() > 0 for value in velocity.values())
-    played.run_round(state)
+    simulator.run_round(state)
     for name in params:
         same = name.startswith(frozen + ".")
         assert torch.equal(state.params.own[name], params[name]) == same, name
@@ -95,17 +89,17 @@ def test_what_a_phase_does_not_train_keeps_its_bits_and_its_momentum(backend, pa
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("part", "differentiated"), [("head", False), ("body", True)])
 def test_a_frozen_body_is_not_differentiated(backend, part, differentiated):
-    played = simulator(Staged(part=part), backend)
-    state = played.start()
-    played.run_round(state)
+    simulator = counting_simulator(Staged(part=part), backend)
+    state = simulator.start()
+    simulator.run_round(state)
     Watched.backwards = 0
-    played.run_round(state)
+    simulator.run_round(state)
     assert (Watched.backwards > 0) == differentiated
 
 
 @dataclass(frozen=True)
 class Shrinking(Method):
-    """Its phase has another objective than the method."""
+    """Its phase has a loss of its own."""
 
     name: ClassVar[str] = "shrinking"
 
@@ -116,11 +110,11 @@ class Shrinking(Method):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_phase_can_bring_its_own_loss(backend):
-    played = simulator(Shrinking(), backend, LocalTraining(batch=1000, clip=0))
-    state = played.start()
-    record = played.run_round(state).record
-    initial = played.net.initial
+def test_a_phase_can_have_its_own_loss(backend):
+    simulator = tanh_simulator(Shrinking(), backend, LocalTraining(batch=1000, clip=0))
+    state = simulator.start()
+    record = simulator.run_round(state).record
+    initial = simulator.net.initial
     assert torch.allclose(state.params.common["head.bias"], 0.9 * initial["head.bias"], atol=1e-15)
     for name in ("body.0.weight", "body.0.bias", "head.weight"):
         assert torch.allclose(state.params.common[name], initial[name], atol=1e-15)
@@ -143,7 +137,11 @@ class Everything(Method):
         weight, bias = client.params["head.weight"], client.params["head.bias"]
         noise = torch.randn(weight.shape, generator=moment.generator("second head"), dtype=weight.dtype)
         second = {"second.weight": weight + 0.1 * noise, "second.bias": bias.clone(), "balance": bias.new_tensor(0.3)}
-        memory = {"rounds": bias.new_zeros(()), "mail": bias.new_zeros(4), "letter": client.count.new_zeros(())}
+        memory = {
+            "rounds": bias.new_zeros(()),
+            "received_mean": bias.new_zeros(4),
+            "message": client.count.new_zeros(()),
+        }
         return client.having(params={**client.params, **second}, memory=memory)
 
     def begin(self, net, client, data, moment):
@@ -186,8 +184,8 @@ class Everything(Method):
     def end(self, net, client, data, moment):
         labels = (torch.nn.functional.one_hot(data.y, 4) * data.mask[:, None]).sum(0)
         if "mean_labels" in client.inbox:
-            mail, letter = client.inbox["mean_labels"], client.inbox["letter"]
-            client = client.having(memory={**client.memory, "mail": mail, "letter": letter})
+            mean, message = client.inbox["mean_labels"], client.inbox["message"]
+            client = client.having(memory={**client.memory, "received_mean": mean, "message": message})
         return client, {"labels": labels, "samples": client.count}
 
     def adapt(self, local, moment):
@@ -205,7 +203,7 @@ class Everything(Method):
         seen[uploads.clients] += 1
         return Answer(
             shared={**uploads.mean, "mean_labels": uploads.extras["labels"].mean(0)},
-            personal={**mix(uploads.params, neighbours), "letter": uploads.extras["samples"] * 10 + moment.round},
+            personal={**mix(uploads.params, neighbours), "message": uploads.extras["samples"] * 10 + moment.round},
             state={"answered": state["answered"] + len(uploads.clients), "seen": seen},
             trace={"answered": state["answered"]},
         )
@@ -213,13 +211,13 @@ class Everything(Method):
 
 @pytest.mark.parametrize("settings", [{}, {"participation": 0.5, "rounds": 4}, {"dropout": 0.4, "rounds": 4}])
 @pytest.mark.parametrize("clip", [0.5, 0.0])
-def test_a_method_that_uses_every_hook_runs_alike_looped_and_stacked(settings, clip):
+def test_a_method_that_uses_every_hook_computes_the_same_in_both_backends(settings, clip):
     local = LocalTraining(epochs=2, batch=5, lr=0.05, clip=clip, drop_incomplete=False)
     states, records = {}, {}
     for backend in BACKENDS:
-        played = simulator(Everything(), backend, local, **settings)
-        states[backend] = played.start()
-        records[backend] = [each.record for each in played.run(states[backend])]
+        simulator = tanh_simulator(Everything(), backend, local, **settings)
+        states[backend] = simulator.start()
+        records[backend] = [each.record for each in simulator.run(states[backend])]
     one, other = states["loop"], states["stacked"]
     for groups in (
         (one.params.common, other.params.common),
@@ -243,58 +241,58 @@ def test_a_method_that_uses_every_hook_runs_alike_looped_and_stacked(settings, c
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_memory_is_kept_and_mail_arrives_in_the_next_round(backend):
-    played = simulator(Everything(), backend)
-    state = played.start()
+def test_memory_is_kept_and_the_inbox_is_available_in_the_next_round(backend):
+    simulator = tanh_simulator(Everything(), backend)
+    state = simulator.start()
     assert state.memory["rounds"].tolist() == [0, 0, 0, 0]
-    train = played.federation.label_counts("train")
-    played.run_round(state)
+    train = simulator.federation.label_counts("train")
+    simulator.run_round(state)
     assert state.memory["rounds"].tolist() == [1, 1, 1, 1]
-    assert state.memory["mail"].abs().max() == 0
+    assert state.memory["received_mean"].abs().max() == 0
     assert state.inbox.common["mean_labels"].tolist() == pytest.approx(train.mean(0).tolist())
-    assert state.inbox.own["letter"].tolist() == (train.sum(1) * 10 + 1).tolist()
-    played.run_round(state)
+    assert state.inbox.own["message"].tolist() == (train.sum(1) * 10 + 1).tolist()
+    simulator.run_round(state)
     assert state.memory["rounds"].tolist() == [2, 2, 2, 2]
-    assert state.memory["mail"].tolist() == [pytest.approx(train.mean(0).tolist())] * 4
-    assert state.memory["letter"].tolist() == (train.sum(1) * 10 + 1).tolist()
-    assert state.inbox.own["letter"].tolist() == (train.sum(1) * 10 + 2).tolist()
+    assert state.memory["received_mean"].tolist() == [pytest.approx(train.mean(0).tolist())] * 4
+    assert state.memory["message"].tolist() == (train.sum(1) * 10 + 1).tolist()
+    assert state.inbox.own["message"].tolist() == (train.sum(1) * 10 + 2).tolist()
     assert state.server["seen"].tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_letters_reach_only_those_that_answered(backend):
-    played = simulator(Everything(), backend, participation=0.5)
-    state = played.start()
-    present = played.run_round(state).record["participants"]
+def test_personal_messages_reach_only_the_participants(backend):
+    simulator = tanh_simulator(Everything(), backend, participation=0.5)
+    state = simulator.start()
+    present = simulator.run_round(state).record["participants"]
     absent = [row for row in range(4) if row not in present]
-    assert (state.inbox.own["letter"][present] > 0).all()
-    assert (state.inbox.own["letter"][absent] == 0).all()
+    assert (state.inbox.own["message"][present] > 0).all()
+    assert (state.inbox.own["message"][absent] == 0).all()
     assert (state.memory["rounds"][absent] == 0).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_everyone_starts_with_the_same_second_head(backend):
-    played = simulator(Everything(), backend)
-    second = played.start().params.own["second.weight"]
-    noise = torch.randn(4, 5, generator=played.moment(0).generator("second head"), dtype=torch.float64)
+def test_all_clients_start_with_the_same_second_head(backend):
+    simulator = tanh_simulator(Everything(), backend)
+    second = simulator.start().params.own["second.weight"]
+    noise = torch.randn(4, 5, generator=simulator.moment(0).generator("second head"), dtype=torch.float64)
     for row in range(4):
-        assert torch.equal(second[row], played.net.initial["head.weight"] + 0.1 * noise)
+        assert torch.equal(second[row], simulator.net.initial["head.weight"] + 0.1 * noise)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_adapting_before_scoring_happens_on_a_copy(backend):
-    played = simulator(Everything(), backend)
-    state = played.start()
-    played.run_round(state)
+def test_models_are_adapted_for_scoring_on_a_copy(backend):
+    simulator = tanh_simulator(Everything(), backend)
+    state = simulator.start()
+    simulator.run_round(state)
     before = {name: value.clone() for name, value in state.params.own.items()}
     momentum = {name: value.clone() for name, value in state.velocity.items()}
-    moment = played.moment(1)
-    first = played.score(state, moment)
-    assert played.score(state, moment) == first
+    moment = simulator.moment(1)
+    first = simulator.score(state, moment)
+    assert simulator.score(state, moment) == first
     assert all(torch.equal(state.params.own[name], before[name]) for name in before)
     assert all(torch.equal(state.velocity[name], momentum[name]) for name in momentum)
-    cohort = played.cohort(state, torch.arange(4))
-    adapted = played.adapted(played.method, cohort, moment).params.own
+    cohort = simulator.cohort(state, torch.arange(4))
+    adapted = simulator.adapted(simulator.method, cohort, moment).params.own
     for name in adapted:
         expected = state.params.merged()[name].expand_as(adapted[name])
         assert torch.equal(adapted[name], expected) == (not name.startswith("second.")), name
@@ -302,7 +300,7 @@ def test_adapting_before_scoring_happens_on_a_copy(backend):
 
 @dataclass(frozen=True)
 class Adapting(Method):
-    """Trains only before it is scored, never for the federation."""
+    """Trains only to adapt before scoring, not in the round."""
 
     name: ClassVar[str] = "adapting"
 
@@ -314,10 +312,10 @@ class Adapting(Method):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_clients_are_scored_as_they_are_after_adapting(backend):
-    # All samples in every step: adapting is then the same as training alone.
+def test_clients_are_scored_after_adapting(backend):
+    # All samples in every step: adapting then equals local training.
     whole = LocalTraining(epochs=20, batch=1000, lr=0.1)
-    adapted, alone = (simulator(method, backend, whole) for method in (Adapting(), Local()))
+    adapted, alone = (tanh_simulator(method, backend, whole) for method in (Adapting(), Local()))
     state = adapted.start()
     record = adapted.run_round(state).record
     expected = alone.run_round(alone.start()).record
@@ -327,7 +325,7 @@ def test_clients_are_scored_as_they_are_after_adapting(backend):
         assert torch.allclose(state.params.common[name], value, atol=1e-15)
 
 
-def test_adapting_draws_batches_of_its_own():
+def test_adapting_uses_other_batches_than_training():
     @dataclass(frozen=True)
     class Both(Method):
         name: ClassVar[str] = "both"
@@ -335,15 +333,15 @@ def test_adapting_draws_batches_of_its_own():
         def adapt(self, local, moment):
             return self.phases(local, moment)
 
-    played = simulator(Both(), "stacked")
-    cohort, moment = played.cohort(played.start(), torch.arange(4)), played.moment(1)
-    trained = played.local_training(cohort, moment)[0].params.own
-    adapted = played.adapted(played.method, cohort, moment).params.own
+    simulator = tanh_simulator(Both(), "stacked")
+    cohort, moment = simulator.cohort(simulator.start(), torch.arange(4)), simulator.moment(1)
+    trained = simulator.local_training(cohort, moment)[0].params.own
+    adapted = simulator.adapted(simulator.method, cohort, moment).params.own
     assert (trained["head.weight"] - adapted["head.weight"]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_predicted_is_up_to_the_method(backend):
+def test_scores_use_the_predictions_of_the_method(backend):
     @dataclass(frozen=True)
     class Stubborn(Method):
         name: ClassVar[str] = "stubborn"
@@ -351,8 +349,8 @@ def test_what_is_predicted_is_up_to_the_method(backend):
         def predict(self, net, client, x):
             return torch.tensor([0.0, 0.0, 1.0, 0.0], dtype=x.dtype).expand(len(x), 4)
 
-    played = simulator(Stubborn(), backend)
-    record = played.run_round(played.start()).record
-    truth = played.federation.label_counts("test")
+    simulator = tanh_simulator(Stubborn(), backend)
+    record = simulator.run_round(simulator.start()).record
+    truth = simulator.federation.label_counts("test")
     assert record["accuracy"] == pytest.approx(truth[:, 2].sum() / truth.sum())
     assert record["client_accuracy"] == pytest.approx((truth[:, 2] / truth.sum(1)).tolist())

@@ -6,11 +6,11 @@ from typing import ClassVar
 import pytest
 
 from fedrema.core import Method
-from tests.engine.test_hooks import BACKENDS, simulator
+from tests.fixtures import BACKENDS, tanh_simulator
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_hook_that_has_nothing_to_do_is_not_called_for_everyone(backend, monkeypatch):
+def test_a_hook_that_changes_nothing_is_not_applied_to_the_cohort(backend, monkeypatch):
     @dataclass(frozen=True)
     class Sometimes(Method):
         name: ClassVar[str] = "sometimes"
@@ -22,14 +22,14 @@ def test_a_hook_that_has_nothing_to_do_is_not_called_for_everyone(backend, monke
         def end(self, net, client, data, moment):
             return client, ({"seen": client.inbox["seen"]} if moment.round == 2 else {})
 
-    played = simulator(Sometimes(), backend)
+    simulator = tanh_simulator(Sometimes(), backend)
     calls = []
-    original = played.engine.apply_hook
-    monkeypatch.setattr(played.engine, "apply_hook", lambda *given: calls.append(1) or original(*given))
-    state = played.start()
-    played.run_round(state)
+    original = simulator.engine.apply_hook
+    monkeypatch.setattr(simulator.engine, "apply_hook", lambda *given: calls.append(1) or original(*given))
+    state = simulator.start()
+    simulator.run_round(state)
     assert calls == []
-    up = played.run_round(state).record["bytes_up"]
+    up = simulator.run_round(state).record["bytes_up"]
     assert len(calls) == 2
-    assert up == played.run_round(state).record["bytes_up"] + 4 * 8
+    assert up == simulator.run_round(state).record["bytes_up"] + 4 * 8
     assert len(calls) == 2

@@ -1,4 +1,4 @@
-"""The Triton programs, in Triton's interpreter on the CPU, against torch in float64."""
+"""The Triton kernels, in Triton's interpreter on the CPU, against torch in float64."""
 
 import os
 
@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which is when it is read
+os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it on import
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from fedrema.engine.kernels import Operators, descriptors, products, sums, tiles, usable
@@ -38,7 +38,7 @@ def distance(found, expected):
 
 
 def last(*shape):
-    """Random numbers [k, n, channels, height, width] with their channels last in memory."""
+    """Return random numbers [k, n, channels, height, width] with channels last in memory."""
     return torch.randn(shape[0], shape[1], *shape[3:], shape[2]).permute(0, 1, 4, 2, 3)
 
 
@@ -56,7 +56,7 @@ def random_shape(seed):
     }  # fmt: skip
 
 
-# The box of a copy engine: widths that are powers of two, channels that are multiples of 8; several steps and parts.
+# Shapes whose operands are copied as boxes: widths are powers of two, channels multiples of 8; several steps and parts.
 BOXES = [
     {"k": 2, "n": 3, "channels": 16, "outputs": 40, "size": (8, 8), "kernel": (3, 3), "padding": (1, 1)},
     {"k": 2, "n": 2, "channels": 32, "outputs": 72, "size": (5, 6), "kernel": (2, 3), "padding": (0, 0)},
@@ -86,12 +86,12 @@ def assert_products(k, n, channels, outputs, size, kernel, padding, stride=(1, 1
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_random_products(seed):
+def test_products_of_random_shapes(seed):
     assert_products(**random_shape(seed))
 
 
 @pytest.mark.parametrize("shape", BOXES)
-def test_products_whose_operands_are_boxes(shape, monkeypatch):
+def test_products_with_operands_copied_as_boxes(shape, monkeypatch):
     taken = []
     for name in ("product", "gradient"):
         original = getattr(descriptors, name)
@@ -107,15 +107,15 @@ def test_products_whose_operands_are_boxes(shape, monkeypatch):
     assert taken
 
 
-def test_boxes_give_weight_gradients_too(monkeypatch):
+def test_weight_gradients_with_operands_copied_as_boxes(monkeypatch):
     monkeypatch.setattr(tiles, "gradient_tile", None)  # the other way is not gone
     assert_products(2, 3, 16, 40, (8, 8), (3, 3), (1, 1))
     assert_products(1, 5, 16, 24, (16, 16), (3, 1), (1, 0))
 
 
-# Small tiles, so that several tiles and steps are needed, and edges that no tile ends at.
+# Small tiles, so that several tiles and steps are needed, and sizes that are not multiples of a tile.
 @pytest.mark.parametrize(("rows", "channels", "outputs"), [(1, 64, 40), (16, 96, 8), (7, 160, 24)])
-def test_linear_layers_whose_operands_are_boxes(rows, channels, outputs, monkeypatch):
+def test_linear_layers_with_operands_copied_as_boxes(rows, channels, outputs, monkeypatch):
     monkeypatch.setattr(tiles, "linear_tile", lambda: tiles.Tile(16, 16, 8, 4, 2))
     monkeypatch.setattr(tiles, "linear_gradient_tile", lambda rows: tiles.Tile(16, 32, 16, 4, 2))
     monkeypatch.setattr(tiles, "LINEAR_STEPS", 2)
@@ -149,12 +149,12 @@ def test_many_rows_are_split_into_parts():
 
 
 def test_all_parts_are_added():
-    parts = torch.randn(37, 3, 50)  # more than are added at a time
+    parts = torch.randn(37, 3, 50)  # more than one step adds
     assert torch.allclose(sums.added(parts), parts.sum(0), atol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [3, 16])
-def test_a_client_gets_the_same_bits_however_many_are_stacked(channels):
+def test_a_clients_result_is_bit_identical_for_any_number_of_stacked_clients(channels):
     geometry = Geometry((1, 1), (0, 0), "float32")
     x, weight = last(3, 9, channels, 12, 12), last(3, 40, channels, 1, 1)
     g = last(3, 9, 40, 12, 12)
@@ -222,7 +222,7 @@ def test_a_network_under_vmap():
     assert_same(values, gradients, *by_loop(net, params, x))
 
 
-def test_the_layers_are_taken_over(monkeypatch):
+def test_the_kernels_replace_the_layers(monkeypatch):
     calls = []
     original = products.forward
     monkeypatch.setattr(products, "forward", lambda *given: calls.append(given[0].shape) or original(*given))
@@ -234,14 +234,14 @@ def test_the_layers_are_taken_over(monkeypatch):
 
 def test_no_gradient_is_computed_for_the_samples(monkeypatch):
     net, x = nn.Conv2d(16, 4, 3), torch.randn(2, 1, 16, 5, 5)
-    monkeypatch.setattr(products, "input_gradient", None)  # it would be called
+    monkeypatch.setattr(products, "input_gradient", None)  # a call would fail
     params = stacked(net, 2)
     with Operators("float32"):
         values = vmap(loss_of(net))(params, x)
     torch.autograd.grad(values.sum(), list(params.values()))
 
 
-def test_weights_that_all_clients_share():
+def test_weights_shared_by_all_clients():
     torch.manual_seed(1)
     net = nn.Sequential(nn.Conv2d(17, 5, 3), nn.Flatten(), nn.Linear(45, 4))
     x = torch.randn(3, 2, 17, 5, 5)
@@ -255,7 +255,7 @@ def test_weights_that_all_clients_share():
 
 
 @pytest.mark.parametrize("channels", [3, 17])
-def test_samples_that_all_clients_share(channels):
+def test_samples_shared_by_all_clients(channels):
     torch.manual_seed(2)
     net = nn.Sequential(nn.Conv2d(channels, 5, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(5, 4))
     x = torch.randn(2, channels, 5, 5)
@@ -327,7 +327,7 @@ def test_every_product_has_the_right_second_derivatives(stride, padding, channel
         assert distance(ours, right) < 1e-5
 
 
-def test_bf16_is_widened_where_it_would_harm():
+def test_bf16_is_converted_to_float32_where_precision_matters():
     with Operators("bf16"):
         x = torch.randn(3, 4).bfloat16()
         assert torch.relu(x).dtype == torch.bfloat16
@@ -374,4 +374,4 @@ def test_batch_norm_between_our_layers_sees_real_samples_only():
         wanted = found(loss(alone, x[row, :count].double(), torch.ones(count)), alone)
         for one, other in zip(ours, wanted, strict=True):
             assert distance(one[row], other) < 1e-5
-    assert torch.equal(ours[-1][2], torch.ones(16))  # who has finished stays
+    assert torch.equal(ours[-1][2], torch.ones(16))  # a finished client is unchanged

@@ -1,4 +1,4 @@
-"""Pooling and optimiser steps as Triton programs, in Triton's interpreter, against torch."""
+"""Pooling and optimiser steps as Triton kernels, in Triton's interpreter, against torch."""
 
 import math
 import os
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which is when it is read
+os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it on import
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from fedrema.core import Client, LocalTraining, Method, Move, Phase
@@ -28,7 +28,7 @@ WINDOWS = [  # kernel, stride, padding, size
 
 @pytest.mark.parametrize(("kernel", "stride", "padding", "size"), WINDOWS)
 @pytest.mark.parametrize("channels", [1, 5, 130])
-def test_pooling(kernel, stride, padding, size, channels):
+def test_pooling_equals_torchs(kernel, stride, padding, size, channels):
     torch.manual_seed(0)
     x = torch.randint(-2, 3, (2, 3, channels, *size)).float()  # many ties
     x[0, 0, 0, 0, 0] = math.nan
@@ -73,7 +73,7 @@ def draw(generator):
 
 
 @pytest.mark.usefixtures("together")
-def test_norms_are_each_clients_own():
+def test_norms_are_computed_per_client():
     gradients = draw(torch.Generator().manual_seed(0))
     gradients["weight"] = gradients["weight"].permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     expected = torch.stack([value.double().reshape(CLIENTS, -1).norm(dim=1) for value in gradients.values()]).norm(
@@ -87,7 +87,7 @@ def test_norms_are_each_clients_own():
 
 @pytest.mark.usefixtures("together")
 @pytest.mark.parametrize(("momentum", "weight_decay", "clip"), [(0.9, 0.05, 2.0), (0.0, 0.0, None), (0.5, 0.0, 1e6)])
-def test_steps_are_those_of_torchs_sgd(momentum, weight_decay, clip):
+def test_steps_equal_those_of_torchs_sgd(momentum, weight_decay, clip):
     generator = torch.Generator().manual_seed(1)
     params, directions = draw(generator), [draw(generator) for _ in range(4)]
     velocity = {name: torch.zeros_like(value) for name, value in params.items()}
@@ -110,7 +110,7 @@ def test_steps_are_those_of_torchs_sgd(momentum, weight_decay, clip):
             assert torch.allclose(params[name][c].double(), leaf.detach(), atol=1e-5)
 
 
-def test_a_client_that_has_finished_stays_bit_for_bit():
+def test_a_finished_client_is_bit_identical():
     generator = torch.Generator().manual_seed(2)
     params, velocity, gradient = draw(generator), draw(generator), draw(generator)
     active = torch.tensor([1.0, 0.0, 1.0])
@@ -128,7 +128,7 @@ def test_a_client_that_has_finished_stays_bit_for_bit():
         assert torch.allclose(value[2], before[2] - 0.1 * expected, atol=1e-6)
 
 
-def test_memory_orders():
+def test_tensors_in_other_memory_formats():
     weight = torch.randn(2, 5, 3, 2, 4)
     channels_last = weight.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     gradient = torch.randn(weight.shape)
@@ -144,7 +144,7 @@ def test_memory_orders():
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_steps_through_our_programs_are_those_through_torch(own):
+def test_steps_with_our_kernels_equal_those_with_torch(own):
     def step(gradient, client, batches):
         slopes = gradient(client, batches[0])
         put = {"kept": client.params["kept"] + slopes["bias"].sum(dim=1)}

@@ -1,4 +1,4 @@
-"""One step of SGD, against torch's own."""
+"""Steps of SGD, against torch.optim.SGD."""
 
 import math
 
@@ -34,7 +34,7 @@ def zeros(params):
 
 
 def by_torch(params, directions, phase, local):
-    """The same with torch.optim.SGD and torch's clipping."""
+    """Return parameters and velocity after the same steps with torch.optim.SGD and torch's clipping."""
     leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
     optimiser = torch.optim.SGD(leaves.values(), lr=phase.lr, momentum=phase.momentum, weight_decay=local.weight_decay)
     for direction in directions:
@@ -66,7 +66,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("momentum", "clip", "weight_decay"), SETTINGS)
-def test_one_client_moves_as_torchs_sgd_moves_it(momentum, clip, weight_decay):
+def test_one_client_is_updated_as_by_torchs_sgd(momentum, clip, weight_decay):
     generator = torch.Generator().manual_seed(0)
     params, directions = draw(generator), [draw(generator) for _ in range(6)]
     phase = Phase(1, lr=0.1, momentum=momentum)
@@ -76,7 +76,7 @@ def test_one_client_moves_as_torchs_sgd_moves_it(momentum, clip, weight_decay):
 
 
 @pytest.mark.parametrize(("momentum", "clip", "weight_decay"), SETTINGS)
-def test_stacked_clients_each_move_as_torchs_sgd_moves_them(momentum, clip, weight_decay):
+def test_each_stacked_client_is_updated_as_by_torchs_sgd(momentum, clip, weight_decay):
     generator = torch.Generator().manual_seed(1)
     params, directions = draw(generator, CLIENTS), [draw(generator, CLIENTS) for _ in range(6)]
     phase = Phase(1, lr=0.1, momentum=momentum)
@@ -87,7 +87,7 @@ def test_stacked_clients_each_move_as_torchs_sgd_moves_them(momentum, clip, weig
         assert_close(row(found, k), expected)
 
 
-def test_velocity_from_an_earlier_round_is_taken_up():
+def test_velocity_from_an_earlier_round_is_continued():
     local, phase = LocalTraining(clip=0), Phase(1, lr=0.5, momentum=0.9)
     params, velocity = descended(
         {"bias": torch.tensor([1.0])}, [{"bias": torch.tensor([2.0])}], phase, local,
@@ -99,7 +99,7 @@ def test_velocity_from_an_earlier_round_is_taken_up():
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_a_client_that_has_finished_stays_bit_for_bit(clip, weight_decay):
+def test_a_finished_client_is_bit_identical(clip, weight_decay):
     generator = torch.Generator().manual_seed(2)
     params, velocity = draw(generator, CLIENTS), draw(generator, CLIENTS)
     directions = [draw(generator, CLIENTS) for _ in range(4)]
@@ -120,7 +120,7 @@ def test_a_client_that_has_finished_stays_bit_for_bit(clip, weight_decay):
         assert torch.equal(found[name][1], after_two[name][1])
 
 
-def test_what_a_finished_client_is_told_does_not_matter_even_if_it_is_no_number():
+def test_the_gradient_of_a_finished_client_is_ignored_even_if_it_is_not_finite():
     params = {"bias": torch.ones(2, 3), "scale": torch.ones(2)}
     direction = {"bias": torch.full((2, 3), 0.5), "scale": torch.full((2,), 0.5)}
     direction["bias"][1] = math.nan
@@ -133,7 +133,7 @@ def test_what_a_finished_client_is_told_does_not_matter_even_if_it_is_no_number(
     assert moved["bias"][1].tolist() == [0, 0, 0]
 
 
-def test_the_norm_is_clipped_over_all_of_a_clients_tensors():
+def test_the_norm_over_all_tensors_of_a_client_is_clipped():
     # Norm 13 over both tensors, limit 6.5: everything is halved.
     direction = {"weight": torch.tensor([[3.0, 4.0]]), "bias": torch.tensor([12.0])}
     params, _ = descended(zeros(direction), [direction], Phase(1, 1.0, 0.0), LocalTraining(clip=6.5))
@@ -161,14 +161,14 @@ def test_each_model_is_clipped_by_its_own_norm(axes, own_step):
     for client in range(2) if axes else [...]:
         assert params["weight"][client].tolist() == pytest.approx([-1.5, -2.0])  # norm 13 is halved
         assert params["bias"][client].tolist() == pytest.approx([-6.0])
-        assert params["copy.weight"][client].tolist() == pytest.approx([-0.6, -0.8])  # norm 1 is left alone
+        assert params["copy.weight"][client].tolist() == pytest.approx([-0.6, -0.8])  # norm 1 is not clipped
 
 
 def prefix_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def test_one_clients_huge_gradient_does_not_touch_another():
+def test_a_huge_gradient_of_one_client_does_not_affect_others():
     direction = {"weight": torch.tensor([[3e6, 4e6], [0.3, 0.4]])}
     params, _ = descended(zeros(direction), [direction], Phase(1, 1.0, 0.0), LocalTraining(clip=1.0), axes=1)
     assert params["weight"].tolist() == [pytest.approx([-0.6, -0.8]), pytest.approx([-0.3, -0.4])]
@@ -180,7 +180,7 @@ def test_clipping_can_be_switched_off():
     assert params["weight"].tolist() == [-3e6, -4e6]
 
 
-def test_what_is_not_in_the_direction_is_not_touched():
+def test_parameters_without_a_gradient_are_not_changed():
     params = {"body": torch.ones(2), "head": torch.ones(2)}
     velocity = {"body": torch.ones(2), "head": torch.ones(2)}
     momentum_step(params, velocity, {"head": torch.ones(2)}, Phase(1, 1.0, 0.5), None)
@@ -188,7 +188,7 @@ def test_what_is_not_in_the_direction_is_not_touched():
     assert velocity["head"].tolist() == [1.5, 1.5]  # 0.5·1 + 1
 
 
-def test_a_step_of_ones_own_gets_clipped_gradients_with_weight_decay_and_may_put_values_in_place():
+def test_an_own_step_gets_clipped_gradients_with_weight_decay_and_may_set_values():
     seen = []
 
     def step(gradient, client, batches):
@@ -206,14 +206,14 @@ def test_a_step_of_ones_own_gets_clipped_gradients_with_weight_decay_and_may_put
     losses = LossMean(torch.zeros(2), torch.zeros(2))
     descent = PhaseSGD(method, phase, local, ["weight"], value_of, axes=1)
     descent.step(client, {"weight": torch.zeros(2, 2)}, losses, (None,), active=torch.tensor([1.0, 0.0]))
-    # (3, 4) has length 5 and is brought to 1: (0.6, 0.8); weight decay adds 0.1·(1, 2).
+    # (3, 4) has norm 5 and is clipped to 1: (0.6, 0.8); weight decay adds 0.1·(1, 2).
     assert seen[0]["weight"].tolist() == [pytest.approx([0.7, 1.0]), pytest.approx([0.4, 0.6])]
-    # 1 − 0.5·2·0.7 and 2 − 0.5·2·1.0; the second client has finished and stays.
+    # 1 − 0.5·2·0.7 and 2 − 0.5·2·1.0; the second client has finished and is unchanged.
     assert params["weight"].tolist() == [pytest.approx([0.3, 1.0]), [1.0, 2.0]]
     assert params["kept"].tolist() == [12.0, 8.0]
 
 
-def test_the_mean_loss_counts_only_steps_taken():
+def test_the_mean_loss_is_over_the_steps_that_were_taken():
     losses = LossMean(torch.zeros(3), torch.zeros(3))
     losses.add(torch.tensor([1.0, 2.0, math.nan]), torch.tensor([1.0, 1.0, 0.0]))
     losses.add(torch.tensor([3.0, 5.0, 7.0]), torch.tensor([1.0, 0.0, 0.0]))

@@ -51,7 +51,7 @@ class Watching(FedAvg):
         return super().predict(net, client, x)
 
 
-def simulator(method, hidden=9, **settings):
+def auto_simulator(method, hidden=9, **settings):
     local = LocalTraining(epochs=1, batch=5, lr=0.05)
     chosen = {"precision": "auto", "rounds": 2, **settings}
     return tanh_simulator(method, chosen.pop("backend", "auto"), local, tanh_module(hidden=hidden), **chosen)
@@ -60,28 +60,28 @@ def simulator(method, hidden=9, **settings):
 @pytest.mark.parametrize("backend", ["stacked", "loop"])
 def test_small_networks_train_score_and_aggregate_with_one_thread(backend, four_threads):
     Watching.seen.clear()
-    small = simulator(Watching(), backend=backend)
+    small = auto_simulator(Watching(), backend=backend)
     for _ in small.run(small.start()):
-        assert torch.get_num_threads() == 4  # between rounds torch is the caller's
+        assert torch.get_num_threads() == 4  # between rounds torch has the caller's setting
     assert Watching.seen == {1}
     assert small.threads == 1
 
 
 @pytest.mark.parametrize("backend", ["stacked", "loop"])
-def test_the_number_asked_for_is_used_and_torch_is_left_as_it_was(backend, four_threads):
+def test_the_requested_number_is_used_and_torchs_setting_restored(backend, four_threads):
     Watching.seen.clear()
-    asked = simulator(Watching(), backend=backend, threads=3)
+    asked = auto_simulator(Watching(), backend=backend, threads=3)
     list(asked.run(asked.start()))
     assert Watching.seen == {3}
     assert torch.get_num_threads() == 4
 
 
-def test_torch_is_left_as_it_was_when_a_round_fails(four_threads):
+def test_torchs_setting_is_restored_when_a_round_fails(four_threads):
     class Broken(FedAvg):
         def aggregate(self, net, state, uploads, moment):
             raise RuntimeError("broken")
 
-    broken = simulator(Broken())
+    broken = auto_simulator(Broken())
     with pytest.raises(BadInput, match="RuntimeError: broken"):
         list(broken.run(broken.start()))
     assert torch.get_num_threads() == 4
@@ -91,14 +91,14 @@ def test_torch_is_left_as_it_was_when_a_round_fails(four_threads):
     ("stacked", "operations", "clients", "side_by_side", "wanted"),
     [
         (True, 1e6, 20, 4, 1),
-        (True, 29e6, 1000, 4, 4),  # so many that there is something to share
+        (True, 29e6, 1000, 4, 4),  # enough clients to share the work of an operation
         (False, 1e6, 1, 1, 1),
-        (False, 1e9, 20, 4, 1),  # a client for each core
+        (False, 1e9, 20, 4, 1),  # one client per core
         (False, 1e9, 1, 1, 4),
         (False, 1e9, 2, 2, 2),
     ],
 )
-def test_the_rule_follows_the_work_and_never_exceeds_what_torch_may_use(
+def test_the_rule_depends_on_the_work_and_never_exceeds_torchs_limit(
     stacked, operations, clients, side_by_side, wanted, four_threads
 ):
     assert threads_per_operation(stacked, operations, clients, side_by_side) == wanted
@@ -114,22 +114,22 @@ def test_the_rule_follows_the_work_and_never_exceeds_what_torch_may_use(
         ("alexnet", (3, 32, 32), 417.2e6),  # both as torch counts them, without the first layer's gradient to its input
     ],
 )
-def test_operations_are_counted_well_enough_for_a_rule(network, shape, wanted):
+def test_the_estimate_of_operations_is_accurate_enough_for_the_rule(network, shape, wanted):
     net = build_net(Network(net=network), shape, 10, seed=0)
     assert operations_per_step(net, torch.zeros(1, *shape), 1) == pytest.approx(wanted, rel=0.05)
     assert operations_per_step(net, torch.zeros(1, *shape), 7) == pytest.approx(7 * wanted, rel=0.05)
 
 
 def states(method, **settings):
-    played = simulator(method, **settings)
-    state = played.start()
-    list(played.run(state))
+    simulator = auto_simulator(method, **settings)
+    state = simulator.start()
+    list(simulator.run(state))
     return {**state.params.common, **state.params.own}
 
 
 @pytest.mark.parametrize("settings", [{"backend": "stacked"}, {"backend": "loop"}, {"backend": "loop", "threads": 1}])
 @pytest.mark.parametrize("hidden", [9, 900])
-def test_the_cores_of_a_machine_do_not_change_a_bit_where_an_operation_has_one_thread(hidden, settings):
+def test_results_with_one_thread_per_operation_do_not_depend_on_the_number_of_cores(hidden, settings):
     found = []
     for cores in (1, 2, 4):
         with torch_threads(cores):
@@ -138,7 +138,7 @@ def test_the_cores_of_a_machine_do_not_change_a_bit_where_an_operation_has_one_t
         assert all(torch.equal(value, other[name]) for name, value in found[0].items())
 
 
-def test_the_choice_is_recorded_and_used_again_by_a_machine_that_would_choose_otherwise(tmp_path, monkeypatch):
+def test_the_recorded_choice_is_used_on_a_machine_that_would_choose_otherwise(tmp_path, monkeypatch):
     options = {"rounds": 2, "hidden": 8, "device": "cpu", "epochs": 1}
     whole = fedrema.run("fedrema", out=tmp_path / "whole", **{**options, "rounds": 4})
     begun = fedrema.run("fedrema", out=tmp_path / "begun", **options)
@@ -169,7 +169,7 @@ def test_a_run_continues_with_the_backend_and_the_threads_that_it_recorded(tmp_p
     assert prepare_resumed(run.path, {"rounds": 2, "threads": 2}).simulator.threads == 2
 
 
-def test_demonstration_and_presets_name_their_threads(tmp_path, capsys):
+def test_demonstration_and_presets_set_their_number_of_threads(tmp_path, capsys):
     assert all(preset.common["threads"] == 1 for preset in PRESETS.values())
     options = ["--rounds", "1", "--hidden", "4", "--seeds", "1", "--epochs", "1", "--device", "cpu", "--quiet"]
     assert main(["run", *options, "--out", str(tmp_path / "demo")]) == 0
@@ -177,7 +177,7 @@ def test_demonstration_and_presets_name_their_threads(tmp_path, capsys):
     assert [run.settings["threads"] for run in runs] == [1, 1, 1]
 
 
-def test_threads_are_no_part_of_what_a_run_is(tmp_path):
+def test_threads_are_not_part_of_the_identity(tmp_path):
     one, three = (
         fedrema.run("fedavg", out=tmp_path / str(threads), rounds=1, hidden=4, device="cpu", threads=threads)
         for threads in (1, 3)

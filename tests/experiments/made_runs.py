@@ -1,4 +1,4 @@
-"""Finished runs with numbers chosen by hand, so that what follows from them can be checked."""
+"""Made-up finished runs with chosen numbers, from which expected results can be computed by hand."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from fedrema.simulation.records import MetricSummary, Summary
 
 
 def made_summary(rounds=0, seconds=None, critical_rounds=None, **accuracies):
-    """Return a summary with some accuracies; others are the first of them, but the honest one is None."""
+    """Return a summary with some accuracies; missing ones equal the first, except that the honest one is None."""
     metrics, given = {}, [value for value in accuracies.values() if value is not None]
     if given:
         best, final = (accuracies.get(f"{name}_accuracy", given[0]) for name in ("best", "final"))
@@ -18,7 +18,7 @@ def made_summary(rounds=0, seconds=None, critical_rounds=None, **accuracies):
 
 
 def made_run(key="", method="fedavg", seed=0, settings=None, ran_on=None, clients=None, matching=None, **parts):
-    """Return a run of the present revisions."""
+    """Return a run of the current revisions."""
     return FinishedRun(
         key,
         method,
@@ -32,5 +32,5 @@ def made_run(key="", method="fedavg", seed=0, settings=None, ran_on=None, client
 
 
 def keep(store, run):
-    """Write a run as its process does."""
+    """Store a run as its process does."""
     store.put_text(run.key, msgspec.json.encode(run).decode())

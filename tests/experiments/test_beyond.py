@@ -1,4 +1,4 @@
-"""The experiments of research/: grid files are valid, and candidates train alike in both backends."""
+"""The experiments of research/: grid files are valid, and candidates compute the same in both backends."""
 
 import inspect
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
-from tests.conftest import make_federation
-from tests.contract.test_methods import COUNTS, differences, models, play
+from tests.contract.test_methods import COUNTS, differences, models, run_simulation
+from tests.fixtures import make_federation
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -31,9 +31,9 @@ def test_grid_files_can_be_read(file, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", candidates(), ids=lambda kind: kind.__name__)
-def test_candidates_train_alike_in_both_backends(kind):
+def test_candidates_compute_the_same_in_both_backends(kind):
     federation = make_federation(counts=COUNTS)
-    looped, stacked = (play(kind(), federation, backend=backend)[0] for backend in ("loop", "stacked"))
+    looped, stacked = (run_simulation(kind(), federation, backend=backend)[0] for backend in ("loop", "stacked"))
     for first, second in zip(models(looped, 4), models(stacked, 4), strict=True):
         assert differences(first, second) < 1e-9
 

@@ -1,4 +1,4 @@
-"""Claims are judged by runs that were made up, so that every number can be checked by hand."""
+"""Verdicts on claims, from made-up runs whose numbers can be checked by hand."""
 
 import functools
 from pathlib import Path
@@ -44,11 +44,11 @@ COLLAPSE = "kind = 'collapse'\nrows = ['fedper']\n"
 FASTER = "kind = 'faster'\nrows = ['fedrema']\nover = ['fedavg']\nshare = 0.5\ncolumns = ['few']\n"
 FALLS = "kind = 'falls'\nrows = ['fedavg']\ncolumns = ['few']\ncurve = 'recall'\n"
 AROUND = (-0.01, 0.0, 0.01)
-"""Three seeds, of which each row's scatter independently below."""
+"""Deviations of three seeds from their mean."""
 
 
 class Bench:
-    """An experiment with one claim, and a store for runs that never took place."""
+    """An experiment with one claim, and a store for made-up runs."""
 
     def __init__(self, folder, claim, text=FILE):
         (folder / "made.toml").write_text(text + claim)
@@ -74,13 +74,13 @@ def bench(tmp_path):
 
 
 def fill(bench, column, fedavg=0.5, fedper=0.4, fedrema=0.6):
-    """Three seeds: the differences from FedReMa scatter by 0, 1 and 2 points around their mean."""
+    """Store three seeds: the differences from FedReMa deviate by 0, 1 and 2 points from their mean."""
     bench.score("fedavg", column, *(fedavg + 2 * noise for noise in AROUND))
     bench.score("fedper", column, *(fedper + noise for noise in (0.0, 0.01, -0.01)))
     bench.score("fedrema", column, *(fedrema + noise for noise in AROUND))
 
 
-def test_the_first_must_surely_be_above_the_next(bench):
+def test_the_first_must_be_significantly_above_the_next(bench):
     made = bench(FIRST)
     for column in ("few", "many"):
         fill(made, column)
@@ -93,7 +93,7 @@ def test_the_first_must_surely_be_above_the_next(bench):
     assert found.claim is made.experiment.claims[0]
 
 
-def test_who_is_surely_below_another_is_not_the_first(bench):
+def test_a_row_significantly_below_another_is_not_the_first(bench):
     made = bench(FIRST)
     fill(made, "few")
     fill(made, "many", fedavg=0.7)
@@ -104,7 +104,7 @@ def test_who_is_surely_below_another_is_not_the_first(bench):
     assert found.evidence.endswith("By honest accuracy: does not hold (holds in 1 of 2 columns).")
 
 
-def test_what_chance_explains_is_not_decided(bench):
+def test_insignificant_differences_are_undecided(bench):
     made = bench(FIRST)
     fill(made, "few")
     fill(made, "many", fedavg=0.59)  # 2, 1 and 0 points: t = 1.73, p = 0.23
@@ -131,7 +131,7 @@ def test_what_chance_explains_is_not_decided(bench):
         ),
     ],
 )
-def test_who_is_not_surely_above_every_rival_is_not_the_first_and_the_rival_is_named(claim, verdict, text, bench):
+def test_the_rival_is_named_that_a_row_is_not_significantly_above(claim, verdict, text, bench):
     made = bench(claim)
     fill(made, "few")
     made.score("fedper", "few", 0.1, 0.55, 0.2)
@@ -139,7 +139,7 @@ def test_who_is_not_surely_above_every_rival_is_not_the_first_and_the_rival_is_n
     assert text in made.judge().evidence
 
 
-def test_ties_are_not_decided(bench):
+def test_ties_are_undecided(bench):
     made = bench(FIRST + "columns = ['few']\n")
     fill(made, "few")
     made.score("fedavg", "few", *(0.6 + noise for noise in AROUND))
@@ -148,7 +148,7 @@ def test_ties_are_not_decided(bench):
     assert found.evidence.startswith("few samples: FedReMa level with FedAvg (95 % 0.0 to 0.0, corrected p = 1.000,")
 
 
-def test_a_bound_that_is_rounded_to_nothing_has_no_sign(bench):
+def test_a_bound_that_is_rounded_to_zero_has_no_sign(bench):
     made = bench(ABOVE)
     fill(made, "few")
     # 4.303 / √3 = 2.484 on either side of 2.46: the lower bound is -0.024.
@@ -156,7 +156,7 @@ def test_a_bound_that_is_rounded_to_nothing_has_no_sign(bench):
     assert "FedReMa 2.5 points above FedAvg (95 % 0.0 to 4.9," in made.judge().evidence
 
 
-def test_honest_accuracy_may_say_otherwise(bench):
+def test_the_verdict_by_honest_accuracy_may_differ(bench):
     made = bench(FIRST + "columns = ['few']\n")
     fill(made, "few")
     made.score("fedavg", "few", 0.48, 0.5, 0.52, honest=(0.68, 0.7, 0.72))
@@ -165,7 +165,7 @@ def test_honest_accuracy_may_say_otherwise(bench):
     assert found.evidence.endswith("By honest accuracy: does not hold.")
 
 
-def test_an_experiment_that_counts_honestly_is_judged_once(bench):
+def test_an_experiment_with_honest_accuracy_has_one_verdict(bench):
     made = bench(ABOVE, "quantity = 'honest_accuracy'\n" + FILE)
     fill(made, "few")
     found = made.judge()
@@ -173,7 +173,7 @@ def test_an_experiment_that_counts_honestly_is_judged_once(bench):
     assert "By honest" not in found.evidence
 
 
-def test_what_was_not_run_is_not_judged(bench):
+def test_claims_about_missing_runs_are_undecided(bench):
     made = bench(FIRST)
     found = made.judge()
     assert (found.verdict, found.honest_verdict) == ("not decided", "not decided")
@@ -187,13 +187,13 @@ def test_what_was_not_run_is_not_judged(bench):
     )
 
 
-def test_a_column_that_fails_decides_though_another_is_missing(bench):
+def test_a_column_that_contradicts_a_claim_decides_it_although_another_is_missing(bench):
     made = bench(FIRST)
     fill(made, "few", fedavg=0.7)
     assert made.judge().verdict == "does not hold"
 
 
-def test_a_row_that_is_surely_above_decides_though_another_is_missing(bench):
+def test_a_row_that_is_significantly_above_decides_although_another_is_missing(bench):
     made = bench(ABOVE)
     fill(made, "few", fedavg=0.7)
     for seed in range(3):
@@ -203,7 +203,7 @@ def test_a_row_that_is_surely_above_decides_though_another_is_missing(bench):
     assert found.evidence.startswith("few samples: FedReMa 10.0 points below FedAvg (95 % −12.5 to −7.5,")
 
 
-def test_seeds_that_do_not_meet_are_not_compared(bench):
+def test_rows_without_common_seeds_are_not_compared(bench):
     made = bench(ABOVE)
     fill(made, "few")
     for seed in (0, 1):
@@ -237,7 +237,7 @@ def test_a_row_alone_is_not_compared(claim, bench):
     assert "there is no row to compare with" in made.judge().evidence
 
 
-def test_a_collapse_loses_a_share_of_the_best_in_every_column(bench):
+def test_a_collapse_is_a_loss_of_a_share_of_the_best_accuracy_in_every_column(bench):
     made = bench(COLLAPSE)
     for seed, final in enumerate((0.3, 0.34)):
         made.keep("fedper", "few", seed, best_accuracy=0.4, final_accuracy=final)  # 32 is 80 % of 40, exactly
@@ -279,11 +279,11 @@ def test_seconds_are_compared_on_one_device(bench):
     found = made.judge()
     assert found.verdict == "not decided"
     assert "they ran on different devices, NVIDIA H200 and cpu" in found.evidence
-    timed(made, "fedrema", 30, first=2)  # one on the device of the others: only that one counts
+    timed(made, "fedrema", 30, first=2)  # one run on the device of the others: only that one is compared
     assert "FedReMa 30.0 s, FedAvg 100.0 s, a ratio of 0.30" in made.judge().evidence
 
 
-def test_runs_that_had_a_device_to_themselves_are_preferred(bench):
+def test_times_of_runs_that_were_alone_on_a_device_are_preferred(bench):
     made = bench(FASTER)
     timed(made, "fedrema", 80, 80, beside=3)
     timed(made, "fedavg", 100)
@@ -302,7 +302,7 @@ def matched(made, seed, *recall):
     made.keep("fedavg", "few", seed, matching=curve)
 
 
-def test_a_curve_falls_from_its_first_tenth_to_its_last_half(bench):
+def test_a_falling_curve_is_lower_in_its_last_half_than_in_its_first_tenth(bench):
     made = bench(FALLS)
     matched(made, 0, 0.9, 0.7, *[0.1] * 8, *[0.5] * 10)
     assert (
@@ -332,7 +332,7 @@ def test_a_curve_that_rises_or_scatters_does_not_fall(bench):
     assert made.judge().verdict == "not decided"
 
 
-def test_without_recorded_similarities_nothing_is_said_of_curves(bench):
+def test_claims_about_curves_are_undecided_without_recorded_similarities(bench):
     made = bench(FALLS)
     assert made.judge().evidence == "few samples: FedAvg: recall was not recorded in two rounds or more."
     matched(made, 0, 0.5)
@@ -378,7 +378,7 @@ def table_of_the_paper(name):
         ("motivation", ["above", "above"]),
     ],
 )
-def test_what_the_paper_says_is_judged_and_undecided_before_anything_is_run(name, kinds, tmp_path):
+def test_the_papers_claims_are_undecided_before_any_run(name, kinds, tmp_path):
     experiment = table_of_the_paper(name)
     assert [claim.kind for claim in experiment.claims] == kinds
     for claim in experiment.claims:
@@ -389,7 +389,7 @@ def test_what_the_paper_says_is_judged_and_undecided_before_anything_is_run(name
 
 
 @pytest.mark.parametrize("name", ["table1", "table2", "table3", "table4", "table5"])
-def test_the_published_means_agree_with_what_is_claimed_of_accuracies(name):
+def test_the_published_means_agree_with_the_papers_claims_about_accuracies(name):
     experiment = table_of_the_paper(name)
     for claim in experiment.claims:
         if claim.kind in ("first", "above"):

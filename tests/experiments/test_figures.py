@@ -1,4 +1,4 @@
-"""Pictures of an experiment: what is on them, against numbers counted by hand."""
+"""Figures of an experiment: their content, against numbers computed by hand."""
 
 import dataclasses
 import itertools
@@ -19,6 +19,7 @@ from fedrema.experiments.tasks import Runner, finished_runs, missing_tasks
 from fedrema.methods import find_method
 from fedrema.reporting.plots import Look
 from tests.experiments.made_runs import made_run, made_summary
+from tests.fixtures import unwatched
 
 FILE = """
 title = "Small and smaller"
@@ -61,19 +62,19 @@ def experiment(file):
     return read_experiment(file)
 
 
-def play(experiment, seeds, folder):
+def run_experiment(experiment, seeds, folder):
     store = Store(folder / "runs")
     for task in missing_tasks(experiment.cells, seeds, store):
-        Runner(store, folder / "work", lambda settings: lambda played: None).run(task)
+        Runner(store, folder / "work", unwatched).run(task)
     return store
 
 
 @pytest.fixture(scope="module")
 def store(experiment, tmp_path_factory):
-    return play(experiment, 2, tmp_path_factory.mktemp("played"))
+    return run_experiment(experiment, 2, tmp_path_factory.mktemp("store"))
 
 
-def picture_of(experiment, kind, rows=None, columns=None, title=""):
+def figure_of(experiment, kind, rows=None, columns=None, title=""):
     names = [tuple(line.name for line in lines) for lines in (experiment.rows, experiment.columns)]
     return FigureSpec(kind, rows or names[0], columns or names[1], title)
 
@@ -81,7 +82,7 @@ def picture_of(experiment, kind, rows=None, columns=None, title=""):
 @pytest.fixture
 def results(experiment, store):
     def make(kind, rows=None, columns=None, title="", of=store, seeds=2):
-        return Results(picture_of(experiment, kind, rows, columns, title), experiment, seeds, of)
+        return Results(figure_of(experiment, kind, rows, columns, title), experiment, seeds, of)
 
     return make
 
@@ -95,45 +96,45 @@ def named(axes):
 
 
 @pytest.mark.parametrize("kind", FIGURES)
-def test_each_kind_is_written_whole_and_the_same_again(kind, experiment, store, tmp_path):
+def test_each_kind_is_written_completely_and_reproducibly(kind, experiment, store, tmp_path):
     folder = tmp_path / "pictures"
-    paths = draw(picture_of(experiment, kind), experiment, 2, store, folder)
+    paths = draw(figure_of(experiment, kind), experiment, 2, store, folder)
     assert paths == [folder / f"small-{kind}.png", folder / f"small-{kind}.pdf"]
     assert sorted(folder.iterdir()) == sorted(paths)
     png, pdf = (path.read_bytes() for path in paths)
     assert png.startswith(b"\x89PNG")
-    assert int.from_bytes(png[16:20]) == 1440  # 7.2 inches of 200 dots
+    assert int.from_bytes(png[16:20]) == 1440  # 7.2 inches at 200 dots per inch
     assert len(png) > 10_000
     assert pdf.startswith(b"%PDF")
     assert b"/FontFile2" in pdf  # text as TrueType, not as outlines
-    again = draw(picture_of(experiment, kind), experiment, 2, store, tmp_path / "again")
+    again = draw(figure_of(experiment, kind), experiment, 2, store, tmp_path / "again")
     assert [path.read_bytes() for path in again] == [png, pdf]
-    draw(picture_of(experiment, kind), experiment, 2, Store(tmp_path / "none"), folder)
-    assert list(folder.iterdir()) == []  # what was drawn of runs that are gone must not stand there
+    draw(figure_of(experiment, kind), experiment, 2, Store(tmp_path / "none"), folder)
+    assert list(folder.iterdir()) == []  # figures of runs that no longer exist are removed
 
 
 @pytest.mark.parametrize("kind", FIGURES)
-def test_nothing_is_written_where_there_is_nothing_to_draw(kind, experiment, tmp_path):
+def test_no_figure_is_written_without_data(kind, experiment, tmp_path):
     folder = tmp_path / "pictures"
-    assert draw(picture_of(experiment, kind), experiment, 2, Store(tmp_path / "none"), folder) == []
+    assert draw(figure_of(experiment, kind), experiment, 2, Store(tmp_path / "none"), folder) == []
     assert not folder.exists()
 
 
 @pytest.mark.parametrize("kind", FIGURES)
 def test_one_seed_of_one_round_can_be_drawn(kind, file, tmp_path_factory, tmp_path):
     experiment = read_experiment(file, {"rounds": 1})
-    store = play(experiment, 1, tmp_path_factory.getbasetemp() / "one_round")
-    paths = draw(picture_of(experiment, kind), experiment, 1, store, tmp_path)
+    store = run_experiment(experiment, 1, tmp_path_factory.getbasetemp() / "one_round")
+    paths = draw(figure_of(experiment, kind), experiment, 1, store, tmp_path)
     assert len(paths) == 2
 
 
-def test_the_second_of_a_kind_has_a_number(experiment):
+def test_the_second_figure_of_a_kind_is_numbered(experiment):
     figures = tuple(
-        picture_of(experiment, kind, title=title) for kind, title in (("period", "a"), ("ranks", ""), ("period", "b"))
+        figure_of(experiment, kind, title=title) for kind, title in (("period", "a"), ("ranks", ""), ("period", "b"))
     )
     several = dataclasses.replace(experiment, figures=figures)
     assert [file_stem(one, several) for one in figures] == ["small-period", "small-ranks", "small-period-2"]
-    assert file_stem(picture_of(experiment, "period", title="c"), several) == "small-period"
+    assert file_stem(figure_of(experiment, "period", title="c"), several) == "small-period"
 
 
 def test_curves_are_means_over_seeds_in_a_panel_per_column(results, experiment, store):
@@ -157,25 +158,25 @@ def look_of(method):
     return Look(declared.colour, declared.stroke, declared.emphasis)
 
 
-def test_rows_look_like_their_methods(results, file, tmp_path):
+def test_rows_have_the_colours_and_strokes_of_their_methods(results, file, tmp_path):
     looks = results("curves").looks
     assert looks["fedavg"] == look_of("fedavg")
     assert looks["fedrema"] == look_of("fedrema")
     assert looks["eager"].colour not in {looks[row].colour for row in ("local", "fedavg", "fedrema")}
-    assert results("curves", rows=("eager",)).looks == looks  # whatever else is drawn
+    assert results("curves", rows=("eager",)).looks == looks  # independent of the other rows
     path = tmp_path / "parts.toml"
     path.write_text(
         "[rows.none]\nmethod = 'fedavg'\n[rows.mds]\nmethod = 'fedrema'\ndelta = 0.1\n[rows.both]\nmethod = 'fedrema'\n"
     )
     parts = read_experiment(path)
-    looks = Results(picture_of(parts, "curves"), parts, 1, Store(tmp_path / "none")).looks
+    looks = Results(figure_of(parts, "curves"), parts, 1, Store(tmp_path / "none")).looks
     assert (looks["none"], looks["both"]) == (look_of("fedavg"), look_of("fedrema"))
     assert len({look.colour for look in looks.values()}) == 3
 
 
 @pytest.fixture
 def partly(experiment, store, tmp_path):
-    """All but Local, but FedAvg with 20 samples, and all of 'eager' diverged with 40 in one seed."""
+    """A store without Local, without FedAvg on 20 samples, and with one diverged seed of 'eager' on 40 samples."""
     some = Store(tmp_path / "partly")
     some.folder.mkdir()
     for cell, seed in itertools.product(experiment.cells, range(2)):
@@ -189,7 +190,7 @@ def partly(experiment, store, tmp_path):
     return some
 
 
-def test_what_is_missing_is_left_out_and_named(results, partly):
+def test_missing_runs_are_left_out_and_named(results, partly):
     figure = figure_of_curves(results("curves", of=partly))
     left, right = figure.axes
     assert named(left) == {"FedAvg", "FedReMa", "FedReMa, eager"}
@@ -203,7 +204,7 @@ def test_what_is_missing_is_left_out_and_named(results, partly):
     assert caption(only).endswith("Not run: Local, 20 samples.")
 
 
-def test_samples_are_in_their_order_with_deviations(results, experiment, store):
+def test_numbers_of_samples_are_in_ascending_order_with_deviations(results, experiment, store):
     figure = figure_of_samples(results("samples", rows=("fedavg",)))
     best, honest = figure.axes
     assert [tick.get_text() for tick in best.get_xticklabels()] == ["20", "40"]
@@ -235,7 +236,7 @@ def test_similarities_are_those_of_the_first_seed_with_frames_around_groups(resu
     assert "Training seed 0. Frames: the true groups." in caption(figure)
 
 
-def test_matching_is_held_against_chance(results, experiment, store):
+def test_matching_is_compared_with_chance(results, experiment, store):
     figure = figure_of_matching(results("matching", rows=("fedavg", "fedrema"), columns=("n40",)))
     precision, recall = figure.axes
     kept = [run.matching for run in finished_runs(experiment.cell("fedavg", "n40"), 2, store)]
@@ -243,17 +244,17 @@ def test_matching_is_held_against_chance(results, experiment, store):
         assert axes.lines[0].get_ydata() == pytest.approx(100 * np.mean([getattr(one, part) for one in kept], axis=0))
         assert axes.get_ylim()[0] == 0
     dashed = [line for line in precision.lines if line.get_linestyle() == "--"]
-    assert [line.get_ydata()[0] for line in dashed] == [pytest.approx(100 / 7)]  # one other of seven peers
+    assert [line.get_ydata()[0] for line in dashed] == [pytest.approx(100 / 7)]  # one relevant peer of seven
     assert not [line for line in recall.lines if line.get_linestyle() == "--"]
 
 
-def test_chance_by_hand():
+def test_the_chance_level_equals_a_calculation_by_hand():
     assert chance([0, 0, 1, 1]) == pytest.approx(1 / 3)
     assert chance([0, 0, 0, 1]) == pytest.approx((3 * 2 / 3 + 0) / 4)
 
 
 class Made(Store):
-    """Runs with numbers chosen by hand, by name of row and seed."""
+    """A store of made-up runs, by name of row and seed."""
 
     def __init__(self, experiment, runs):
         self.runs = {
@@ -269,7 +270,7 @@ def made(seed=0, summary=None, curves=None, clients=None, **settings):
     return made_run("", "fedrema", seed, settings, clients=clients, **parts)
 
 
-def test_a_measure_is_shown_until_the_period_ends(experiment, results):
+def test_a_trace_is_shown_until_the_period_ends(experiment, results):
     def run(seed, ratios, critical):
         curves = {"round": [1, 2, 3, 4], "gap_ratio": ratios}
         return made(seed, {"critical_rounds": critical}, curves, delta=0.5)
@@ -304,7 +305,7 @@ def test_weights_of_peers_are_shares_by_row(results, experiment, store):
     assert weights(np.array([[1.0, 3.0], [0.0, 0.0]])).tolist() == [[0.25, 0.75], [0.0, 0.0]]
 
 
-def test_clients_are_dots_and_the_best_method_stands_first(experiment, results):
+def test_clients_are_dots_and_the_best_method_is_first(experiment, results):
     groups = [0, 0, 1, 1]
 
     def run(seed, *accuracies):
@@ -331,7 +332,7 @@ def test_clients_are_dots_and_the_best_method_stands_first(experiment, results):
     assert "mean over 1 to 2 training seeds, coloured by its group" in caption(figure)
 
 
-def test_ranks_lead_to_names_and_bars_join_what_does_not_differ(experiment, results):
+def test_ranks_are_labelled_and_bars_join_rows_that_do_not_differ(experiment, results):
     accuracies = {"fedrema": (0.9, 0.8), "fedavg": (0.7, 0.7), "eager": (0.5, 0.75)}
     runs = {
         (row, column, 0): made(0, {"best_accuracy": value})
@@ -352,7 +353,7 @@ def test_ranks_lead_to_names_and_bars_join_what_does_not_differ(experiment, resu
     assert "Average rank by best accuracy" in caption(figure)
 
 
-def test_a_long_title_and_caption_make_room_for_themselves(results):
+def test_a_long_title_and_caption_do_not_overlap_the_axes(results):
     plain, long = (figure_of_ranks(results("ranks", title=title)) for title in ("short", "long " * 60))
     assert long.get_figheight() > plain.get_figheight() + 0.3
     for figure in (plain, long):

@@ -1,4 +1,4 @@
-"""What is foretold: by runs that were made up, so that every number can be checked by hand, or else by a guess."""
+"""Forecasts of time and memory, from made-up runs whose numbers can be checked by hand, or from estimates."""
 
 import math
 
@@ -48,7 +48,7 @@ def small(shape, classes):
 
 
 class Known:
-    """An experiment, and a store of runs that never took place."""
+    """An experiment, and a store of made-up runs."""
 
     def __init__(self, folder, text=FILE):
         self.store = Store(folder / "runs")
@@ -75,7 +75,7 @@ def known(tmp_path):
     return Known(tmp_path)
 
 
-def test_where_nothing_is_known_there_is_a_guess(known):
+def test_without_finished_runs_the_time_is_estimated(known):
     task = known.task("fedavg", 0, 1)
     assert known.forecaster().known_seconds(task) is None
     guess = known.forecaster().seconds(task)
@@ -86,7 +86,7 @@ def test_where_nothing_is_known_there_is_a_guess(known):
     assert found.seconds == pytest.approx(1.5 * guess / 4)
 
 
-def test_more_work_is_guessed_to_take_longer(known, tmp_path):
+def test_the_estimate_grows_with_the_work(known, tmp_path):
     guess = known.forecaster().seconds(known.task("fedavg"))
     changed = {"epochs = 1": "epochs = 3", "clients = 4": "clients = 12", "rounds = 10": "rounds = 30"}
     for before, after in changed.items():
@@ -94,21 +94,21 @@ def test_more_work_is_guessed_to_take_longer(known, tmp_path):
         assert other.forecaster().seconds(other.task("fedavg")) == pytest.approx(3 * guess)
 
 
-def test_of_own_data_nothing_is_guessed(tmp_path):
+def test_without_finished_runs_nothing_is_estimated_for_own_data(tmp_path):
     known = Known(tmp_path, FILE.replace("clients = 4", "federation = 'mine.npz'"))
     found = known.forecaster().of([known.task("fedavg"), known.task("fedper", 0, 1)])
     assert found == Forecast(3, None, True, None)
-    known.keep("fedper", 0, {"train": 20.0})  # the same data, played before: now it is known
+    known.keep("fedper", 0, {"train": 20.0})  # a finished run on the same data: the time is known
     assert known.forecaster().of([known.task("fedavg", 0, 1)]) == Forecast(2, 40.0, False, None)
 
 
-def test_operations_by_hand():
-    # Forward 2·64·4 + 2·4·10, and the same again for each weight's gradient; of the input only the second layer's.
+def test_operations_equal_a_count_by_hand():
+    # Forward 2·64·4 + 2·4·10, the same for the weights' gradients, and the gradient of the second layer's input.
     network = Network(net="mlp", hidden=4)
     assert operations_per_sample(network, (1, 8, 8)) == 2 * (64 * 4 + 4 * 10) + 2 * (64 * 4 + 4 * 10) + 2 * 4 * 10
 
 
-def test_own_networks_may_have_parts_that_are_not_trained_or_not_used(tmp_path, monkeypatch):
+def test_own_networks_may_have_layers_that_are_not_trained_or_not_used(tmp_path, monkeypatch):
     (tmp_path / "own_for_forecast.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     known = Known(tmp_path, FILE.replace("hidden = 4", "net = 'own_for_forecast:small'"))
@@ -117,8 +117,8 @@ def test_own_networks_may_have_parts_that_are_not_trained_or_not_used(tmp_path, 
     assert operations_per_sample(Network(net="own_for_forecast:small"), (1, 8, 8)) == 2 * 2 * (64 * 5 + 50) + 2 * 50
 
 
-def test_time_by_hand_from_runs_of_the_method(known):
-    known.keep("fedavg", 0, {"train": 3.0, "evaluate": 2.0})  # 0.5 seconds a round
+def test_the_time_from_runs_of_the_method_equals_a_calculation_by_hand(known):
+    known.keep("fedavg", 0, {"train": 3.0, "evaluate": 2.0})  # 0.5 seconds per round
     known.keep("fedavg", 1, {"train": 14.0, "other": 1.0}, rounds=20)  # 0.75
     known.keep("fedper", 0, {"train": 100.0})
     known.keep("fedavg", 2, {}, failed="Training diverged.")
@@ -128,21 +128,21 @@ def test_time_by_hand_from_runs_of_the_method(known):
     assert (found.runs, found.seconds, found.guessed) == (4, pytest.approx(118.75 / 2), False)
 
 
-def test_slow_first_rounds_are_not_those_that_count(known):
+def test_slow_first_rounds_are_ignored(known):
     known.keep("fedavg", 0, {"train": 33.0}, rounds=6, curve=[9, 9, 9, 1, 2, 3])  # as if each had taken 2
     assert known.forecaster().known_seconds(known.task("fedavg", 1)) == pytest.approx(20)
 
 
-def test_where_the_method_is_not_known_others_tell(known):
+def test_times_of_other_methods_are_used_for_a_method_without_runs(known):
     known.keep("fedavg", 0, {"train": 10.0})
     known.keep("fedper", 0, {"train": 30.0})
     assert known.forecaster().known_seconds(known.task("fedrema")) == pytest.approx(20)
 
 
-def test_of_a_method_runs_with_as_many_epochs_come_first(known, tmp_path):
+def test_runs_with_the_same_number_of_epochs_are_preferred(known, tmp_path):
     alternating = Known(tmp_path, FILE.replace("[rows.fedrema]", "[rows.fedrema]\nalternate = true"))
     known.keep("fedrema", 0, {"train": 10.0})
-    alternating.keep("fedrema", 1, {"train": 50.0})  # two phases of as many epochs
+    alternating.keep("fedrema", 1, {"train": 50.0})  # two phases with that number of epochs
     assert known.forecaster().known_seconds(known.task("fedrema", 2)) == pytest.approx(10)
     assert alternating.forecaster().known_seconds(alternating.task("fedrema", 2)) == pytest.approx(50)
     (known.store.folder / f"{key_of(known.task('fedrema', 0).runs[0])}-0.json").unlink()
@@ -153,14 +153,14 @@ def test_of_a_method_runs_with_as_many_epochs_come_first(known, tmp_path):
     "changes",
     [{"device": "NVIDIA H200"}, {"clients": 5}, {"samples": 41}, {"epochs": 2}, {"batch": 7}, {"dataset": "mnist"}],
 )
-def test_other_devices_and_other_work_tell_nothing(changes, known):
+def test_runs_on_other_devices_or_with_other_work_are_not_used(changes, known):
     known.keep("fedavg", 0, {"train": 10.0}, **changes)
     assert known.forecaster().known_seconds(known.task("fedavg", 1)) is None
     known.keep("fedavg", 0, {"train": 10.0})
     assert known.forecaster().known_seconds(known.task("fedavg", 1)) == pytest.approx(10)
 
 
-def test_some_known_some_guessed_is_a_guess(known):
+def test_a_forecast_with_estimated_parts_is_an_estimate(known):
     known.keep("fedavg", 0, {"train": 10.0})
     longer = Known(known.store.folder.parent, FILE.replace("samples = 40", "samples = 50"))
     found = known.forecaster().of([known.task("fedavg", 1), longer.task("fedavg")])
@@ -168,8 +168,8 @@ def test_some_known_some_guessed_is_a_guess(known):
     assert found.seconds > 10
 
 
-def test_memory_by_hand(known, tmp_path):
-    # An mlp of 64·4 + 4 + 4·10 + 10 numbers of four bytes, six times: as the clients are looped over on a CPU.
+def test_memory_equals_a_calculation_by_hand(known, tmp_path):
+    # An mlp of 64·4 + 4 + 4·10 + 10 numbers of four bytes, six times: on a CPU, clients train one at a time.
     found = known.forecaster().of([known.task("fedavg", 0, 1)])
     assert found.gigabytes == pytest.approx(4 * 6 * 4 * (64 * 4 + 4 + 4 * 10 + 10) / 1e9)
     larger = Known(tmp_path, FILE.replace("hidden = 4", "hidden = 40"))
@@ -177,9 +177,9 @@ def test_memory_by_hand(known, tmp_path):
     assert both.gigabytes == larger.forecaster().of([larger.task("fedavg")]).gigabytes > found.gigabytes
 
 
-def test_memory_on_a_gpu_is_that_of_all_seeds_together(known):
+def test_memory_on_a_gpu_includes_all_seeds_that_train_jointly(known):
     forecaster = known.forecaster()
-    forecaster.device = "cuda"  # what is kept for the gradient is tried out, on whatever there is
+    forecaster.device = "cuda"  # activations are measured on the available device
     net = build_net(Network(hidden=4), (1, 8, 8), 10, seed=0)
     each = client_bytes(net, torch.zeros(10, 1, 8, 8), stacked=True, with_graphs=True)
     known.keep("fedavg", 9, {"train": 10.0}, device="NVIDIA H200")
@@ -203,11 +203,11 @@ def test_memory_on_a_gpu_is_that_of_all_seeds_together(known):
         ),
     ],
 )
-def test_it_is_said_in_a_sentence(forecast, sentence):
+def test_a_forecast_is_printed_as_a_sentence(forecast, sentence):
     assert str(forecast) == sentence
 
 
-def test_nothing_to_play(known):
+def test_a_forecast_without_tasks_is_empty(known):
     assert known.forecaster().of([]) == Forecast(0, 0, False, None)
 
 

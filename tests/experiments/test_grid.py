@@ -1,4 +1,4 @@
-"""Experiments from files: what is read, run, kept, taken up and shown."""
+"""Grids: reading the file, running and resuming cells, storing and showing results."""
 
 import dataclasses
 import json
@@ -23,6 +23,7 @@ from fedrema.experiments.tasks import Runner, finished_runs, missing_tasks
 from fedrema.reporting.statistics import welch_interval
 from fedrema.runs.execute import Interrupted, execute
 from tests.experiments.made_runs import made_run, made_summary
+from tests.fixtures import unwatched
 
 FILE = """
 title = "Two by two"
@@ -57,12 +58,8 @@ def file(tmp_path):
     return path
 
 
-def nobody(settings):
-    return lambda played: None
-
-
-def play(cells, seeds, store, work, watching=nobody):
-    """Play what is missing; returns what went wrong, task by task."""
+def run_missing(cells, seeds, store, work, watching=unwatched):
+    """Run the missing cells; return the errors of each task."""
     runner = Runner(store, work, watching)
     return [runner.run(task) for task in missing_tasks(cells, seeds, store)]
 
@@ -83,12 +80,12 @@ def test_cells_are_rows_times_columns(file):
     assert mine.title == "FedReMa, patient, large steps"
 
 
-def test_changes_override_the_file(file):
+def test_arguments_override_the_file(file):
     experiment = read_experiment(file, {"rounds": 9})
     assert {cell.settings(0).simulation.rounds for cell in experiment.cells} == {9}
 
 
-def test_a_row_overrides_its_column_and_that_the_common_settings(tmp_path):
+def test_rows_override_columns_and_columns_override_common_settings(tmp_path):
     path = tmp_path / "over.toml"
     path.write_text(
         "[settings]\nlr = 0.1\nclip = 5\n[columns.c]\nlr = 0.2\nepochs = 2\n[rows.fedavg]\nepochs = 3\n"
@@ -162,7 +159,7 @@ def test_a_missing_file_is_named(tmp_path, capsys):
     assert "none.toml cannot be read" in capsys.readouterr().err
 
 
-def test_a_grid_is_run_kept_and_shown(file, tmp_path, capsys):
+def test_a_grid_is_run_stored_and_shown(file, tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["grid", str(file), "--out", str(out)]) == 0
     printed = capsys.readouterr()
@@ -179,12 +176,12 @@ def test_a_grid_is_run_kept_and_shown(file, tmp_path, capsys):
     published, ours = "published,difference,within noise", "honest,final,critical rounds,seconds"
     assert csv[0] == f"method,data,seeds,best (peeks),{published},{ours}"
     assert len(csv) == 5
-    # The same again: nothing is left to do, and nothing changes.
+    # The same command again: no run is missing, and nothing changes.
     before = {path.name: path.read_bytes() for path in (out / "runs").iterdir()}
     assert main(["grid", str(file), "--out", str(out)]) == 0
     assert "All runs have finished already." in capsys.readouterr().err
     assert before == {path.name: path.read_bytes() for path in (out / "runs").iterdir()}
-    # One more seed of one row: only those are run, and the time is known now.
+    # One more seed of one row: only these runs are missing, and their time is known.
     assert main(["grid", str(file), "--out", str(out), "--seeds", "3", "--only", "fedavg"]) == 0
     told = capsys.readouterr().err
     assert re.match(r"2 runs to do: about (?:a second|\d+ seconds), up to 0\.1 GB for one cell\.\n", told)
@@ -194,10 +191,10 @@ def test_a_grid_is_run_kept_and_shown(file, tmp_path, capsys):
     assert "| FedReMa, patient | large steps | 2 |" in (out / "two.md").read_text()
 
 
-def test_a_cell_is_what_fedrema_run_gives(file, tmp_path):
+def test_a_cell_equals_the_result_of_fedrema_run(file, tmp_path):
     cell = read_experiment(file).cell("mine", "large")
     store = Store(tmp_path / "runs")
-    assert play([cell], 2, store, tmp_path / "work") == [[]]
+    assert run_missing([cell], 2, store, tmp_path / "work") == [[]]
     kept = finished_runs(cell, 2, store)
     assert [one.seed for one in kept] == [0, 1]
     settings = cell.settings(1)
@@ -209,49 +206,49 @@ def test_a_cell_is_what_fedrema_run_gives(file, tmp_path):
     assert "out" not in kept[1].settings
 
 
-def test_what_stands_in_two_tables_is_run_once(file, tmp_path):
+def test_a_run_that_two_tables_share_is_computed_once(file, tmp_path):
     cells = read_experiment(file).cells
     store = Store(tmp_path / "runs")
     assert len(missing_tasks([*cells, *cells], 2, store)) == 4
     other = read_experiment(file, {"device": "cpu", "backend": "loop"}).cells
-    assert key_of(cells[0].settings(0)) == key_of(other[0].settings(0))  # how it is computed is no part of it
+    assert key_of(cells[0].settings(0)) == key_of(other[0].settings(0))  # the backend is not part of the key
     longer = read_experiment(file, {"rounds": 4}).cells
     keys = {key_of(cells[0].settings(0)), key_of(cells[0].settings(1)), key_of(longer[0].settings(0))}
     assert len(keys) == 3
 
 
-def test_a_stopped_grid_goes_on_from_its_checkpoint(file, tmp_path, capsys):
+def test_a_stopped_grid_resumes_from_its_checkpoint(file, tmp_path, capsys):
     cell = read_experiment(file).cell("mine", "small")
     whole = Store(tmp_path / "whole")
-    play([cell], 1, whole, tmp_path / "work")
+    run_missing([cell], 1, whole, tmp_path / "work")
 
     def stopping(settings):
-        return lambda played: os.kill(os.getpid(), signal.SIGINT) if played.record["round"] == 2 else None
+        return lambda result: os.kill(os.getpid(), signal.SIGINT) if result.record["round"] == 2 else None
 
     store = Store(tmp_path / "runs")
     with pytest.raises(Interrupted):
-        play([cell], 1, store, tmp_path / "unfinished", stopping)
+        run_missing([cell], 1, store, tmp_path / "unfinished", stopping)
     assert finished_runs(cell, 1, store) == []
     seen = []
-    play([cell], 1, store, tmp_path / "unfinished", lambda _: lambda played: seen.append(played.record["round"]))
+    run_missing([cell], 1, store, tmp_path / "unfinished", lambda _: lambda result: seen.append(result.record["round"]))
     assert seen == [3]
     stopped, undisturbed = (finished_runs(cell, 1, each)[0].curves for each in (store, whole))
     assert len(stopped.pop("seconds")) == len(undisturbed.pop("seconds")) == 3
     assert stopped == undisturbed
 
 
-def test_a_run_that_ended_before_it_was_kept_is_not_run_again(file, tmp_path):
+def test_a_finished_run_that_is_not_yet_stored_is_not_repeated(file, tmp_path):
     cell = read_experiment(file).cell("fedavg", "small")
     settings = cell.settings(0)
     folder = tmp_path / "unfinished" / key_of(settings)
     execute(dataclasses.replace(settings, output=dataclasses.replace(settings.output, out=folder)))
     store = Store(tmp_path / "runs")
-    assert play([cell], 1, store, tmp_path / "unfinished", lambda _: pytest.fail("it has been run")) == [[]]
+    assert run_missing([cell], 1, store, tmp_path / "unfinished", lambda _: pytest.fail("it has been run")) == [[]]
     assert len(finished_runs(cell, 1, store)) == 1
     assert not folder.exists()
 
 
-def test_what_diverges_is_remembered_and_the_rest_goes_on(tmp_path, capsys):
+def test_divergence_is_recorded_and_other_cells_run(tmp_path, capsys):
     path = tmp_path / "wild.toml"
     path.write_text(
         "[settings]\nrounds = 2\nclients = 3\nsamples = 40\nhidden = 4\n"
@@ -265,7 +262,7 @@ def test_what_diverges_is_remembered_and_the_rest_goes_on(tmp_path, capsys):
     assert "All runs have finished already." in capsys.readouterr().err
 
 
-def test_only_what_fits_into_the_time_is_started(file, tmp_path, capsys):
+def test_only_tasks_that_fit_into_the_time_limit_are_started(file, tmp_path, capsys):
     command = ["grid", str(file), "--out", str(tmp_path / "out"), "--seeds", "1"]
     assert main([*command, "--minutes", "0"]) == 0
     store = Store(tmp_path / "out" / "runs")
@@ -280,7 +277,7 @@ def test_only_what_fits_into_the_time_is_started(file, tmp_path, capsys):
     assert main([*command, "--minutes", "10", "--rounds", "1000000"]) == 0
     assert "4 runs to do: about" in capsys.readouterr().err
     assert page.read_text().startswith("## Two by two (1000000 rounds)\n")
-    assert "published" not in page.read_text()  # that is about other rounds
+    assert "published" not in page.read_text()  # published numbers are for another number of rounds
     assert len(store.keys()) == 4
     assert not (tmp_path / "out" / "unfinished").exists()
 
@@ -289,7 +286,7 @@ def test_folders_of_two_machines_can_be_merged(file, tmp_path):
     cells = read_experiment(file).cells
     for number, folder in enumerate(("one", "two")):
         store = Store(tmp_path / folder)
-        play(cells[2 * number : 2 * number + 2], 1, store, tmp_path / "work")
+        run_missing(cells[2 * number : 2 * number + 2], 1, store, tmp_path / "work")
     for path in (tmp_path / "two").iterdir():
         shutil.copy(path, tmp_path / "one")
     assert missing_tasks(cells, 1, Store(tmp_path / "one")) == []
@@ -317,7 +314,7 @@ def made(*accuracies) -> list[FinishedRun]:
     return [made_run(seed=seed, summary=made_summary(best_accuracy=value)) for seed, value in enumerate(accuracies)]
 
 
-def test_means_and_deviations_by_hand():
+def test_means_and_deviations_equal_a_calculation_by_hand():
     found = statistic(made(0.5, 0.6, 0.7), "best_accuracy")
     assert (found.mean, found.deviation, found.count) == (pytest.approx(60), pytest.approx(10), 3)
     assert str(found) == "60.0 ± 10.0"
@@ -325,7 +322,7 @@ def test_means_and_deviations_by_hand():
     assert statistic(made(None), "best_accuracy") is None
 
 
-def test_noise_is_what_welchs_interval_does_not_tell_from_0():
+def test_differences_within_welchs_interval_are_noise():
     # Variances of the means 3²/9 = 1 and 4²/4 = 4: standard error √5, 25 / (1/8 + 16/3) = 4.58 degrees of freedom,
     # t₀.₉₇₅ = 2.643: differences up to 5.91 are noise. (Twice the standard error would be 4.47.)
     ours = Statistic(60.0, 3.0, 9)
@@ -340,14 +337,14 @@ def test_noise_is_what_welchs_interval_does_not_tell_from_0():
     assert within_noise(Statistic(60.0, 0.0, 3), Published(60.1, 0.0), 3) is False
 
 
-def test_welchs_interval_is_scipys():
+def test_welchs_interval_equals_scipys():
     first, second = np.random.default_rng(0).normal(5, 1, 7), np.random.default_rng(1).normal(4, 3, 4)
     expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     found = welch_interval(first.mean() - second.mean(), (first.std(ddof=1), 7), (second.std(ddof=1), 4))
     assert found == pytest.approx((expected.low, expected.high), rel=1e-12)
 
 
-def test_a_table_shows_what_is_missing(file, tmp_path):
+def test_a_table_marks_missing_runs(file, tmp_path):
     sheet = Sheet(read_experiment(file), 2, Store(tmp_path / "none"))
     assert sheet.lines[1] == ["fedavg", "large steps", "0", "–", "50.0 ± 2.0", "–", "–", "–", "–", "–"]
     assert sheet.lines[0][4:7] == ["–", "–", "–"]
@@ -355,7 +352,7 @@ def test_a_table_shows_what_is_missing(file, tmp_path):
     assert json.dumps(sheet.headings)
 
 
-def test_published_numbers_are_compared_with_the_quantity_that_the_file_names(tmp_path):
+def test_published_numbers_are_compared_with_the_quantity_named_in_the_file(tmp_path):
     path = tmp_path / "q.toml"
     text = "[settings]\nrounds = 7\nclients = 3\nsamples = 40\nhidden = 4\n[rows.fedavg]\n[published]\nfedavg = 50.0\n"
     differences = {}

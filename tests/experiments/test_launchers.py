@@ -1,4 +1,4 @@
-"""Tasks are played in this process, or in others that may be stopped and killed; here they share one CPU."""
+"""Launchers: tasks run in this process or in worker processes, which may be stopped or killed."""
 
 import json
 import os
@@ -15,8 +15,9 @@ from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.tasks import Task, missing_tasks, split_tasks
 from fedrema.runs.execute import Interrupted
+from tests.fixtures import accept_all
 
-pytestmark = [pytest.mark.usefixtures("others_start_at_once"), pytest.mark.xdist_group("launch")]
+pytestmark = [pytest.mark.usefixtures("subprocesses_are_forked"), pytest.mark.xdist_group("launch")]
 
 FILE = """
 seeds = 2
@@ -47,21 +48,21 @@ from fedrema.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Gated(FedAvg):
-    "FedAvg that writes down each round and waits in it until the file `go` holds its number."
+    "FedAvg that logs each round and waits in it until the file `go` holds its number."
 
     name: ClassVar[str] = "gated"
     mark: int = 0
-    "Tells rows apart."
+    "Distinguishes rows."
 
     def aggregate(self, net, state, uploads, moment):
-        with Path("played").open("a") as stream:
+        with Path("begun").open("a") as stream:
             stream.write(f"{os.getpid()} {self.mark} {moment.round}\\n")
         while moment.round > int(Path("go").read_text() or 0):
             time.sleep(0.02)
         return super().aggregate(net, state, uploads, moment)
 """
 ROUNDS, GATE = 40, 3
-"""How long a gated run is, and the first round that waits."""
+"""The number of rounds of a gated run, and the first round that waits."""
 PATIENCE = 120.0
 """Seconds after which a test that waits has failed."""
 
@@ -71,26 +72,22 @@ def tasks_of(folder, text, store, seeds=1):
     return missing_tasks(read_experiment(folder / "some.toml", {"device": "cpu"}).cells, seeds, store)
 
 
-def everything(task):
-    return True
-
-
-def test_who_is_asked_to_stop_before_a_run_begins_stops_in_its_first_round(tmp_path):
+def test_a_stop_requested_before_a_run_begins_takes_effect_in_its_first_round(tmp_path):
     store, work = Store(tmp_path / "runs"), tmp_path / "unfinished"
     tasks = tasks_of(tmp_path, FILE, store)
     ended, before = [], signal.getsignal(signal.SIGTERM)
 
     def stop_at_the_second(event):
         if event.kind == "started" and event.task is tasks[1]:
-            signal.raise_signal(signal.SIGTERM)  # while its data are still to be read
+            signal.raise_signal(signal.SIGTERM)  # before its data is loaded
 
     with pytest.raises(Interrupted):
-        ended += InProcess(store, work).run(tasks, everything, stop_at_the_second)
+        ended += InProcess(store, work).run(tasks, accept_all, stop_at_the_second)
     assert len(store.keys()) == 1
     rounds = [file.read_text().count("\n") for file in work.rglob("rounds.jsonl")]
     assert rounds == [1]
     assert signal.getsignal(signal.SIGTERM) is before
-    for event in InProcess(store, work).run(missing_again(tmp_path, store), everything, lambda event: None):
+    for event in InProcess(store, work).run(missing_again(tmp_path, store), accept_all, lambda event: None):
         assert not event.failed
     assert len(store.keys()) == 3
 
@@ -100,7 +97,7 @@ def missing_again(folder, store):
 
 
 def kept(folder):
-    """Return what runs have come to: everything but where and how fast."""
+    """Return the results of stored runs, without devices and times."""
     found = {}
     for key, run in zip(Store(folder).keys(), Store(folder), strict=True):
         assert sum(run.summary["seconds"].values()) > 0
@@ -113,20 +110,20 @@ def two_processes(store, folder):
     return Workers(store, folder / "work", [""], 2)
 
 
-def test_processes_of_their_own_give_the_same_cells(tmp_path):
+def test_worker_processes_give_the_same_results_as_this_process(tmp_path):
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
     tasks = tasks_of(tmp_path, FILE, here, 2)
     heard = []
-    one = list(InProcess(here, tmp_path / "work").run(tasks, everything, heard.append))
+    one = list(InProcess(here, tmp_path / "work").run(tasks, accept_all, heard.append))
     assert [(event.kind, event.task, event.failed) for event in one] == [("finished", task, ()) for task in tasks]
     assert [event.task for event in heard if event.kind == "started"] == tasks
     assert {event.kind for event in heard} == {"started", "round"}
     heard.clear()
-    other = list(two_processes(there, tmp_path).run(tasks, everything, heard.append))
+    other = list(two_processes(there, tmp_path).run(tasks, accept_all, heard.append))
     assert sorted(tasks.index(event.task) for event in other) == [0, 1, 2]
     assert {(event.kind, event.failed) for event in other} == {("finished", ())}
     assert sorted(tasks.index(event.task) for event in heard if event.kind == "started") == [0, 1, 2]
-    for task in tasks:  # of every run at least the first round is told of
+    for task in tasks:  # at least the first round of every run is reported
         told = [event for event in heard if event.task == task and event.kind == "round"]
         assert {(event.seed, event.round) for event in told} >= {(0, 1), (1, 1)}
         assert all(0 <= event.accuracy <= 1 for event in told)
@@ -138,11 +135,11 @@ def test_processes_of_their_own_give_the_same_cells(tmp_path):
     assert not list((tmp_path / "work").iterdir())
 
 
-def test_what_diverges_is_told_and_remembered_and_the_rest_goes_on(tmp_path):
+def test_divergence_is_reported_and_recorded_and_other_tasks_run(tmp_path):
     store = Store(tmp_path / "runs")
     wild = FILE.replace("[rows.mine]", "[rows.wild]\nmethod = 'fedavg'\nlr = 1e30\nclip = 0\n[rows.mine]")
     tasks = tasks_of(tmp_path, wild, store)
-    ended = list(two_processes(store, tmp_path).run(tasks, everything, lambda event: None))
+    ended = list(two_processes(store, tmp_path).run(tasks, accept_all, lambda event: None))
     failed = {event.task.cell.title: event.failed for event in ended}
     assert {event.kind for event in ended} == {"finished"}
     assert set(failed) == {"fedavg", "wild", "FedReMa, patient", "fedper"}
@@ -154,7 +151,7 @@ def test_what_diverges_is_told_and_remembered_and_the_rest_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("launcher", ["here", "workers"])
-def test_what_is_refused_is_told_in_one_sentence_and_the_rest_goes_on(launcher, tmp_path, monkeypatch):
+def test_a_refused_task_is_reported_in_one_sentence_and_other_tasks_run(launcher, tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     for name, value in {
         "FEDREMA_DATA": tmp_path / "empty",
@@ -167,16 +164,16 @@ def test_what_is_refused_is_told_in_one_sentence_and_the_rest_goes_on(launcher, 
     text = FILE.replace("[rows.mine]", "[rows.absent]\nmethod = 'fedavg'\ndataset = 'mnist'\n[rows.mine]")
     tasks = tasks_of(tmp_path, text, store)
     made = InProcess(store, tmp_path / "work") if launcher == "here" else two_processes(store, tmp_path)
-    ended = list(made.run(tasks, everything, lambda event: None))
-    assert sorted(event.kind for event in ended) == ["finished", "finished", "finished", "failed"]
+    ended = list(made.run(tasks, accept_all, lambda event: None))
+    assert sorted(event.kind for event in ended) == ["failed", "finished", "finished", "finished"]
     (sentence,) = [sentence for event in ended for sentence in event.failed]
     assert sentence.startswith("absent: cannot download train-images-idx3-ubyte.gz from http://127.0.0.1:9/mnist/")
     assert "\n" not in sentence
-    assert [task.cell.title for task in tasks_of(tmp_path, text, store)] == ["absent"]  # it is tried again
+    assert [task.cell.title for task in tasks_of(tmp_path, text, store)] == ["absent"]  # it counts as missing
 
 
 @pytest.mark.parametrize("launcher", ["here", "workers"])
-def test_what_does_not_fit_is_not_started(launcher, tmp_path):
+def test_tasks_that_do_not_fit_are_not_started(launcher, tmp_path):
     store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, FILE, store)
     asked, heard = [], []
@@ -192,8 +189,8 @@ def test_what_does_not_fit_is_not_started(launcher, tmp_path):
     assert store.keys() == [key_of(tasks[2].runs[0])]
 
 
-class Play:
-    """`fedrema grid --workers 2` in a folder of its own, on rows that wait for the test."""
+class GridProcess:
+    """`fedrema grid --workers 2` in its own folder, with rows whose rounds wait for the test."""
 
     def __init__(self, folder, rows, module=GATED):
         self.folder = folder
@@ -220,43 +217,43 @@ class Play:
             "out",
             *arguments,
         ]
-        # Not pipes: they would end only with the last process that has inherited them.
-        with (self.folder / "told").open("w") as told, (self.folder / "shown").open("w") as shown:
-            return subprocess.Popen(command, cwd=self.folder, stderr=told, stdout=shown)
+        # Files instead of pipes: a pipe stays open until the last process that inherited it exits.
+        with (self.folder / "stderr").open("w") as errors, (self.folder / "stdout").open("w") as output:
+            return subprocess.Popen(command, cwd=self.folder, stderr=errors, stdout=output)
 
-    def told(self):
-        return (self.folder / "told").read_text()
+    def errors(self):
+        return (self.folder / "stderr").read_text()
 
-    def whole(self):
-        """Play what is left without waiting, and return the cells."""
+    def finish(self):
+        """Run the missing rounds without waiting, and return the results."""
         self.allow(ROUNDS)
-        assert self.start("--workers", "2").wait(PATIENCE) == 0, self.told()
+        assert self.start("--workers", "2").wait(PATIENCE) == 0, self.errors()
         return kept(self.folder / "out" / "runs")
 
-    def played(self):
-        """Return (process, row, round) of each round that was begun."""
-        file = self.folder / "played"
+    def begun_rounds(self):
+        """Return (process, row, round) of each round that has begun."""
+        file = self.folder / "begun"
         lines = file.read_text().splitlines() if file.is_file() else []
         return [tuple(map(int, line.split())) for line in lines if line.count(" ") == 2]
 
     def at_the_gate(self, *marks):
-        """Wait until rows have come to the round that waits, and return the processes that play them."""
+        """Wait until rows have reached the first waiting round; return the processes that run them."""
         found = {}
-        for _ in patiently():
-            found = {mark: process for process, mark, number in self.played() if number == GATE and mark in marks}
+        for _ in polling():
+            found = {mark: process for process, mark, number in self.begun_rounds() if number == GATE and mark in marks}
             if set(found) == set(marks):
                 return [found[mark] for mark in marks]
         return pytest.fail(f"only {found} of {marks} have begun")
 
-    def let_on_until(self, ended):
-        """Let everybody play a round at a time, until something has ended."""
-        for number, _ in enumerate(patiently(), start=GATE):
+    def advance_until(self, ended):
+        """Let all processes run one round at a time until a condition is true."""
+        for number, _ in enumerate(polling(), start=GATE):
             if ended():
                 return
             self.allow(number)
 
     def saved(self):
-        """Return the last saved round of what is unfinished, by row."""
+        """Return the last saved round of each unfinished row."""
         folders = [file.parent for file in (self.folder / "out" / "unfinished").glob("*/config.json")]
         marks = [json.loads((folder / "config.json").read_text())["settings"]["mark"] for folder in folders]
         assert all((folder / "checkpoint" / "state.safetensors").is_file() for folder in folders)
@@ -266,8 +263,8 @@ class Play:
         }
 
 
-def patiently():
-    """Yield now and then, but not for ever."""
+def polling():
+    """Yield every 0.1 seconds; fail after PATIENCE seconds."""
     begun = time.monotonic()
     while time.monotonic() - begun < PATIENCE:
         yield
@@ -276,7 +273,7 @@ def patiently():
 
 
 def is_gone(process):
-    """Tell whether a process that is not ours has ended; what nobody has waited for yet has ended as well."""
+    """Return whether a process that is not our child has exited; a zombie counts as exited."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -285,85 +282,85 @@ def is_gone(process):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, programs):
-    """The cells of three rows that nobody has stopped, played in one process, one after the other."""
-    play = Play(tmp_path_factory.mktemp("undisturbed"), 3)
-    play.allow(ROUNDS)
-    assert play.start("--quiet", python=programs / "python").wait(PATIENCE) == 0, play.told()
-    assert play.told() == (play.folder / "shown").read_text() == ""
-    assert sorted((mark, number) for _, mark, number in play.played()) == [
+    """The results of three rows that ran without interruption, sequentially in one process."""
+    grid = GridProcess(tmp_path_factory.mktemp("undisturbed"), 3)
+    grid.allow(ROUNDS)
+    assert grid.start("--quiet", python=programs / "python").wait(PATIENCE) == 0, grid.errors()
+    assert grid.errors() == (grid.folder / "stdout").read_text() == ""
+    assert sorted((mark, number) for _, mark, number in grid.begun_rounds()) == [
         (mark, number) for mark in range(3) for number in range(1, ROUNDS + 1)
     ]
-    return kept(play.folder / "out" / "runs")
+    return kept(grid.folder / "out" / "runs")
 
 
-def test_asked_to_stop_all_save_and_the_same_command_goes_on(undisturbed, tmp_path):
-    play = Play(tmp_path, 3)
-    process = play.start("--workers", "2")
-    play.at_the_gate(0, 1)
+def test_on_sigterm_all_workers_save_and_the_same_command_continues(undisturbed, tmp_path):
+    grid = GridProcess(tmp_path, 3)
+    process = grid.start("--workers", "2")
+    grid.at_the_gate(0, 1)
     process.send_signal(signal.SIGTERM)
-    play.let_on_until(lambda: process.poll() is not None)
+    grid.advance_until(lambda: process.poll() is not None)
     assert process.returncode == 130
-    assert play.told().endswith("fedrema: stopped; the same command continues from here.\n")
-    assert "Traceback" not in play.told()
-    saved = play.saved()
-    assert set(saved) == {0, 1}  # the third was not begun
+    assert grid.errors().endswith("fedrema: stopped; the same command continues from here.\n")
+    assert "Traceback" not in grid.errors()
+    saved = grid.saved()
+    assert set(saved) == {0, 1}  # the third had not started
     assert all(GATE <= number < ROUNDS for number in saved.values())
-    assert not (play.folder / "out" / "runs").exists()
-    assert (play.folder / "out" / "table.md").is_file()
-    (play.folder / "played").unlink()
-    assert play.whole() == undisturbed
-    begun = {mark: min(number for _, other, number in play.played() if other == mark) for mark in range(3)}
+    assert not (grid.folder / "out" / "runs").exists()
+    assert (grid.folder / "out" / "table.md").is_file()
+    (grid.folder / "begun").unlink()
+    assert grid.finish() == undisturbed
+    begun = {mark: min(number for _, other, number in grid.begun_rounds() if other == mark) for mark in range(3)}
     assert begun == {**{mark: number + 1 for mark, number in saved.items()}, 2: 1}
-    assert not (play.folder / "out" / "unfinished").exists()
+    assert not (grid.folder / "out" / "unfinished").exists()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 130)])
-def test_a_process_that_is_ended_by_others_is_told_of_and_replaced(number, code, undisturbed, tmp_path):
-    play = Play(tmp_path, 3)
-    process = play.start("--workers", "2")
-    victim, _ = play.at_the_gate(0, 1)
+def test_a_killed_worker_is_reported_and_replaced(number, code, undisturbed, tmp_path):
+    grid = GridProcess(tmp_path, 3)
+    process = grid.start("--workers", "2")
+    victim, _ = grid.at_the_gate(0, 1)
     os.kill(victim, number)
-    play.let_on_until(lambda: is_gone(victim))
-    play.allow(ROUNDS)
+    grid.advance_until(lambda: is_gone(victim))
+    grid.allow(ROUNDS)
     assert process.wait(PATIENCE) == 2
     sentence = f"fedrema: r0: its process ended with code {code}; its last checkpoint is kept."
-    assert play.told().splitlines()[-1] == sentence
-    assert "Traceback" not in play.told()
-    (third,) = {process for process, mark, _ in play.played() if mark == 2}
+    assert grid.errors().splitlines()[-1] == sentence
+    assert "Traceback" not in grid.errors()
+    (third,) = {process for process, mark, _ in grid.begun_rounds() if mark == 2}
     assert third != victim
-    assert len(kept(play.folder / "out" / "runs")) == 2
-    (last,) = play.saved().values()
-    (play.folder / "played").unlink()
-    assert play.whole() == undisturbed
-    assert {mark for _, mark, _ in play.played()} == {0}
-    assert min(number for _, _, number in play.played()) == last + 1 >= GATE
+    assert len(kept(grid.folder / "out" / "runs")) == 2
+    (last,) = grid.saved().values()
+    (grid.folder / "begun").unlink()
+    assert grid.finish() == undisturbed
+    assert {mark for _, mark, _ in grid.begun_rounds()} == {0}
+    assert min(number for _, _, number in grid.begun_rounds()) == last + 1 >= GATE
 
 
-def test_without_its_parent_a_process_saves_and_ends(undisturbed, tmp_path):
-    play = Play(tmp_path, 3)
-    process = play.start("--workers", "2")
-    workers = play.at_the_gate(0, 1)
+def test_a_worker_saves_and_exits_when_its_parent_is_killed(undisturbed, tmp_path):
+    grid = GridProcess(tmp_path, 3)
+    process = grid.start("--workers", "2")
+    workers = grid.at_the_gate(0, 1)
     process.kill()
     process.wait()
-    play.let_on_until(lambda: all(map(is_gone, workers)))
-    saved = play.saved()
+    grid.advance_until(lambda: all(map(is_gone, workers)))
+    saved = grid.saved()
     assert set(saved) == {0, 1}
     assert all(GATE <= number < ROUNDS for number in saved.values())
-    assert {mark: max(number for _, other, number in play.played() if other == mark) for mark in saved} == saved
-    (play.folder / "played").unlink()
-    assert play.whole() == undisturbed
-    assert min(number for _, mark, number in play.played() if mark == 0) == saved[0] + 1
+    assert {mark: max(number for _, other, number in grid.begun_rounds() if other == mark) for mark in saved} == saved
+    (grid.folder / "begun").unlink()
+    assert grid.finish() == undisturbed
+    assert min(number for _, mark, number in grid.begun_rounds() if mark == 0) == saved[0] + 1
 
 
-def test_what_a_method_prints_does_not_disturb_its_process(undisturbed, tmp_path):
-    play = Play(tmp_path, 3, GATED.replace("        while", "        print('hello')\n        while"))
-    found = play.whole()
-    assert not found.keys() & undisturbed.keys()  # what prints is another file, and so these are other cells
+def test_output_of_a_method_does_not_disturb_the_workers_protocol(undisturbed, tmp_path):
+    grid = GridProcess(tmp_path, 3, GATED.replace("        while", "        print('hello')\n        while"))
+    found = grid.finish()
+    assert not found.keys() & undisturbed.keys()  # the method's file differs, and with it the keys
     assert sorted(map(repr, found.values())) == sorted(map(repr, undisturbed.values()))
-    assert "Traceback" not in play.told()
+    assert "Traceback" not in grid.errors()
 
 
-def test_the_largest_tasks_are_halved_until_all_have_something_to_do(tmp_path):
+def test_the_largest_tasks_are_halved_until_every_worker_has_one(tmp_path):
     store = Store(tmp_path / "runs")
     one, *_ = tasks_of(tmp_path, FILE, store, 5)
     other = Task(one.cell, (0, 1))
@@ -375,7 +372,7 @@ def test_the_largest_tasks_are_halved_until_all_have_something_to_do(tmp_path):
 
 
 @pytest.mark.parametrize("vary", ["training", "both"])
-def test_an_order_says_all_that_is_needed(vary, tmp_path):
+def test_an_encoded_task_decodes_to_the_same_task(vary, tmp_path):
     store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, f"vary = '{vary}'\n{FILE}", store, 3)
     assert [task.seeds for task in tasks] == ([(0, 1, 2)] * 3 if vary == "training" else [(0,), (1,), (2,)] * 3)
@@ -399,7 +396,7 @@ def test_an_order_says_all_that_is_needed(vary, tmp_path):
         Event("stopped"),
     ],
 )
-def test_what_is_told_is_understood(event, tmp_path):
+def test_encoded_events_decode_to_the_same_events(event, tmp_path):
     task, *_ = tasks_of(tmp_path, FILE, Store(tmp_path / "runs"))
     heard = Event.decoded(event.encoded(), task)
     assert heard.task is task

@@ -1,4 +1,4 @@
-"""A cell is what its files and its revisions were: changed files are run anew, older revisions are not finished."""
+"""Outdated cells: a cell is run again after its files have changed, or if it is of an older revision."""
 
 import dataclasses
 import json
@@ -20,6 +20,7 @@ from fedrema.experiments.tasks import Runner, finished_runs, missing_tasks, outd
 from fedrema.methods.fedavg import FedAvg
 from fedrema.runs.provenance import inputs_of
 from tests.experiments.made_runs import keep
+from tests.fixtures import unwatched
 
 OWN = """
 title = "Own files"
@@ -83,30 +84,30 @@ CHANGES = {
 }
 
 
-def told(programs, *command):
-    """Run fedrema in a process of its own; returns its exit code and what it wrote to the error stream."""
+def run_fedrema(programs, *command):
+    """Run fedrema in another process; return its exit code and its error output."""
     done = subprocess.run([programs / "fedrema", *command], capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 
 
-def test_a_cell_is_run_anew_after_any_file_it_depends_on_has_changed(own, programs):
+def test_a_cell_is_run_again_after_any_file_it_depends_on_has_changed(own, programs):
     grid = ("grid", "own.toml", "--out", "out")
-    assert told(programs, *grid)[1].startswith("1 run to do")
-    assert told(programs, *grid) == (0, "All runs have finished already.\n")
+    assert run_fedrema(programs, *grid)[1].startswith("1 run to do")
+    assert run_fedrema(programs, *grid) == (0, "All runs have finished already.\n")
     for number, (what, change) in enumerate(CHANGES.items(), 2):
         change(own)
-        assert told(programs, *grid)[1].startswith("1 run to do"), what
+        assert run_fedrema(programs, *grid)[1].startswith("1 run to do"), what
         assert len(Store(own / "out" / "runs").keys()) == number, what
-    (own / "elsewhere.py").write_text("")  # what it does not depend on
-    assert told(programs, *grid) == (0, "All runs have finished already.\n")
+    (own / "elsewhere.py").write_text("")  # a file that the cell does not depend on
+    assert run_fedrema(programs, *grid) == (0, "All runs have finished already.\n")
     assert len({tuple(run.curves["accuracy"]) for run in Store(own / "out" / "runs")}) > 1
-    write_data(own / "data.npz")  # as it was
+    write_data(own / "data.npz")  # the original content
     for name, content in (("my_method.py", METHOD), ("my_losses.py", LOSSES), ("my_networks.py", NETWORKS)):
         (own / name).write_text(content)
-    assert told(programs, *grid)[1] == "All runs have finished already.\n"
+    assert run_fedrema(programs, *grid)[1] == "All runs have finished already.\n"
 
 
-def test_a_run_cannot_go_on_after_a_file_has_changed_and_is_told_which(own, programs):
+def test_a_run_cannot_be_resumed_after_a_file_has_changed_and_the_file_is_named(own, programs):
     options = (
         "--federation",
         "data.npz",
@@ -120,26 +121,26 @@ def test_a_run_cannot_go_on_after_a_file_has_changed_and_is_told_which(own, prog
         "5",
         "--quiet",
     )
-    assert told(programs, "run", "my_method:Mine", *options, "--rounds", "2", "--out", "r")[0] == 0
+    assert run_fedrema(programs, "run", "my_method:Mine", *options, "--rounds", "2", "--out", "r")[0] == 0
     before = {file: file.read_bytes() for file in (own / "r").rglob("*") if file.is_file()}
     files = ("my_method.py", "my_losses.py", "my_networks.py", "data.npz")
     for file, change in zip(files, CHANGES.values(), strict=True):
         content = (own / file).read_bytes()
         change(own)
-        code, said = told(programs, "resume", "r", "--rounds", "4", "--quiet")
+        code, said = run_fedrema(programs, "resume", "r", "--rounds", "4", "--quiet")
         (own / file).write_bytes(content)
         assert (code, said.count("\n")) == (2, 1), said
         assert f"r cannot be continued: {file} has changed since it was started" in said
         assert {each: each.read_bytes() for each in before} == before
-    assert told(programs, "resume", "r", "--rounds", "4", "--quiet") == (0, "")
+    assert run_fedrema(programs, "resume", "r", "--rounds", "4", "--quiet") == (0, "")
 
 
-def test_data_that_was_only_saved_again_can_go_on(own, programs):
+def test_a_run_can_be_resumed_after_its_data_was_saved_again_unchanged(own, programs):
     options = ("--federation", "data.npz", "--epochs", "1", "--quiet", "--out", "r")
-    assert told(programs, "run", "fedavg", *options, "--rounds", "2")[0] == 0
+    assert run_fedrema(programs, "run", "fedavg", *options, "--rounds", "2")[0] == 0
     with np.load("data.npz") as file:
         np.savez_compressed("data.npz", **{name: file[name] for name in file.files})
-    assert told(programs, "resume", "r", "--rounds", "3", "--quiet") == (0, "")
+    assert run_fedrema(programs, "resume", "r", "--rounds", "3", "--quiet") == (0, "")
 
 
 def test_a_partition_file_is_part_of_a_cell(tmp_path):
@@ -154,13 +155,13 @@ def test_a_partition_file_is_part_of_a_cell(tmp_path):
     assert key_of(one) != key_of(two)
 
 
-def test_a_file_that_changes_while_a_grid_waits_is_not_trained_on_unnoticed(own):
+def test_a_file_that_changes_before_its_task_starts_is_refused(own):
     cell = read_experiment(own / "own.toml").cells[0]
     store = Store(own / "runs")
     (task,) = missing_tasks([cell], 1, store)
     CHANGES["the labels"](own)
     with pytest.raises(BadInput, match=r"^data.npz has changed since the command started"):
-        Runner(store, own / "work", lambda _: lambda played: None).run(task)
+        Runner(store, own / "work", unwatched).run(task)
     assert store.keys() == []
 
 
@@ -196,7 +197,7 @@ def plain(tmp_path):
     return file
 
 
-def test_cells_of_built_in_methods_and_data_are_named_by_their_settings_alone(plain, monkeypatch):
+def test_keys_of_built_in_methods_and_data_depend_on_settings_only(plain, monkeypatch):
     cell = read_experiment(plain).cells[0]
     before = key_of(cell.settings(0))
     assert inputs_of(cell.settings(0)) == {}
@@ -236,12 +237,12 @@ def test_cells_of_an_older_revision_are_shown_as_outdated_and_run_again(plain, t
     assert capsys.readouterr().err == "All runs have finished already.\n"
 
 
-def test_a_cell_that_has_been_run_again_in_part_shows_only_what_is_current(plain, tmp_path, monkeypatch):
+def test_a_cell_with_some_current_runs_shows_only_these(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(FedAvg, "revision", 2, raising=False)
     experiment, store = read_experiment(plain), Store(tmp_path / "out" / "runs")
     cell = experiment.cell("fedavg", "")
     (task,) = missing_tasks([cell], 1, store)
-    assert Runner(store, tmp_path / "work", lambda _: lambda played: None).run(task) == []
+    assert Runner(store, tmp_path / "work", unwatched).run(task) == []
     assert [run.seed for run in finished_runs(cell, 2, store)] == [0]
     assert Sheet(experiment, 2, store).lines[0][1] == "1"
 
@@ -261,13 +262,13 @@ def test_the_engine_has_a_revision_for_each_kind_of_device(plain, tmp_path, monk
     assert "0, 2 outdated" in (tmp_path / "out" / "plain.csv").read_text()
 
 
-def test_an_unfinished_run_of_an_older_revision_begins_anew(plain, tmp_path, monkeypatch):
+def test_an_unfinished_run_of_an_older_revision_starts_again(plain, tmp_path, monkeypatch):
     cell = read_experiment(plain, {"rounds": 3}).cells[0]
     store, work = Store(tmp_path / "new"), tmp_path / "work"
     (task,) = missing_tasks([cell], 1, store)
 
     def interrupted(settings):
-        def stop(played):
+        def stop(result):
             raise KeyboardInterrupt
 
         return stop
@@ -276,11 +277,11 @@ def test_an_unfinished_run_of_an_older_revision_begins_anew(plain, tmp_path, mon
         Runner(store, work, interrupted).run(task)
     monkeypatch.setattr(FedAvg, "revision", 2, raising=False)
     seen = []
-    Runner(store, work, lambda _: lambda played: seen.append(played.record["round"])).run(task)
+    Runner(store, work, lambda _: lambda result: seen.append(result.record["round"])).run(task)
     assert seen == [1, 2, 3]
 
 
-def test_a_run_of_an_older_revision_cannot_go_on_but_can_be_used(tmp_path, monkeypatch, capsys):
+def test_a_run_of_an_older_revision_cannot_be_resumed_but_can_be_used(tmp_path, monkeypatch, capsys):
     run = str(tmp_path / "run")
     assert main(["run", "fedavg", "--rounds", "2", "--hidden", "4", "--out", run, "--quiet"]) == 0
     monkeypatch.setattr(FedAvg, "revision", 2, raising=False)

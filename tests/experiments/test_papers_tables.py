@@ -37,7 +37,7 @@ def test_every_cell_can_be_run_and_has_the_papers_number(name, cells, published)
         assert (settings.simulation.rounds, settings.data.clients, settings.local.epochs) == (500, 20, 5)
 
 
-def test_some_cells_are_what_the_paper_says():
+def test_some_cells_have_the_papers_settings():
     first, second = table("table1"), table("table2")
     assert first.cell("fedrema", "cifar10").published == Published(65.4, 0.3)
     assert first.cell("per-fedavg", "mnist").published == Published(97.6, 0.3)
@@ -50,7 +50,7 @@ def test_some_cells_are_what_the_paper_says():
     assert table("motivation").cell("fedper", "n50").settings(0).data.samples == 50
 
 
-def test_what_the_tables_share_is_run_once():
+def test_runs_that_tables_share_have_the_same_key():
     cells = {
         "fedrema": [("table1", "fedrema", "cifar10"), ("table3", "delta5", ""), ("table4", "fedrema", ""),
                     ("table5", "both", ""), ("motivation", "fedrema", "n600")],

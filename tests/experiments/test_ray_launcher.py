@@ -1,4 +1,4 @@
-"""Tasks on a real Ray with two worker processes; what it keeps is what this process alone would keep."""
+"""Tasks on a real Ray cluster with two worker processes: the stored results equal those of this process alone."""
 
 import contextlib
 import os
@@ -23,8 +23,9 @@ from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.tasks import missing_tasks
 from fedrema.runs.execute import Interrupted
+from tests.fixtures import accept_all
 
-# Rays older than 2.60 leave /dev/null open and their processes to themselves when they end.
+# Versions of Ray before 2.60 leave /dev/null open and do not wait for their processes on exit.
 pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore:unclosed file.*/dev/null:ResourceWarning"),
@@ -47,9 +48,9 @@ def no_ray_is_left():
 
 @pytest.fixture
 def two_processes():
-    """A Ray that the tests share: it takes seconds to start."""
+    """A Ray cluster that the tests share, because it takes seconds to start."""
     if not ray.is_initialized():
-        # Shared memory may be scarce where tests run; 80 MB is the least that Ray takes.
+        # Shared memory may be small on test machines; 80 MB is the minimum of Ray.
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
 
 
@@ -63,31 +64,27 @@ def tasks_of(tmp_path, text, store, seeds=1):
     return missing_tasks(read_experiment(written(tmp_path, text)).cells, seeds, store)
 
 
-def always(task):
-    return True
-
-
-def nobody(event):
+def ignore(event):
     pass
 
 
-def where_runs_lie(launcher):
+def working_folder(launcher):
     return Path(tempfile.gettempdir()) / launcher.folder
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_in_the_folder_for_temporary_files(monkeypatch):
+def no_temporary_files_are_left(monkeypatch):
     made, begin = [], OnRay.__init__
     monkeypatch.setattr(OnRay, "__init__", lambda launcher, *given: (begin(launcher, *given), made.append(launcher))[0])
     yield
     for launcher in made:
         with contextlib.suppress(FileNotFoundError):
-            where_runs_lie(launcher).rmdir()  # it is empty
+            working_folder(launcher).rmdir()  # fails unless the folder is empty
 
 
 @pytest.mark.slow
-def test_the_command_starts_a_ray_of_its_own_and_ends_it(tmp_path, capsys):
-    ray.shutdown()  # of other tests
+def test_the_command_starts_and_stops_its_own_ray(tmp_path, capsys):
+    ray.shutdown()  # started by other tests
     file, out = written(tmp_path, FILE), tmp_path / "out"
     arguments = ["--launcher", "ray", "--seeds", "1", "--only", "small", "--out", str(out)]
     assert main(["grid", str(file), *arguments]) == 0
@@ -99,15 +96,15 @@ def test_the_command_starts_a_ray_of_its_own_and_ends_it(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_processes")
-def test_cells_are_those_of_one_process_and_two_processes_made_them(tmp_path):
+def test_two_processes_compute_the_same_results_as_one(tmp_path):
     alone, store = Store(tmp_path / "alone"), Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, FILE, store, seeds=2)
-    list(InProcess(alone, tmp_path / "work").run(tasks, always, nobody))
+    list(InProcess(alone, tmp_path / "work").run(tasks, accept_all, ignore))
     began = time.time()
     launcher, heard = OnRay(store, 2, "auto"), []
     assert launcher.at_once == 2
-    last = list(launcher.run(tasks, always, heard.append))
-    assert ray.is_initialized()  # it was there before, and stays
+    last = list(launcher.run(tasks, accept_all, heard.append))
+    assert ray.is_initialized()  # a cluster that was already running is kept
     assert sorted(map(id, tasks)) == sorted(id(event.task) for event in last)
     assert {(event.kind, event.failed) for event in last} == {("finished", ())}
     assert [event.task for event in heard if event.kind == "started"] == tasks
@@ -115,23 +112,23 @@ def test_cells_are_those_of_one_process_and_two_processes_made_them(tmp_path):
     assert store.keys() == alone.keys()
     assert len(store.keys()) == 8
     for one, other in zip(store, alone, strict=True):
-        assert replace(one.summary, seconds={}) == replace(other.summary, seconds={})  # all else is equal
+        assert replace(one.summary, seconds={}) == replace(other.summary, seconds={})  # everything else is equal
         assert one.curves | {"seconds": None} == other.curves | {"seconds": None}
         assert (one.settings, one.clients) == (other.settings, other.clients)
         assert (one.ran_on.beside, one.ran_on.threads) == (1, 1)
-    assert list(where_runs_lie(launcher).iterdir()) == []
-    # Ray says, some time later, which of its processes did what.
+    assert list(working_folder(launcher).iterdir()) == []
+    # With a delay, Ray's timeline shows which process ran which task.
     processes, patience = set(), time.monotonic() + 15
     while len(processes) < 2 and time.monotonic() < patience:
-        played = [event for event in ray.timeline() if event["cat"] == "task::run_there" and event["ts"] > 1e6 * began]
-        processes = {event["tid"] for event in played}
+        events = [event for event in ray.timeline() if event["cat"] == "task::run_there" and event["ts"] > 1e6 * began]
+        processes = {event["tid"] for event in events}
         time.sleep(0.2)
     assert len(processes) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_processes")
-def test_a_task_is_begun_when_there_is_room_and_only_if_it_fits(tmp_path):
+def test_a_task_starts_when_a_worker_is_free_and_only_if_it_fits(tmp_path):
     store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, FILE, store)
     happened = []
@@ -154,14 +151,14 @@ def test_a_task_is_begun_when_there_is_room_and_only_if_it_fits(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_processes")
-def test_what_diverges_or_lacks_its_data_is_told_and_the_rest_goes_on(tmp_path):
+def test_divergence_and_missing_data_are_reported_and_other_tasks_run(tmp_path):
     text = SMALL + (
         "[rows.wild]\nmethod = 'fedavg'\nlr = 1e30\nclip = 0\n"
         "[rows.absent]\nmethod = 'fedavg'\nfederation = '/nowhere/mine.npz'\n[rows.fedavg]\n"
     )
     store = Store(tmp_path / "runs")
     tasks = tasks_of(tmp_path, text, store)
-    found = {event.task.cell.title: event for event in OnRay(store, 2, "auto").run(tasks, always, nobody)}
+    found = {event.task.cell.title: event for event in OnRay(store, 2, "auto").run(tasks, accept_all, ignore)}
     assert {title: event.kind for title, event in found.items()} == {
         "wild": "finished", "absent": "failed", "fedavg": "finished"
     }  # fmt: skip
@@ -188,7 +185,7 @@ def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_launcher, "run_there", unlucky)
     store, heard = Store(tmp_path / "runs"), []
     tasks = tasks_of(tmp_path, FILE, store)
-    found = {tasks.index(event.task): event for event in OnRay(store, 2, "cpu").run(tasks, always, heard.append)}
+    found = {tasks.index(event.task): event for event in OnRay(store, 2, "cpu").run(tasks, accept_all, heard.append)}
     assert [found[number].kind for number in range(4)] == ["finished", "failed", "failed", "finished"]
     lost = "fedavg, large: its process was lost twice (WorkerCrashedError); its last checkpoint is kept."
     assert found[1].failed == (lost,)
@@ -199,7 +196,7 @@ def test_a_lost_process_is_replaced_once(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_processes")
-def test_a_stopped_grid_keeps_what_is_finished_and_goes_on(tmp_path):
+def test_a_stopped_grid_keeps_finished_runs_and_continues(tmp_path):
     text = FILE.replace("rounds = 3", "rounds = 300")
     store, heard = Store(tmp_path / "runs"), []
     tasks = tasks_of(tmp_path, text, store, seeds=2)[:1]
@@ -211,14 +208,14 @@ def test_a_stopped_grid_keeps_what_is_finished_and_goes_on(tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        list(launcher.run(tasks, always, stop))
+        list(launcher.run(tasks, accept_all, stop))
     assert heard[-1] == "stopped"
     assert store.keys() == [key_of(tasks[0].runs[0])]  # the first seed
-    assert [folder.name for folder in where_runs_lie(launcher).iterdir()] == [key_of(tasks[0].runs[1])]
+    assert [folder.name for folder in working_folder(launcher).iterdir()] == [key_of(tasks[0].runs[1])]
     rounds = []
     tasks = tasks_of(tmp_path, text, store, seeds=2)[:1]
     assert tasks[0].seeds == (1,)
-    assert [event.kind for event in launcher.run(tasks, always, rounds.append)] == ["finished"]
+    assert [event.kind for event in launcher.run(tasks, accept_all, rounds.append)] == ["finished"]
     assert next(event for event in rounds if event.kind == "round").round > 1
     assert len(store.keys()) == 2
     assert store.at(key_of(tasks[0].runs[0])).curves["round"] == list(range(1, 301))
@@ -233,7 +230,7 @@ def test_a_machine_with_another_version_refuses(tmp_path):
     assert cells == {}
 
 
-def test_a_machine_sends_back_files_and_keeps_nothing(tmp_path):
+def test_a_worker_machine_returns_files_and_keeps_none(tmp_path):
     store, rounds = Store(tmp_path / "runs"), queue.SimpleQueue()
     (task,) = tasks_of(tmp_path, f"{SMALL}[rows.fedavg]", store)
     line, cells = run_there(task.encoded(), 7, __version__, str(tmp_path / "work"), 1, 3, rounds)
@@ -261,7 +258,7 @@ NODES = [
         (3, "cpu", {Slot("large", 5.3333, 0, 5): 3, Slot("small", 0.6666, 0, 1): 3}),
     ],
 )
-def test_machines_are_shared_out(workers, device, places, monkeypatch):
+def test_resources_of_machines_are_divided_among_workers(workers, device, places, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "nodes", lambda: NODES)
     launcher = OnRay(Store(Path("none")), workers, device)
@@ -281,7 +278,7 @@ def test_without_ray_one_sentence_says_what_to_install(tmp_path, capsys, monkeyp
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nothing"])
-def test_a_cluster_that_is_not_there_is_named(address, monkeypatch):
+def test_an_unreachable_cluster_is_named(address, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", address)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(BadInput, match=f"RAY_ADDRESS={address} cannot be joined: "):

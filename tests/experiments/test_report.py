@@ -1,4 +1,4 @@
-"""What is written of an experiment: tables in three formats, verdicts, the first page of a folder."""
+"""Written reports of an experiment: tables in three formats, verdicts, and the README of a folder."""
 
 import shutil
 from datetime import UTC, datetime
@@ -55,13 +55,13 @@ def made(tmp_path):
     return bench
 
 
-def test_a_line_holds_ours_and_what_was_published(made):
+def test_a_line_contains_our_and_the_published_numbers(made):
     sheet = Sheet(made.experiment, 2, made.store)
     assert sheet.headings == [
         *("method", "seeds", "best (peeks)", "published", "difference", "within noise", "honest", "final"),
         *("critical rounds", "seconds"),
     ]
-    # Standard error of the difference: √(1.41² / 2 + 0.5² / 2) = 1.06; the difference is nothing.
+    # Standard error of the difference: √(1.41² / 2 + 0.5² / 2) = 1.06; the difference is 0.
     assert sheet.lines[0] == [
         *("FedAvg & co", "2", "61.0 ± 1.4", "61.0 ± 0.5", "+0.0", "yes"),
         *("60.0 ± 0.0", "59.0 ± 0.0", "–", "34 (691.58)"),
@@ -92,7 +92,7 @@ def test_latex_has_a_line_per_row_and_the_best_in_bold(made):
     assert r"Local & -- \\" in lines
 
 
-def test_a_report_is_a_table_with_verdicts_and_tests(made, tmp_path):
+def test_a_report_has_a_table_verdicts_and_tests(made, tmp_path):
     (judgement,) = write_report(made.experiment, 2, made.store, tmp_path / "out")
     # Differences 10.0 and 10.2: t = 101 with 1 degree of freedom, p = 0.0063, interval 10.1 ± 12.706 · 0.1.
     assert judgement.verdict == "holds"
@@ -104,7 +104,7 @@ def test_a_report_is_a_table_with_verdicts_and_tests(made, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"made.md", "made.csv", "made.tex"}
 
 
-def test_a_folder_begins_with_what_was_run_and_what_is_missing(made, tmp_path):
+def test_the_readme_of_a_folder_lists_finished_and_missing_runs(made, tmp_path):
     out = tmp_path / "out"
     command = ["fedrema", "reproduce", "--only", "a b"]
     log_command(made.store, command, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), 754.3, set(made.store.keys()))

@@ -1,4 +1,4 @@
-"""What is committed under results/ belongs together, and the page that tells of it shows what is there."""
+"""The committed results are consistent, and docs/results.md shows them."""
 
 import re
 from pathlib import Path
@@ -18,11 +18,11 @@ def rows(text):
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
-def test_every_run_can_be_read_and_comes_from_a_command():
+def test_every_run_can_be_read_and_belongs_to_a_logged_command():
     store = Store(RESULTS / "runs")
     store.check()
     runs = list(store)
-    # `again`: how many of them took the place of runs that an earlier command had played.
+    # `again`: how many of them replaced runs of an earlier command.
     assert len(runs) == sum(command.runs - command.again for command in read_log(store))
     assert {run.settings["rounds"] for run in runs if run.settings["net"] == "auto"} == {500}
     assert {run.device for run in runs} == {"NVIDIA H200"}
@@ -30,7 +30,7 @@ def test_every_run_can_be_read_and_comes_from_a_command():
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if f"<!-- {name} -->" in PAGE])
-def test_the_page_shows_the_tables_that_are_there(name):
+def test_the_page_shows_the_committed_tables(name):
     shown = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", PAGE, flags=re.S)[1]
     table = rows((RESULTS / f"{name}.md").read_text())
     assert rows(shown) == table[: len(rows(shown))]
@@ -48,12 +48,12 @@ def test_the_page_shows_every_verdict():
     assert len(shown) >= 15
 
 
-def test_every_figure_that_is_shown_is_there():
+def test_every_shown_figure_exists():
     for page in (PAGE, (RESULTS / "README.md").read_text().replace("](", "](../results/paper/")):
         for path in re.findall(r"!\[[^]]*\]\(([^)]*)\)", page):
             assert (ROOT / "docs" / path).resolve().is_file(), path
 
 
-def test_nothing_of_the_machine_that_ran_it_is_left():
+def test_results_contain_no_local_paths():
     for file in [*RESULTS.glob("*.md"), *(RESULTS / "runs").glob("*.jsonl")]:
         assert not re.search(r"/(tmp|home|root|work)/", file.read_text()), file

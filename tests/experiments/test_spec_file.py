@@ -1,4 +1,4 @@
-"""What may stand in a grid file beside rows and columns, and what is refused."""
+"""Contents of a grid file besides rows and columns, and invalid files."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def read(tmp_path, text, changes=None):
     return read_experiment(path, changes)
 
 
-def test_a_claim_is_about_all_columns_and_against_all_others_unless_it_says_otherwise(tmp_path):
+def test_a_claim_is_about_all_columns_and_against_all_other_rows_by_default(tmp_path):
     text = ROWS + COLUMNS + CLAIM + "kind = 'first'\nrows = ['fedrema']\n"
     (claim,) = read(tmp_path, text).claims
     expected = Claim("It is so.", "first", ("fedrema",), ("fedavg", "local"), ("few", "many"), 0.0, "precision")
@@ -33,7 +33,7 @@ def test_without_columns_a_claim_is_about_the_only_one(tmp_path):
     assert (claim.columns, claim.share) == (("",), 0.2)
 
 
-def test_figures_show_everything_unless_they_say_otherwise(tmp_path):
+def test_figures_show_all_rows_and_columns_by_default(tmp_path):
     text = (
         ROWS
         + COLUMNS
@@ -56,7 +56,7 @@ def test_partition_and_training_may_vary_together(tmp_path):
     assert {fixed.settings(seed).data.data_seed for seed in range(3)} == {0}
 
 
-def test_more_that_was_published(tmp_path):
+def test_published_numbers_of_other_quantities(tmp_path):
     text = ROWS + "[also.seconds]\nfedavg = 700\n[also.critical_rounds]\nfedrema = 36\n"
     assert read(tmp_path, text).also == {"seconds": {"fedavg": 700}, "critical_rounds": {"fedrema": 36}}
 
@@ -100,7 +100,7 @@ def test_more_that_was_published(tmp_path):
         (ROWS + "[sweep]\nmu = [1.0]\n", "cell fedavg mu = 1.0 × all: 'mu' is not a setting of fedavg"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(text, sentence, tmp_path, capsys):
+def test_an_invalid_file_is_refused_in_one_sentence(text, sentence, tmp_path, capsys):
     with pytest.raises(BadInput, match=sentence):
         read(tmp_path, text)
     assert main(["grid", str(tmp_path / "one.toml"), "--out", str(tmp_path / "out")]) == 2

@@ -27,7 +27,7 @@ def in_column(*values, column="c"):
     return {(column, seed): value for seed, value in enumerate(values)}
 
 
-def test_a_paired_difference_by_hand():
+def test_a_paired_difference_equals_a_calculation_by_hand():
     # Differences 1 … 5: mean 3, standard error √(2.5 / 5), t = 4.243; with 4 degrees of freedom t₀.₉₇₅ = 2.776445.
     found = compare("a", "b", "c", by_seed(11, 22, 33, 44, 55), by_seed(10, 20, 30, 40, 50))
     margin = 2.776445 * math.sqrt(0.5)
@@ -40,7 +40,7 @@ def test_a_paired_difference_by_hand():
     assert back.test.p == pytest.approx(found.test.p)
 
 
-def test_two_quizzes_of_penn_state():
+def test_a_paired_difference_equals_an_example_of_penn_state():
     # STAT 200, example 8.3.2.1: nine students, mean 1/9, t = 0.127, p = 0.90.
     first, second = (98, 100, 95, 90, 90, 92, 80, 78, 88), (94, 98, 98, 88, 89, 91, 84, 80, 88)
     found = compare("first", "second", "", by_seed(*first), by_seed(*second))
@@ -48,7 +48,7 @@ def test_two_quizzes_of_penn_state():
     assert found.test.p == pytest.approx(0.902, abs=0.001)
 
 
-def test_only_seeds_that_both_have_count():
+def test_only_common_seeds_are_compared():
     found = compare("a", "b", "c", {0: 99.0, 1: 5, 2: 7, 3: 6}, {1: 4, 2: 5, 3: 3, 9: 0.0})
     assert (found.pairs, found.mean) == (3, 2)
 
@@ -64,8 +64,8 @@ def test_too_few_seeds_are_not_tested(mine, theirs, pairs, reason):
     assert math.isnan(found.mean) if pairs == 0 else found.mean == 1
 
 
-def test_the_same_difference_for_every_seed_is_not_infinitely_sure():
-    # 0.1 three times, but for rounding, which is what scipy would divide by. Sign test: 2 · 0.5³.
+def test_equal_differences_for_all_seeds_are_tested_by_the_sign_test():
+    # 0.1 three times up to rounding; scipy would divide by the rounding error. Sign test: 2 · 0.5³.
     found = compare("a", "b", "c", by_seed(0.6, 0.7, 0.8), by_seed(0.5, 0.6, 0.7))
     assert (found.mean, found.test.low, found.test.high) == pytest.approx((0.1, 0.1, 0.1))
     assert found.test.p == pytest.approx(0.25)
@@ -74,7 +74,7 @@ def test_the_same_difference_for_every_seed_is_not_infinitely_sure():
     assert (level.mean, level.test.p, level.test.reason) == (0, 1, "no difference for any seed")
 
 
-def test_holms_method_by_hand():
+def test_holms_method_equals_a_calculation_by_hand():
     # 4 · 0.005, 3 · 0.01, 2 · 0.03; 1 · 0.04 may not be smaller than the one before it.
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.4, 0.6]) == [0.8, 0.8]
@@ -83,7 +83,7 @@ def test_holms_method_by_hand():
     assert holm([]) == []
 
 
-def test_what_cannot_be_tested_is_no_part_of_the_family():
+def test_comparisons_without_a_test_are_not_part_of_the_family():
     tested = compare("a", "b", "c", by_seed(11, 22, 33, 44, 55), by_seed(10, 20, 30, 40, 50))
     one = compare("a", "d", "c", by_seed(1.0), by_seed(2.0))
     first, second, third = corrected([tested, one, tested])
@@ -125,7 +125,7 @@ def test_nemenyis_critical_values_are_the_published_ones():
     assert critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
 
 
-def test_demsars_example():
+def test_ranks_equal_those_of_demsars_example():
     found = rank(C45_TABLE)
     assert found.names == ("+m+cf", "+m", "+cf", "C4.5")
     assert found.ranks == pytest.approx((1.964, 2.000, 2.893, 3.143), abs=0.0005)
@@ -134,14 +134,14 @@ def test_demsars_example():
     assert found.blocks_are == "14 columns, each the mean over its seeds"
     assert found.cliques == (found.names,)  # 3.143 - 1.964 = 1.18 is less than 1.25, as he says
     assert found.left_out == ()
-    # χ² = 12 · 14 / (4 · 5) · (Σ R² - 4 · 25 / 4) = 9.28 as published, over 1 - 78 / 840 for the ties, which he leaves
-    # out: with 3 degrees of freedom p = 0.0167.
+    # χ² = 12 · 14 / (4 · 5) · (Σ R² - 4 · 25 / 4) = 9.28 as published, over 1 - 78 / 840 for the ties, which he omits:
+    # with 3 degrees of freedom p = 0.0167.
     squares = sum(value**2 for value in found.ranks)
     assert 8.4 * (squares - 25) == pytest.approx(9.28, abs=0.005)
     assert found.p == pytest.approx(0.016722, abs=1e-6)
 
 
-def test_cliques_are_the_largest_groups_that_chance_explains():
+def test_cliques_are_the_largest_groups_without_significant_differences():
     names = ("a", "b", "c", "d", "e")
     assert cliques(names, (1.0, 1.5, 2.5, 4.0, 4.5), 1.6) == (("a", "b", "c"), ("c", "d"), ("d", "e"))
     assert cliques(names, (1, 2, 3, 4, 5), 1) == ()  # exactly the critical difference is significant
@@ -149,7 +149,7 @@ def test_cliques_are_the_largest_groups_that_chance_explains():
     assert cliques(names, (3, 3, 3, 3, 3), 0.5) == (names,)
 
 
-def test_columns_are_blocks_by_their_means_and_not_by_their_seeds():
+def test_blocks_are_means_of_columns_and_not_single_seeds():
     # In column c0, a wins two of three seeds by little and loses the third by much: its mean is the lower.
     table = {
         "a": in_column(2, 2, 0, column="c0") | in_column(3, column="c1") | in_column(3, column="c2"),
@@ -161,7 +161,7 @@ def test_columns_are_blocks_by_their_means_and_not_by_their_seeds():
     assert found.ranks == pytest.approx((4 / 3, 5 / 3, 3))
 
 
-def test_with_few_columns_seeds_are_blocks_and_that_is_said():
+def test_with_few_columns_blocks_are_seeds_and_the_result_says_so():
     table = {"a": in_column(5, 6, 7), "b": in_column(5, 5, 5), "d": in_column(1, 2, 3), "gone": {}}
     found = rank(table)
     assert found.left_out == ("gone",)
@@ -171,8 +171,8 @@ def test_with_few_columns_seeds_are_blocks_and_that_is_said():
     assert "the seeds of 2 columns" in rank(two).blocks_are
 
 
-def test_rows_are_ranked_by_the_seeds_that_all_have():
-    # With its second seed a would be last in c0; the others have not run it.
+def test_rows_are_ranked_by_common_seeds():
+    # With its second seed, a would be last in c0; the other rows do not have that seed.
     columns = ("c0", "c1", "c2")
     table = {
         row: {key: value for column in columns for key, value in in_column(first, column=column).items()}
@@ -187,7 +187,7 @@ def test_rows_are_ranked_by_the_seeds_that_all_have():
     assert rank(table) is None  # a has seed 0 alone in c1, the others seed 1
 
 
-def test_what_cannot_be_ranked():
+def test_too_few_rows_or_blocks_are_not_ranked():
     assert rank({"a": in_column(1, 2), "b": in_column(2, 3)}) is None  # two rows: compare them
     assert rank({name: in_column(1) for name in "abd"}) is None  # one block
     assert rank({"a": in_column(1, 2), "b": in_column(2, 3), "d": {}}) is None

@@ -1,4 +1,4 @@
-"""Finished runs: kept one by one while a command runs, folded into one table at its end, merged by copying."""
+"""The store of finished runs: one file per run during a command, one table at its end, merged by copying."""
 
 import dataclasses
 import lzma
@@ -23,7 +23,7 @@ def names(store):
     return sorted(path.name for path in store.folder.iterdir())
 
 
-def test_runs_are_folded_into_one_table_without_a_change(tmp_path):
+def test_single_files_are_merged_into_one_table_unchanged(tmp_path):
     store = Store(tmp_path)
     runs = [
         run(key, number / 7, curves={"round": [1, 2], "accuracy": [1 / 3, None]}) for number, key in enumerate("abc", 1)
@@ -62,7 +62,7 @@ def test_tables_of_two_machines_are_merged_by_copying(tmp_path):
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_two_runs_with_one_key_the_finished_the_current_and_the_latest_counts(order, tmp_path):
+def test_of_two_runs_with_one_key_the_finished_current_or_latest_one_is_used(order, tmp_path):
     current, later = run("a"), run("a", 0.5, LATER)
     diverged = made_run("a", failed="Training diverged.")
     outdated = dataclasses.replace(later, revisions={"method": 0, **REVISIONS})
@@ -85,7 +85,7 @@ def test_a_run_that_diverged_keeps_its_file_and_is_tried_again_without_it(tmp_pa
     assert store.keys() == ["a"]
 
 
-def test_after_a_crash_between_writing_and_removing_every_run_counts_once(tmp_path):
+def test_after_a_crash_between_writing_and_removing_every_run_is_read_once(tmp_path):
     store = Store(tmp_path)
     for key in "ab":
         keep(store, run(key))
@@ -100,7 +100,7 @@ def test_after_a_crash_between_writing_and_removing_every_run_counts_once(tmp_pa
     assert [name for name in names(again) if not name.startswith(".")] == [next(tmp_path.glob("*.xz")).name]
 
 
-def test_what_another_process_replaces_is_read_again(tmp_path):
+def test_a_table_replaced_by_another_process_is_read_again(tmp_path):
     store, other = Store(tmp_path), Store(tmp_path)
     keep(store, run("a"))
     assert store.keys() == ["a"]

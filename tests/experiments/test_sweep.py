@@ -1,4 +1,4 @@
-"""Sweeps: what is tried, what is chosen, and how it is used afterwards."""
+"""Sweeps: their rows, the choice of the best settings, and the use of these settings."""
 
 import tomllib
 
@@ -55,7 +55,7 @@ def swept(tmp_path):
     made = Bench(tmp_path, "", FILE)
     honest = {
         "fedprox lr = 0.01 mu = 0.1": (0.70, 0.72),
-        "fedprox lr = 0.01 mu = 1": (0.80, 0.60),  # its best seed is the best of all, its mean is not
+        "fedprox lr = 0.01 mu = 1": (0.80, 0.60),  # it has the best seed but not the best mean
         "fedprox lr = 0.1 mu = 0.1": (0.75, 0.73),
         "fedprox lr = 0.1 mu = 1": (0.99,),  # one seed only: not compared
         "local lr = 0.01": (0.5, 0.5),
@@ -78,7 +78,7 @@ def test_the_highest_mean_honest_accuracy_is_chosen(tmp_path):
     assert "| digits | FedProx, lr = 0.1, mu = 0.1 | 74.0 | 3 |" in choices_markdown(found)
 
 
-def test_columns_of_one_dataset_decide_together(tmp_path):
+def test_the_choice_is_by_the_mean_over_columns_of_one_dataset(tmp_path):
     text = FILE.replace("[rows.fedprox]", "[columns.a]\ns = 0.1\n[columns.b]\ns = 0.2\n[rows.fedprox]")
     made = Bench(tmp_path, "", text)
     for column, low, high in (("a", 0.9, 0.5), ("b", 0.2, 0.5)):  # means 0.55 and 0.5
@@ -95,7 +95,7 @@ def test_without_a_sweep_nothing_is_chosen(tmp_path):
     assert choices(made.experiment, 2, made.store) == []
 
 
-def test_what_was_chosen_is_a_file_that_tuned_reads(tmp_path):
+def test_the_chosen_settings_are_written_to_a_file_that_tuned_reads(tmp_path):
     text = tuned_file(
         [
             Choice("digits", "fedprox", "", {"lr": 0.25, "mu": 3}, 1, 2),
@@ -108,7 +108,7 @@ def test_what_was_chosen_is_a_file_that_tuned_reads(tmp_path):
     file.write_text(text)
     settings = parse_settings("fedprox", ["--tuned", str(file)])
     assert (settings.local.lr, settings.method.mu) == (0.25, 3)
-    # Arguments and a config file come after it, the paper's settings before it.
+    # Arguments and a config file override it; it overrides the paper's settings.
     (tmp_path / "config.toml").write_text("mu = 4\n")
     over = parse_settings("fedprox", ["--tuned", str(file), "--config", str(tmp_path / "config.toml"), "--lr", "0.5"])
     assert (over.local.lr, over.method.mu) == (0.5, 4)
@@ -116,7 +116,7 @@ def test_what_was_chosen_is_a_file_that_tuned_reads(tmp_path):
     assert (paper.local.lr, paper.simulation.rounds) == (0.25, 500)
 
 
-def test_of_several_rows_of_a_method_the_best_is_kept_with_all_that_it_sets(tmp_path):
+def test_of_several_rows_of_a_method_the_best_is_chosen_with_all_its_settings(tmp_path):
     made = swept(tmp_path)
     for seed in (0, 1):
         made.keep("pull lr = 0.1", "", seed, honest_accuracy=0.9)
@@ -126,7 +126,7 @@ def test_of_several_rows_of_a_method_the_best_is_kept_with_all_that_it_sets(tmp_
     assert tomllib.loads(tuned_file(found, ""))["digits"]["fedprox"] == {"mu": 7, "lr": 0.1}
 
 
-def test_what_is_not_in_the_file_is_refused(tmp_path):
+def test_a_method_or_dataset_that_is_not_in_the_file_is_refused(tmp_path):
     file = tmp_path / "tuned.toml"
     file.write_text("[digits.fedprox]\nmu = 1\n")
     for method, dataset in (("moon", "digits"), ("fedprox", "mnist")):
@@ -139,7 +139,7 @@ def test_what_is_not_in_the_file_is_refused(tmp_path):
         parse_settings("fedprox", ["--tuned", str(tmp_path / "none.toml")])
 
 
-def test_from_a_sweep_to_a_run(tmp_path):
+def test_a_run_uses_the_settings_chosen_by_a_sweep(tmp_path):
     (tmp_path / "how.toml").write_text(FILE)
     out = tmp_path / "out"
     assert main(["grid", str(tmp_path / "how.toml"), "--out", str(out), "--quiet"]) == 0

@@ -1,4 +1,8 @@
-"""Programs that start at once, for tests that start many: see server.py."""
+"""A `python` and a `fedrema` command that start quickly, for tests that start many processes.
+
+Importing torch takes seconds. A server process (server.py) imports it and other libraries once, and forks itself for
+every program; the commands are small clients (client.py) that ask the server for a program and wait for its exit.
+"""
 
 import contextlib
 import shlex
@@ -21,15 +25,15 @@ LIBRARIES = (
         "rich.live",
     ),
 )
-"""What commands import sooner or later, fedrema itself left out: each imports that by itself, as it would anywhere.
+"""Libraries that the server imports in advance. fedrema is not among them: each program imports it as usual.
 
-None may start a thread; the server looks.
+None may start a thread, because a fork copies only one; the server checks that.
 """
 
 
 @contextlib.contextmanager
 def programs() -> Iterator[Path]:
-    """Yield a folder with a `python` and a `fedrema` that start at once."""
+    """Start the server; yield a folder with a `python` and a `fedrema` that fork from it."""
     command = shutil.which("fedrema", path=str(Path(sys.executable).parent))
     assert command is not None
     with tempfile.TemporaryDirectory(prefix="forked-") as folder:
@@ -44,4 +48,4 @@ def programs() -> Iterator[Path]:
             assert process.stdout is not None
             assert process.stdout.readline() == b"open\n"
             yield Path(folder)
-            process.communicate()  # it serves until nothing more can come
+            process.communicate()  # closes its standard input, whereupon the server exits

@@ -1,6 +1,6 @@
-"""Asks the server for a program with the folder, environment and streams of this process, and ends as it does.
+"""Asks the server to fork a program with this process's folder, environment and streams; exits like that program.
 
-Run as `python -IS client.py SOCKET ARGUMENT...`: nothing is imported that takes time.
+Run as `python -IS client.py SOCKET ARGUMENT...`. It imports only small modules, so that it starts quickly.
 """
 
 import json
@@ -9,24 +9,24 @@ import signal
 import socket
 import sys
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-# What comes before there is somebody to pass it on to waits.
-signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+# Hold signals back until there is a program to forward them to.
+signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
 address, *arguments = sys.argv[1:]
 with socket.socket(socket.AF_UNIX) as server:
     server.connect(address)
     socket.send_fds(server, [b"."], [0, 1, 2])
-    order = {"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}  # noqa: PTH109
-    server.sendall(json.dumps(order).encode() + b"\n")
-    told = server.makefile()
-    program = int(told.readline())
-    for number in PASSED_ON:
+    request = {"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ)}  # noqa: PTH109
+    server.sendall(json.dumps(request).encode() + b"\n")
+    replies = server.makefile()
+    program = int(replies.readline())
+    for number in FORWARDED:
         signal.signal(number, lambda number, frame: os.kill(program, number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-    code = int(told.readline())
-if code < 0:  # a signal ended it
-    for number in PASSED_ON:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    code = int(replies.readline())
+if code < 0:  # a signal killed the program
+    for number in FORWARDED:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 sys.exit(code)

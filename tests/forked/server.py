@@ -1,8 +1,8 @@
-"""Starts programs without the wait: forks each from a process that has imported the libraries and done nothing else.
+"""Imports libraries once, then forks itself for every requested program, so that programs need not import them again.
 
-A program is a process of its own, with the arguments, folder, environment and streams of whoever asked for it. It ends
-as Python ends, but leaves it to the system to clear away the libraries; it is killed when whoever asked is.
-Run as `python server.py SOCKET LIBRARY...`, the server works until its standard input is closed.
+A program is a separate process with the arguments, folder, environment and streams of its client. It exits like Python,
+but without unloading the libraries. It is killed if its client is killed.
+Run as `python server.py SOCKET LIBRARY...`; the server runs until its standard input is closed.
 """
 
 import atexit
@@ -22,50 +22,50 @@ from pathlib import Path
 from typing import Any
 
 FIXED = ("OMP_NUM_THREADS", "PYTHONPATH")
-"""Variables that are looked at once, when Python or a library starts: they are the server's."""
+"""Variables that Python or a library reads only at its start: programs have the server's values."""
 EXECUTABLE = "FORKED_EXECUTABLE"
-"""Names the Python with which a program starts others, where it is not the usual one."""
+"""Variable with the `sys.executable` of programs, if it differs from the server's."""
 
 
 def serve(address: str) -> tuple[dict[str, Any], list[int]]:
-    """Serve; returns in each program's process, with what was asked for and its streams."""
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(address)
-        door.listen()
+    """Serve requests; return in each program's process, with its request and streams."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
         print("open", flush=True)
-        while sys.stdin not in select.select([door, sys.stdin], [], [])[0]:
-            asker, _ = door.accept()
-            with asker:
+        while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+            client, _ = listener.accept()
+            with client:
                 if os.fork() == 0:
-                    door.close()
-                    return keep(asker)
-    with contextlib.suppress(ChildProcessError):  # until nobody is left
+                    listener.close()
+                    return fork_program(client)
+    with contextlib.suppress(ChildProcessError):  # raised when no child is left
         while os.wait():
             pass
     sys.exit()
 
 
-def keep(asker: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork the program, tell its id and how it ended; returns in the program's process alone."""
-    _, streams, _, _ = socket.recv_fds(asker, 1, 3)
-    order = json.loads(asker.makefile().readline())
+def fork_program(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork the program and send its id and exit code to the client; return only in the program's process."""
+    _, streams, _, _ = socket.recv_fds(client, 1, 3)
+    request = json.loads(client.makefile().readline())
     if (program := os.fork()) == 0:
-        return order, streams
+        return request, streams
     for stream in streams:
         os.close(stream)
-    with contextlib.suppress(ConnectionError):  # who asked may be gone already; select tells
-        asker.sendall(b"%d\n" % program)
+    with contextlib.suppress(ConnectionError):  # the client may have exited; select below detects that
+        client.sendall(b"%d\n" % program)
     ended = os.pidfd_open(program)
-    if ended not in select.select([ended, asker], [], [])[0]:
-        os.kill(program, signal.SIGKILL)  # as whoever asked, who cannot pass that on
+    if ended not in select.select([ended, client], [], [])[0]:
+        os.kill(program, signal.SIGKILL)  # the client was killed by SIGKILL, which it cannot forward
     _, status = os.waitpid(program, 0)
     with contextlib.suppress(ConnectionError):
-        asker.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
     os._exit(0)
 
 
-def become(arguments: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> None:
-    """Take on what was asked for, then be the program: a script, or what follows `-c` or `-m`."""
+def execute(arguments: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> None:
+    """Apply streams, folder and environment, then execute a script, or the code or module after `-c` or `-m`."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -79,7 +79,7 @@ def become(arguments: list[str], folder: str, environment: dict[str, str], strea
     os.environ.update(environment)
     sys.executable = environment.get(EXECUTABLE, sys.executable)
     sys.warnoptions = [option for option in environment.get("PYTHONWARNINGS", "").split(",") if option]
-    warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]  # as it does itself when Python starts
+    warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]  # as Python does at its start
     match arguments:
         case "-c", text, *rest:
             sys.argv, sys.path[0] = ["-c", *rest], ""
@@ -93,10 +93,10 @@ def become(arguments: list[str], folder: str, environment: dict[str, str], strea
             runpy.run_path(script, run_name="__main__")
 
 
-def code_of(arguments: list[str], **circumstances: Any) -> int:
-    """Return the code with which a program ends, shown as Python shows it."""
+def exit_code_of(arguments: list[str], **request: Any) -> int:
+    """Execute a program; print its exception, if any, and return its exit code."""
     try:
-        become(arguments, **circumstances)
+        execute(arguments, **request)
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0
@@ -108,8 +108,8 @@ def code_of(arguments: list[str], **circumstances: Any) -> int:
     return 0
 
 
-def leave() -> None:
-    """End at once; what was to be done at the end has been done."""
+def exit_now() -> None:
+    """Exit without unloading libraries; all other exit handlers have been called."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -118,10 +118,10 @@ def leave() -> None:
 if __name__ == "__main__":
     address, *libraries = sys.argv[1:]
     code = 0
-    atexit.register(leave)  # the first of all is called last
+    atexit.register(exit_now)  # registered first, so that it is called last
     for library in libraries:
         importlib.import_module(library)
-    assert len(list(Path("/proc/self/task").iterdir())) == 1, "of several threads a fork has only one"
-    gc.freeze()  # what has been imported stays in memory that all share
-    order, streams = serve(address)
-    code = code_of(**order, streams=streams)
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork copies only one of several threads"
+    gc.freeze()  # keeps imported objects in memory pages that all forks share
+    request, streams = serve(address)
+    code = exit_code_of(**request, streams=streams)

@@ -1,4 +1,4 @@
-"""A program that starts at once does what one does that takes its time."""
+"""Programs forked by the server of tests/forked behave like programs started by Python."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ ENDS = (
         ("-m", "fedrema", "nonsense"),
     ],
 )
-def test_it_says_and_ends_as_the_other(arguments, programs, tmp_path):
+def test_a_forked_program_behaves_like_a_started_one(arguments, programs, tmp_path):
     (tmp_path / "own.py").write_text("import sys; print(__name__, sys.argv[1:], sys.path[0] != '')")
     environment = {**os.environ, "MARK": "here", "PYTHONWARNINGS": "error"}
 
@@ -50,7 +50,7 @@ def test_it_says_and_ends_as_the_other(arguments, programs, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_it_ends_when_whoever_asked_is_ended(number, programs):
+def test_a_forked_program_ends_when_its_client_is_killed(number, programs):
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     with subprocess.Popen(
         [programs / "python", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -58,10 +58,10 @@ def test_it_ends_when_whoever_asked_is_ended(number, programs):
         program = int(process.stdout.readline())
         assert program != process.pid
         process.send_signal(number)
-        assert process.stdout.read() == b""  # nobody has it open any more
+        assert process.stdout.read() == b""  # the program has closed the pipe too
     assert process.returncode == (
         1 if number == signal.SIGINT else -number
-    )  # of KeyboardInterrupt only the code differs
+    )  # after KeyboardInterrupt, only the exit code differs from Python's
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
@@ -69,4 +69,4 @@ def test_it_ends_when_whoever_asked_is_ended(number, programs):
         except ProcessLookupError:
             return
         time.sleep(0.01)
-    pytest.fail("it is still there")
+    pytest.fail("the program is still running")

@@ -29,9 +29,9 @@ pytestmark = [
 ]
 
 
-def play(method, federation, local=LOCAL, network=None, **settings):
+def run_simulation(method, federation, local=LOCAL, network=None, **settings):
     chosen = {"device": "cuda", "precision": "float32", **settings}
-    simulation = fixtures.simulator(method, federation, local, network() if network else "mlp", **chosen)
+    simulation = fixtures.make_simulator(method, federation, local, network() if network else "mlp", **chosen)
     return simulation, *run_all(simulation)
 
 
@@ -43,40 +43,40 @@ def apart(first, second):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=label)
-def test_every_method_trains_as_on_a_cpu(method):
+def test_every_method_computes_the_same_as_on_a_cpu(method):
     federation = make_federation()
     for settings in ({}, {"participation": 0.75, "rounds": 4}):
-        simulator, state, records = play(method, federation, **settings)
+        simulator, state, records = run_simulation(method, federation, **settings)
         assert simulator.engine.graphs.captured, "no step was captured"
-        _, expected, expected_records = play(method, federation, device="cpu", **settings)
+        _, expected, expected_records = run_simulation(method, federation, device="cpu", **settings)
         assert apart(state, expected) < 2e-3
         for record, other in zip(records, expected_records, strict=True):
             assert record["loss"] == pytest.approx(other["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("method", [FedBN(), Ditto(), PerFedAvg()], ids=label)
-def test_batch_norm_is_recorded_and_trains_as_on_a_cpu(method):
+def test_batch_norm_is_captured_in_a_graph_and_computes_the_same_as_on_a_cpu(method):
     def network():
         return build_net(Network(net="mlp-bn", hidden=7), federation.sample_shape, federation.classes, seed=3)
 
     federation = make_federation()  # of unequal clients: some finish early
-    simulator, state, _ = play(method, federation, network=network, rounds=4)
+    simulator, state, _ = run_simulation(method, federation, network=network, rounds=4)
     assert simulator.engine.name == "stacked"
     assert simulator.engine.graphs.captured, "no step was captured"
-    _, expected, _ = play(method, federation, network=network, rounds=4, device="cpu")
+    _, expected, _ = run_simulation(method, federation, network=network, rounds=4, device="cpu")
     assert apart(state, expected) < 2e-3
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_batch_norm_between_convolutions_learns_what_the_loop_learns(precision):
-    # Steps so small that a rounding does not grow: with parameters 0.4 % off, a loop's losses differ by 0.4 % at most.
+def test_batch_norm_between_convolutions_computes_the_same_as_the_loop(precision):
+    # Steps so small that rounding errors do not grow: with parameters 0.4 % off, losses differ by 0.4 % at most.
     federation, local = images(), LocalTraining(epochs=3, batch=10, lr=0.002)
 
     def network():
         return build_net(Network(net="cnn-bn"), federation.sample_shape, federation.classes, seed=3)
 
-    _, _, looped = play(FedBN(), federation, local, network, rounds=6, backend="loop", device="cpu")
-    _, state, records = play(FedBN(), federation, local, network, rounds=6, precision=precision)
+    _, _, looped = run_simulation(FedBN(), federation, local, network, rounds=6, backend="loop", device="cpu")
+    _, state, records = run_simulation(FedBN(), federation, local, network, rounds=6, precision=precision)
     assert [each["loss"] for each in records] == pytest.approx([each["loss"] for each in looped], rel=0.02)
     assert records[-1]["accuracy"] == pytest.approx(looped[-1]["accuracy"], abs=0.1)
     assert all(value.dtype == torch.float32 for value in state.params.row(0).values())
@@ -84,25 +84,25 @@ def test_batch_norm_between_convolutions_learns_what_the_loop_learns(precision):
 
 @pytest.mark.parametrize("schedule", ["exponential", "cosine"])
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_recorded_step_follows_the_learning_rate(schedule, fused, monkeypatch):
+def test_a_captured_step_uses_the_current_learning_rate(schedule, fused, monkeypatch):
     if not fused:
         monkeypatch.setattr(kernels, "usable", lambda *_: False)
     local = dataclasses.replace(LOCAL, schedule=schedule, lr_decay=0.5, weight_decay=0.01, clip=0.5)
-    _, state, _ = play(FedAvg(), make_federation(), local, rounds=5)
-    _, expected, _ = play(FedAvg(), make_federation(), local, rounds=5, device="cpu")
+    _, state, _ = run_simulation(FedAvg(), make_federation(), local, rounds=5)
+    _, expected, _ = run_simulation(FedAvg(), make_federation(), local, rounds=5, device="cpu")
     assert apart(state, expected) < 1e-4
 
 
-def test_what_cannot_be_recorded_is_run_as_it_is():
+def test_steps_that_cannot_be_captured_run_without_a_graph():
     class Looks(FedAvg):
         def loss(self, net, client, batch):
             value = cross_entropy(net(client.params, batch.x), batch)
-            torch.cuda.synchronize()  # not allowed while a graph is recorded
+            torch.cuda.synchronize()  # not allowed during graph capture
             return value
 
-    simulator, state, _ = play(Looks(), make_federation())
+    simulator, state, _ = run_simulation(Looks(), make_federation())
     assert not any(result is None for _, _, result in simulator.engine.graphs.captured.values())
-    _, expected, _ = play(FedAvg(), make_federation(), device="cpu")
+    _, expected, _ = run_simulation(FedAvg(), make_federation(), device="cpu")
     assert apart(state, expected) < 1e-4
 
 
@@ -116,7 +116,7 @@ def images(clients=5, samples=40, size=16, channels=3):
 
 
 class Mixed(nn.Module):
-    """Layers that our programs cover beside some that they do not."""
+    """Layers that our kernels replace, and some that they do not."""
 
     def __init__(self):
         super().__init__()
@@ -138,7 +138,7 @@ def mixed():
 
 
 def covered():
-    """Layers that our programs cover: a client's bits do not depend on how many are stacked."""
+    """Layers that our kernels replace: results do not depend on the number of stacked clients."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten())
@@ -146,40 +146,40 @@ def covered():
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedReMa(align=1.0)], ids=["fedavg", "fedrema"])
-def test_sixteen_bits_learn_what_thirty_two_learn(method):
+def test_bf16_learns_as_well_as_float32(method):
     federation = images()
     local = LocalTraining(epochs=3, batch=10, lr=0.02)
-    _, _, exact = play(method, federation, local, mixed, rounds=6)
-    simulator, state, records = play(method, federation, local, mixed, rounds=6, precision="bf16")
+    _, _, exact = run_simulation(method, federation, local, mixed, rounds=6)
+    simulator, state, records = run_simulation(method, federation, local, mixed, rounds=6, precision="bf16")
     assert simulator.engine.fused
     assert records[0]["loss"] == pytest.approx(exact[0]["loss"], rel=0.02)
     assert records[-1]["accuracy"] == pytest.approx(exact[-1]["accuracy"], abs=0.1)
     assert all(value.dtype == torch.float32 for value in state.params.row(0).values())
 
 
-def test_a_networks_layers_give_the_same_in_both_backends():
+def test_all_layers_compute_the_same_in_both_backends():
     federation = images()
     local = LocalTraining(epochs=1, batch=10, lr=0.02)
-    _, stacked, _ = play(FedReMa(), federation, local, mixed)
-    _, looped, _ = play(FedReMa(), federation, local, mixed, backend="loop", device="cpu")
+    _, stacked, _ = run_simulation(FedReMa(), federation, local, mixed)
+    _, looped, _ = run_simulation(FedReMa(), federation, local, mixed, backend="loop", device="cpu")
     assert apart(stacked, looped) < 5e-3
 
 
-def test_in_groups_and_on_disk_it_is_the_same():
+def test_results_in_groups_and_on_disk_are_the_same():
     federation = make_federation(counts=np.random.default_rng(0).integers(4, 12, 75).tolist())
     for method in (FedAvg(), FedReMa()):
-        _, whole, _ = play(method, federation)
-        cut, chunked, _ = play(method, federation, chunk=32, memory=1e-6)
+        _, whole, _ = run_simulation(method, federation)
+        cut, chunked, _ = run_simulation(method, federation, chunk=32, memory=1e-6)
         assert cut.storage.on_disk
         assert apart(whole, chunked) < 1e-4
 
 
-def test_seeds_trained_jointly_end_as_they_do_alone():
+def test_seeds_trained_jointly_have_the_same_results_as_alone():
     federation = images()
     local = LocalTraining(epochs=2, batch=10, lr=0.02)
     alone, simulators = [], []
     for seed in range(3):
-        simulator, state, _ = play(FedReMa(), federation, local, covered, precision="bf16", seed=seed)
+        simulator, state, _ = run_simulation(FedReMa(), federation, local, covered, precision="bf16", seed=seed)
         alone.append(snapshot(state))
         simulators.append(simulator)
 
@@ -195,9 +195,9 @@ def test_seeds_trained_jointly_end_as_they_do_alone():
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
-def test_the_servers_arithmetic_is_float32_whatever_clients_train_in(precision):
+def test_the_server_computes_in_float32_for_every_training_precision(precision):
     federation = make_federation()
-    simulator, _, _ = play(FedReMa(), federation, precision=precision)
+    simulator, _, _ = run_simulation(FedReMa(), federation, precision=precision)
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(20, 20, generator=generator)
     tensors = {"a": torch.randn(20, 64, 1000, generator=generator), "b": torch.randn(20, 300, generator=generator)}
@@ -224,7 +224,7 @@ def test_the_servers_arithmetic_is_float32_whatever_clients_train_in(precision):
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_a_rounds_mean_is_that_of_its_uploads_in_float32(precision):
+def test_the_mean_of_a_round_is_computed_from_its_uploads_in_float32(precision):
     errors = []
 
     class Collected(FedAvg):
@@ -239,6 +239,6 @@ def test_a_rounds_mean_is_that_of_its_uploads_in_float32(precision):
                 errors.append(float((heads[name].cpu().double() - exact).norm() / exact.norm()))
             return Answer(shared={**uploads.mean, **heads}, state=state)
 
-    play(Collected(), make_federation(), precision=precision)
+    run_simulation(Collected(), make_federation(), precision=precision)
     assert errors
     assert max(errors) < 1e-6

@@ -1,14 +1,15 @@
-"""What tests of methods that align features share: a client to compute by hand, a simulator that can be watched."""
+"""Helpers of tests of methods that align features: a small client, and a simulator that keeps intermediate results."""
+
+import functools
 
 import pytest
 import torch
 from torch import nn
 
-from fedrema.core import Batch, Client
+from fedrema.core import Client
 from fedrema.models.body_and_head import BodyAndHead, Net
 from fedrema.simulation.simulator import Simulator
-from tests import fixtures
-from tests.fixtures import LOCAL
+from tests.fixtures import make_simulator, tensor
 
 CLASSES, FEATURES, BYTES = 4, 7, 8
 
@@ -18,28 +19,19 @@ def make_net() -> Net:
     return Net(BodyAndHead(nn.Linear(2, 2), nn.Linear(2, 3)).double(), torch.zeros(1, 2, dtype=torch.float64))
 
 
-def doubles(value) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.float64)
-
-
 def client(count=3.0, **inbox) -> Client:
-    """Return a client whose features are its inputs, and whose classifier prefers nothing."""
+    """Return a client whose features are its inputs, and whose classifier has zero weights."""
     params = {
         "body.weight": torch.eye(2, dtype=torch.float64),
-        "body.bias": doubles([0.0, 0.0]),
+        "body.bias": tensor([0.0, 0.0]),
         "head.weight": torch.zeros(3, 2, dtype=torch.float64),
         "head.bias": torch.zeros(3, dtype=torch.float64),
     }
-    return Client(params, params, {}, {name: doubles(value) for name, value in inbox.items()}, doubles(count))
+    return Client(params, params, {}, {name: tensor(value) for name, value in inbox.items()}, tensor(count))
 
 
-def batch(x, labels, mask=None) -> Batch:
-    real = torch.ones(len(labels), dtype=torch.float64) if mask is None else doubles(mask)
-    return Batch(doubles(x), torch.tensor(labels), real, torch.arange(len(labels)))
-
-
-class Watched(Simulator):
-    """A simulator that keeps what clients had when the round began, what they trained, and what the server saw."""
+class WatchedSimulator(Simulator):
+    """A simulator that keeps the clients' initial and trained models, the common inbox and the uploads of a round."""
 
     def end(self, cohort, moment):
         ended, extras = super().end(cohort, moment)
@@ -48,7 +40,7 @@ class Watched(Simulator):
 
     def run_round(self, state):
         self.before = [{name: value.clone() for name, value in state.params.row(row).items()} for row in range(4)]
-        self.mail = dict(state.inbox.common)
+        self.inbox = dict(state.inbox.common)
         original = type(self.method).aggregate
 
         def aggregate(method, net, state, uploads, moment):
@@ -60,11 +52,10 @@ class Watched(Simulator):
             return super().run_round(state)
 
 
-def simulator(method, local=LOCAL, **settings) -> Watched:
-    return fixtures.simulator(method, local=local, kind=Watched, **settings)
+watched_simulator = functools.partial(make_simulator, kind=WatchedSimulator)
 
 
-def training_data(played, row):
-    data = played.federation.split("train")
+def training_data(simulator, row):
+    data = simulator.federation.split("train")
     real = slice(0, data.count[row])
     return torch.from_numpy(data.x[row, real]).double(), torch.from_numpy(data.y[row, real])

@@ -1,20 +1,19 @@
-"""A model of two linear layers, its gradients written out in NumPy: what methods do is computed once more by it."""
+"""A model of two linear layers with gradients written out in NumPy, from which tests compute expected results."""
 
 import numpy as np
 import torch
 from torch import nn
 
-from fedrema.core import Batch, Client, LocalTraining
+from fedrema.core import Client, LocalTraining
 from fedrema.models.body_and_head import BodyAndHead, Net
-from tests import fixtures
-from tests.fixtures import make_federation
+from tests.fixtures import make_federation, make_simulator, tensor
 
 LR = 0.1
 NAMES = ("body.weight", "body.bias", "head.weight", "head.bias")
 
 
 def local(epochs=1, **settings) -> LocalTraining:
-    """All samples in every step, plain SGD: an epoch is one step, whatever the order of samples."""
+    """Return plain SGD with all samples in every step: an epoch is one step, in any order of samples."""
     return LocalTraining(epochs, **{"batch": 1000, "lr": LR, "momentum": 0.0, "clip": 0.0, **settings})
 
 
@@ -26,9 +25,9 @@ def linear_net(inputs=2, features=3, classes=3) -> Net:
 
 
 def begun(method, backend, training, **settings):
-    """Return a simulator of two unequal clients, its state, the initial model and everybody's samples."""
+    """Return a simulator of two unequal clients, its state, the initial model and all clients' samples."""
     federation = make_federation(counts=(12, 6), classes=3, features=2)
-    simulator = fixtures.simulator(method, federation, training, linear_net(), backend=backend, seed=5, **settings)
+    simulator = make_simulator(method, federation, training, linear_net(), backend=backend, seed=5, **settings)
     data = [(each.x.numpy(), each.y.numpy()) for each in (simulator.train.of(row) for row in range(len(federation)))]
     first = {name: value.numpy().copy() for name, value in simulator.net.initial.items()}
     return simulator, simulator.start(), first, data
@@ -52,7 +51,7 @@ def entropy(params, x, y) -> float:
 
 
 def back(params, x, by_logits, by_features=0.0):
-    """Return the gradients of a loss whose derivatives by logits and by features are given."""
+    """Return the gradients of a loss with given derivatives with respect to logits and features."""
     h = features(params, x)
     inner = by_logits @ params["head.weight"] + by_features
     return {
@@ -73,7 +72,7 @@ def plus(first, second, times=1.0):
 
 
 def clipped(gradient, most):
-    """Return one model's gradient, scaled down to a norm of at most so much."""
+    """Return a model's gradient, clipped to the norm `most`."""
     norm = np.sqrt(sum((value**2).sum() for value in gradient.values()))
     return {name: value * min(1.0, most / (norm + 1e-6)) for name, value in gradient.items()}
 
@@ -95,10 +94,6 @@ def assert_same(found, expected, prefix=""):
         assert np.allclose(found[prefix + name].numpy(), value, rtol=0, atol=1e-12), name
 
 
-def tensor(values) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
 def tensors(params):
     return {name: torch.from_numpy(np.array(value)) for name, value in params.items()}
 
@@ -107,12 +102,7 @@ def client_of(params, received=None, memory=None, inbox=None) -> Client:
     return Client(params, params if received is None else received, memory or {}, inbox or {}, count=tensor(1.0))
 
 
-def batch_of(x, y, mask=None) -> Batch:
-    x = torch.as_tensor(np.array(x), dtype=torch.float64)
-    return Batch(x, torch.tensor(y), x.new_ones(len(x)) if mask is None else tensor(mask), torch.arange(len(x)))
-
-
 def drawn(seed=0):
-    """Return some model, as NumPy arrays."""
+    """Return a random model as NumPy arrays."""
     generator = np.random.default_rng(seed)
     return {name: generator.normal(size=tuple(value.shape)) for name, value in linear_net().initial.items()}

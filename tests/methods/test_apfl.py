@@ -1,4 +1,4 @@
-"""APFL: the mixture, its models and its share, written out once more."""
+"""APFL: the mixture, its models and its share, against steps computed by hand."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def mixed(v, w, share):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("adapt", [True, False])
-def test_two_rounds_by_hand(backend, adapt):
+def test_two_rounds_equal_a_calculation_by_hand(backend, adapt):
     method = APFL(local_share=0.6, adapt_alpha=adapt)
     simulator, state, w, data = begun(method, backend, local(epochs=2))
     own, shares, trained = [dict(w) for _ in data], [0.6, 0.6], []
@@ -51,7 +51,7 @@ def test_outputs_can_be_mixed_instead(backend):
     simulator, state, w, data = begun(APFL(mixing="outputs", adapt_alpha=False), backend, local())
     simulator.run_round(state)
     for row, (x, y) in enumerate(data):
-        # v = w at first, so that the mixed outputs are w's, and half of their gradient is v's.
+        # Initially v = w: the mixed outputs are those of w, and v receives half of the gradient.
         assert_same(state.params.row(row), plus(w, slopes(w, x, y), -LR / 2), "local.")
 
 
@@ -73,7 +73,7 @@ def test_each_of_the_two_models_is_clipped_by_its_own_norm(backend):
     for row, (x, y) in enumerate(data):
         gradient = slopes(w, x, y)
         trained.append(plus(w, clipped(gradient, most), -LR))
-        # v = w at first, and a quarter of the mixture's gradient is v's.
+        # Initially v = w, and v receives a quarter of the mixture's gradient.
         quarter = {name: value / 4 for name, value in gradient.items()}
         assert_same(state.params.row(row), plus(w, clipped(quarter, most), -LR), "local.")
     assert_same(state.params.common, mean(trained, data))

@@ -17,7 +17,7 @@ QUICK = CReFF(synthetic=4, match_steps=3, retrain_epochs=2, retrain_batch=5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_model_is_fedavgs_and_clients_send_gradients_by_class(backend):
+def test_the_model_equals_fedavgs_and_clients_send_gradients_by_class(backend):
     simulator, state, w, data = begun(QUICK, backend, local())
     layer = (w["head.weight"], w["head.bias"])
     for _ in range(2):
@@ -48,7 +48,7 @@ def _trained(simulator, state):
     return replace(cohort, received=cohort.params)
 
 
-def test_how_far_gradients_point_apart():
+def test_the_distance_of_gradients_equals_a_calculation_by_hand():
     generator = torch.Generator().manual_seed(0)
     made = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
     real = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64)
@@ -63,13 +63,13 @@ def test_how_far_gradients_point_apart():
         assert float(found[c]) == pytest.approx(expected, rel=1e-9)
 
 
-def test_matching_brings_gradients_together_and_leaves_unknown_classes_alone():
+def test_matching_reduces_the_distance_and_does_not_change_unknown_classes():
     generator = torch.Generator().manual_seed(0)
     made, wanted = (torch.randn(3, 4, 5, generator=generator, dtype=torch.float64) for _ in range(2))
     weight, bias = (torch.randn(size, generator=generator, dtype=torch.float64) for size in ((3, 5), (3,)))
     wrong = (torch.softmax(wanted @ weight.T + bias, dim=2) - torch.eye(3, dtype=torch.float64)[:, None]) / 4
     ones = torch.cat([wanted, wanted.new_ones(3, 4, 1)], dim=2)
-    real = torch.einsum("cmo,cmd->cod", wrong, ones)  # so that `wanted` itself would be no way off
+    real = torch.einsum("cmo,cmd->cod", wrong, ones)  # so that the distance of `wanted` itself is 0
     assert gradient_distance(wanted, real, weight, bias).abs().max() < 1e-9
     known = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
     moved, _ = CReFF(match_steps=50, match_lr=0.5).match(made, real, known, weight, bias)
@@ -95,7 +95,7 @@ def test_retraining_is_plain_sgd():
         assert torch.allclose(one, other.detach(), rtol=0, atol=1e-12)
 
 
-def test_what_the_last_layer_is_given_in_a_deeper_head():
+def test_the_inputs_of_the_last_layer_in_a_deeper_head():
     head = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     net = Net(BodyAndHead(nn.Flatten(), head), torch.zeros(2, 3))
     assert last_layer(net) == ("head.2.weight", "head.2.bias")

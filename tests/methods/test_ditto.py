@@ -1,4 +1,4 @@
-"""Ditto: two models, each step written out once more."""
+"""Ditto: its two models, against steps computed by hand."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.methods.by_hand import LR, assert_same, begun, local, logits, mean, p
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_rounds_by_hand(backend):
+def test_two_rounds_equal_a_calculation_by_hand(backend):
     simulator, state, w, data = begun(Ditto(tie=0.7), backend, local(epochs=2))
     own = [dict(w) for _ in data]
     for _ in range(2):
@@ -28,7 +28,7 @@ def test_two_rounds_by_hand(backend):
         assert_same(state.params.row(row), own[row], "personal.")
 
 
-def test_a_client_answers_with_its_own_model():
+def test_a_client_predicts_with_its_own_model():
     simulator, state, w, data = begun(Ditto(), "loop", local())
     simulator.run_round(state)
     client = simulator.cohort(state, torch.arange(2)).one(1)

@@ -1,4 +1,4 @@
-"""FedALA: the weights of the merge, each step written out once more."""
+"""FedALA: the weights of the merge, against steps computed by hand."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def learnt(weights, w_global, own, x, y, steps, rate):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_three_rounds_by_hand(backend):
+def test_three_rounds_equal_a_calculation_by_hand(backend):
     rate = 30.0  # large, so that some weights reach 0
     method = FedALA(weight_lr=rate, first_epochs=3)
     simulator, state, w, data = begun(method, backend, local(epochs=2))
@@ -46,11 +46,11 @@ def test_three_rounds_by_hand(backend):
     for row in range(2):
         assert_same(state.params.row(row), weights[row], "weight.")
     every = np.concatenate([each[name].ravel() for each in weights for name in TOP])
-    assert ((every > 0) & (every < 1)).any()  # it learns, and nowhere leaves [0, 1]
+    assert ((every > 0) & (every < 1)).any()  # weights are learnt and stay in [0, 1]
     assert every.min() >= 0
     assert every.max() <= 1
 
-    # Scored after a merge for the model that has just come, learnt on a copy.
+    # Scored after merging the received model; the weights of that merge are learnt on a copy.
     cohort = simulator.adapted(method, simulator.cohort(state, torch.arange(2)), simulator.moment(3))
     for row, (x, y) in enumerate(data):
         final = merged(w, own[row], learnt(weights[row], w, own[row], x, y, 1, rate))
@@ -58,7 +58,7 @@ def test_three_rounds_by_hand(backend):
         assert found.numpy() == pytest.approx(logits(final, x), abs=1e-12)
 
 
-def test_weights_that_stay_1_make_it_fedavg():
+def test_with_weights_of_1_it_equals_fedavg():
     simulator, state, w, data = begun(FedALA(merged_tensors=4, weight_lr=1e-30), "stacked", local())
     for _ in range(2):
         simulator.run_round(state)
@@ -67,13 +67,13 @@ def test_weights_that_stay_1_make_it_fedavg():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_weights_are_learnt_longer_when_a_client_first_merges_whatever_the_round(backend):
+def test_weights_are_learnt_longer_in_a_clients_first_merge_in_any_round(backend):
     method, rate = FedALA(weight_lr=30.0, first_epochs=4), 30.0
     simulator, state, w, data = begun(method, backend, local(), rounds=5)
     own = [dict(w) for _ in data]
     weights = [{name: np.ones_like(w[name]) for name in TOP} for _ in data]
     merges = [0, 0]
-    # While the first is alone, the mean is its own model: it first merges in the fourth round, the second in the third.
+    # While client 0 is alone, the mean is its own model: it first merges in round 4, client 1 in round 3.
     plan = [[0], [0], [0, 1], [0, 1], [0]]
     simulator.participation.choose = lambda number: (plan[number - 1], [])
     for present in plan:
@@ -94,7 +94,7 @@ def test_weights_are_learnt_longer_when_a_client_first_merges_whatever_the_round
         assert_same(state.params.row(row), weights[row], "weight.")
 
 
-def test_a_client_without_a_model_of_its_own_has_nothing_to_merge():
+def test_a_client_without_its_own_model_does_not_merge():
     method = FedALA(first_epochs=7)
     simulator, state, _, _ = begun(method, "stacked", local())
     cohort = simulator.cohort(state, torch.arange(2))

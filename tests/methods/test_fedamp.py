@@ -1,4 +1,4 @@
-"""FedAMP: the weights of messages, and rounds with them, written out once more."""
+"""FedAMP: the weights of messages, and rounds computed by hand."""
 
 import math
 
@@ -9,14 +9,14 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedamp import FedAMP
-from tests.fixtures import BACKENDS
-from tests.methods.by_hand import LR, assert_same, begun, local, logits, plus, slopes, tensor
+from tests.fixtures import BACKENDS, tensor
+from tests.methods.by_hand import LR, assert_same, begun, local, logits, plus, slopes
 
 MODELS = {"head.weight": tensor([[[1.0]], [[0.0]], [[3.0]]]), "head.bias": tensor([[0.0], [1.0], [4.0]])}
 """Three models: (1, 0), (0, 1) and (3, 4)."""
 
 
-def test_weights_by_distance():
+def test_weights_by_distance_equal_a_calculation_by_hand():
     found = FedAMP(attention="distance", sigma=10.0).weights(MODELS, alpha=2.0)
     # Squared distances: 2 between the first two, 4 + 16 and 9 + 9 to the third; α/σ = 0.2.
     near, far, other = (0.2 * math.exp(-square / 10) for square in (2, 20, 18))
@@ -24,13 +24,13 @@ def test_weights_by_distance():
     assert found.numpy() == pytest.approx(np.array(expected), abs=1e-12)
 
 
-def test_peers_never_weigh_more_than_everything():
+def test_the_weights_of_peers_sum_to_at_most_one():
     found = FedAMP(attention="distance", sigma=10.0).weights(MODELS, alpha=1e4)
     near, far = math.exp(-0.2), math.exp(-2.0)
     assert found[0].tolist() == pytest.approx([0, near / (near + far), far / (near + far)], abs=1e-12)
 
 
-def test_weights_by_cosine():
+def test_weights_by_cosine_equal_a_calculation_by_hand():
     found = FedAMP(sigma=3.0, own_weight=0.4).weights(MODELS, alpha=1.0)
     # Cosines: 0 between the first two, 3/5 and 4/5 to the third.
     zero, first, second = (math.exp(3 * cosine) for cosine in (0.0, 0.6, 0.8))
@@ -42,7 +42,7 @@ def test_weights_by_cosine():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_rounds_by_hand(backend):
+def test_two_rounds_equal_a_calculation_by_hand(backend):
     method = FedAMP(own_weight=0.7, step=5.0, tie=2.0)
     simulator, state, w, data = begun(method, backend, local(epochs=2))
     clouds = [dict(w) for _ in data]
@@ -54,7 +54,7 @@ def test_two_rounds_by_hand(backend):
             for _ in range(2):  # ∇F + (λ/α) (w − u)
                 model = plus(model, plus(slopes(model, x, y), plus(model, clouds[row], -1.0), 2.0 / 5.0), -LR)
             own.append(model)
-        clouds = [  # two clients: the other one has all that oneself has not
+        clouds = [  # of two clients, the other has the rest of the weight
             {name: 0.7 * own[row][name] + 0.3 * own[1 - row][name] for name in w} for row in range(2)
         ]
     for row, (x, _) in enumerate(data):
@@ -79,6 +79,6 @@ def test_alpha_falls_tenfold_every_thirty_rounds_but_not_below_one():
         ({"sigma": 0.0}, "--sigma must be above 0"),
     ],
 )
-def test_settings_without_meaning_are_refused(settings, sentence):
+def test_invalid_settings_are_refused(settings, sentence):
     with pytest.raises(BadInput, match=sentence):
         FedAMP(**settings)

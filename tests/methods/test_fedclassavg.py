@@ -1,4 +1,4 @@
-"""FedClassAvg: the contrast by loops, the loss by hand, what stays and what is averaged."""
+"""FedClassAvg: the contrastive loss computed with loops, the loss by hand, private bodies and averaged heads."""
 
 import math
 
@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from fedrema.methods.fedclassavg import FedClassAvg, supervised_contrastive_loss
-from tests.fixtures import BACKENDS
+from tests.fixtures import BACKENDS, batch_of, tensor
 from tests.methods.by_hand import (
     LR,
     assert_same,
-    batch_of,
     begun,
     client_of,
     drawn,
@@ -23,7 +22,6 @@ from tests.methods.by_hand import (
     mean,
     plus,
     slopes,
-    tensor,
     tensors,
 )
 
@@ -40,7 +38,7 @@ def contrast_by_loops(h, labels):
     return -100 / 0.07 * total / len(h)
 
 
-def test_the_contrast_by_loops():
+def test_the_contrastive_loss_equals_a_calculation_with_loops():
     h = np.random.default_rng(0).normal(size=(6, 4)) * 5
     labels = [0, 1, 0, 1, 2, 2]
     expected = contrast_by_loops(h, labels)
@@ -53,7 +51,7 @@ def test_the_contrast_by_loops():
     )
 
 
-def test_a_loss_computed_by_hand():
+def test_the_loss_equals_a_calculation_by_hand():
     params, received = drawn(0), drawn(1)
     views = [[[0, 0, 1.0, 0.0], [0, 0, 1.5, 0.5], [0, 0, 0.5, -1.0]], [[0, 0, 2.0, 1.0]] * 3]
     first, second = (np.array([table[row][2] * X[row] + table[row][3] for row in range(3)]) for table in views)
@@ -66,7 +64,7 @@ def test_a_loss_computed_by_hand():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_rounds_by_hand_without_views_and_contrast(backend):
+def test_two_rounds_without_views_and_contrast_equal_a_calculation_by_hand(backend):
     method = FedClassAvg(hold=0.8, contrast=0.0, jitter=0.0)
     simulator, state, first, data = begun(method, backend, local(epochs=2))
     models = [dict(first) for _ in data]
@@ -87,4 +85,4 @@ def test_two_rounds_by_hand_without_views_and_contrast(backend):
         assert_same(state.params.row(row), models[row])
         client = simulator.cohort(state, torch.arange(2)).one(row)
         found = method.predict(simulator.net, client, torch.from_numpy(x))
-        assert found.numpy() == pytest.approx(logits(own[row], x), abs=1e-12)  # with one's own head, as trained
+        assert found.numpy() == pytest.approx(logits(own[row], x), abs=1e-12)  # with the client's own trained head

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining, Moment, Uploads
+from fedrema.core import Client, LocalTraining, Moment, Uploads
 from fedrema.methods.feddistill import FedDistill
 from fedrema.methods.local import Local
 from fedrema.models.body_and_head import BodyAndHead, Net
-from tests.fixtures import run_all, simulator
+from tests.fixtures import batch_of, make_simulator, run_all, tensor
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
 CLASSES, BYTES = 4, 8
@@ -23,42 +22,29 @@ def net() -> Net:
     return Net(BodyAndHead(nn.Linear(2, 2), nn.Linear(2, 2)).double(), torch.zeros(1, 2, dtype=torch.float64))
 
 
-def doubles(value) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.float64)
-
-
 def client(**inbox) -> Client:
     """Return a client whose logits are its inputs."""
-    eye, none = torch.eye(2, dtype=torch.float64), doubles([0.0, 0.0])
+    eye, none = torch.eye(2, dtype=torch.float64), tensor([0.0, 0.0])
     params = {"body.weight": eye, "body.bias": none, "head.weight": eye, "head.bias": none}
-    return Client(params, params, {}, {name: doubles(value) for name, value in inbox.items()}, doubles(3.0))
-
-
-def batch(x, labels, mask=None) -> Batch:
-    real = torch.ones(len(labels), dtype=torch.float64) if mask is None else doubles(mask)
-    return Batch(doubles(x), torch.tensor(labels), real, torch.arange(len(labels)))
-
-
-def play(method, **settings):
-    return run_all(simulator(method, **settings))
+    return Client(params, params, {}, {name: tensor(value) for name, value in inbox.items()}, tensor(3.0))
 
 
 def sent() -> Uploads:
-    """Return what three clients sent: all hold class 0, only client 1 holds class 1, nobody holds class 2."""
+    """Return the uploads of three clients: all hold class 0, only client 1 holds class 1, none holds class 2."""
     outputs = torch.zeros(3, 3, 3, dtype=torch.float64)
-    outputs[0, 0], outputs[1, 0], outputs[2, 0] = doubles([0.6, 0.3, 0.1]), doubles([0.8, 0.1, 0.1]), doubles([1, 0, 0])
-    outputs[1, 1] = doubles([0.1, 0.7, 0.2])
-    # Numbers of samples decide who holds a label, not how much it counts.
-    counts = doubles([[90, 0, 0], [10, 5, 0], [1, 0, 0]])
+    outputs[0, 0], outputs[1, 0], outputs[2, 0] = tensor([0.6, 0.3, 0.1]), tensor([0.8, 0.1, 0.1]), tensor([1, 0, 0])
+    outputs[1, 1] = tensor([0.1, 0.7, 0.2])
+    # The number of samples decides whether a client holds a label, but is not a weight.
+    counts = tensor([[90, 0, 0], [10, 5, 0], [1, 0, 0]])
     return Uploads(torch.arange(3), {}, {"outputs": outputs, "label_counts": counts}, counts.sum(1))
 
 
-def test_targets_are_means_over_the_others_that_hold_a_label(net):
+def test_targets_are_means_over_other_clients_that_hold_a_label(net):
     method = FedDistill()
     answer = method.aggregate(net, {}, sent(), MOMENT)
     expected = [
         [[0.9, 0.05, 0.05], [0.1, 0.7, 0.2], [0, 0, 0]],
-        [[0.8, 0.15, 0.05], [0, 0, 0], [0, 0, 0]],  # the only holder of class 1 has nobody to learn it from
+        [[0.8, 0.15, 0.05], [0, 0, 0], [0, 0, 0]],  # the only holder of class 1 has no teacher for it
         [[0.7, 0.2, 0.1], [0.1, 0.7, 0.2], [0, 0, 0]],
     ]
     targets = answer.personal["targets"].tolist()
@@ -67,7 +53,7 @@ def test_targets_are_means_over_the_others_that_hold_a_label(net):
     assert answer.shared == {}
 
 
-def test_a_client_can_be_among_its_own_teachers(net):
+def test_a_clients_own_outputs_can_be_included_in_its_targets(net):
     answer = FedDistill(include_own=True).aggregate(net, {}, sent(), MOMENT)
     everyone = [[0.8, 0.4 / 3, 0.2 / 3], [0.1, 0.7, 0.2], [0, 0, 0]]
     for rows in answer.personal["targets"].tolist():
@@ -76,7 +62,7 @@ def test_a_client_can_be_among_its_own_teachers(net):
 
 
 @pytest.mark.parametrize(("include_own", "taught"), [(False, [[0, 0, 0]]), (True, [[1, 1, 0]])])
-def test_a_client_that_is_alone_has_no_teacher_but_itself(net, include_own, taught):
+def test_a_single_client_has_no_teacher_but_itself(net, include_own, taught):
     together = sent()
     alone = Uploads(
         together.clients[1:2], {}, {name: value[1:2] for name, value in together.extras.items()}, together.counts[1:2]
@@ -92,7 +78,7 @@ LABELS, MASK = [0, 1, 0], [1, 1, 0]
 
 def test_the_loss_compares_softmax_outputs_by_cross_entropy(net):
     taught = client(targets=[[0.5, 0.5], [0.2, 0.8]], taught=[1, 1])
-    found = FedDistill(gamma=0.1).loss(net, taught, batch(LOGITS, LABELS, MASK))
+    found = FedDistill(gamma=0.1).loss(net, taught, batch_of(LOGITS, LABELS, MASK))
     own = -math.log(0.75)  # both samples
     first = -0.5 * math.log(0.75) - 0.5 * math.log(0.25)
     second = -0.2 * math.log(0.25) - 0.8 * math.log(0.75)
@@ -101,26 +87,26 @@ def test_the_loss_compares_softmax_outputs_by_cross_entropy(net):
 
 def test_the_loss_compares_logits_by_mean_square(net):
     taught = client(targets=[[1.0, 2.0], [-1.0, 0.0]], taught=[1, 1])
-    found = FedDistill(gamma=0.1, target_loss="mse").loss(net, taught, batch(LOGITS, LABELS, MASK))
+    found = FedDistill(gamma=0.1, target_loss="mse").loss(net, taught, batch_of(LOGITS, LABELS, MASK))
     first = ((math.log(3) - 1) ** 2 + 4) / 2
     second = (1 + math.log(3) ** 2) / 2
     assert float(found) == pytest.approx(-math.log(0.75) + 0.1 * (first + second) / 2, rel=1e-12)
 
 
 @pytest.mark.parametrize("target_loss", ["cross-entropy", "mse"])
-def test_a_label_that_nobody_teaches_adds_nothing(net, target_loss):
+def test_a_label_without_a_target_adds_nothing_to_the_loss(net, target_loss):
     method = FedDistill(gamma=0.1, target_loss=target_loss)
-    samples = batch(LOGITS, LABELS, MASK)
+    samples = batch_of(LOGITS, LABELS, MASK)
     untaught = client(targets=[[0.0, 0.0], [0.0, 0.0]], taught=[0, 0])
     assert float(method.loss(net, untaught, samples)) == pytest.approx(-math.log(0.75), rel=1e-12)
-    # Of two samples one is taught: the mean is still over both.
+    # One of two samples has a target: the mean is still over both.
     half = client(targets=[[0.5, 0.5], [0.0, 0.0]], taught=[1, 0])
     told = {"cross-entropy": -0.5 * math.log(0.75 * 0.25), "mse": ((math.log(3) - 0.5) ** 2 + 0.25) / 2}[target_loss]
     assert float(method.loss(net, half, samples)) == pytest.approx(-math.log(0.75) + 0.1 * told / 2, rel=1e-12)
 
 
-def test_before_any_mail_the_loss_is_the_cross_entropy(net):
-    found = FedDistill(gamma=7.0).loss(net, client(), batch(LOGITS, LABELS, MASK))
+def test_with_an_empty_inbox_the_loss_is_the_cross_entropy(net):
+    found = FedDistill(gamma=7.0).loss(net, client(), batch_of(LOGITS, LABELS, MASK))
     assert float(found) == pytest.approx(-math.log(0.75), rel=1e-12)
 
 
@@ -131,11 +117,11 @@ def test_before_any_mail_the_loss_is_the_cross_entropy(net):
         ("mse", [[math.log(3) / 2, math.log(3) / 2], [0.0, 0.0]]),
     ],
 )
-def test_what_is_sent_are_means_of_the_trained_models_outputs(net, target_loss, expected):
-    # The received model would answer otherwise: only the trained one counts.
+def test_clients_send_mean_outputs_of_the_trained_model(net, target_loss, expected):
+    # The received model has other outputs: only those of the trained model are sent.
     trained = client()
-    trained = trained.having(received={**trained.params, "head.bias": doubles([5.0, 0.0])})
-    samples = batch([*LOGITS[:2], [0.0, 0.0], [50.0, 9.0]], [0, 0, 1, 0], [1, 1, 1, 0])
+    trained = trained.having(received={**trained.params, "head.bias": tensor([5.0, 0.0])})
+    samples = batch_of([*LOGITS[:2], [0.0, 0.0], [50.0, 9.0]], [0, 0, 1, 0], [1, 1, 1, 0])
     kept, found = FedDistill(target_loss=target_loss).end(net, trained, samples, MOMENT)
     assert kept is trained
     assert set(found) == {"outputs", "label_counts"}
@@ -144,13 +130,13 @@ def test_what_is_sent_are_means_of_the_trained_models_outputs(net, target_loss, 
 
 
 def test_the_mean_of_softmax_outputs_is_not_the_softmax_of_the_mean(net):
-    samples = batch([[math.log(3), 0.0], [0.0, 0.0]], [0, 0])
+    samples = batch_of([[math.log(3), 0.0], [0.0, 0.0]], [0, 0])
     _, found = FedDistill().end(net, client(), samples, MOMENT)
     assert found["outputs"][0].tolist() == pytest.approx([0.625, 0.375])  # of mean logits: √3/(√3 + 1) = 0.634
 
 
-def test_mean_outputs_travel_and_nothing_else():
-    state, records = play(FedDistill())
+def test_only_mean_outputs_are_exchanged():
+    state, records = run_all(make_simulator(FedDistill()))
     each = (CLASSES * CLASSES + CLASSES) * BYTES
     assert [record["bytes_up"] for record in records] == [4 * each] * 3
     assert [record["bytes_down"] for record in records] == [0, 4 * each, 4 * each]
@@ -159,16 +145,16 @@ def test_mean_outputs_travel_and_nothing_else():
     assert set(state.inbox.own) == {"targets", "taught"}
 
 
-def test_targets_come_from_the_models_as_they_are_after_training():
-    played = simulator(FedDistill(), rounds=1)
-    state = played.start()
-    played.run_round(state)
-    data = played.federation.split("train")
+def test_targets_are_computed_with_the_trained_models():
+    simulator = make_simulator(FedDistill(), rounds=1)
+    state = simulator.start()
+    simulator.run_round(state)
+    data = simulator.federation.split("train")
     means, holds = torch.zeros(4, CLASSES, CLASSES).double(), torch.zeros(4, CLASSES, dtype=torch.bool)
     for row in range(4):
         x = torch.from_numpy(data.x[row, : data.count[row]]).double()
         labels = data.y[row, : data.count[row]]
-        outputs = torch.softmax(played.net(state.params.row(row), x), dim=1)
+        outputs = torch.softmax(simulator.net(state.params.row(row), x), dim=1)
         for label in set(labels.tolist()):
             means[row, label] = outputs[torch.from_numpy(labels == label)].mean(0)
             holds[row, label] = True
@@ -183,10 +169,12 @@ def test_targets_come_from_the_models_as_they_are_after_training():
 
 @pytest.mark.parametrize("target_loss", ["cross-entropy", "mse"])
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_without_distillation_it_is_local_training(backend, target_loss):
+def test_without_distillation_it_equals_local_training(backend, target_loss):
     local = LocalTraining(epochs=2, batch=5, lr=0.05, clip=0.5, weight_decay=0.01)
-    alone, expected = play(Local(), local=local, backend=backend)
-    found, records = play(FedDistill(gamma=0.0, target_loss=target_loss), local=local, backend=backend)
+    alone, expected = run_all(make_simulator(Local(), local=local, backend=backend))
+    found, records = run_all(
+        make_simulator(FedDistill(gamma=0.0, target_loss=target_loss), local=local, backend=backend)
+    )
     assert alone.params.own.keys() == found.params.own.keys()
     for name, value in alone.params.own.items():
         assert torch.equal(found.params.own[name], value), name
@@ -196,7 +184,7 @@ def test_without_distillation_it_is_local_training(backend, target_loss):
 
 
 def test_distillation_begins_in_the_second_round():
-    alone, strong = simulator(Local()), simulator(FedDistill(gamma=1.0))
+    alone, strong = make_simulator(Local()), make_simulator(FedDistill(gamma=1.0))
     states = alone.start(), strong.start()
     for number in (1, 2):
         alone.run_round(states[0])
@@ -221,10 +209,5 @@ def test_the_defaults_are_the_papers():
         ),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "feddistill", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    complaint = capsys.readouterr().err
-    assert words in complaint
-    assert len(complaint.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(arguments, words, refused_run):
+    assert words in refused_run("feddistill", *arguments)

@@ -1,4 +1,4 @@
-"""FedFA: the loss and the anchors' way, written out once more."""
+"""FedFA: the loss and the updates of anchors, against steps computed by hand."""
 
 import math
 
@@ -9,12 +9,11 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedfa import FedFA, initial_anchors
-from tests.fixtures import BACKENDS
+from tests.fixtures import BACKENDS, batch_of
 from tests.methods.by_hand import (
     LR,
     assert_same,
     back,
-    batch_of,
     begun,
     client_of,
     drawn,
@@ -33,7 +32,7 @@ X, Y = np.array([[1.0, 2.0], [-1.0, 0.5], [0.3, -0.7]]), [0, 1, 1]
 ANCHORS = np.array([[1.0, 0.0, 0.5], [0.0, 1.0, 0.0], [0.0, 0.2, 1.0]])
 
 
-def test_a_loss_computed_by_hand():
+def test_the_loss_equals_a_calculation_by_hand():
     params = drawn()
     h = features(params, X)
     squares = [((h[row] - ANCHORS[label]) ** 2).sum() for row, label in enumerate(Y)]
@@ -48,7 +47,7 @@ def test_a_loss_computed_by_hand():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_rounds_by_hand(backend):
+def test_two_rounds_equal_a_calculation_by_hand(backend):
     align, calibrate, step = 0.3, 0.7, 0.25
     method = FedFA(align=align, calibrate=calibrate, anchor_step=step)
     simulator, state, w, data = begun(method, backend, local())
@@ -74,11 +73,11 @@ def test_two_rounds_by_hand(backend):
     assert_same(state.params.common, {**w, "anchors": anchors})
 
 
-def test_anchors_begin_as_distinct_axes():
+def test_anchors_start_as_distinct_axes():
     anchors = initial_anchors(3, 5, Moment(0, 9, 4))
     assert (anchors.sum(dim=1) == 1).all()
     assert torch.equal(anchors @ anchors.T, torch.eye(3))
-    assert torch.equal(anchors, initial_anchors(3, 5, Moment(7, 9, 4)))  # by the seed, not by the round
+    assert torch.equal(anchors, initial_anchors(3, 5, Moment(7, 9, 4)))  # they depend on the seed, not on the round
     crowded = initial_anchors(6, 2, Moment(0, 9, 4))
     assert crowded.norm(dim=1).tolist() == pytest.approx([1.0] * 6)
     with pytest.raises(BadInput, match=r"--anchor-step must be in \[0, 1\], got 2"):

@@ -7,11 +7,10 @@ import torch
 from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedkd import FedKD, compress
-from tests.fixtures import BACKENDS
+from tests.fixtures import BACKENDS, batch_of
 from tests.methods.by_hand import (
     LR,
     assert_same,
-    batch_of,
     begun,
     client_of,
     clipped,
@@ -43,7 +42,7 @@ def by_hand(mentee, mentor, least=0.01):
     return own + (divergence + 2 * hidden) / max(own, least)
 
 
-def test_a_loss_computed_by_hand():
+def test_the_loss_equals_a_calculation_by_hand():
     mentee, mentor = drawn(0), drawn(1)
     found = FedKD().loss(linear_net(), client_of(params_of(mentee, mentor)), batch_of(X, Y))
     assert float(found) == pytest.approx(by_hand(mentee, mentor), rel=1e-12)
@@ -52,14 +51,14 @@ def test_a_loss_computed_by_hand():
     assert by_hand(mentee, mentor, 20.0) < by_hand(mentee, mentor)
 
 
-def test_padding_does_not_count():
+def test_padding_does_not_affect_the_loss():
     client = client_of(params_of(drawn(0), drawn(1)))
     padded = batch_of([*X, [9.0, 9.0]], [*Y, 1], mask=[1, 1, 1, 0])
     found = [FedKD().loss(linear_net(), client, batch) for batch in (padded, batch_of(X, Y))]
     assert float(found[0]) == pytest.approx(float(found[1]), rel=1e-12)
 
 
-def test_networks_that_make_no_mistake_do_not_divide_by_zero():
+def test_a_loss_of_zero_does_not_cause_a_division_by_zero():
     sure = {**drawn(0), "head.weight": np.zeros((3, 3)), "head.bias": np.array([1e4, 0.0, 0.0])}
     loss = FedKD().loss(linear_net(), client_of(params_of(sure, sure)), batch_of(X, [0, 0, 0]))
     assert float(loss) == 0.0
@@ -67,7 +66,7 @@ def test_networks_that_make_no_mistake_do_not_divide_by_zero():
 
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4), (3, 2, 2, 2)])
 @pytest.mark.parametrize("energy", [0.5, 0.9, 0.99])
-def test_the_fewest_singular_values_that_hold_enough(shape, energy):
+def test_the_fewest_singular_values_with_enough_energy_are_kept(shape, energy):
     value = np.random.default_rng(0).normal(size=shape)
     u, sizes, v = np.linalg.svd(value.reshape(shape[0], -1), full_matrices=False)
     rank = next(r for r in range(1, len(sizes) + 1) if (sizes[:r] ** 2).sum() > energy * (sizes**2).sum())
@@ -79,7 +78,7 @@ def test_the_fewest_singular_values_that_hold_enough(shape, energy):
     assert float(share) == pytest.approx(numbers / (value.size + 5))
 
 
-def test_a_matrix_of_zeros_and_one_that_is_sent_whole():
+def test_compression_of_a_zero_matrix_and_of_one_that_is_sent_uncompressed():
     kept, _ = compress({"a": torch.zeros(3, 5, dtype=torch.float64)}, 0.9)
     assert kept["a"].abs().max() == 0
     value = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -88,7 +87,7 @@ def test_a_matrix_of_zeros_and_one_that_is_sent_whole():
     assert float(share) == 1
 
 
-def test_more_is_kept_as_rounds_go_by():
+def test_the_kept_energy_grows_over_rounds():
     method = FedKD()
     assert [method.energy(Moment(number, 100, 0)) for number in (1, 50, 100)] == pytest.approx([0.9503, 0.965, 0.98])
     with pytest.raises(BadInput, match=r"--energy-first must be in \(0, 1\], got 0"):
@@ -96,13 +95,13 @@ def test_more_is_kept_as_rounds_go_by():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_updates_are_compressed_on_the_way_up_and_down(backend):
+def test_uploads_and_downloads_are_compressed(backend):
     rounds = {"rounds": 1}
     plain, state, first, data = begun(FedKD(energy_first=1.0, energy_last=1.0), backend, local(epochs=3), **rounds)
     cohort = plain.cohort(state, torch.arange(2))
     trained = plain.local_training(cohort, plain.moment(1))[0].params.own
-    played, state, _, _ = begun(FedKD(energy_first=0.6, energy_last=0.6), backend, local(epochs=3), **rounds)
-    record = played.run_round(state).record
+    simulator, state, _, _ = begun(FedKD(energy_first=0.6, energy_last=0.6), backend, local(epochs=3), **rounds)
+    record = simulator.run_round(state).record
 
     def cut(change):
         if change.ndim < 2:
@@ -118,12 +117,12 @@ def test_updates_are_compressed_on_the_way_up_and_down(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_mentor_and_mentee_are_clipped_each_by_its_own_norm(backend):
+def test_mentor_and_mentee_are_clipped_separately(backend):
     most = 0.2
-    method = FedKD(energy_first=1.0, energy_last=1.0)  # nothing is compressed
+    method = FedKD(energy_first=1.0, energy_last=1.0)  # no compression
     simulator, state, w, data = begun(method, backend, local(clip=most))
     simulator.run_round(state)
-    # Both begin alike, so that in the first step neither has anything to teach the other.
+    # Both start equal, so that the distillation losses are zero in the first step.
     trained = [plus(w, clipped(slopes(w, x, y), most), -LR) for x, y in data]
     assert_same(state.params.common, mean(trained, data))
     for row in range(2):

@@ -1,4 +1,4 @@
-"""FedPAC against numbers computed by hand or in another way from its equations."""
+"""FedPAC, against numbers computed from its equations by hand or with another solver."""
 
 import math
 
@@ -7,21 +7,18 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedrema.cli import main
 from fedrema.core import LocalTraining, Moment, Uploads
 from fedrema.methods.fedpac import FedPAC, combination_weights
 from fedrema.models.body_and_head import Net
+from tests.fixtures import LOCAL, batch_of, tensor
 from tests.methods.aligned import (
     BYTES,
     CLASSES,
     FEATURES,
-    LOCAL,
-    batch,
     client,
-    doubles,
     make_net,
-    simulator,
     training_data,
+    watched_simulator,
 )
 from tests.methods.shared.test_simplex import by_scipy
 
@@ -51,9 +48,9 @@ def statistics(features, labels, classes):
     return weighted, (expected_square - squared_means) / samples
 
 
-def test_statistics_by_hand(net):
+def test_statistics_equal_a_calculation_by_hand(net):
     # Class 0: (1, 0), (3, 0), so p = ⅔, µ = (2, 0), E‖f‖² = 5; class 2: (0, 3), so p = ⅓, E‖f‖² = 9; then padding.
-    samples = batch([[1, 0], [3, 0], [0, 3], [50, 50]], [0, 0, 2, 0], [1, 1, 1, 0])
+    samples = batch_of([[1, 0], [3, 0], [0, 3], [50, 50]], [0, 0, 2, 0], [1, 1, 1, 0])
     made = FedPAC().begin(net, client(), samples, MOMENT).inbox
     expected = [[4 / 3, 0], [0, 0], [0, 1]]
     assert made["weighted"].tolist() == [pytest.approx(row) for row in expected]
@@ -63,39 +60,39 @@ def test_statistics_by_hand(net):
     assert made["held"].tolist() == [1, 0, 1]
 
 
-def test_what_came_by_mail_stays_in_the_inbox(net):
-    mail = {"prototypes": [[1.0, 1.0]] * 3, "known": [1.0, 0.0, 1.0]}
-    made = FedPAC().begin(net, client(1.0, **mail), batch([[1, 0]], [0]), MOMENT).inbox
-    assert made["prototypes"].tolist() == mail["prototypes"]
-    assert made["known"].tolist() == mail["known"]
+def test_received_prototypes_stay_in_the_inbox(net):
+    received = {"prototypes": [[1.0, 1.0]] * 3, "known": [1.0, 0.0, 1.0]}
+    made = FedPAC().begin(net, client(1.0, **received), batch_of([[1, 0]], [0]), MOMENT).inbox
+    assert made["prototypes"].tolist() == received["prototypes"]
+    assert made["known"].tolist() == received["known"]
 
 
 def test_a_single_sample_has_no_variance(net):
-    made = FedPAC().begin(net, client(1.0), batch([[3, 4]], [1]), MOMENT).inbox
+    made = FedPAC().begin(net, client(1.0), batch_of([[3, 4]], [1]), MOMENT).inbox
     assert float(made["variance"]) == 0
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_statistics_come_from_the_received_body_and_prototypes_from_the_trained_one(backend):
-    played = simulator(FedPAC(), backend=backend)
-    state = played.start()
+def test_statistics_use_the_received_body_and_prototypes_the_trained_one(backend):
+    simulator = watched_simulator(FedPAC(), backend=backend)
+    state = simulator.start()
     for _ in range(2):
-        played.run_round(state)
+        simulator.run_round(state)
         for row in range(4):
-            x, labels = training_data(played, row)
-            weighted, variance = statistics(played.net.features(played.before[row], x), labels, CLASSES)
-            assert torch.allclose(played.uploads.extras["weighted"][row], weighted, atol=1e-12)
-            assert float(played.uploads.extras["variance"][row]) == pytest.approx(variance, rel=1e-10)
-            trained = {name: value[row] for name, value in played.trained.items()}
-            features = played.net.features(trained, x)
+            x, labels = training_data(simulator, row)
+            weighted, variance = statistics(simulator.net.features(simulator.before[row], x), labels, CLASSES)
+            assert torch.allclose(simulator.uploads.extras["weighted"][row], weighted, atol=1e-12)
+            assert float(simulator.uploads.extras["variance"][row]) == pytest.approx(variance, rel=1e-10)
+            trained = {name: value[row] for name, value in simulator.trained.items()}
+            features = simulator.net.features(trained, x)
             counts = [int((labels == label).sum()) for label in range(CLASSES)]
-            assert played.uploads.extras["label_counts"][row].tolist() == counts
+            assert simulator.uploads.extras["label_counts"][row].tolist() == counts
             for label in range(CLASSES):
                 if counts[label]:
                     mean = features[labels == label].mean(0)
-                    assert torch.allclose(played.uploads.extras["means"][row, label], mean, atol=1e-12)
-            # Otherwise nothing is told apart here.
-            assert not torch.allclose(features, played.net.features(played.before[row], x), atol=1e-3)
+                    assert torch.allclose(simulator.uploads.extras["means"][row, label], mean, atol=1e-12)
+            # Otherwise this test could not distinguish them.
+            assert not torch.allclose(features, simulator.net.features(simulator.before[row], x), atol=1e-3)
 
 
 def problem(weighted, variance, i):
@@ -111,14 +108,14 @@ def problem(weighted, variance, i):
 
 
 def expected_weights(matrix):
-    """Return the weights by a general solver, small ones dropped as FedPAC drops them."""
+    """Return the weights of a general solver, without the small ones that FedPAC drops."""
     found = by_scipy(matrix)
     kept = np.where(found < 1e-3, 0, found)
     return kept / kept.sum()
 
 
 @pytest.mark.parametrize(("clients", "classes", "width"), [(2, 1, 1), (3, 2, 4), (6, 3, 2), (10, 2, 5)])
-def test_weights_are_those_of_another_solver(clients, classes, width):
+def test_weights_equal_those_of_another_solver(clients, classes, width):
     generator = torch.Generator().manual_seed(clients)
     weighted = torch.randn(clients, classes, width, generator=generator, dtype=torch.float64)
     variance = torch.rand(clients, generator=generator, dtype=torch.float64) + 0.2
@@ -127,13 +124,13 @@ def test_weights_are_those_of_another_solver(clients, classes, width):
         assert found[i].numpy() == pytest.approx(expected_weights(problem(weighted, variance, i)), abs=1e-4)
 
 
-def test_without_bias_weights_go_by_the_inverse_of_the_variance():
-    found = combination_weights(torch.ones(3, 2, 2, dtype=torch.float64), doubles([1.0, 2.0, 4.0]))
+def test_without_bias_weights_are_inverse_variances():
+    found = combination_weights(torch.ones(3, 2, 2, dtype=torch.float64), tensor([1.0, 2.0, 4.0]))
     assert found.numpy() == pytest.approx(np.tile([4 / 7, 2 / 7, 1 / 7], (3, 1)), abs=1e-5)
 
 
 def groups(within: float) -> torch.Tensor:
-    """Return h of two groups of four, 10⁴ apart in squares; each client is off its group by a square of `within`."""
+    """Return h of two groups of four, 10⁴ apart in squared distance; `within` is that of a client to its group."""
     weighted = torch.zeros(8, 1, 10, dtype=torch.float64)
     weighted[:4, 0, 8] = weighted[4:, 0, 9] = math.sqrt(0.5e4)
     weighted[torch.arange(8), 0, torch.arange(8)] = math.sqrt(within)
@@ -165,11 +162,11 @@ def test_two_clear_groups_share_within_and_not_across(within):
 def test_negligible_weights_are_dropped_and_the_rest_sums_to_one():
     same = torch.ones(3, 1, 1, dtype=torch.float64)
     # By inverse variances (1, 1, 1/5000): the last has 10⁻⁴ of the weight; with 1/100 it has 0.5 %.
-    dropped = combination_weights(same, doubles([1.0, 1.0, 5000.0]))
+    dropped = combination_weights(same, tensor([1.0, 1.0, 5000.0]))
     assert (dropped[:, 2] == 0).all()
     assert dropped[:, :2].numpy() == pytest.approx(np.full((3, 2), 0.5), abs=1e-4)
     assert dropped.sum(1).tolist() == pytest.approx([1, 1, 1], abs=1e-12)
-    kept = combination_weights(same, doubles([1.0, 1.0, 100.0]))
+    kept = combination_weights(same, tensor([1.0, 1.0, 100.0]))
     assert kept[:, 2].tolist() == pytest.approx([0.01 / 2.01] * 3, abs=1e-5)
     assert kept.sum(1).tolist() == pytest.approx([1, 1, 1], abs=1e-12)
 
@@ -178,7 +175,7 @@ def test_one_client_keeps_its_head():
     assert combination_weights(torch.randn(1, 3, 2), torch.ones(1)).tolist() == [[1]]
 
 
-def test_where_nothing_can_be_solved_clients_keep_their_heads():
+def test_without_a_solution_clients_keep_their_heads():
     assert torch.equal(combination_weights(torch.ones(3, 1, 2), torch.full((3,), math.nan)).float(), torch.eye(3))
 
 
@@ -191,7 +188,7 @@ def test_the_order_of_clients_does_not_matter():
     assert torch.allclose(permuted, straight[order][:, order], atol=1e-5)
 
 
-def test_nothing_grows_with_the_square_of_the_features():
+def test_memory_does_not_grow_with_the_square_of_the_features():
     # A square of 200 000 features would take 320 GB.
     generator = torch.Generator().manual_seed(0)
     small = torch.randn(5, 2, 3, generator=generator, dtype=torch.float64)
@@ -201,23 +198,23 @@ def test_nothing_grows_with_the_square_of_the_features():
     assert torch.allclose(combination_weights(wide, variance), combination_weights(small, variance), atol=1e-6)
 
 
-def test_the_server_hands_out_the_mean_body_and_combines_heads(net):
-    # Clients 0 and 1 are alike, client 2 is far off: heads are shared by pairs, whatever the sample counts.
-    counts = doubles([[1, 0, 0], [0, 3, 0], [2, 4, 0]])
+def test_the_server_returns_the_mean_body_and_combined_heads(net):
+    # Clients 0 and 1 are alike, client 2 is distant: the first two share heads, independently of sample counts.
+    counts = tensor([[1, 0, 0], [0, 3, 0], [2, 4, 0]])
     weighted = torch.zeros(3, 3, 2, dtype=torch.float64)
     weighted[2] = 30
     sent = Uploads(
         clients=torch.arange(3),
-        mean={"body.weight": doubles([[3.7, 3.7]] * 2), "body.bias": doubles([0.0, 0.0])},
+        mean={"body.weight": tensor([[3.7, 3.7]] * 2), "body.bias": tensor([0.0, 0.0])},
         params={
             "head.weight": torch.zeros(3, 3, 2, dtype=torch.float64),
-            "head.bias": doubles([[1, 0, 0], [3, 0, 6], [0, 9, 0]]),
+            "head.bias": tensor([[1, 0, 0], [3, 0, 6], [0, 9, 0]]),
         },
         extras={
-            "means": doubles([[[2, 2], [0, 0], [0, 0]], [[0, 0], [7, 0], [0, 0]], [[5, 8], [0, 7], [0, 0]]]),
+            "means": tensor([[[2, 2], [0, 0], [0, 0]], [[0, 0], [7, 0], [0, 0]], [[5, 8], [0, 7], [0, 0]]]),
             "label_counts": counts,
             "weighted": weighted,
-            "variance": doubles([1.0, 3.0, 1.0]),
+            "variance": tensor([1.0, 3.0, 1.0]),
         },
         counts=counts.sum(1),
     )
@@ -237,22 +234,22 @@ def test_the_server_hands_out_the_mean_body_and_combines_heads(net):
     assert alike.shared["prototypes"].tolist() == [[3.5, 5], [3.5, 3.5], [0, 0]]
 
 
-def test_the_loss_of_the_body_draws_features_to_prototypes_and_that_of_the_head_does_not(net):
-    samples = batch([[1, 2], [3, 3], [70, 70]], [0, 1, 0], [1, 1, 0])
-    # Class 1 has no global prototype: the client's own stands in. ½(1 + 4) = 2.5, ½(1 + 0) = 0.5.
-    mail = {
+def test_only_the_loss_of_the_body_aligns_features_with_prototypes(net):
+    samples = batch_of([[1, 2], [3, 3], [70, 70]], [0, 1, 0], [1, 1, 0])
+    # Class 1 has no global prototype: the client's own is used. ½(1 + 4) = 2.5, ½(1 + 0) = 0.5.
+    inbox = {
         "prototypes": [[0, 0], [50, 50], [50, 50]], "known": [1, 0, 0],
         "own": [[9, 9], [2, 3], [0, 0]], "held": [1, 1, 0],
     }  # fmt: skip
-    found = FedPAC(align=0.5).loss(net, client(**mail), samples)
+    found = FedPAC(align=0.5).loss(net, client(**inbox), samples)
     assert float(found) == pytest.approx(math.log(3) + 0.5 * (2.5 + 0.5) / 2, rel=1e-12)
     head_loss = FedPAC(align=0.5).phases(LOCAL, MOMENT)[0].loss
-    assert float(head_loss(net, client(**mail), samples)) == pytest.approx(math.log(3), rel=1e-12)
+    assert float(head_loss(net, client(**inbox), samples)) == pytest.approx(math.log(3), rel=1e-12)
 
 
-def test_before_any_mail_the_loss_is_the_cross_entropy(net):
-    begun = FedPAC().begin(net, client(), batch([[1, 2], [3, 3], [0, 1]], [0, 1, 0]), MOMENT)
-    found = FedPAC(align=9.0).loss(net, begun, batch([[1, 2], [3, 3]], [0, 1]))
+def test_with_an_empty_inbox_the_loss_is_the_cross_entropy(net):
+    begun = FedPAC().begin(net, client(), batch_of([[1, 2], [3, 3], [0, 1]], [0, 1, 0]), MOMENT)
+    found = FedPAC(align=9.0).loss(net, begun, batch_of([[1, 2], [3, 3]], [0, 1]))
     assert float(found) == pytest.approx(math.log(3), rel=1e-12)
 
 
@@ -260,7 +257,7 @@ def test_the_head_is_trained_for_an_epoch_and_then_the_body():
     local = LocalTraining(epochs=5, lr=0.02, momentum=0.5, schedule="exponential", lr_decay=0.5)
     later = Moment(round=3, rounds=10, seed=0)
     head, body = FedPAC().phases(local, later)
-    assert (head.epochs, head.lr, head.momentum) == (1, 0.1, 0.5)  # as fixed as the authors' 0.1
+    assert (head.epochs, head.lr, head.momentum) == (1, 0.1, 0.5)  # constant like the authors' 0.1
     assert (body.epochs, body.lr, body.momentum) == (5, 0.02 / 4, 0.5)
     for phase, trains in ((head, "head.weight"), (body, "body.weight")):
         assert [name for name in ("body.weight", "head.weight") if phase.trains(name)] == [trains]
@@ -270,30 +267,30 @@ def test_the_head_is_trained_for_an_epoch_and_then_the_body():
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 @pytest.mark.parametrize(("epochs", "head_epochs"), [(0, 1), (2, 0), (2, 1)])
-def test_each_phase_leaves_the_other_part_bit_for_bit(backend, epochs, head_epochs):
+def test_each_phase_leaves_the_other_part_bit_identical(backend, epochs, head_epochs):
     local = LocalTraining(epochs=epochs, batch=5, lr=0.05, weight_decay=0.01)
-    played = simulator(FedPAC(head_epochs=head_epochs), local, backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedPAC(head_epochs=head_epochs), local=local, backend=backend)
+    state = simulator.start()
     for _ in range(2):
-        played.run_round(state)
+        simulator.run_round(state)
         for row in range(4):
-            for name, value in played.trained.items():
+            for name, value in simulator.trained.items():
                 moved = head_epochs if name.startswith("head.") else epochs
-                assert torch.equal(value[row], played.before[row][name]) == (not moved), name
+                assert torch.equal(value[row], simulator.before[row][name]) == (not moved), name
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(backend):
-    """With a single batch of everything and no momentum both rounds can be retraced."""
+    """With one batch of all samples and no momentum, both rounds can be computed by hand."""
     local = LocalTraining(epochs=1, batch=1000, lr=0.05, momentum=0.0, clip=0)
-    played = simulator(FedPAC(align=0.7), local, backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedPAC(align=0.7), local=local, backend=backend)
+    state = simulator.start()
     for number in (1, 2):
-        played.run_round(state)
-        assert ("prototypes" in played.mail) == (number == 2)
+        simulator.run_round(state)
+        assert ("prototypes" in simulator.inbox) == (number == 2)
         for row in range(4):
-            x, labels = training_data(played, row)
-            params = {name: value.clone().requires_grad_() for name, value in played.before[row].items()}
+            x, labels = training_data(simulator, row)
+            params = {name: value.clone().requires_grad_() for name, value in simulator.before[row].items()}
             heads = [name for name in params if name.startswith("head.")]
             bodies = [name for name in params if name.startswith("body.")]
 
@@ -308,69 +305,69 @@ def test_a_round_is_a_step_of_the_head_and_then_one_of_the_body_with_alignment(b
             hidden, logits = forward(params)
             loss = functional.cross_entropy(logits, labels)
             if number == 2:
-                loss = loss + 0.7 * functional.mse_loss(hidden, played.mail["prototypes"][labels])
+                loss = loss + 0.7 * functional.mse_loss(hidden, simulator.inbox["prototypes"][labels])
             slopes = torch.autograd.grad(loss, [params[name] for name in bodies])
             for name, slope in zip(bodies, slopes, strict=True):
                 params[name] = params[name] - 0.05 * slope
             for name, value in params.items():
-                assert torch.allclose(played.trained[name][row], value, atol=1e-12), (number, name)
+                assert torch.allclose(simulator.trained[name][row], value, atol=1e-12), (number, name)
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 def test_the_loss_recorded_while_the_head_trains_is_the_cross_entropy(backend):
-    # Without epochs of the body, and with alignment that would outweigh everything else.
+    # Without epochs of the body, and with a very large weight of alignment.
     local = LocalTraining(epochs=0, batch=1000, momentum=0.0)
-    played = simulator(FedPAC(align=1000.0), local, backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedPAC(align=1000.0), local=local, backend=backend)
+    state = simulator.start()
     for _ in range(2):
-        record = played.run_round(state).record
+        record = simulator.run_round(state).record
         for row in range(4):
-            x, labels = training_data(played, row)
-            expected = functional.cross_entropy(played.net(played.before[row], x), labels)
+            x, labels = training_data(simulator, row)
+            expected = functional.cross_entropy(simulator.net(simulator.before[row], x), labels)
             assert record["client_loss"][row] == pytest.approx(float(expected), rel=1e-10)
-    assert "prototypes" in played.mail
+    assert "prototypes" in simulator.inbox
 
 
-def test_bytes_are_models_prototypes_and_statistics():
-    played = simulator(FedPAC())
-    records = [each.record for each in played.run(played.start())]
+def test_bytes_include_models_prototypes_and_statistics():
+    simulator = watched_simulator(FedPAC())
+    records = [each.record for each in simulator.run(simulator.start())]
     means, label_counts, weighted, variance = CLASSES * FEATURES, CLASSES, CLASSES * FEATURES, 1
     up = 4 * (BODY + HEAD + means + label_counts + weighted + variance) * BYTES
     prototypes, known = CLASSES * FEATURES, CLASSES
     down = 4 * (BODY + HEAD) * BYTES
     assert [record["bytes_up"] for record in records] == [up] * 3
-    mail = 4 * (prototypes + known) * BYTES
-    assert [record["bytes_down"] for record in records] == [down, down + mail, down + mail]
+    messages = 4 * (prototypes + known) * BYTES
+    assert [record["bytes_down"] for record in records] == [down, down + messages, down + messages]
 
 
-def test_everyone_gets_the_common_body_and_a_head_of_its_own():
-    played = simulator(FedPAC())
-    state = played.start()
-    played.run_round(state)
+def test_all_clients_get_the_common_body_and_their_own_head():
+    simulator = watched_simulator(FedPAC())
+    state = simulator.start()
+    simulator.run_round(state)
     assert set(state.params.common) == {"body.1.weight", "body.1.bias"}
     assert set(state.params.own) == {"head.weight", "head.bias"}
-    sizes = [len(training_data(played, row)[1]) for row in range(4)]
+    sizes = [len(training_data(simulator, row)[1]) for row in range(4)]
     for name, value in state.params.common.items():
-        expected = sum(size * played.trained[name][row] for row, size in enumerate(sizes)) / sum(sizes)
+        expected = sum(size * simulator.trained[name][row] for row, size in enumerate(sizes)) / sum(sizes)
         assert torch.allclose(value, expected, atol=1e-12), name
-    weighted, variance = played.uploads.extras["weighted"], played.uploads.extras["variance"]
+    weighted, variance = simulator.uploads.extras["weighted"], simulator.uploads.extras["variance"]
     for i in range(4):
         alpha = expected_weights(problem(weighted, variance, i))
         for name, value in state.params.own.items():
-            expected = sum(float(alpha[j]) * played.trained[name][j] for j in range(4))
+            expected = sum(float(alpha[j]) * simulator.trained[name][j] for j in range(4))
             assert torch.allclose(value[i], expected, atol=1e-4), name
 
 
 def test_a_round_with_one_client_returns_its_own_head():
-    played = simulator(FedPAC(), participation=0.25)
-    state = played.start()
-    record = played.run_round(state).record
+    simulator = watched_simulator(FedPAC(), participation=0.25)
+    state = simulator.start()
+    record = simulator.run_round(state).record
     (row,) = record["participants"]
     for name in ("head.weight", "head.bias"):
-        assert torch.equal(state.params.own[name][row], played.trained[name][0])
+        assert torch.equal(state.params.own[name][row], simulator.trained[name][0])
     assert record["trace"]["own_weight"] == 1
     absent = next(other for other in range(4) if other != row)
-    assert torch.equal(state.params.own["head.weight"][absent], played.net.initial["head.weight"])
+    assert torch.equal(state.params.own["head.weight"][absent], simulator.net.initial["head.weight"])
 
 
 @pytest.mark.parametrize(
@@ -387,16 +384,11 @@ def test_a_round_with_one_client_returns_its_own_head():
         (["--weigh", "votes"], "--weigh must be samples or uniform, got 'votes'."),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "fedpac", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    complaint = capsys.readouterr().err
-    assert words in complaint
-    assert len(complaint.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(arguments, words, refused_run):
+    assert words in refused_run("fedpac", *arguments)
 
 
-def test_of_very_many_clients_not_all_weights_are_dropped(monkeypatch):
+def test_with_very_many_clients_not_all_weights_are_dropped(monkeypatch):
     monkeypatch.setattr(
         "fedrema.methods.fedpac.minimise_on_simplex", lambda matrix: np.full(len(matrix), 1 / len(matrix))
     )

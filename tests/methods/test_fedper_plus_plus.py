@@ -1,4 +1,4 @@
-"""FedPer++ (a reconstruction): the regulariser, written out once more."""
+"""FedPer++ (a reconstruction): the regulariser, against steps computed by hand."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.methods.by_hand import LR, assert_same, back, begun, features, local,
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_rounds_by_hand(backend):
+def test_two_rounds_equal_a_calculation_by_hand(backend):
     simulator, state, first, data = begun(FedPerPlusPlus(hold=0.6), backend, local(epochs=3))
     models = [dict(first) for _ in data]
     for _ in range(2):
@@ -28,7 +28,7 @@ def test_two_rounds_by_hand(backend):
         assert_same(state.params.row(row), models[row])
 
 
-def test_it_is_called_what_it_is():
+def test_it_is_labelled_as_a_reconstruction():
     assert "reconstruction" in FedPerPlusPlus.title.lower()
     assert "RECONSTRUCTION" in (FedPerPlusPlus.__doc__ or "").splitlines()[0]
     with pytest.raises(BadInput, match="--hold must be 0 or more, got -1"):

@@ -1,4 +1,4 @@
-"""FedPrior: log π_k beside the logits, in training and in use, by hand."""
+"""FedPrior: log π_k is added to the logits in training and prediction, against numbers computed by hand."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,11 @@ from torch import nn
 from fedrema.errors import BadInput
 from fedrema.methods.fedprior import SMOOTHINGS, TEMPERATURES, TRUSTS, FedPrior, maximum_likelihood_smoothing
 from fedrema.models.body_and_head import BodyAndHead, Net
-from tests.fixtures import BACKENDS
+from tests.fixtures import BACKENDS, batch_of, tensor
 from tests.methods.by_hand import (
     LR,
     assert_same,
     back,
-    batch_of,
     begun,
     client_of,
     linear_net,
@@ -22,7 +21,6 @@ from tests.methods.by_hand import (
     mean,
     plus,
     softmax,
-    tensor,
 )
 
 
@@ -32,7 +30,7 @@ def log_prior(y, smooth):
 
 
 def trained(w, x, y, smooth, steps, counted=None):
-    """Descend on some of the samples, which are those that are counted in the frequencies."""
+    """Train on some of the samples, from which the class frequencies are counted too."""
     some = np.ones(len(y), bool) if counted is None else counted
     for _ in range(steps):
         wrong = softmax(logits(w, x) + log_prior(y[some], smooth)) - np.eye(3)[y]
@@ -42,7 +40,7 @@ def trained(w, x, y, smooth, steps, counted=None):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("smooth", [1.0, 0.25])
-def test_two_rounds_by_hand(backend, smooth):
+def test_two_rounds_equal_a_calculation_by_hand(backend, smooth):
     simulator, state, w, data = begun(FedPrior(smooth=smooth, align=0, held_out=0), backend, local(epochs=2))
     for _ in range(2):
         simulator.run_round(state)
@@ -55,7 +53,7 @@ def test_two_rounds_by_hand(backend, smooth):
 
 
 def lost(w, data, held, usual):
-    """Return what the samples that are not trained on lose under each (T, b)."""
+    """Return the loss of held-out samples for each (T, b)."""
     found = np.zeros((len(TEMPERATURES), len(TRUSTS)))
     for (x, y), own, prior in zip(data, held, usual, strict=True):
         for i, temperature in enumerate(TEMPERATURES.tolist()):
@@ -66,15 +64,15 @@ def lost(w, data, held, usual):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(backend):
-    """In eleven rounds these samples first gain by training, then lose: everyone stays with what was best."""
+def test_held_out_samples_choose_temperature_trust_and_round(backend):
+    """Over eleven rounds the held-out loss first falls and then rises: all clients keep their best model."""
     simulator, state, w, data = begun(FedPrior(smooth=1.0, align=0, held_out=0.5), backend, local(epochs=10))
     held = [np.arange(len(y)) % 2 == 1 for _, y in data]
     assert [int(each.sum()) for each in held] == [5, 2]
     usual = [log_prior(y[~own], 1.0) for (_, y), own in zip(data, held, strict=True)]
     losses, count, least, newest_is_used = 0.0, 0.0, np.inf, []
     for _ in range(11):
-        played = simulator.run_round(state)
+        result = simulator.run_round(state)
         losses, count = 0.8 * losses + lost(w, data, held, usual), 0.8 * count + 7
         before = w
         w = mean([trained(w, x, y, 1.0, 10, ~own) for (x, y), own in zip(data, held, strict=True)], data)
@@ -85,7 +83,7 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
             least, best, used = losses.min() / count, before, w
         else:
             used = best
-        assert played.record["trace"] == chosen
+        assert result.record["trace"] == chosen
         assert_same(state.params.common, w)
         for row, (x, _) in enumerate(data):
             client = simulator.cohort(state, torch.arange(2)).one(row)
@@ -96,14 +94,14 @@ def test_samples_that_are_not_trained_on_choose_temperature_trust_and_round(back
     assert newest_is_used == [True] * 9 + [False] * 2
 
 
-def test_where_nobody_has_samples_to_spare_nothing_is_held_out():
+def test_with_too_few_samples_none_are_held_out():
     simulator, state, w, data = begun(FedPrior(smooth=1.0, align=0, held_out=0.05), "stacked", local(epochs=1))
     assert max(len(y) for _, y in data) < 20
     assert simulator.run_round(state).record["trace"] == {"temperature": 1, "trust": 1}
     assert_same(state.params.common, mean([trained(w, x, y, 1.0, 1) for x, y in data], data))
 
 
-def test_features_are_drawn_to_prototypes_of_what_was_trained_on():
+def test_features_are_aligned_with_prototypes_of_the_training_samples():
     method, net = FedPrior(smooth=1.0, align=0.7, held_out=0.5), linear_net()
     x, y = [[1.0, 2.0], [5.0, 5.0], [-1.0, 0.5], [9.0, 9.0]], [0, 0, 2, 1]  # every second sample is held out
     data = batch_of(x, y)
@@ -125,7 +123,7 @@ def test_features_are_drawn_to_prototypes_of_what_was_trained_on():
 
 
 def likelihood(counts, a):
-    """Return the chance of labels in an order that has these numbers: drawn one by one, as from Pólya's urn."""
+    """Return the likelihood of class counts under Pólya's urn."""
     found, total = 1.0, 0
     for count in counts:
         for already in range(count):
@@ -135,7 +133,7 @@ def likelihood(counts, a):
 
 
 @pytest.mark.parametrize("counts", [(6, 1, 0), (3, 2, 1), (0, 9, 1), (4, 4, 1)])
-def test_each_client_smooths_as_its_numbers_advise(counts):
+def test_each_client_chooses_the_smoothing_of_the_highest_likelihood(counts):
     best = max(SMOOTHINGS.tolist(), key=lambda a: likelihood(counts, a))
     assert float(maximum_likelihood_smoothing(tensor([float(count) for count in counts]))) == best
     method, net = FedPrior(held_out=0), linear_net()
@@ -146,13 +144,13 @@ def test_each_client_smooths_as_its_numbers_advise(counts):
     assert found.exp().tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_numbers_as_equal_as_by_chance_say_nothing_and_a_single_class_says_most():
+def test_smoothing_is_strongest_for_equal_counts_and_weakest_for_a_single_class():
     assert float(maximum_likelihood_smoothing(tensor([5.0, 5.0, 5.0]))) == float(SMOOTHINGS[-1])
     assert float(maximum_likelihood_smoothing(tensor([15.0, 0.0, 0.0]))) == float(SMOOTHINGS[0])
     assert float(maximum_likelihood_smoothing(tensor([0.0, 0.0, 0.0]))) > 0
 
 
-def test_padding_is_not_counted():
+def test_padding_is_not_counted_in_the_frequencies():
     method, net = FedPrior(smooth=1.0, held_out=0), linear_net()
     client = client_of(net.initial, memory={"log_prior": tensor([0.0, 0.0, 0.0])})
     data = batch_of([[0.0, 0.0]] * 5, [0, 0, 2, 1, 1], mask=[1.0, 1.0, 1.0, 0.0, 0.0])
@@ -160,14 +158,14 @@ def test_padding_is_not_counted():
     assert found.exp().tolist() == pytest.approx([3 / 6, 1 / 6, 2 / 6])
 
 
-def test_whoever_has_not_trained_yet_has_no_preference():
+def test_a_client_that_has_not_trained_has_a_uniform_prior():
     net = linear_net()
     client = FedPrior().start(net, client_of(net.initial), moment=None)
     model = FedPrior().model(net, client)
     assert all(torch.equal(model[name], value) for name, value in net.initial.items())
 
 
-def test_equal_frequencies_change_no_answer_and_no_gradient():
+def test_equal_frequencies_change_neither_predictions_nor_gradients():
     method, net = FedPrior(), linear_net()
     data = batch_of([[1.0, 2.0], [-1.0, 0.5], [0.3, -2.0]], [0, 1, 2])
     params = {name: value.clone().requires_grad_() for name, value in net.initial.items()}
@@ -178,7 +176,7 @@ def test_equal_frequencies_change_no_answer_and_no_gradient():
         assert torch.allclose(mine, other, atol=1e-14)
 
 
-def test_its_model_is_a_network_of_its_own():
+def test_the_personal_model_includes_the_prior():
     net = linear_net()
     client = client_of(net.initial, memory={"log_prior": tensor([-1.0, -2.0, -3.0])})
     x = tensor([[1.0, -1.0]])
@@ -190,7 +188,7 @@ def test_its_model_is_a_network_of_its_own():
     assert torch.allclose(warmed, net(best, x) / 4 + tensor([-0.5, -1.0, -1.5]))
 
 
-def test_what_it_cannot_work_with():
+def test_invalid_settings_and_networks_are_refused():
     with pytest.raises(BadInput, match="--smooth must be 0 or more, got -1"):
         FedPrior(smooth=-1)
     with pytest.raises(BadInput, match="--align must be 0 or more, got -1"):

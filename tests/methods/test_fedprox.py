@@ -1,4 +1,4 @@
-"""FedProx: the pull towards the received model, against closed forms and against torch's own optimiser."""
+"""FedProx: the proximal term, against closed forms and torch's optimiser."""
 
 import copy
 import math
@@ -7,42 +7,25 @@ import pytest
 import torch
 from torch import nn
 
-from fedrema.cli import main
-from fedrema.core import Batch, Client, LocalTraining
+from fedrema.core import LocalTraining
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedprox import FedProx
-from fedrema.models.body_and_head import BodyAndHead, Net
+from fedrema.models.body_and_head import Net
 from fedrema.simulation.simulator import Simulator
-from tests.fixtures import LOCAL, run_all, tanh_module, tanh_simulator
+from tests.fixtures import LOCAL, batch_of, run_all, tanh_module, tanh_simulator, tensor
+from tests.methods.by_hand import client_of, linear_net
 
 BACKENDS = ["loop", "stacked"]
 WHOLE = LocalTraining(epochs=3, batch=1000, lr=0.1, momentum=0.9, clip=0.5)
-"""All samples in every step: the order of batches does not matter to a reference."""
+"""All samples in every step: results do not depend on the order of samples."""
 
 
-def play(method, backend, local=LOCAL, **settings):
+def run_simulation(method, backend, local=LOCAL, **settings):
     state, records = run_all(tanh_simulator(method, backend, local, **settings))
     return state.params.common, records
 
 
-def tensor(values) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def client_of(params, received) -> Client:
-    return Client(params, received, memory={}, inbox={}, count=tensor(1.0))
-
-
-def batch_of(x, y, mask=None) -> Batch:
-    return Batch(x, torch.tensor(y), x.new_ones(len(x)) if mask is None else tensor(mask), torch.arange(len(x)))
-
-
-def linear_net(inputs=2, features=2, classes=2) -> Net:
-    module = BodyAndHead(nn.Linear(inputs, features), nn.Linear(features, classes)).double()
-    return Net(module, torch.zeros(1, inputs, dtype=torch.float64))
-
-
-def test_a_loss_computed_by_hand():
+def test_the_loss_equals_a_calculation_by_hand():
     net = linear_net(inputs=1, features=1, classes=2)
     received = {
         "body.weight": tensor([[1.0]]),
@@ -65,7 +48,7 @@ def test_a_loss_computed_by_hand():
         assert float(loss) == pytest.approx(entropy + mu / 2 * squares, rel=1e-12)
 
 
-def test_the_gradient_is_that_of_the_entropy_plus_mu_times_the_way_from_the_received_model():
+def test_the_gradient_is_that_of_the_entropy_plus_mu_times_the_difference_from_the_received_model():
     net = linear_net(inputs=3, features=2, classes=4)
     generator = torch.Generator().manual_seed(0)
 
@@ -80,7 +63,7 @@ def test_the_gradient_is_that_of_the_entropy_plus_mu_times_the_way_from_the_rece
     leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
     loss = FedProx(mu=0.7).loss(net, client_of(leaves, received), batch_of(x, y))
     found = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
-    # Backwards through two linear layers, by hand.
+    # Backpropagation through two linear layers, by hand.
     features = x @ params["body.weight"].T + params["body.bias"]
     chances = torch.softmax(features @ params["head.weight"].T + params["head.bias"], dim=1)
     wrong = (chances - nn.functional.one_hot(torch.tensor(y), 4)) / 7
@@ -97,8 +80,8 @@ def test_the_gradient_is_that_of_the_entropy_plus_mu_times_the_way_from_the_rece
         assert torch.allclose(found[name], expected, rtol=0, atol=1e-13), name
 
 
-def test_padding_does_not_count():
-    net = linear_net()
+def test_padding_does_not_affect_the_loss():
+    net = linear_net(features=2, classes=2)
     params = {name: value + 0.3 for name, value in net.initial.items()}
     client = client_of(params, net.initial)
     x = tensor([[1.0, 2.0], [-1.0, 0.5], [7.0, -7.0]])
@@ -107,11 +90,11 @@ def test_padding_does_not_count():
     assert float(with_padding) == pytest.approx(float(without), rel=1e-14)
 
 
-def reference(played: Simulator, mu: float, rounds: int) -> dict[str, torch.Tensor]:
-    """FedProx once more, of ready-made parts: torch's SGD and clipping, one client after the other."""
+def reference(simulator: Simulator, mu: float, rounds: int) -> dict[str, torch.Tensor]:
+    """Return the model of a FedProx implementation with torch's SGD and clipping, one client at a time."""
     model = tanh_module().double()
-    local = played.local
-    clients = [played.train.of(row) for row in range(4)]
+    local = simulator.local
+    clients = [simulator.train.of(row) for row in range(4)]
     optimisers: list[dict] = [{} for _ in clients]
     for _ in range(rounds):
         trained = []
@@ -140,25 +123,25 @@ def reference(played: Simulator, mu: float, rounds: int) -> dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rounds_are_those_of_torchs_own_optimiser(backend):
-    # The pull is clipped and enters the momentum with the rest of the gradient.
-    played = tanh_simulator(FedProx(mu=2.0), backend, WHOLE)
-    state = played.start()
+def test_rounds_equal_those_with_torchs_optimiser(backend):
+    # The gradient of the proximal term is clipped and enters the momentum with the rest.
+    simulator = tanh_simulator(FedProx(mu=2.0), backend, WHOLE)
+    state = simulator.start()
     for _ in range(2):
-        played.run_round(state)
-    expected = reference(played, mu=2.0, rounds=2)
+        simulator.run_round(state)
+    expected = reference(simulator, mu=2.0, rounds=2)
     assert state.params.common.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.allclose(state.params.common[name], value, rtol=0, atol=1e-12), name
-    without = reference(played, mu=0.0, rounds=2)
+    without = reference(simulator, mu=0.0, rounds=2)
     assert max(float((expected[name] - without[name]).abs().max()) for name in expected) > 1e-3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_mu_zero_is_fedavg_bit_for_bit(backend):
-    free, free_records = play(FedProx(mu=0.0), backend)
-    plain, plain_records = play(FedAvg(), backend)
-    held, _ = play(FedProx(mu=1.0), backend)
+def test_with_mu_zero_it_is_bit_identical_to_fedavg(backend):
+    free, free_records = run_simulation(FedProx(mu=0.0), backend)
+    plain, plain_records = run_simulation(FedAvg(), backend)
+    held, _ = run_simulation(FedProx(mu=1.0), backend)
     assert free.keys() == plain.keys()
     for name, value in plain.items():
         assert torch.equal(free[name], value), name
@@ -169,13 +152,13 @@ def test_mu_zero_is_fedavg_bit_for_bit(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_larger_mu_the_nearer_each_client_stays(backend):
+def test_clients_stay_closer_to_the_received_model_with_larger_mu(backend):
     distances = []
     for mu in (0.0, 0.1, 1.0, 4.0):
-        played = tanh_simulator(FedProx(mu=mu), backend)
-        cohort = played.cohort(played.start(), torch.arange(4))
-        trained = played.local_training(cohort, played.moment(1))[0].params.own
-        initial = played.net.initial
+        simulator = tanh_simulator(FedProx(mu=mu), backend)
+        cohort = simulator.cohort(simulator.start(), torch.arange(4))
+        trained = simulator.local_training(cohort, simulator.moment(1))[0].params.own
+        initial = simulator.net.initial
         squares = [(trained[name] - initial[name]).square().reshape(4, -1).sum(1) for name in initial]
         distances.append(torch.stack(squares).sum(0).sqrt())
     for nearer, further in zip(distances[1:], distances[:-1], strict=True):
@@ -183,7 +166,7 @@ def test_the_larger_mu_the_nearer_each_client_stays(backend):
     assert (distances[-1] > 0).all()
 
 
-def test_batch_norm_statistics_are_not_held():
+def test_the_proximal_term_ignores_batch_norm_statistics():
     net = Net(tanh_module(nn.BatchNorm1d(6)).double(), torch.zeros(2, 6, dtype=torch.float64))
     net.train(False)
     statistics = set(net.initial) - net.trainable
@@ -201,9 +184,11 @@ def test_batch_norm_statistics_are_not_held():
         assert float(loss) == pytest.approx(float(entropy) + 5 / 2 * 6, rel=1e-14)
 
 
-def test_batch_norm_statistics_follow_the_data_whatever_mu_is():
+def test_batch_norm_statistics_do_not_depend_on_mu():
     # Batch norm comes first here, so that its statistics depend on nothing but the samples.
-    found = [play(FedProx(mu=mu), "loop", module=tanh_module(nn.BatchNorm1d(6)), rounds=2)[0] for mu in (0.0, 5.0)]
+    found = [
+        run_simulation(FedProx(mu=mu), "loop", module=tanh_module(nn.BatchNorm1d(6)), rounds=2)[0] for mu in (0.0, 5.0)
+    ]
     for name in ("body.0.running_mean", "body.0.running_var"):
         assert torch.equal(found[0][name], found[1][name]), name
     assert not torch.equal(found[0]["body.0.weight"], found[1]["body.0.weight"])
@@ -218,10 +203,5 @@ def test_batch_norm_statistics_follow_the_data_whatever_mu_is():
         ("strong", "--mu must be a number, got 'strong'."),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(value, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "fedprox", "--mu", value, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    shown = capsys.readouterr().err
-    assert words in shown
-    assert len(shown.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(value, words, refused_run):
+    assert words in refused_run("fedprox", "--mu", value)

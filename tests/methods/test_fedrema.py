@@ -22,7 +22,7 @@ def net() -> Net:
 
 
 def uploads(biases, counts=None, clients=None, bodies=None) -> Uploads:
-    """Heads without weights answer any probe with their bias: what they say can be computed by hand."""
+    """Return uploads of heads with zero weights: their logits are their biases, so results can be computed by hand."""
     heads = torch.tensor(biases, dtype=torch.float64)
     k = len(heads)
     body = torch.arange(k, dtype=torch.float64) if bodies is None else torch.tensor(bodies, dtype=torch.float64)
@@ -41,24 +41,24 @@ def rows(similarity):
     return [set(row.nonzero().flatten().tolist()) for row in relevant], gaps.tolist()
 
 
-# One row stands for a client's similarities; the others are filled so that the matrix is square.
+# The first row contains a client's similarities; the other rows only make the matrix square.
 def one_row(similarities, **options):
     matrix = torch.tensor([similarities] * len(similarities), dtype=torch.float64)
     relevant, gaps = maximum_difference_segmentation(matrix, **options)
     return set(relevant[0].nonzero().flatten().tolist()), float(gaps[0])
 
 
-def test_the_client_below_the_largest_gap_is_in_as_algorithm_1_says():
+def test_the_client_below_the_largest_gap_is_included_as_in_algorithm_1():
     # sorted 0.1 0.2 0.9 1.0; differences 0.1 0.7 0.1; m points at the 0.2 of client 2
     assert one_row([1.0, 0.9, 0.2, 0.1]) == ({0, 1, 2}, pytest.approx(0.7))
 
 
-def test_the_released_code_takes_only_those_above_the_gap():
+def test_the_released_code_includes_only_clients_above_the_gap():
     assert one_row([1.0, 0.9, 0.2, 0.1], include_below_gap=False) == ({0, 1}, pytest.approx(0.7))
 
 
-def test_without_the_gap_below_oneself_a_peer_is_always_chosen():
-    # all peers are far: with the gap to oneself, 0.3 → 1.0 is the largest; without, 0.1 → 0.25
+def test_without_the_gap_to_itself_a_client_always_chooses_a_peer():
+    # all peers are distant: with the gap to itself, 0.3 → 1.0 is the largest; without, 0.1 → 0.25
     row = [1.0, 0.3, 0.25, 0.1]
     assert one_row(row) == ({0, 1}, pytest.approx(0.7))
     assert one_row(row, include_below_gap=False) == ({0}, pytest.approx(0.7))
@@ -66,7 +66,7 @@ def test_without_the_gap_below_oneself_a_peer_is_always_chosen():
     assert one_row(row, gap_to_self=False) == ({0, 1, 2, 3}, pytest.approx(0.15))
 
 
-def test_two_clear_groups():
+def test_two_clear_groups_are_separated():
     near, far = 0.95, 0.1
     matrix = [
         [1.0, near, far, 0.05],
@@ -81,16 +81,16 @@ def test_two_clear_groups():
     assert relevant.int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]
 
 
-def test_equal_similarities_let_one_of_them_in_below_the_gap():
-    # sorted 0.2 (client 2), 0.2 (client 3), 1.0, 1.0: exactly one stands right below the gap
+def test_of_equal_similarities_below_the_gap_one_is_included():
+    # sorted 0.2 (client 2), 0.2 (client 3), 1.0, 1.0: exactly one is directly below the gap
     assert one_row([1.0, 1.0, 0.2, 0.2]) == ({0, 1, 3}, pytest.approx(0.8))
 
 
-def test_of_equal_gaps_the_lowest_counts():
+def test_of_equal_gaps_the_lowest_is_used():
     assert one_row([1.0, 0.75, 0.5, 0.25]) == ({0, 1, 2, 3}, pytest.approx(0.25))
 
 
-def test_where_nobody_can_be_told_apart_everyone_is_relevant():
+def test_with_equal_similarities_all_clients_are_relevant():
     sets, gaps = rows([[1.0] * 3] * 3)
     assert sets == [{0, 1, 2}] * 3
     assert gaps == [0.0] * 3
@@ -124,7 +124,7 @@ def test_similarity_is_the_cosine_of_soft_predictions(net):
     assert similarity.diagonal().tolist() == pytest.approx([1, 1, 1])
 
 
-def test_peers_can_be_softened_differently_and_probed_row_by_row(net):
+def test_peers_can_have_another_temperature_and_probes_of_each_row(net):
     sent = uploads([[1.0, 0.0], [0.0, 1.0]])
     probes = draw_probes(net, MOMENT, count=1, high=0.5, names=("a", "b"))
     assert probes.shape == (2, 1, 2)
@@ -155,7 +155,7 @@ def test_each_row_answers_its_own_probe(net):
             assert float(similarity[i, j]) == pytest.approx(sum(cosines) / 2)
 
 
-def test_bodies_are_averaged_by_sample_counts_and_heads_over_the_relevant(net):
+def test_bodies_are_averaged_by_sample_counts_and_heads_over_relevant_peers(net):
     # Clients 0 and 1 prefer class 0, client 2 class 1; row 0 of S: 1, a bit less, far → A_0 = {0, 1} and client 2
     # is below the gap and therefore in; with include_below_gap=False it is not.
     method = FedReMa(include_below_gap=False)
@@ -168,17 +168,17 @@ def test_bodies_are_averaged_by_sample_counts_and_heads_over_the_relevant(net):
     assert set(answer.shared) == {"body.weight"}
 
 
-def test_the_literal_set_reaches_below_the_gap(net):
+def test_the_set_of_algorithm_1_includes_the_client_below_the_gap(net):
     method = FedReMa()
     sent = uploads([[1.0, 0.0], [0.9, 0.0], [0.0, 1.0]], counts=[1, 3, 6])
     answer = method.aggregate(net, method.server(net, 3), sent, MOMENT)
     everyone = [(1.0 + 2.7) / 10, 6 / 10]
     assert answer.personal["head.bias"][0].tolist() == pytest.approx(everyone)
-    # Client 2 is equally far from nobody: its nearest, client 1, stands below its gap.
+    # Client 2 has different similarities to all others: the most similar, client 1, is below its gap.
     assert answer.personal["head.bias"][2].tolist() == pytest.approx([2.7 / 9, 6 / 9])
 
 
-def test_uniform_weights_on_request(net):
+def test_weights_can_be_uniform(net):
     method = FedReMa(include_below_gap=False, weigh="uniform")
     sent = uploads([[1.0, 0.0], [0.9, 0.0], [0.0, 1.0]], counts=[1, 3, 6])
     answer = method.aggregate(net, method.server(net, 3), sent, MOMENT)
@@ -186,7 +186,7 @@ def test_uniform_weights_on_request(net):
 
 
 def groups_apart(distance):
-    """Two pairs whose preferences lie `distance` apart in logits."""
+    """Return uploads of two pairs of clients whose logits differ by `distance`."""
     return [[distance, 0.0], [distance * 0.99, 0.0], [0.0, distance], [0.0, distance * 0.99]]
 
 
@@ -194,8 +194,8 @@ def gap_of(net, method, distance):
     return method.aggregate(net, method.server(net, 4), uploads(groups_apart(distance)), MOMENT).trace["mean_gap"]
 
 
-def play(net, method, distances):
-    """Return for each round whether it was critical."""
+def critical_rounds(net, method, distances):
+    """Return for each round whether it was critical, and the final state."""
     state, critical = method.server(net, 4), []
     for distance in distances:
         answer = method.aggregate(net, state, uploads(groups_apart(distance)), MOMENT)
@@ -207,36 +207,40 @@ def play(net, method, distances):
 def test_the_period_ends_when_the_gap_falls_from_a_peak_in_round_one(net):
     method = FedReMa()
     assert gap_of(net, method, 0.2) < 0.5 * gap_of(net, method, 1.0)
-    critical, state = play(net, method, [1.0, 0.2, 1.0, 2.0])
-    # The round that ends it still uses MDS; later rounds never come back, however large the gap.
+    critical, state = critical_rounds(net, method, [1.0, 0.2, 1.0, 2.0])
+    # The round that ends the period still uses MDS; it never starts again, however large the gap.
     assert critical == [True, True, False, False]
     assert state["critical"] is False
 
 
-def test_a_later_peak_raises_the_bar(net):
+def test_a_later_peak_raises_the_threshold(net):
     method = FedReMa()
     first, peak, low = (gap_of(net, method, distance) for distance in (0.4, 1.5, 0.5))
     assert low > first  # would have stayed critical against the first round's gap
     assert low / peak < 0.5
-    critical, state = play(net, method, [0.4, 1.5, 0.5, 0.4])
+    critical, state = critical_rounds(net, method, [0.4, 1.5, 0.5, 0.4])
     assert critical == [True, True, True, False]
     assert state["peak"] == pytest.approx(peak)
 
 
-def test_delta_at_the_boundary(net):
+def test_the_period_ends_at_exactly_delta_unless_configured_otherwise(net):
     peak, low = gap_of(net, FedReMa(), 1.0), gap_of(net, FedReMa(), 0.5)
     boundary = low / peak
-    assert play(net, FedReMa(delta=boundary), [1.0, 0.5, 0.5])[0] == [True, True, False]  # > δ fails at equality
-    assert play(net, FedReMa(delta=boundary, end_at_delta=False), [1.0, 0.5, 0.5])[0] == [True, True, True]
-    assert play(net, FedReMa(delta=boundary - 1e-9), [1.0, 0.5, 0.5])[0] == [True, True, True]
+    assert critical_rounds(net, FedReMa(delta=boundary), [1.0, 0.5, 0.5])[0] == [
+        True,
+        True,
+        False,
+    ]  # > δ fails at equality
+    assert critical_rounds(net, FedReMa(delta=boundary, end_at_delta=False), [1.0, 0.5, 0.5])[0] == [True, True, True]
+    assert critical_rounds(net, FedReMa(delta=boundary - 1e-9), [1.0, 0.5, 0.5])[0] == [True, True, True]
 
 
-def test_delta_zero_never_ends_it_and_delta_one_ends_it_at_once(net):
-    assert all(play(net, FedReMa(delta=0.0), [1.0, 0.01, 0.001])[0])
-    assert play(net, FedReMa(delta=1.0), [1.0, 1.0])[0] == [True, False]
+def test_delta_zero_never_ends_the_period_and_delta_one_ends_it_immediately(net):
+    assert all(critical_rounds(net, FedReMa(delta=0.0), [1.0, 0.01, 0.001])[0])
+    assert critical_rounds(net, FedReMa(delta=1.0), [1.0, 1.0])[0] == [True, False]
 
 
-def test_the_dependency_map_counts_choices_and_weighs_afterwards(net):
+def test_the_dependency_map_counts_choices_and_gives_the_weights_after_the_period(net):
     method = FedReMa(include_below_gap=False)
     state = method.server(net, 4)
     # Round 1: pairs (0, 1) and (2, 3). Round 2: pairs (0, 2) and (1, 3), nearer to each other, which ends the period.
@@ -275,7 +279,7 @@ def test_a_client_that_first_appears_after_the_period_is_matched_once(net):
     sent = uploads([[1.0, 0.0], [0.9, 0.0], [0.0, 1.0], [0.0, 0.9]])
     answer = method.aggregate(net, state, sent, MOMENT)
     assert answer.state["dependencies"][3].tolist() == [0, 0, 1, 1]
-    assert answer.state["dependencies"][2].tolist() == [0, 0, 2, 0]  # the others' rows stay
+    assert answer.state["dependencies"][2].tolist() == [0, 0, 2, 0]  # the other rows are unchanged
     assert answer.personal["head.bias"][3].tolist() == pytest.approx([0, 0.95])
     again = method.aggregate(net, answer.state, uploads([[0.0, 1.0], [0.9, 0.0], [1.0, 0.0], [0.0, 0.9]]), MOMENT)
     assert torch.equal(again.state["dependencies"], answer.state["dependencies"])
@@ -289,7 +293,7 @@ def test_fewer_than_two_participants_keep_their_own_head(net):
         assert answer.state["critical"] == state["critical"]
 
 
-def test_identical_heads_are_averaged_with_everyone_and_do_not_end_the_period(net):
+def test_identical_heads_are_averaged_over_all_clients_and_do_not_end_the_period(net):
     same = uploads([[1.0, 0.0]] * 3)
     answer = FedReMa().aggregate(net, FedReMa().server(net, 3), same, MOMENT)
     assert answer.trace["set_sizes"].tolist() == [3, 3, 3]
@@ -297,7 +301,7 @@ def test_identical_heads_are_averaged_with_everyone_and_do_not_end_the_period(ne
     assert answer.trace["gap_ratio"] == 1.0
 
 
-def test_the_mean_gap_is_over_those_present(net):
+def test_the_mean_gap_is_over_participants(net):
     method = FedReMa()
     state = method.server(net, 8)
     answer = method.aggregate(net, state, uploads(groups_apart(1.0), clients=[1, 3, 5, 7]), MOMENT)
@@ -316,14 +320,14 @@ def test_the_mean_gap_is_over_those_present(net):
         ({"probe_high": float("inf")}, "--probe-high must be above 0"),
     ],
 )
-def test_settings_without_meaning_are_refused(settings, words):
+def test_invalid_settings_are_refused(settings, words):
     with pytest.raises(BadInput) as caught:
         FedReMa(**settings)
     assert words in str(caught.value)
 
 
 def by_sorting(row, itself, include_below_gap):
-    """Algorithm 1 word by word, for one row."""
+    """Return the relevant peers of one row by a literal implementation of Algorithm 1."""
     order = sorted(range(len(row)), key=lambda client: (row[client], client))
     differences = [row[order[place + 1]] - row[order[place]] for place in range(len(row) - 1)]
     largest = differences.index(max(differences))
@@ -331,7 +335,7 @@ def by_sorting(row, itself, include_below_gap):
 
 
 @pytest.mark.parametrize("include_below_gap", [True, False])
-def test_sets_are_those_of_the_algorithm_word_by_word_also_with_ties_and_in_blocks(include_below_gap):
+def test_sets_equal_those_of_a_literal_implementation_also_with_ties_and_in_blocks(include_below_gap):
     generator = torch.Generator().manual_seed(0)
     # Few different values, so that there are many ties.
     similarity = torch.randint(0, 6, (40, 40), generator=generator).double() / 7
@@ -347,7 +351,7 @@ def test_sets_are_those_of_the_algorithm_word_by_word_also_with_ties_and_in_bloc
     assert torch.equal(torch.cat([found for _, found in parts]), gaps)
 
 
-def test_many_clients_are_matched_in_blocks_as_if_at_once(net, monkeypatch):
+def test_matching_in_blocks_equals_matching_all_at_once(net, monkeypatch):
     biases = torch.randn(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tolist()
     sent = uploads(biases, counts=[1 + client % 7 for client in range(300)])
     method = FedReMa()
@@ -357,7 +361,7 @@ def test_many_clients_are_matched_in_blocks_as_if_at_once(net, monkeypatch):
     blocks = method.aggregate(net, method.server(net, 300), sent, MOMENT)
     assert torch.equal(blocks.trace["sets"], whole.trace["sets"])
     assert torch.allclose(blocks.personal["head.bias"], whole.personal["head.bias"], atol=1e-12)
-    # Against the mean over the set, client by client.
+    # Compared with the mean over the set of each client.
     for client in (0, 17, 299):
         members = whole.trace["sets"][client]
         weights = sent.counts * members

@@ -6,22 +6,19 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedrema.cli import main
 from fedrema.core import LocalTraining, Moment, Uploads
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net
 from fedrema.runs.checkpoint import load_state, save_state
+from tests.fixtures import LOCAL, batch_of, tensor
 from tests.methods.aligned import (
     BYTES,
     CLASSES,
     FEATURES,
-    LOCAL,
-    batch,
     client,
-    doubles,
     make_net,
-    simulator,
     training_data,
+    watched_simulator,
 )
 
 MOMENT = Moment(round=1, rounds=10, seed=0)
@@ -40,26 +37,26 @@ def forward(params, x):
     return hidden, hidden @ params["head.weight"].T + params["head.bias"]
 
 
-SAMPLES = batch([[1, 2], [3, 3], [4, 4], [70, 70]], [0, 1, 2, 0], [1, 1, 1, 0])
+SAMPLES = batch_of([[1, 2], [3, 3], [4, 4], [70, 70]], [0, 1, 2, 0], [1, 1, 1, 0])
 PROTOTYPES = {"prototypes": [[0.0, 0.0], [1.0, 5.0], [9.0, 9.0]], "known": [1.0, 1.0, 0.0]}
 
 
-def test_without_extensions_only_models_travel(net):
+def test_without_extensions_only_models_are_exchanged(net):
     method = FedReMa()
     assert (method.align, method.alternate) == (0, False)
     assert method.end(net, client(), SAMPLES, MOMENT)[1] == {}
     assert set(method.server(net, 4)) == {"dependencies", "peak", "critical"}
-    played = simulator(method)
-    state = played.start()
+    simulator = watched_simulator(method)
+    state = simulator.start()
     for _ in range(3):
-        record = played.run_round(state).record
+        record = simulator.run_round(state).record
         assert record["bytes_up"] == record["bytes_down"] == 4 * MODEL * BYTES
     assert state.inbox.common == state.inbox.own == {}
     assert set(state.params.common) == {"body.1.weight", "body.1.bias"}
     assert set(state.params.own) == {"head.weight", "head.bias"}
 
 
-def test_without_extensions_everything_is_trained_at_once():
+def test_without_extensions_body_and_head_are_trained_together():
     (phase,) = FedReMa().phases(LOCAL, MOMENT)
     assert (phase.epochs, phase.lr, phase.momentum, phase.loss) == (2, 0.05, 0.9, None)
     assert phase.trains("body.weight")
@@ -68,27 +65,27 @@ def test_without_extensions_everything_is_trained_at_once():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("align", [0.0, 0.7])
-def test_a_round_at_once_can_be_retraced(backend, align):
-    """With a single batch of everything and no momentum: CE, and from the second round on the alignment."""
+def test_rounds_without_alternation_equal_a_calculation_by_hand(backend, align):
+    """One batch of all samples, no momentum: cross-entropy, and from the second round on the alignment."""
     local = LocalTraining(epochs=1, batch=1000, lr=0.05, momentum=0.0, clip=0)
-    played = simulator(FedReMa(align=align), local, backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedReMa(align=align), local=local, backend=backend)
+    state = simulator.start()
     for number in (1, 2):
-        played.run_round(state)
-        assert ("prototypes" in played.mail) == (number == 2 and align > 0)
+        simulator.run_round(state)
+        assert ("prototypes" in simulator.inbox) == (number == 2 and align > 0)
         for row in range(4):
-            x, labels = training_data(played, row)
-            params = {name: value.clone().requires_grad_() for name, value in played.before[row].items()}
+            x, labels = training_data(simulator, row)
+            params = {name: value.clone().requires_grad_() for name, value in simulator.before[row].items()}
             hidden, logits = forward(params, x)
             loss = functional.cross_entropy(logits, labels)
             if number == 2 and align:
-                loss = loss + align * functional.mse_loss(hidden, played.mail["prototypes"][labels])
+                loss = loss + align * functional.mse_loss(hidden, simulator.inbox["prototypes"][labels])
             slopes = torch.autograd.grad(loss, list(params.values()))
             for (name, value), slope in zip(params.items(), slopes, strict=True):
-                assert torch.allclose(played.trained[name][row], value - 0.05 * slope, atol=1e-12), name
+                assert torch.allclose(simulator.trained[name][row], value - 0.05 * slope, atol=1e-12), name
 
 
-def test_the_loss_draws_features_to_prototypes(net):
+def test_the_loss_aligns_features_with_prototypes(net):
     # log 3 for equal logits; ½(1 + 4) = 2.5, ½(4 + 4) = 4; class 2 has no prototype; the last sample is padding.
     for align in (0.1, 1.0):
         found = FedReMa(align=align).loss(net, client(**PROTOTYPES), SAMPLES)
@@ -96,8 +93,8 @@ def test_the_loss_draws_features_to_prototypes(net):
     assert float(FedReMa(align=9.0).loss(net, client(), SAMPLES)) == pytest.approx(math.log(3), rel=1e-12)
 
 
-def test_means_of_trained_features_are_sent(net):
-    trained = client().having(received={**client().params, "body.bias": doubles([100.0, 100.0])})
+def test_clients_send_means_of_trained_features(net):
+    trained = client().having(received={**client().params, "body.bias": tensor([100.0, 100.0])})
     kept, sent = FedReMa(align=1.0).end(net, trained, SAMPLES, MOMENT)
     assert kept is trained
     assert sent["means"].tolist() == [[1, 2], [3, 3], [4, 4]]
@@ -106,21 +103,21 @@ def test_means_of_trained_features_are_sent(net):
 
 
 def sent_prototypes() -> Uploads:
-    counts = doubles([[0, 3, 0], [5, 1, 0]])
+    counts = tensor([[0, 3, 0], [5, 1, 0]])
     return Uploads(
         clients=torch.arange(2),
-        mean={"body.weight": doubles([[0, 0], [0, 0]]), "body.bias": doubles([0, 0])},
+        mean={"body.weight": tensor([[0, 0], [0, 0]]), "body.bias": tensor([0, 0])},
         params={
             "head.weight": torch.zeros(2, 3, 2, dtype=torch.float64),
-            "head.bias": doubles([[1, 0, 0], [0, 0, 1]]),
+            "head.bias": tensor([[1, 0, 0], [0, 0, 1]]),
         },
-        extras={"means": doubles([[[0, 0], [4, 4], [0, 0]], [[6, 3], [8, 0], [0, 0]]]), "label_counts": counts},
+        extras={"means": tensor([[[0, 0], [4, 4], [0, 0]], [[6, 3], [8, 0], [0, 0]]]), "label_counts": counts},
         counts=counts.sum(1),
     )
 
 
 @pytest.mark.parametrize(("weigh", "second"), [("samples", [5, 3]), ("uniform", [6, 2])])
-def test_prototypes_are_weighed_as_heads_are(net, weigh, second):
+def test_prototypes_are_weighted_like_heads(net, weigh, second):
     method = FedReMa(align=1.0, weigh=weigh)
     answer = method.aggregate(net, method.server(net, 2), sent_prototypes(), MOMENT)
     assert answer.shared["prototypes"].tolist() == [[6, 3], second, [0, 0]]  # (3·4 + 8)/4, (3·4 + 0)/4 or means
@@ -131,11 +128,11 @@ def test_prototypes_are_weighed_as_heads_are(net, weigh, second):
     assert set(answer.shared) == {"body.weight", "body.bias", "prototypes", "known"}
 
 
-def test_the_state_carries_prototypes_beside_the_dependency_map(net):
+def test_the_state_contains_prototypes_and_the_dependency_map(net):
     method = FedReMa(align=1.0)
     answer = method.aggregate(net, method.server(net, 2), sent_prototypes(), MOMENT)
     assert set(answer.state) == {"dependencies", "peak", "critical", "prototypes", "known"}
-    # A class that nobody sends next time keeps its prototype, also where a single client is there.
+    # A class that is missing in the next round keeps its prototype, also with a single participant.
     later = sent_prototypes()
     one = Uploads(
         later.clients[:1],
@@ -148,7 +145,7 @@ def test_the_state_carries_prototypes_beside_the_dependency_map(net):
     assert again.state["known"].tolist() == [1, 1, 0]
 
 
-def test_prototypes_go_on_after_the_critical_period(net):
+def test_prototypes_are_updated_after_the_critical_period(net):
     method = FedReMa(align=1.0)
     state = {**method.server(net, 2), "critical": False, "dependencies": torch.ones(2, 2)}
     answer = method.aggregate(net, state, sent_prototypes(), MOMENT)
@@ -157,17 +154,17 @@ def test_prototypes_go_on_after_the_critical_period(net):
 
 
 @pytest.mark.parametrize("alternate", [False, True])
-def test_prototypes_travel_with_alignment(alternate):
-    played = simulator(FedReMa(align=1.0, alternate=alternate))
-    records = [each.record for each in played.run(played.start())]
-    mail = CLASSES * FEATURES + CLASSES
-    assert [record["bytes_up"] for record in records] == [4 * (MODEL + mail) * BYTES] * 3
-    down, more = 4 * MODEL * BYTES, 4 * mail * BYTES
+def test_prototypes_are_exchanged_with_alignment(alternate):
+    simulator = watched_simulator(FedReMa(align=1.0, alternate=alternate))
+    records = [each.record for each in simulator.run(simulator.start())]
+    prototypes = CLASSES * FEATURES + CLASSES
+    assert [record["bytes_up"] for record in records] == [4 * (MODEL + prototypes) * BYTES] * 3
+    down, more = 4 * MODEL * BYTES, 4 * prototypes * BYTES
     assert [record["bytes_down"] for record in records] == [down, down + more, down + more]
 
 
 @pytest.mark.parametrize("align", [0.0, 1.0])
-def test_alternating_training_is_the_head_and_then_the_body_for_all_epochs_each(align):
+def test_alternating_training_trains_the_head_and_then_the_body_for_all_epochs(align):
     local = LocalTraining(epochs=5, lr=0.02, momentum=0.5, schedule="exponential", lr_decay=0.5)
     later = Moment(round=3, rounds=10, seed=0)
     phases = FedReMa(alternate=True, align=align).phases(local, later)
@@ -178,47 +175,47 @@ def test_alternating_training_is_the_head_and_then_the_body_for_all_epochs_each(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("align", [0.0, 0.7])
-def test_an_alternating_round_can_be_retraced(backend, align):
-    """Two epochs of a single batch: two steps of the head, then two of the body, which alone feels the alignment."""
+def test_alternating_rounds_equal_a_calculation_by_hand(backend, align):
+    """Two epochs of one batch: two steps of the head, then two of the body, with alignment only in the latter."""
     local = LocalTraining(epochs=2, batch=1000, lr=0.05, momentum=0.0, clip=0)
-    played = simulator(FedReMa(align=align, alternate=True), local, backend=backend)
-    state = played.start()
+    simulator = watched_simulator(FedReMa(align=align, alternate=True), local=local, backend=backend)
+    state = simulator.start()
     for number in (1, 2):
-        played.run_round(state)
+        simulator.run_round(state)
         for row in range(4):
-            x, labels = training_data(played, row)
-            params = {name: value.clone() for name, value in played.before[row].items()}
+            x, labels = training_data(simulator, row)
+            params = {name: value.clone() for name, value in simulator.before[row].items()}
             for part in ("head.", "head.", "body.", "body."):
                 params = {name: value.detach().requires_grad_(name.startswith(part)) for name, value in params.items()}
                 moving = [name for name in params if name.startswith(part)]
                 hidden, logits = forward(params, x)
                 loss = functional.cross_entropy(logits, labels)
                 if number == 2 and align and part == "body.":
-                    loss = loss + align * functional.mse_loss(hidden, played.mail["prototypes"][labels])
+                    loss = loss + align * functional.mse_loss(hidden, simulator.inbox["prototypes"][labels])
                 slopes = torch.autograd.grad(loss, [params[name] for name in moving])
                 for name, slope in zip(moving, slopes, strict=True):
                     params[name] = params[name] - 0.05 * slope
             for name, value in params.items():
-                assert torch.allclose(played.trained[name][row], value, atol=1e-12), (number, name)
+                assert torch.allclose(simulator.trained[name][row], value, atol=1e-12), (number, name)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_heads_phase_leaves_the_body_bit_for_bit_and_feels_no_alignment(backend):
-    # Momentum and decay would move what is only masked; alignment of any strength must not matter to the head.
+def test_the_heads_phase_leaves_the_body_bit_identical_and_ignores_alignment(backend):
+    # Momentum and weight decay would change parameters that are only masked; the head must not depend on alignment.
     local = LocalTraining(epochs=2, batch=5, lr=0.05, weight_decay=0.01)
     moment = Moment(round=2, rounds=3, seed=3)
     heads = {}
     for align in (0.5, 50.0):
         method = FedReMa(align=align, alternate=True)
-        played = simulator(method, local, backend=backend)
-        state = played.start()
-        # The same first round for both: no prototypes yet.
-        played.run_round(state)
-        cohort = played.cohort(state, torch.arange(4), with_velocity=True)
+        simulator = watched_simulator(method, local=local, backend=backend)
+        state = simulator.start()
+        # The first round is the same for both: there are no prototypes yet.
+        simulator.run_round(state)
+        cohort = simulator.cohort(state, torch.arange(4), with_velocity=True)
         assert "prototypes" in cohort.inbox.common
         assert all(value.abs().max() > 0 for value in state.velocity.values())
         only_head = method.phases(local, moment)[:1]
-        trained, velocity, _ = played._train(method, only_head, "train", cohort, moment)
+        trained, velocity, _ = simulator._train(method, only_head, "train", cohort, moment)
         for name, value in trained.items():
             same = name.startswith("body.")
             before = state.params.merged()[name].expand_as(value)
@@ -229,12 +226,12 @@ def test_the_heads_phase_leaves_the_body_bit_for_bit_and_feels_no_alignment(back
         assert torch.equal(value, heads[50.0][name]), name
 
 
-def test_the_gradient_of_the_head_does_not_know_of_prototypes(net):
+def test_the_gradient_of_the_head_does_not_depend_on_prototypes(net):
     parts = {}
     for inbox in ({}, PROTOTYPES):
         one = client(**inbox)
         params = {name: value.clone().requires_grad_() for name, value in one.params.items()}
-        params["head.weight"] = doubles([[1, 0], [0, 1], [1, 1]]).requires_grad_()
+        params["head.weight"] = tensor([[1, 0], [0, 1], [1, 1]]).requires_grad_()
         loss = FedReMa(align=3.0).loss(net, one.having(params=params), SAMPLES)
         parts[len(inbox)] = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
     for name, slope in parts[0].items():
@@ -242,12 +239,12 @@ def test_the_gradient_of_the_head_does_not_know_of_prototypes(net):
 
 
 @pytest.mark.parametrize("alternate", [False, True])
-def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
+def test_a_resumed_run_has_its_prototypes(alternate, tmp_path):
     method = FedReMa(align=1.0, alternate=alternate)
-    whole = simulator(method, rounds=4, participation=0.75)
+    whole = watched_simulator(method, rounds=4, participation=0.75)
     expected = whole.start()
     list(whole.run(expected))
-    first = simulator(method, rounds=4, participation=0.75)
+    first = watched_simulator(method, rounds=4, participation=0.75)
     state = first.start()
     for _ in range(2):
         first.run_round(state)
@@ -255,7 +252,7 @@ def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
     found = load_state(tmp_path / "state.safetensors", "test")
     assert torch.equal(found.server["prototypes"], state.server["prototypes"])
     assert found.server["known"].tolist() == state.server["known"].tolist()
-    list(simulator(method, rounds=4, participation=0.75).run(found))
+    list(watched_simulator(method, rounds=4, participation=0.75).run(found))
     for ours, theirs in (
         (expected.params.common, found.params.common),
         (expected.params.own, found.params.own),
@@ -281,10 +278,5 @@ def test_a_run_that_is_taken_up_again_knows_its_prototypes(alternate, tmp_path):
         ),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "fedrema", *arguments, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    complaint = capsys.readouterr().err
-    assert words in complaint
-    assert len(complaint.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(arguments, words, refused_run):
+    assert words in refused_run("fedrema", *arguments)

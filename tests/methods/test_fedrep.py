@@ -1,4 +1,4 @@
-"""FedRep: head first, then body, each step written out once more."""
+"""FedRep: first the head, then the body, against steps computed by hand."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.methods.by_hand import LR, assert_same, begun, local, mean, only, plu
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_rounds_by_hand(backend):
+def test_two_rounds_equal_a_calculation_by_hand(backend):
     simulator, state, first, data = begun(FedRep(head_epochs=3), backend, local(epochs=2))
     models = [dict(first) for _ in data]
     for _ in range(2):
@@ -25,7 +25,7 @@ def test_two_rounds_by_hand(backend):
     assert {name.partition(".")[0] for name in state.params.common} == {"body"}
 
 
-def test_a_copy_of_the_head_can_be_fitted_before_scoring():
+def test_a_copy_of_the_head_can_be_fine_tuned_before_scoring():
     simulator, state, _, data = begun(FedRep(head_epochs=0, finetune_epochs=2), "loop", local())
     simulator.run_round(state)
     x, y = data[0]
@@ -36,6 +36,6 @@ def test_a_copy_of_the_head_can_be_fitted_before_scoring():
     assert_same(cohort.params.row(0), model)
 
 
-def test_settings_without_meaning_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(BadInput, match="--head-epochs must be 0 or more, got -1"):
         FedRep(head_epochs=-1)

@@ -1,4 +1,4 @@
-"""FedRoD: both losses and their gradients, written out once more."""
+"""FedRoD: both losses and their gradients, against steps computed by hand."""
 
 import numpy as np
 import pytest
@@ -35,9 +35,9 @@ def losses(w, own, x, y, gamma):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gamma", [1.0, 0.5, 0.0])
-def test_two_rounds_by_hand(backend, gamma):
+def test_two_rounds_equal_a_calculation_by_hand(backend, gamma):
     simulator, state, w, data = begun(FedRoD(gamma=gamma), backend, local(epochs=2))
-    own = [{name: 0 * w[name] for name in ("head.weight", "head.bias")} for _ in data]  # begins with nothing to say
+    own = [{name: 0 * w[name] for name in ("head.weight", "head.bias")} for _ in data]  # starts with zeros
     for _ in range(2):
         simulator.run_round(state)
         trained = []
@@ -59,7 +59,7 @@ def test_two_rounds_by_hand(backend, gamma):
         assert generic.numpy() == pytest.approx(logits(w, x), abs=1e-12)
 
 
-def test_a_class_that_a_client_does_not_have_is_never_its_answer_in_the_balanced_loss():
+def test_the_balanced_loss_excludes_classes_that_a_client_does_not_have():
     simulator, state, _, data = begun(FedRoD(), "loop", local())
     cohort = simulator.begin(simulator.cohort(state, torch.arange(2)), simulator.moment(1))
     for row, (_, y) in enumerate(data):

@@ -1,4 +1,4 @@
-"""FedSelect: selections by hand, and rounds before and after one written out once more."""
+"""FedSelect: selections and the rounds around them, against numbers computed by hand."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,14 @@ import torch
 
 from fedrema.errors import BadInput
 from fedrema.methods.fedselect import FedSelect
-from tests.fixtures import BACKENDS
-from tests.methods.by_hand import LR, assert_same, begun, local, logits, slopes, tensor
+from tests.fixtures import BACKENDS, tensor
+from tests.methods.by_hand import LR, assert_same, begun, local, logits, slopes
 
 
 def test_the_most_changed_of_the_shared_entries_become_personal():
     mask = tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
     change = tensor([[9.0, 0.1, 0.5], [0.3, 0.4, 0.2]])
-    # Five are shared; the authors keep round(0.75 · 5) = 4 of them: the one that moved by 0.5 becomes personal.
+    # Five are shared; the authors keep round(0.75 · 5) = 4 of them: the one that changed by 0.5 becomes personal.
     assert FedSelect().selection(mask, change).tolist() == [[1, 0, 1], [0, 0, 0]]
     assert FedSelect(select_share=0.0).selection(mask, change).tolist() == mask.tolist()
     assert FedSelect(select_share=1.0).selection(mask, change).tolist() == [[1, 1, 1], [1, 1, 1]]
@@ -22,7 +22,7 @@ def test_the_most_changed_of_the_shared_entries_become_personal():
 
 @pytest.mark.parametrize(("shared", "personal"), [(2, 0), (3, 1), (5, 1), (6, 2), (7, 2), (10, 2), (14, 4), (100, 25)])
 def test_as_many_become_personal_as_in_the_authors_code(shared, personal):
-    # They sort n changes and take all from place round(0.75 n) on; NumPy rounds halves to even numbers.
+    # They sort n changes and select all from index round(0.75 n) on; NumPy rounds halves to even numbers.
     change = torch.arange(1.0, shared + 1, dtype=torch.float64)[None]
     mask = FedSelect().selection(torch.zeros_like(change), change)
     assert mask.sum() == personal == shared - np.round(0.75 * shared)
@@ -37,14 +37,14 @@ def test_a_client_that_has_not_trained_since_the_last_selection_selects_nothing(
 def test_the_first_selection_follows_the_training_of_the_fourth_round():
     # The authors count rounds from 0 and select after training where the number is 3, 6, …
     simulator, state, _, _ = begun(FedSelect(), "stacked", local(), rounds=9)
-    personal = [played.record["trace"]["personal_share"] for played in simulator.run(state)]
+    personal = [result.record["trace"]["personal_share"] for result in simulator.run(state)]
     grows = [number for number in range(2, 10) if personal[number - 1] > personal[number - 2]]
     assert personal[0] == 0
     assert grows == [5, 8]  # used in local training from the round after it
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rounds_around_a_selection_by_hand(backend):
+def test_rounds_around_a_selection_equal_a_calculation_by_hand(backend):
     every, epochs = 2, 2
     method = FedSelect(select_every=every)
     simulator, state, w, data = begun(method, backend, local(epochs, momentum=0.9), rounds=6)  # momentum is not used
@@ -106,6 +106,6 @@ def test_personal_entries_do_not_leave_their_client():
             assert (ended.params.own[name.removeprefix("mask.")][mask > 0] == 0).all()
 
 
-def test_settings_without_meaning_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(BadInput, match=r"--select-share must be in \[0, 1\], got 2"):
         FedSelect(select_share=2)

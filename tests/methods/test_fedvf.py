@@ -1,4 +1,4 @@
-"""FedVF (a reconstruction): when classifiers are taken over, written out once more."""
+"""FedVF (a reconstruction): the rounds in which clients adopt the average classifier, against a calculation by hand."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.fixtures import BACKENDS
 from tests.methods.by_hand import LR, assert_same, begun, local, logits, mean, plus, slopes
 
 
-def test_the_schedule():
+def test_the_rounds_that_start_with_the_average_classifier():
     method = FedVF(first_stage=0.5, head_every=3)
     # Rounds 1 to 5 average everything, so round 6 still begins with the average; then every third: 7 and 10.
     assert [method.uses_average(Moment(number, 10, 0)) for number in range(1, 11)] == [
@@ -19,7 +19,7 @@ def test_the_schedule():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rounds_by_hand(backend):
+def test_rounds_equal_a_calculation_by_hand(backend):
     method = FedVF(first_stage=0.25, head_every=3)
     simulator, state, w, data = begun(method, backend, local(), rounds=4)
     own = [dict(w) for _ in data]
@@ -40,7 +40,7 @@ def test_rounds_by_hand(backend):
             assert found.numpy() == pytest.approx(logits(model, x), abs=1e-12)
 
 
-def test_it_is_called_what_it_is():
+def test_it_is_labelled_as_a_reconstruction():
     assert "reconstruction" in FedVF.title.lower()
     assert "RECONSTRUCTION" in (FedVF.__doc__ or "").splitlines()[0]
     with pytest.raises(BadInput, match=r"--first-stage must be in \[0, 1\], got 2"):

@@ -1,4 +1,4 @@
-"""LG-FedAvg: heads are averaged, bodies stay."""
+"""LG-FedAvg: heads are averaged, bodies are private."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.methods.by_hand import LR, assert_same, begun, local, mean, plus, slo
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_rounds_by_hand(backend):
+def test_two_rounds_equal_a_calculation_by_hand(backend):
     simulator, state, first, data = begun(LGFedAvg(), backend, local())
     models = [dict(first) for _ in data]
     for _ in range(2):

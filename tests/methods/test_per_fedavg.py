@@ -1,4 +1,4 @@
-"""Per-FedAvg: its step against parabolas worked out by hand and against derivatives through the inner step."""
+"""Per-FedAvg: its step, against parabolas computed by hand and derivatives through the inner step."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,11 +9,10 @@ import torch
 from torch import nn
 from torch.func import grad
 
-from fedrema.cli import main
 from fedrema.core import Batch, Client, LocalTraining, Moment
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.per_fedavg import PerFedAvg
-from tests.fixtures import LOCAL, make_federation, tanh_simulator
+from tests.fixtures import LOCAL, clones, make_federation, tanh_simulator
 
 BACKENDS = ["loop", "stacked"]
 VARIANTS = ["first-order", "hessian-vector"]
@@ -23,17 +22,13 @@ MOMENT = Moment(round=1, rounds=3, seed=0)
 
 
 def entropy(params, x, y):
-    """The objective f, written out for `tanh_module`."""
+    """Return the objective f, written out for `tanh_module`."""
     features = torch.tanh(x @ params["body.0.weight"].T + params["body.0.bias"])
     return nn.functional.cross_entropy(features @ params["head.weight"].T + params["head.bias"], y)
 
 
 def moved(params, direction, by):
     return {name: value + by * direction[name] for name, value in params.items()}
-
-
-def snapshot(tensors):
-    return {name: value.clone() for name, value in tensors.items()}
 
 
 def close(found, expected, tolerance):
@@ -57,7 +52,7 @@ def at(w: float) -> Client:
     return Client(params, params, memory={}, inbox={}, count=torch.tensor(1.0))
 
 
-def test_the_first_order_step_by_hand():
+def test_the_first_order_step_equals_a_calculation_by_hand():
     # w = 1: slope 2·1 − 1 = 1 on the first; w − 0.1·1 = 0.9; there 3·0.9 − 0.5 = 2.2 on the second.
     batches = (parabola(2.0, 1.0), parabola(3.0, 0.5))
     step = PerFedAvg(adapt_lr=0.1).outer_step(slope, at(1.0), batches)
@@ -65,15 +60,15 @@ def test_the_first_order_step_by_hand():
     assert step["w"].tolist() == pytest.approx([2.2], rel=1e-14)
 
 
-def test_the_hessian_of_the_third_batch_by_hand():
-    # As above, then 2.2 − 0.1 · 5 · 2.2 = 1.1; differences are exact for parabolas, whatever δ is.
+def test_the_hessian_of_the_third_batch_equals_a_calculation_by_hand():
+    # As above, then 2.2 − 0.1 · 5 · 2.2 = 1.1; finite differences are exact for parabolas with any δ.
     batches = (parabola(2.0, 1.0), parabola(3.0, 0.5), parabola(5.0, -4.0))
     for difference in (0.001, 0.5):
         method = PerFedAvg(adapt_lr=0.1, variant="hessian-vector", difference=difference)
         assert method.outer_step(slope, at(1.0), batches)["w"].tolist() == pytest.approx([1.1], rel=1e-10)
 
 
-def test_a_step_leaves_the_client_where_it_was():
+def test_a_step_does_not_change_the_client():
     client = at(1.0)
     batches = (parabola(2.0, 1.0), parabola(3.0, 0.5), parabola(5.0, -4.0))
     for variant in VARIANTS:
@@ -82,7 +77,7 @@ def test_a_step_leaves_the_client_where_it_was():
         assert client.params["frozen"].tolist() == [7.0]
 
 
-def test_where_gradients_are_taken():
+def test_the_points_at_which_gradients_are_computed():
     asked = []
 
     def watched(client, batch):
@@ -96,7 +91,7 @@ def test_where_gradients_are_taken():
 
 
 def three_batches():
-    """Return parameters of the small network, and three batches of it that differ."""
+    """Return parameters of the small network, and three different batches."""
     generator = torch.Generator().manual_seed(1)
     params = {
         name: torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -131,10 +126,10 @@ def test_with_the_same_batch_twice_the_step_is_the_gradient_through_the_inner_st
     method = PerFedAvg(adapt_lr=rate, variant="hessian-vector")
     found = step_of(method, params, (first, second, first))
     close(found, expected, 1e-6)
-    # The Hessian matters here: without it the step is another.
+    # The Hessian matters here: without it the step differs.
     without = step_of(replace(method, variant="first-order"), params, (first, second))
     assert max(float((without[name] - expected[name]).abs().max()) for name in expected) > 1e-2
-    # Central differences: half of δ leaves a quarter of the error.
+    # Central differences: halving δ leaves a quarter of the error.
     errors = [
         max(
             float((value - expected[name]).abs().max())
@@ -162,16 +157,16 @@ def test_with_three_batches_the_hessian_is_that_of_the_third():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_round_on_whole_data(backend, variant):
-    # Clients have a single batch, which plays all roles: the step is the gradient of F(w) = f(w − α ∇f(w)).
-    played = tanh_simulator(PerFedAvg(adapt_lr=0.3, variant=variant, difference=0.0001), backend, WHOLE)
-    state = played.start()
-    start = snapshot(state.params.common)
-    played.run_round(state)
-    counts = played.train.counts.tolist()
+def test_a_round_with_one_batch_of_all_samples(backend, variant):
+    # Clients have a single batch, which is used as all three: the step is the gradient of F(w) = f(w − α ∇f(w)).
+    simulator = tanh_simulator(PerFedAvg(adapt_lr=0.3, variant=variant, difference=0.0001), backend, WHOLE)
+    state = simulator.start()
+    start = clones(state.params.common)
+    simulator.run_round(state)
+    counts = simulator.train.counts.tolist()
     expected = {name: torch.zeros_like(value) for name, value in start.items()}
     for row, count in enumerate(counts):
-        data = played.train.of(row)
+        data = simulator.train.of(row)
 
         def one_step(w, data=data):
             return moved(w, grad(entropy)(w, data.x, data.y), -0.3)
@@ -188,12 +183,12 @@ def test_a_round_on_whole_data(backend, variant):
 
 @dataclass(frozen=True)
 class Watched(PerFedAvg):
-    """Notes where it was and what it saw at every step."""
+    """Records the parameters and batches of every step."""
 
     seen: ClassVar[list] = []
 
     def outer_step(self, gradient, client, batches):
-        self.seen.append((snapshot(client.params), batches))
+        self.seen.append((clones(client.params), batches))
         return super().outer_step(gradient, client, batches)
 
 
@@ -204,16 +199,16 @@ def clipped(direction, limit):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("clip", [0.0, 0.7])
-def test_each_step_starts_from_the_weights_that_the_last_one_left(variant, clip, monkeypatch):
-    # One client, so that what it saw is one sequence; momentum of the outer steps, none of the inner ones.
+def test_each_step_starts_from_the_result_of_the_previous_one(variant, clip, monkeypatch):
+    # One client, so that its steps are one sequence; outer steps have momentum, inner ones have none.
     monkeypatch.setattr(Watched, "seen", [])
     local = replace(LOCAL, momentum=0.9, clip=clip, epochs=2)
     federation = make_federation(counts=(20,))
     method = Watched(adapt_lr=0.3, variant=variant)
-    played = tanh_simulator(method, "loop", local, federation=federation)
-    state = played.start()
-    played.run_round(state)
-    weights, velocity = snapshot(played.net.initial), None
+    simulator = tanh_simulator(method, "loop", local, federation=federation)
+    state = simulator.start()
+    simulator.run_round(state)
+    weights, velocity = clones(simulator.net.initial), None
     limit = clip or math.inf
     assert len(Watched.seen) > 3
     for found, batches in Watched.seen:
@@ -236,8 +231,8 @@ def test_each_step_starts_from_the_weights_that_the_last_one_left(variant, clip,
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_batches_of_one_step_are_different_samples(variant, monkeypatch):
     monkeypatch.setattr(Watched, "seen", [])
-    played = tanh_simulator(Watched(variant=variant), "loop", federation=make_federation(counts=(30,)))
-    played.run_round(played.start())
+    simulator = tanh_simulator(Watched(variant=variant), "loop", federation=make_federation(counts=(30,)))
+    simulator.run_round(simulator.start())
     roles = 2 if variant == "first-order" else 3
     _, batches = Watched.seen[0]
     assert [len(batch.index) for batch in batches] == [5] * roles
@@ -258,15 +253,15 @@ class Counting(FedAvg):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("drop", [True, False])
 @pytest.mark.parametrize("batch", [5, 7, 1000])
-def test_as_many_outer_steps_as_fedavg_takes(variant, drop, batch, monkeypatch):
+def test_the_number_of_outer_steps_equals_fedavgs_number_of_steps(variant, drop, batch, monkeypatch):
     monkeypatch.setattr(Watched, "seen", [])
     monkeypatch.setattr(Counting, "steps", [])
     local = replace(LOCAL, batch=batch, drop_incomplete=drop, epochs=3)
     for method in (Watched(variant=variant), Counting()):
-        played = tanh_simulator(method, "loop", local)
-        played.run_round(played.start())
+        simulator = tanh_simulator(method, "loop", local)
+        simulator.run_round(simulator.start())
     expected = 0
-    for count in played.train.counts.tolist():
+    for count in simulator.train.counts.tolist():
         size = min(batch, count)
         expected += 3 * (count // size if drop else math.ceil(count / size))
     assert len(Watched.seen) == len(Counting.steps) == expected
@@ -277,19 +272,19 @@ def test_as_many_outer_steps_as_fedavg_takes(variant, drop, batch, monkeypatch):
 def test_a_client_with_a_single_batch_can_train_and_is_scored(backend, variant):
     # Two of the clients have fewer samples than a batch, and there is a single epoch.
     local = replace(LOCAL, epochs=1, batch=15)
-    played = tanh_simulator(PerFedAvg(variant=variant), backend, local)
-    state = played.start()
-    record = played.run_round(state).record
-    assert min(played.train.counts) < 15 < max(played.train.counts)
+    simulator = tanh_simulator(PerFedAvg(variant=variant), backend, local)
+    state = simulator.start()
+    record = simulator.run_round(state).record
+    assert min(simulator.train.counts) < 15 < max(simulator.train.counts)
     assert all(math.isfinite(loss) and loss > 0 for loss in record["client_loss"])
     assert all(0 <= value <= 1 for value in record["client_accuracy"])
 
 
-def accuracies(played, models):
-    """Return each client's share of right answers with a model of its own, and that of all together."""
+def accuracies(simulator, models):
+    """Return each client's accuracy with its own model, and the accuracy over all samples."""
     right = []
     for row, model in enumerate(models):
-        data = played.test.of(row)
+        data = simulator.test.of(row)
         features = torch.tanh(data.x @ model["body.0.weight"].T + model["body.0.bias"])
         right.append((features @ model["head.weight"].T + model["head.bias"]).argmax(1) == data.y)
     return [float(one.double().mean()) for one in right], float(torch.cat(right).double().mean())
@@ -298,44 +293,44 @@ def accuracies(played, models):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("steps", [1, 3])
 def test_clients_are_scored_after_plain_steps_on_a_copy(backend, steps):
-    # Momentum is on, and kept between rounds: it must not enter the steps that adapt.
+    # Momentum is kept between rounds: it must not enter the adaptation steps.
     local = LocalTraining(epochs=2, batch=1000, lr=0.05, momentum=0.9, clip=0.0)
-    played = tanh_simulator(PerFedAvg(adapt_lr=2.0, adapt_steps=steps), backend, local)
-    state = played.start()
-    played.run_round(state)
-    record = played.run_round(state).record
-    common, velocity = snapshot(state.params.common), snapshot(state.velocity)
+    simulator = tanh_simulator(PerFedAvg(adapt_lr=2.0, adapt_steps=steps), backend, local)
+    state = simulator.start()
+    simulator.run_round(state)
+    record = simulator.run_round(state).record
+    common, velocity = clones(state.params.common), clones(state.velocity)
     assert all(value.abs().max() > 0 for value in velocity.values())
-    adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), played.moment(2))
+    adapted = simulator.adapted(simulator.method, simulator.cohort(state, torch.arange(4)), simulator.moment(2))
     models = []
     for row in range(4):
-        data, model = played.train.of(row), common
+        data, model = simulator.train.of(row), common
         for _ in range(steps):
             model = moved(model, grad(entropy)(model, data.x, data.y), -2.0)
         close(adapted.params.row(row), model, 1e-12)
         models.append(model)
-    own, together = accuracies(played, models)
+    own, together = accuracies(simulator, models)
     assert record["client_accuracy"] == pytest.approx(own)
     assert record["accuracy"] == pytest.approx(together)
-    # What stays behind is the global model as it was, whose own accuracy is noted beside.
-    played.score(state, played.moment(2))
+    # The global model is unchanged, and its own accuracy is recorded too.
+    simulator.score(state, simulator.moment(2))
     close(state.params.common, common, 0.0)
     close(state.velocity, velocity, 0.0)
-    unadapted = accuracies(played, [common] * 4)[1]
+    unadapted = accuracies(simulator, [common] * 4)[1]
     assert unadapted != pytest.approx(together)
     assert record.alternatives == {"unadapted": {"accuracy": pytest.approx(unadapted)}}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_step_before_scoring_is_on_one_batch_of_training_samples(backend):
-    played = tanh_simulator(PerFedAvg(adapt_lr=0.5), backend, replace(LOCAL, batch=3, clip=0.0))
-    state = played.start()
-    played.run_round(state)
-    common = snapshot(state.params.common)
-    adapted = played.adapted(played.method, played.cohort(state, torch.arange(4)), played.moment(1))
+    simulator = tanh_simulator(PerFedAvg(adapt_lr=0.5), backend, replace(LOCAL, batch=3, clip=0.0))
+    state = simulator.start()
+    simulator.run_round(state)
+    common = clones(state.params.common)
+    adapted = simulator.adapted(simulator.method, simulator.cohort(state, torch.arange(4)), simulator.moment(1))
     for row in range(4):
-        data = played.train.of(row)
-        taken = (common["head.bias"] - adapted.params.row(row)["head.bias"]) / 0.5  # mean of chances − truth
+        data = simulator.train.of(row)
+        taken = (common["head.bias"] - adapted.params.row(row)["head.bias"]) / 0.5  # mean of probabilities − labels
         features = torch.tanh(data.x @ common["body.0.weight"].T + common["body.0.bias"])
         chances = torch.softmax(features @ common["head.weight"].T + common["head.bias"], dim=1)
         each = chances - nn.functional.one_hot(data.y, 4)
@@ -345,17 +340,17 @@ def test_the_step_before_scoring_is_on_one_batch_of_training_samples(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_without_steps_the_global_model_is_scored_and_nothing_stands_beside(backend):
-    played = tanh_simulator(PerFedAvg(adapt_steps=0), backend)
-    state = played.start()
-    record = played.run_round(state).record
+def test_without_steps_only_the_global_model_is_scored(backend):
+    simulator = tanh_simulator(PerFedAvg(adapt_steps=0), backend)
+    state = simulator.start()
+    record = simulator.run_round(state).record
     assert not record.alternatives
-    assert record["accuracy"] == pytest.approx(accuracies(played, [state.params.common] * 4)[1])
+    assert record["accuracy"] == pytest.approx(accuracies(simulator, [state.params.common] * 4)[1])
     adapting = tanh_simulator(PerFedAvg(), backend)
     assert adapting.run_round(adapting.start()).record.alternatives == {"unadapted": {"accuracy": record.accuracy}}
 
 
-def test_the_outer_rate_follows_the_schedule_and_the_inner_one_does_not():
+def test_only_the_outer_learning_rate_follows_the_schedule():
     local = LocalTraining(lr=0.1, schedule="exponential", lr_decay=0.5)
     method, moment = PerFedAvg(adapt_lr=0.2), Moment(round=3, rounds=5, seed=0)
     assert [phase.lr for phase in method.phases(local, moment)] == [pytest.approx(0.025)]
@@ -376,10 +371,5 @@ def test_the_outer_rate_follows_the_schedule_and_the_inner_one_does_not():
         ("--variant", "third-order", "--variant must be first-order or hessian-vector, got 'third-order'."),
     ],
 )
-def test_settings_without_meaning_are_refused_in_one_sentence(option, value, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["run", "per-fedavg", option, value, "--rounds", "1", "--quiet", "--out", "run"]) == 2
-    shown = capsys.readouterr().err
-    assert words in shown
-    assert len(shown.strip().splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+def test_invalid_settings_are_refused_in_one_sentence(option, value, words, refused_run):
+    assert words in refused_run("per-fedavg", option, value)

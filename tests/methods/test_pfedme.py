@@ -1,4 +1,4 @@
-"""pFedMe: inner and outer steps, written out once more."""
+"""pFedMe: inner and outer steps, against a calculation by hand."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.methods.by_hand import LR, assert_same, begun, local, logits, mean, p
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_rounds_by_hand(backend):
+def test_two_rounds_equal_a_calculation_by_hand(backend):
     tie, rate, beta, decay = 3.0, 0.2, 0.5, 0.01
     method = PFedMe(tie=tie, personal_lr=rate, inner_steps=3, beta=beta)
     # Momentum is not used, and weight decay belongs to the personal model only, as in the authors' code.

@@ -1,6 +1,7 @@
-"""Batch norm: torch's where nothing is padded, by hand where something is; whose statistics move, and whose do not."""
+"""Batch norm: equal to torch's without padding, computed by hand with it; which running statistics are updated."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -16,14 +17,13 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.batch_norm import BatchNorm1d, restore_batch_norm
 from fedrema.models.body_and_head import BodyAndHead, Net
-from tests import fixtures
-from tests.fixtures import make_federation, snapshot
+from tests.fixtures import make_federation, make_simulator, snapshot
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def network(norm, shape, classes=3):
-    """Batch norm, and after it what a gradient needs to be worth a look."""
+    """Return a network with a batch-norm layer, as a module and as a Net."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         width = int(torch.Size(shape).numel())
@@ -35,7 +35,7 @@ def network(norm, shape, classes=3):
 
 
 def stepped(net, params, batches, masks, padded):
-    """Return gradients, outputs of real samples and statistics, batch after batch, through the padding or past it."""
+    """Return gradients, outputs of real samples and statistics of each batch, with padding or without."""
     net.train(True)
     own = {name: value.clone().requires_grad_(name in net.trainable) for name, value in params.items()}
     trained = [own[name] for name in sorted(net.trainable)]
@@ -63,7 +63,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize(("norm", "shape"), NORMS.values(), ids=NORMS)
-def test_it_is_torchs_where_nothing_is_padded(norm, shape):
+def test_without_padding_it_equals_torchs(norm, shape):
     module, net = network(norm(), shape)
     batches = [torch.randn(n, *shape, dtype=torch.float64) * 3 + 5 for n in (6, 2, 5)]
     masks = [torch.ones(len(x), dtype=torch.float64) for x in batches]
@@ -77,7 +77,7 @@ def test_it_is_torchs_where_nothing_is_padded(norm, shape):
     for padded in (False, True):
         for one, other in zip(stepped(net, net.initial, batches, masks, padded), expected, strict=True):
             torch.testing.assert_close(one, other, **EXACT)
-    # In use, with what was learnt.
+    # In evaluation mode, with the running statistics.
     theirs.eval()
     net.train(False)
     learnt = {name: dict(theirs.state_dict())[its].double() for name, its in net.original_names.items()}
@@ -96,14 +96,14 @@ def test_padding_changes_nothing(norm, shape):
         torch.testing.assert_close(one, other, **EXACT)
 
 
-def test_a_padded_batch_by_hand():
+def test_a_padded_batch_equals_a_calculation_by_hand():
     _, net = network(nn.BatchNorm1d(1, eps=0.0), (1,))
     scale, shift = (float(net.initial[f"body.0.{name}"]) for name in ("weight", "bias"))
     own = {name: value.clone() for name, value in net.initial.items()}
     net.train(True)
     with net.batch_context(torch.tensor([1.0, 1.0, 0.0, 1.0]), own):
         features = net.features(own, torch.tensor([[1.0], [2.0], [1e6], [6.0]], dtype=torch.float64))
-    # Mean 3 and variance (4 + 1 + 9) / 3; without bias 14 / 2.
+    # Mean 3 and variance (4 + 1 + 9) / 3; unbiased 14 / 2.
     even = (np.array([1.0, 2.0, 6.0]) - 3) / np.sqrt(14 / 3)
     assert features[[0, 1, 3], 0].numpy() == pytest.approx(np.tanh(scale * even + shift), abs=1e-12)
     assert float(own["body.0.running_mean"]) == pytest.approx(0.1 * 3, abs=1e-12)
@@ -126,7 +126,7 @@ def test_one_value_per_channel_becomes_the_shift_and_is_not_counted(real):
     assert all(torch.equal(own[name], net.initial[name]) for name in own)
 
 
-def test_sixteen_bits_come_out_as_they_went_in_and_are_counted_in_thirty_two():
+def test_outputs_of_bf16_are_bf16_and_statistics_are_float32():
     net = Net(BodyAndHead(nn.BatchNorm1d(4), nn.Linear(4, 3)), torch.zeros(2, 4))
     layer = dict(net.layers())["body"].train()
     x = torch.randn(5, 4).bfloat16()
@@ -144,7 +144,7 @@ def test_only_tensors_that_the_client_trains_are_changed():
     with net.batch_context(None, own):
         net(received, x)
         net({name: value.detach() for name, value in own.items()}, x)
-    net(own, x)  # nobody trains
+    net(own, x)  # not in training
     for tensors in (received, own):
         assert all(torch.equal(tensors[name], net.initial[name]) for name in tensors)
     with net.batch_context(None, own):
@@ -152,7 +152,7 @@ def test_only_tensors_that_the_client_trains_are_changed():
     torch.testing.assert_close(own["body.0.running_mean"], 0.1 * x.mean(0), **EXACT)
 
 
-def test_under_vmap_everyones_own_statistics_move():
+def test_under_vmap_each_clients_own_statistics_are_updated():
     _, net = network(nn.BatchNorm1d(4), (4,))
     net.train(True)
     x = torch.randn(3, 6, 4, dtype=torch.float64)
@@ -168,7 +168,7 @@ def test_under_vmap_everyones_own_statistics_move():
     torch.testing.assert_close(stacked["body.0.running_mean"], expected, **EXACT)
 
 
-def test_samples_that_are_not_the_batchs_must_say_which_are_real():
+def test_inputs_of_another_size_than_the_batch_need_their_own_mask():
     _, net = network(nn.BatchNorm1d(4), (4,))
     net.train(True)
     mask = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
@@ -182,7 +182,7 @@ def test_samples_that_are_not_the_batchs_must_say_which_are_real():
 
 
 class Tokens(nn.Module):
-    """Normalises every one of three parts of a sample by itself: batch norm gets three times as many."""
+    """Normalises three parts of each sample separately: batch norm gets three times as many rows."""
 
     def __init__(self):
         super().__init__()
@@ -194,7 +194,7 @@ class Tokens(nn.Module):
 
 
 class OwnNorm(nn.BatchNorm1d):
-    """Somebody's own kind."""
+    """A user's own subclass."""
 
 
 @pytest.mark.parametrize(
@@ -212,15 +212,15 @@ class OwnNorm(nn.BatchNorm1d):
         ),
     ],
 )  # fmt: skip
-def test_where_padding_cannot_be_told_clients_are_trained_one_by_one(module, obstacle):
+def test_networks_in_which_padding_cannot_be_identified_train_in_the_loop(module, obstacle):
     net = Net(module, torch.zeros(2, 6))
     assert why_not_stackable(net, torch.zeros(1, 6)).startswith(obstacle)
-    played = simulator(FedAvg(), net=net, backend="auto")
-    assert played.engine.name == "loop"
-    list(played.run(played.start()))
+    simulator = batch_norm_simulator(FedAvg(), net=net, backend="auto")
+    assert simulator.engine.name == "loop"
+    list(simulator.run(simulator.start()))
 
 
-def test_looking_for_obstacles_changes_no_statistics():
+def test_checking_whether_a_network_can_be_stacked_changes_no_statistics():
     net = Net(BodyAndHead(nn.BatchNorm1d(6), nn.Linear(6, 4)), torch.zeros(2, 6))
     before = copy.deepcopy(net.initial)
     assert why_not_stackable(net, torch.ones(1, 6)) is None
@@ -240,38 +240,42 @@ def test_layers_can_be_turned_back_into_torchs():
 
 
 class Looks(FedAvg):
-    """A method that, while it trains, also asks the model it received."""
+    """A method whose loss also evaluates the received model."""
 
     def loss(self, net, client, batch):
         apart = (net(client.params, batch.x) - net(client.received, batch.x)).square().mean(dim=1)
         return cross_entropy(net(client.params, batch.x), batch) + (apart * batch.mask).sum()
 
 
-def simulator(method, federation=None, net=None, **settings):
-    federation = federation or make_federation()
-    local = LocalTraining(epochs=2, batch=5, lr=0.05, drop_incomplete=False)
-    chosen = {"rounds": 2, "seed": 0, "backend": "loop", **settings}
-    return fixtures.simulator(method, federation, local, net or fixtures.network(federation, "mlp-bn", 5), **chosen)
+batch_norm_simulator = functools.partial(
+    make_simulator,
+    local=LocalTraining(epochs=2, batch=5, lr=0.05, drop_incomplete=False),
+    net="mlp-bn",
+    hidden=5,
+    rounds=2,
+    seed=0,
+    backend="loop",
+)
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_a_model_that_is_only_asked_keeps_its_statistics(backend):
-    played = simulator(Looks(), backend=backend)
-    cohort = played.cohort(played.start(), torch.arange(4))
+def test_a_model_that_is_only_evaluated_keeps_its_statistics(backend):
+    simulator = batch_norm_simulator(Looks(), backend=backend)
+    cohort = simulator.cohort(simulator.start(), torch.arange(4))
     before = copy.deepcopy(cohort.params.common)
-    trained = played.local_training(cohort, played.moment(1))[0].params.own
+    trained = simulator.local_training(cohort, simulator.moment(1))[0].params.own
     assert all(torch.equal(before[name], cohort.params.common[name]) for name in before)
     assert not torch.allclose(trained["body.2.running_mean"][0], before["body.2.running_mean"])
 
 
-def test_rows_lanes_and_backends_do_not_matter():
+def test_results_do_not_depend_on_rows_threads_or_backends():
     method = Looks()
     federation, states = make_federation(), {}
     for name, lanes, settings in (("one", 1, {}), ("two", 2, {}), ("stacked", 1, {"backend": "stacked"})):
-        played = simulator(method, federation, **settings)
-        played.engine.parallel = lanes
-        states[name] = played.start()
-        list(played.run(states[name]))
+        simulator = batch_norm_simulator(method, federation, **settings)
+        simulator.engine.parallel = lanes
+        states[name] = simulator.start()
+        list(simulator.run(states[name]))
     expected = snapshot(states["one"])
     for name, value in snapshot(states["two"]).items():
         assert torch.equal(value, expected[name]), name
@@ -279,34 +283,34 @@ def test_rows_lanes_and_backends_do_not_matter():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-9)
     order = [2, 0, 3, 1]
     for backend in ("loop", "stacked"):
-        played = simulator(method, federation.reorder(order), backend=backend)
-        turned = played.start()
-        list(played.run(turned))
+        simulator = batch_norm_simulator(method, federation.reorder(order), backend=backend)
+        turned = simulator.start()
+        list(simulator.run(turned))
         for place, row in enumerate(order):
             for name, value in turned.params.row(place).items():
                 torch.testing.assert_close(value, states["one"].params.row(row)[name], rtol=0, atol=1e-9)
 
 
-def test_in_groups_it_is_the_same_to_the_bit():
+def test_results_in_groups_are_bit_identical():
     federation = make_federation(counts=np.random.default_rng(0).integers(4, 12, 40).tolist())
     states = []
     for chunk in (32, 64):
-        played = simulator(FedAvg(), federation, backend="stacked", chunk=chunk)
-        states.append(played.start())
-        list(played.run(states[-1]))
+        simulator = batch_norm_simulator(FedAvg(), federation, backend="stacked", chunk=chunk)
+        states.append(simulator.start())
+        list(simulator.run(states[-1]))
     one, other = map(snapshot, states)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_mean_over_all_batches_is_each_clients_own():
+def test_cumulative_means_are_computed_per_client():
     federation, states = make_federation(), []
     for backend in ("loop", "stacked"):
         net = network(nn.BatchNorm1d(6, momentum=None), (6,), classes=4)[1]
-        played = simulator(FedAvg(), federation, net, backend=backend, rounds=1)
-        cohort = played.cohort(played.start(), torch.arange(4))
-        trained = played.local_training(cohort, played.moment(1))[0].params.own
+        simulator = batch_norm_simulator(FedAvg(), federation, net=net, backend=backend, rounds=1)
+        cohort = simulator.cohort(simulator.start(), torch.arange(4))
+        trained = simulator.local_training(cohort, simulator.moment(1))[0].params.own
         states.append(trained)
-    # In each of two epochs, batches of 5 and what is left, unless that is a single sample.
+    # In each of two epochs, batches of 5 and the rest, unless that is a single sample.
     counts = federation.split("train").count
     batches = [2 * sum(min(5, n - at) > 1 for at in range(0, n, 5)) for n in counts]
     assert states[0]["body.0.num_batches_tracked"].tolist() == batches
@@ -315,14 +319,14 @@ def test_the_mean_over_all_batches_is_each_clients_own():
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(6)])
-def test_a_server_asks_the_network_as_it_is_in_use(layer):
-    """FedReMa compares heads by their answers, also in a round that is not scored."""
+def test_the_server_evaluates_networks_in_evaluation_mode(layer):
+    """FedReMa compares heads by their predictions, also in a round without scores."""
     module = BodyAndHead(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), nn.Sequential(layer, nn.Linear(6, 4)))
     rounds = []
     for every in (1, 2):
-        played = simulator(FedReMa(), net=Net(module, torch.zeros(2, 6)), evaluate_every=every)
-        state = played.start()
-        rounds.append((played.run_round(state).record["trace"], snapshot(state)))
+        simulator = batch_norm_simulator(FedReMa(), net=Net(module, torch.zeros(2, 6)), evaluate_every=every)
+        state = simulator.start()
+        rounds.append((simulator.run_round(state).record["trace"], snapshot(state)))
     (trace, one), (other_trace, other) = rounds
     assert trace == other_trace
     assert all(torch.equal(one[name], other[name]) for name in one)

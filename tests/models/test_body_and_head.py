@@ -11,7 +11,7 @@ SAMPLE = torch.linspace(-1, 1, 12).reshape(2, 6)
 
 
 class Classifier(nn.Module):
-    """A body in two parts, and a head whose name is up to the test."""
+    """A body in two parts, and a head with a given name."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Classifier(nn.Module):
 
 
 class Nested(nn.Module):
-    """The logits come out of a part of a part."""
+    """The head is inside a nested module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def refusal(module, head=None, sample=SAMPLE):
 
 
 @pytest.mark.parametrize("name", ["head", "classifier", "fc"])
-def test_heads_with_usual_names_are_found(name):
+def test_heads_with_common_names_are_found(name):
     net = Net(Classifier(name), SAMPLE)
     assert net.head_name == name
     assert set(net.initial) == {
@@ -56,7 +56,7 @@ def test_heads_with_usual_names_are_found(name):
     assert net.classes == 3
 
 
-def test_of_several_usual_names_head_comes_first():
+def test_of_several_common_names_head_is_preferred():
     module = Classifier("head")
     module.fc = nn.Linear(1, 1)
     assert Net(module, SAMPLE).head_name == "head"
@@ -66,14 +66,14 @@ def test_a_head_can_be_named():
     assert Net(Classifier("output"), SAMPLE, head="output").head_name == "output"
 
 
-def test_a_head_can_lie_inside_a_part():
+def test_a_head_can_be_nested():
     module = Nested().eval()
     net = Net(module, SAMPLE, head="top.out")
     assert {net.original_names[name] for name in net.initial if net.in_head(name)} == {"top.out.weight", "top.out.bias"}
     assert torch.allclose(net(net.initial, SAMPLE), module(SAMPLE))
 
 
-def test_a_part_of_a_sequence_is_named_by_its_number():
+def test_a_layer_of_a_sequential_is_named_by_its_index():
     module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
     net = Net(module, SAMPLE, head="2")
     assert net.original_names == {
@@ -88,7 +88,7 @@ def test_a_head_that_is_not_called_last_is_refused():
     )
 
 
-def test_what_is_no_classifier_is_refused():
+def test_a_module_that_is_not_a_classifier_is_refused():
     class Pair(Classifier):
         def forward(self, x):
             return super().forward(x), x
@@ -98,7 +98,7 @@ def test_what_is_no_classifier_is_refused():
     assert refusal(module) == "The network must return logits [samples, classes], got a tensor of shape (2, 2, 3)."
 
 
-def test_something_after_the_head_is_noticed():
+def test_an_operation_after_the_head_is_refused():
     class Softened(Classifier):
         def forward(self, x):
             return super().forward(x).softmax(1)
@@ -106,14 +106,14 @@ def test_something_after_the_head_is_noticed():
     assert "is not the last submodule" in refusal(Softened("head"))
 
 
-def test_an_unknown_head_is_refused_with_the_parts_there_are():
+def test_an_unknown_head_is_refused_with_a_list_of_modules():
     assert refusal(Classifier("fc"), head="fcc") == (
         "--head 'fcc' is not a submodule of the network; its submodules are first, norm, fc."
     )
     assert "must name a submodule of the network" in refusal(Classifier("fc"), head="")
 
 
-def test_without_an_obvious_head_the_user_is_asked():
+def test_without_an_obvious_head_the_user_must_name_it():
     assert refusal(Classifier("output")) == (
         "--head must name the submodule of the network that is the classifier; its submodules are first, norm, output."
     )
@@ -133,12 +133,12 @@ def test_samples_of_another_shape_are_refused(module):
     assert sentence.startswith("The network does not accept samples of shape (7,): ")
 
 
-def test_a_network_without_anything_to_train_is_refused():
+def test_a_network_without_trainable_parameters_is_refused():
     module = Classifier("fc").requires_grad_(False)
     assert refusal(module) == "The network has no trainable parameters: all of them are frozen."
 
 
-def test_names_never_clash():
+def test_names_of_parameters_are_unique():
     class Confusing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -159,14 +159,14 @@ def test_names_never_clash():
     assert torch.allclose(net(net.initial, SAMPLE), module(SAMPLE))
 
 
-def test_a_module_with_a_body_need_not_say_body_twice():
+def test_a_module_with_a_body_has_no_doubled_prefix():
     net = Net(BodyAndHead(nn.Linear(6, 4), nn.Linear(4, 3)), SAMPLE)
     assert net.original_names == {
         name: name for name in ("body.weight", "body.bias", "head.weight", "head.bias")
     }  # fmt: skip
 
 
-def test_parameters_can_be_given_back_to_the_users_module():
+def test_parameters_can_be_loaded_into_the_users_module():
     trained, module = Classifier("fc").eval(), Classifier("fc").eval()
     net = Net(trained, SAMPLE)
     state = {net.original_names[name]: value for name, value in net.initial.items()}
@@ -175,7 +175,7 @@ def test_parameters_can_be_given_back_to_the_users_module():
     assert torch.equal(module(SAMPLE), trained(SAMPLE))
 
 
-def test_calls_use_the_parameters_handed_in_and_leave_the_users_module_alone():
+def test_calls_use_the_given_parameters_and_do_not_change_the_users_module():
     module, other = Classifier("fc").eval(), Classifier("fc").eval()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     net, another = Net(module, SAMPLE), Net(other, SAMPLE)
@@ -190,7 +190,7 @@ def test_calls_use_the_parameters_handed_in_and_leave_the_users_module_alone():
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-def test_stacked_heads_answer_the_same_question():
+def test_stacked_heads_are_applied_to_the_same_features():
     net = Net(BodyAndHead(nn.Linear(6, 2), nn.Linear(2, 2)), SAMPLE)
     heads = {
         "head.weight": torch.tensor([[[1.0, 0], [0, 1]], [[0, 1], [1, 0]], [[2, 0], [0, 0]]]),
@@ -209,13 +209,13 @@ def test_frozen_parameters_and_statistics_are_part_of_the_model_but_not_trained(
     assert not any(value.requires_grad for value in net.initial.values())
 
 
-def test_layers_are_named_as_the_user_names_them():
+def test_layers_have_the_names_of_the_users_module():
     assert [name for name, _ in Net(Nested(), SAMPLE, head="top.out").layers()] == [
         *("trunk.0", "trunk.1", "top.drop", "top.out"),
     ]
 
 
-def test_a_network_moves_to_another_precision():
+def test_a_network_can_be_converted_to_another_precision():
     net = Net(Classifier("fc"), SAMPLE).to(torch.device("cpu"), torch.float64)
     assert all(value.dtype is torch.float64 for value in net.initial.values())
     assert net(net.initial, SAMPLE.double()).dtype is torch.float64

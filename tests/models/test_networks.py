@@ -1,4 +1,4 @@
-"""The networks that come along, and one's own."""
+"""Built-in networks and a user's own."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def refusal(settings, shape=(6,), classes=4):
     return sentence
 
 
-def test_the_papers_cnn():
+def test_the_cnn_is_the_papers():
     net = build_net(Network(net="cnn"), (1, 28, 28), 10, seed=0)
     assert net.features_count == 1024
     assert sizes(net, "body") == (1 * 32 * 25 + 32) + (32 * 64 * 25 + 64)
@@ -33,7 +33,7 @@ def test_the_papers_cnn():
     ]
 
 
-def test_the_papers_alexnet():
+def test_the_alexnet_is_the_papers():
     net = build_net(Network(net="alexnet"), (3, 32, 32), 10, seed=0)
     assert net.features_count == 2304
     convolutions = [value for name, value in net.initial.items() if net.in_body(name) and value.dim() == 4]
@@ -61,11 +61,11 @@ def test_the_mlp_has_one_hidden_layer():
     ("shape", "features"),
     [((3, 32, 32), 2304), ((1, 28, 28), 1024), ((3, 28, 28), 1024), ((1, 8, 8), 32), ((13,), 32), ((64, 64), 32)],
 )
-def test_auto_goes_by_the_shape_of_a_sample(shape, features):
+def test_auto_depends_on_the_shape_of_a_sample(shape, features):
     assert build_net(Network(), shape, 4, seed=0).features_count == features
 
 
-def test_a_network_of_no_width_is_refused():
+def test_a_width_of_zero_is_refused():
     with pytest.raises(BadInput, match="--hidden must be at least 1, got 0"):
         Network(hidden=0)
 
@@ -87,7 +87,7 @@ def test_an_unknown_network_is_refused():
     )
 
 
-def test_the_seed_makes_the_weights_and_nothing_else_moves():
+def test_weights_depend_on_the_seed_and_global_random_states_are_unchanged():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first, again, other = (build_net(Network(), (6,), 4, seed).initial for seed in (1, 1, 2))
@@ -142,13 +142,13 @@ def own(tmp_path, monkeypatch):
     (tmp_path / "my_own_networks.py").write_text(OWN)
     (tmp_path / "my_broken_networks.py").write_text("import torch\n1 / 0\n")
     monkeypatch.chdir(tmp_path)
-    # What was imported in another folder is not there in this one.
+    # Forget modules that were imported from another folder.
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "my_own_networks", raising=False)
 
 
 @pytest.mark.usefixtures("own")
-def test_ones_own_network_is_called_with_shape_and_classes():
+def test_an_own_network_is_built_with_shape_and_classes():
     net = build_net(Network(net="my_own_networks:sized", head="3"), (6,), 4, seed=0)
     assert net.features_count == 11
     assert net.classes == 4
@@ -158,7 +158,7 @@ def test_ones_own_network_is_called_with_shape_and_classes():
 
 
 @pytest.mark.usefixtures("own")
-def test_ones_own_network_may_take_no_arguments():
+def test_an_own_network_may_take_no_arguments():
     net = build_net(Network(net="my_own_networks:fixed"), (6,), 4, seed=0)
     assert net.features_count == 5
 
@@ -185,17 +185,17 @@ def test_ones_own_network_may_take_no_arguments():
         ),
     ],
 )
-def test_what_is_no_network_is_refused(name, sentence):
+def test_objects_that_are_not_networks_are_refused(name, sentence):
     assert refusal(Network(net=f"my_own_networks:{name}")) == sentence
 
 
 @pytest.mark.usefixtures("own")
-def test_a_way_around_the_head_is_noticed_even_without_biases():
+def test_a_connection_that_bypasses_the_head_is_refused_even_without_biases():
     assert "is not the last submodule that the network calls" in refusal(Network(net="my_own_networks:Skipping"))
 
 
 @pytest.mark.usefixtures("own")
-def test_what_cannot_be_loaded_is_refused_in_one_sentence():
+def test_a_network_that_cannot_be_loaded_is_refused_in_one_sentence():
     assert refusal(Network(net="no_such_module:net")) == (
         "The network 'no_such_module:net' cannot be loaded: ModuleNotFoundError: No module named 'no_such_module'."
     )
@@ -208,14 +208,14 @@ def test_what_cannot_be_loaded_is_refused_in_one_sentence():
             load_object(reference, "network")
 
 
-def test_modules_are_looked_for_in_the_current_folder(tmp_path, monkeypatch):
+def test_modules_are_searched_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", list(__import__("sys").path))
     (tmp_path / "only_in_this_folder.py").write_text("answer = 42\n")
     monkeypatch.chdir(tmp_path)
     assert load_object("only_in_this_folder:answer", "number") == 42
 
 
-def test_a_projection_is_for_the_networks_that_come_along():
+def test_a_projection_requires_a_built_in_network():
     with pytest.raises(BadInput, match="--projection 4 is for mlp, cnn and alexnet only: add it to mine:net itself"):
         Network(net="mine:net", projection=4)
     with pytest.raises(BadInput, match="--projection must be 0 or more, got -1"):

@@ -74,7 +74,7 @@ class Processes:
         return self.folder / "nodes" / name
 
     def output(self, name):
-        """Return what a command has printed."""
+        """Return the output of a command."""
         return (self.folder / f"{name}.command.log").read_text()
 
     def records(self):
@@ -84,7 +84,7 @@ class Processes:
     def rounds(self):
         """Return how many rounds are completed, by the server's log."""
         log = self.folder / "server" / "run.log"
-        return len(re.findall(r"round \d+ of \d+: \d+ clients", log.read_text())) if log.exists() else 0
+        return len(re.findall(r"round \d+ of \d+: \d+ nodes", log.read_text())) if log.exists() else 0
 
     def status(self):
         printed = subprocess.run(

@@ -72,7 +72,7 @@ def test_a_node_that_never_answers_does_not_delay_the_others(tmp_path):
     assert late
     assert all(record["participants"] == [0, 1] for record in late)
     reasons = {record["rejected"].get("node-3", "") for record in network.records() if begun < record["round"] <= again}
-    assert reasons - {""} <= {"no reply within 30 s", "its node is disconnected"}
+    assert reasons - {""} <= {"no reply within 30 s", "it is disconnected"}
     assert reasons - {""}
     # Its late replies to completed rounds were never used: there is one record per round, in order.
     numbers = [record["round"] for record in network.records()]
@@ -159,12 +159,12 @@ def test_a_client_joins_late(tmp_path, capsys):
         assert main(["deploy", "add", str(network.folder), "late"]) == 0
         (network.node("late") / "data.npz").write_bytes((network.node("node-1") / "data.npz").read_bytes())
         network.start("late")
-        network.wait(lambda: "late may take part" in network.output("server"))
+        network.wait(lambda: "late may participate" in network.output("server"))
         network.wait(lambda: any(3 in record["participants"] for record in network.records()))
         assert {member["name"] for member in network.status()["members"]} == {*network.names, "late"}
         # Without its key it no longer takes part.
         (network.folder / "server" / "keys" / "late.pub").unlink()
-        network.wait(lambda: "late can no longer take part" in network.output("server"))
+        network.wait(lambda: "late can no longer participate" in network.output("server"))
         since = network.rounds() + 1
         network.wait(lambda: network.records()[-1]["round"] > since + 1)
         last = network.records()[-1]
@@ -178,5 +178,5 @@ def test_the_server_waits_for_too_few_nodes_and_then_stops(tmp_path):
             network.start(name)
         assert network.finish() == 2
     printed = network.output("server")
-    assert "the server waits for clients; connected: " in printed
-    assert "Only 2 of at least 3 clients were connected after 20 s (node-1, node-2)" in printed
+    assert "the server waits for nodes; connected: " in printed
+    assert "Only 2 of at least 3 nodes were connected after 20 s (node-1, node-2)" in printed

@@ -17,14 +17,14 @@ pytestmark = pytest.mark.network
 
 
 @pytest.mark.parametrize("method", ["fedrema", "fedavg"])
-def test_personal_models_are_those_of_the_simulator(method, tmp_path):
+def test_personal_models_equal_those_of_the_simulator(method, tmp_path):
     with Processes(tmp_path / "federation", method, least_clients=3) as network:
         network.start_all()
         assert network.finish() == 0, network.output("server")
         assert network.status()["state"] == "finished"
     simulator = build_simulator(network.settings, build_federation(network.settings.data))
     state = simulator.start()
-    records = [played.record for played in simulator.run(state)]
+    records = [result.record for result in simulator.run(state)]
     run = Run(network.folder / "server" / "run")
     there = load_state(run.path / "checkpoint" / "state.safetensors", None).params
     assert there.common.keys() == state.params.common.keys()

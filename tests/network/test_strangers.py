@@ -69,7 +69,7 @@ def test_only_the_interface_for_nodes_is_open(tmp_path):
         network.start("server")
         context = ssl.create_default_context(cafile=network.folder / "server" / "ca.crt")
         base = f"https://127.0.0.1:{network.port}"
-        network.wait(lambda: "may take part" in network.output("server"))
+        network.wait(lambda: "may participate" in network.output("server"))
         for path in ("/v1/control/register-node", "/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/"):
             for method in ("POST", "GET"):
                 request = urllib.request.Request(base + path, data=b"" if method == "POST" else None, method=method)

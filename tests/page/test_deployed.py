@@ -19,7 +19,7 @@ def test_a_deployment_is_shown_while_it_runs_and_afterwards(tmp_path):
     live.refresh()
     (run,) = live.part("main")["runs"]
     assert run["status"]["state"] == "running"
-    conductor._round()  # a round's record is complete once the replies of the next are there
+    conductor._round()  # a round's record is complete after the replies to the next round
     live.refresh()
     (run,) = live.part("main")["runs"]
     assert (run["status"]["done"], run["status"]["rounds"], run["status"]["state"]) == (1, 3, "running")

@@ -37,12 +37,12 @@ def test_numbers_survive_packing():
     assert unpacked(packed(np.zeros(2))).tolist() == [0, 0]
 
 
-def test_json_holds_no_number_that_is_none():
+def test_json_contains_null_instead_of_nan():
     found = plain({"a": np.float32("nan"), 1: (np.int64(3), float("inf")), "b": np.array([1.5])})
     assert found == {"a": None, "1": [3, None], "b": [1.5]}
 
 
-def test_evenly_keeps_both_ends():
+def test_evenly_spaced_selections_keep_both_ends():
     assert evenly_spaced(range(5), 9) == [0, 1, 2, 3, 4]
     assert evenly_spaced(range(101), 5) == [0, 25, 50, 75, 100]
 
@@ -132,7 +132,7 @@ def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
     assert all(len(set(clusters[ordered == one])) == 1 for one in (0, 1))
     places = np.array([found["graph"]["x"], found["graph"]["y"]]).T[ordered == 0]
     apart = np.linalg.norm(places - places.mean(axis=0), axis=1)
-    assert apart.max() > 0.25  # without ties to the others, the layout alone would contract them to a point
+    assert apart.max() > 0.25  # without edges to the others, the layout alone would contract them to a point
 
 
 def test_matrices_of_many_clients_are_thinned_and_a_note_says_so(tmp_path, monkeypatch):
@@ -174,7 +174,7 @@ def test_absent_clients_can_be_ordered():
     assert sorted(order_by_similarity(similarity).tolist()) == [0, 1, 2, 3]
 
 
-def test_the_page_holds_everything_and_fetches_nothing(tmp_path):
+def test_the_page_is_self_contained(tmp_path):
     write_two_groups(tmp_path)
     write_page([tmp_path], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
@@ -196,7 +196,7 @@ def test_names_cannot_break_out_of_the_page():
     assert "alert(1)</script>" not in page({"main": {"name": name}})
 
 
-def test_the_command_writes_where_it_says(tmp_path, capsys):
+def test_the_command_prints_the_path_of_the_report(tmp_path, capsys):
     write_two_groups(tmp_path)
     assert main(["report", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"Report: {tmp_path / 'report.html'}\n"
@@ -212,7 +212,7 @@ def test_the_command_writes_where_it_says(tmp_path, capsys):
         (["{runs}", "--out", "page.pdf"], "--out page.pdf is not a page: names ending in .html are valid."),
     ],
 )
-def test_bad_requests_are_one_sentence(tmp_path, capsys, arguments, words):
+def test_invalid_requests_are_refused_in_one_sentence(tmp_path, capsys, arguments, words):
     write_run(tmp_path / "run")
     assert main(["report", *(one.replace("{runs}", str(tmp_path)) for one in arguments)]) == 2
     shown = capsys.readouterr().err
@@ -220,7 +220,7 @@ def test_bad_requests_are_one_sentence(tmp_path, capsys, arguments, words):
     assert shown.count("\n") == 1
 
 
-def test_open_shows_it(tmp_path, monkeypatch, capsys):
+def test_open_opens_the_report_in_a_browser(tmp_path, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
     write_run(tmp_path / "run")
@@ -231,7 +231,7 @@ def test_open_shows_it(tmp_path, monkeypatch, capsys):
     assert "There is no browser here" in capsys.readouterr().out
 
 
-def test_every_stroke_of_pictures_is_one_of_the_page():
+def test_the_page_has_every_stroke_of_the_figures():
     assert set(DASHES) == set(STROKES)
 
 

@@ -9,7 +9,7 @@ from fedrema.page.document import main_part
 from fedrema.page.reading import DownsampledRun
 from fedrema.page.relations import relations_part
 from fedrema.reporting.tables import comparison_markdown
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 from tests.page.test_document import unpacked
 
 METHOD = "tests.page.own_method:Neighbours"
@@ -39,7 +39,7 @@ def test_period_and_traces(run):
     assert (shown["threshold"], shown["in_period"]) == (0.4, False)
 
 
-def test_weights_are_drawn_as_a_graph_of_who_learns_from_whom(run):
+def test_weights_between_clients_are_shown_as_a_graph(run):
     (found,) = relations_part([run])["runs"]
     assert found["graph"]["source"] == "weights"
     assert set(found["matrices"]) == {"S", "weights"}

@@ -20,7 +20,7 @@ def lines(first, last):
     return b"".join(with_checksum[first - 1 :])
 
 
-def test_short_files_are_read_whole(tmp_path):
+def test_short_files_are_read_completely(tmp_path):
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(lines(1, 11))
     file = file_of(path, most=10)
@@ -33,7 +33,7 @@ def test_short_files_are_read_whole(tmp_path):
     assert kept[0].record == round_record(1, 0.5, [])  # lists over clients are kept as arrays only
 
 
-def test_of_long_files_every_kth_round_is_read_with_the_first_and_the_last(tmp_path):
+def test_every_kth_round_of_a_long_file_is_read_with_the_first_and_the_last(tmp_path):
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(lines(1, 24))
     file = file_of(path, most=10)
@@ -52,7 +52,7 @@ def test_evaluated_rounds_are_kept(tmp_path):
     assert [one.record.round for one in file.kept()] == [1, *range(10, 101, 10)]
 
 
-def test_a_line_that_is_being_written_does_not_count_until_it_is_whole(tmp_path):
+def test_an_incomplete_last_line_is_ignored_until_it_is_complete(tmp_path):
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(lines(1, 3) + lines(3, 4)[:-40])
     file = file_of(path)
@@ -74,7 +74,7 @@ def test_a_damaged_line_is_refused_by_its_number(tmp_path, bad):
         file_of(path).grow()
 
 
-def test_damage_is_found_also_where_a_file_was_read_before(tmp_path):
+def test_damage_in_a_part_that_was_read_before_is_found(tmp_path):
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(lines(1, 4))
     file = file_of(path)
@@ -87,7 +87,7 @@ def test_damage_is_found_also_where_a_file_was_read_before(tmp_path):
     assert len(file.kept()) == 5
 
 
-def test_a_file_that_was_replaced_is_read_anew(tmp_path):
+def test_a_replaced_file_is_read_again(tmp_path):
     path = tmp_path / "rounds.jsonl"
     path.write_bytes(lines(1, 6))
     file = file_of(path)
@@ -104,7 +104,7 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     assert file.kept() == []
 
 
-def test_of_a_thinned_run_nothing_is_summed_and_notes_say_so(tmp_path):
+def test_a_thinned_run_has_no_sums_and_a_note_says_so(tmp_path):
     accuracies = [0.5 + place / 100 for place in range(20)]
     write_run(tmp_path / "going", accuracies=accuracies, ended=False, rounds=30)
     run = DownsampledRun(tmp_path / "going", most=8)

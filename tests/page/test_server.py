@@ -1,4 +1,4 @@
-"""fedrema watch: what it serves and to whom, and the status of running, stopped and failed runs."""
+"""fedrema watch: the served pages, access control, and the status of running, stopped and failed runs."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def test_the_page_and_its_parts(tmp_path):
         "/parts/..%5c..%5csecret.txt", "//etc/passwd", "/run/config.json", "/static/../secret.txt",
     ],
 )  # fmt: skip
-def test_no_path_leads_to_a_file(tmp_path, path):
+def test_no_path_serves_a_file(tmp_path, path):
     (tmp_path / "secret.txt").write_text("a secret")
     write_run(tmp_path / "folder" / "run")
     answer = ask(tmp_path / "folder", path)
@@ -65,7 +65,7 @@ def test_no_path_leads_to_a_file(tmp_path, path):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_it_only_reads(tmp_path, method):
+def test_requests_that_write_are_refused(tmp_path, method):
     write_run(tmp_path / "run")
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
     assert ask(tmp_path, "/parts/main", method, content=b"{}").status_code == 405
@@ -124,7 +124,7 @@ def test_new_rounds_and_matrices_make_new_versions(tmp_path):
     assert live.part("main")["runs"] == []
 
 
-def test_expensive_parts_are_made_less_often(tmp_path):
+def test_expensive_parts_are_updated_less_often(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
     live = LiveRuns(tmp_path)
     live.refresh()
@@ -160,7 +160,7 @@ def test_events_announce_changes(tmp_path):
     assert (news["versions"]["main"], news["status"][0]["done"]) == (2, 4)
 
 
-def test_a_run_is_running_as_long_as_its_process_is_there(tmp_path):
+def test_a_run_is_shown_as_running_while_its_process_exists(tmp_path):
     run = write_run(tmp_path / "run", ended=False, rounds=10)
     watched = DownsampledRun(run.path)
     assert status_of(watched)["state"] == "stopped"
@@ -191,7 +191,7 @@ def test_a_killed_run_is_shown_as_stopped(tmp_path):
     assert (run.path / WRITER_FILE).is_file()
 
 
-def test_another_process_with_the_same_number_is_not_the_writer():
+def test_another_process_with_the_same_id_is_not_the_writer():
     me = psutil.Process()
     assert Writer("here", me.pid, me.create_time(), 0).is_alive()
     assert not Writer("here", me.pid, me.create_time() - 100, 0).is_alive()
@@ -220,7 +220,7 @@ def test_time_left_and_missing_clients(tmp_path):
     assert found["absent_count"] == 0
 
 
-def test_bad_addresses_are_one_sentence(tmp_path, capsys):
+def test_invalid_addresses_are_refused_in_one_sentence(tmp_path, capsys):
     assert main(["watch", str(tmp_path / "nowhere")]) == 2
     assert "is not a folder" in capsys.readouterr().err
     assert main(["watch", str(tmp_path), "--port", "70000"]) == 2

@@ -1,4 +1,4 @@
-"""Folders of runs as `fedrema run` leaves them, with numbers chosen by hand."""
+"""Folders of made-up runs as `fedrema run` writes them."""
 
 import dataclasses
 
@@ -24,7 +24,7 @@ def write_run(
     info=None,
     **settings,
 ) -> Run:
-    """Write config.json, rounds.jsonl and, where it has ended, summary.json; return the run."""
+    """Write config.json, rounds.jsonl and, for a finished run, summary.json; return the run."""
     directory = RunDirectory(path)
     names = ["north", "south"]
     info = info or {"dataset": "digits", "partition": "grouped", "s": 0.1}
@@ -85,7 +85,7 @@ def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) 
 
 
 def replace_records(run, records) -> None:
-    """Put other records in place of a run's."""
+    """Replace the records of a run."""
     run.directory.rounds_file.unlink()
     for record in records:
         run.directory.append(record)

@@ -16,7 +16,7 @@ from tests.reporting.folders import replace_records, round_record, write_run, wr
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are drawn, to ask what is on them."""
+    """A list of the figures that are drawn, for inspection."""
     made = []
     before = matplotlib.figure.Figure.savefig
 
@@ -29,19 +29,19 @@ def figures(monkeypatch):
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("SVG", b"<?xml"), ("pdf", b"%PDF")])
-def test_the_ending_says_what_is_written_and_nothing_else_is_left(tmp_path, suffix, start):
+def test_the_file_extension_chooses_the_format_and_no_other_file_is_left(tmp_path, suffix, start):
     path = tmp_path / "pictures" / f"curves.{suffix}"
     draw_curves([write_run(tmp_path / "a")], path)
     assert path.read_bytes().startswith(start)
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_other_endings_are_refused(tmp_path):
+def test_other_file_extensions_are_refused(tmp_path):
     with pytest.raises(BadInput, match=r"curves.gif cannot be drawn: names ending in .png, .svg or .pdf are valid"):
         draw_curves([write_run(tmp_path / "a")], tmp_path / "curves.gif")
 
 
-def test_mean_band_and_end_of_the_period(tmp_path, figures):
+def test_curves_show_mean_band_and_end_of_the_period(tmp_path, figures):
     low = write_run(tmp_path / "0", "fedrema", 0, accuracies=(0.5, 0.6, 0.7), critical=(True, False, False))
     high = write_run(tmp_path / "1", "fedrema", 1, accuracies=(0.7, 0.6, 0.9), critical=(True, True, False))
     draw_curves([low, high], tmp_path / "curves.png")
@@ -73,7 +73,7 @@ def test_low_first_rounds_are_cut_off_and_the_caption_says_so(tmp_path, figures)
     assert figures[0].get_supxlabel() == "One training seed each. Some of the first rounds are below the visible range."
 
 
-def test_only_rounds_that_all_seeds_have_count(tmp_path, figures):
+def test_only_rounds_of_all_seeds_are_drawn(tmp_path, figures):
     runs = [
         write_run(tmp_path / "0", seed=0, accuracies=(0.5, 0.6, 0.7), ended=False, rounds=9),
         write_run(tmp_path / "1", seed=1, accuracies=(0.6,), ended=False, rounds=9),
@@ -93,11 +93,11 @@ def test_seeds_without_a_common_round_make_no_curve(tmp_path):
         draw_curves([first, Run(second.path)], tmp_path / "curves.png")
 
 
-def test_many_groups_have_names_apart_and_different_strokes(tmp_path, figures):
+def test_many_groups_have_separate_labels_and_different_strokes(tmp_path, figures):
     runs = [write_run(tmp_path / str(number), lr=number / 10) for number in range(10)]
     draw_curves(runs, tmp_path / "curves.png")
     axes = figures[0].axes[0]
-    figures[0].draw_without_rendering()  # sizes at its own resolution, not that of the file
+    figures[0].draw_without_rendering()  # sizes at the figure's own resolution, not the file's
     boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: box.y0)  # without leaders
     assert [text.get_text() for text in axes.texts] == [f"FedAvg lr={number / 10:g}" for number in range(10)]
     assert all(lower.y1 <= upper.y0 for lower, upper in itertools.pairwise(boxes))
@@ -107,14 +107,14 @@ def test_many_groups_have_names_apart_and_different_strokes(tmp_path, figures):
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 10
 
 
-def test_labels_move_only_where_they_touch():
+def test_labels_move_only_if_they_overlap():
     line = 0.05
     assert apart([0.2, 0.8], line) == pytest.approx([0.2, 0.8])
     assert apart([0.5, 0.5], line) == pytest.approx([0.5 - line / 2, 0.5 + line / 2])
     assert apart([1.0, 1.0], line) == pytest.approx([1 - 1.5 * line, 1 - line / 2])
 
 
-def test_every_method_declares_a_look_of_its_own():
+def test_every_method_declares_its_own_colour_and_stroke():
     declared = {name: (kind.reports.colour, kind.reports.stroke) for name, kind in registry().items()}
     assert None not in {colour for colour, _ in declared.values()}
     assert len(set(declared.values())) == len(declared)
@@ -131,7 +131,7 @@ def test_a_method_looks_the_same_in_every_figure():
     assert own == Look("#123456", ":", 2.0)
     many = looks([""] * 32, {})
     assert len(set(many)) == 32
-    assert looks([""] * 33, {})[32] == many[0]  # looks repeat once all are taken
+    assert looks([""] * 33, {})[32] == many[0]  # looks repeat after all have been used
 
 
 def test_traces_have_the_titles_that_methods_declare(tmp_path, figures):
@@ -145,7 +145,7 @@ def test_traces_have_the_titles_that_methods_declare(tmp_path, figures):
     assert figures[1].axes[0].lines[0].get_ydata() == pytest.approx([0.1])
 
 
-def test_other_quantities(tmp_path, figures):
+def test_curves_of_other_quantities(tmp_path, figures):
     runs = write_two_groups(tmp_path)
     draw_curves(runs, tmp_path / "curves.png", "critical")  # FedAvg has none: left out
     assert [text.get_text() for text in figures[0].axes[0].texts] == ["FedReMa"]

@@ -8,7 +8,7 @@ import pytest
 import fedrema
 from fedrema.core.reports import HEAD_SIMILARITY
 from fedrema.methods import registry
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 
 SETTINGS = {"rounds": 2, "epochs": 1, "lr": 0.05, "batch": 10, "hidden": 4, "record": "relations", "record_every": 1}
 

@@ -29,7 +29,7 @@ def row(text, start):
     return " ".join(next(line for line in text.splitlines() if line.startswith(start)).split())
 
 
-def test_mean_and_spread_over_seeds(tmp_path):
+def test_tables_show_mean_and_deviation_over_seeds(tmp_path):
     text = shown(comparison_table(write_two_groups(tmp_path)), width=80)
     # 80, 84, 82: mean 82, sample standard deviation 2. Critical rounds 1, 2, 2. Three rounds of 1.5 s.
     assert row(text, "FedReMa") == "FedReMa 3 80.0±0.0 82.0±2.0 80.0±0.0 70.0±0.0 1.7 4.5"
@@ -38,13 +38,13 @@ def test_mean_and_spread_over_seeds(tmp_path):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_one_seed_has_no_spread_and_no_column_for_a_period_that_no_method_has(tmp_path):
+def test_one_seed_has_no_deviation_and_without_periods_there_is_no_column_for_them(tmp_path):
     text = shown(comparison_table([write_run(tmp_path / "a")]))
     assert row(text, "FedAvg") == "FedAvg 1 80.0 80.0 80.0 70.0 4.5"
     assert "critical" not in text
 
 
-def test_where_and_how_fast_makes_no_other_group(tmp_path):
+def test_runs_on_other_devices_or_backends_are_in_the_same_group(tmp_path):
     runs = [
         write_run(tmp_path / "a", seed=1, device="cpu", backend="loop", quiet=True, record="none"),
         write_run(tmp_path / "b", seed=0, device="cuda", backend="stacked", quiet=False, record="relations"),
@@ -54,7 +54,7 @@ def test_where_and_how_fast_makes_no_other_group(tmp_path):
     assert [run.settings["seed"] for run in group.runs] == [0, 1]
 
 
-def test_labels_name_what_differs_within_a_method_only(tmp_path):
+def test_labels_contain_settings_that_differ_within_a_method(tmp_path):
     runs = [
         write_run(tmp_path / "a", "fedrema", delta=0.3, weigh="samples", flag=True, peer=None),
         write_run(tmp_path / "b", "fedavg", momentum=0.5),
@@ -71,7 +71,7 @@ def test_labels_name_what_differs_within_a_method_only(tmp_path):
     assert group_runs(runs)[0].label == "FedReMa delta=0.3 weigh=samples flag=yes and 1 more"
 
 
-def test_labels_are_different_whatever_happens(tmp_path):
+def test_labels_are_always_unique(tmp_path):
     runs = [
         write_run(tmp_path / "a"),
         write_run(tmp_path / "b", fingerprint="b" * 64),
@@ -86,7 +86,7 @@ def test_labels_are_different_whatever_happens(tmp_path):
     ]
 
 
-def test_of_equal_runs_only_one_counts(tmp_path):
+def test_of_equal_runs_only_one_is_used(tmp_path):
     runs = [
         write_run(tmp_path / "a", honest=0.5),
         write_run(tmp_path / "b", honest=0.6),
@@ -96,7 +96,7 @@ def test_of_equal_runs_only_one_counts(tmp_path):
     assert group.values("honest_accuracy") == {0: 0.6}
 
 
-def test_runs_that_have_not_ended_are_marked(tmp_path):
+def test_unfinished_runs_are_marked(tmp_path):
     runs = [
         write_run(tmp_path / "a", "fedavg", 0, rounds=60, ended=False),
         write_run(tmp_path / "b", "local", 0, 0.7),
@@ -105,7 +105,7 @@ def test_runs_that_have_not_ended_are_marked(tmp_path):
     ]
     text = shown(comparison_table(runs))
     assert "FedAvg (running, round 3/60)" in text
-    assert row(text, "Local").startswith("Local (1 of 2 running, round 1/3) 1 ")  # only what has ended counts
+    assert row(text, "Local").startswith("Local (1 of 2 running, round 1/3) 1 ")  # only finished runs are used
     assert row(text, "FedPer").endswith(" – – – – –")
     reasons = {one.label: one.reason for one in paired_differences(runs, "honest_accuracy", "local")}
     assert reasons == {"FedAvg": "still running", "FedPer": "still running"}
@@ -118,7 +118,7 @@ def test_a_run_that_was_continued_for_longer_is_another_group(tmp_path):
     assert [group.label for group in group_runs([run, longer])] == ["FedAvg rounds=2", "FedAvg rounds=3"]
 
 
-def test_paired_interval_by_hand(tmp_path):
+def test_a_paired_interval_equals_a_calculation_by_hand(tmp_path):
     (found,) = paired_differences(write_two_groups(tmp_path))
     # -2, -4, -6: mean -4, deviation 2, error 2/√3 = 1.1547, times t(0.975, 2) = 4.302653 is 4.96828.
     assert (found.label, found.reference, found.pairs) == ("FedAvg", "FedReMa", 3)
@@ -129,7 +129,7 @@ def test_paired_interval_by_hand(tmp_path):
     assert "Difference to FedReMa in honest accuracy, percentage points" in text
 
 
-def test_the_same_difference_for_every_seed(tmp_path):
+def test_equal_differences_for_all_seeds_have_an_interval_of_zero_width(tmp_path):
     runs = [
         write_run(tmp_path / f"{method}{seed}", method, seed, value)
         for method, value in (("fedavg", 0.75), ("local", 0.5))
@@ -139,7 +139,7 @@ def test_the_same_difference_for_every_seed(tmp_path):
     assert (found.mean, found.low, found.high) == (-0.25, -0.25, -0.25)
 
 
-def test_a_named_reference(tmp_path):
+def test_differences_from_a_named_reference(tmp_path):
     runs = write_two_groups(tmp_path)
     assert paired_differences(runs, reference="fedavg")[0].mean == pytest.approx(0.04)
     assert paired_differences(runs, reference="FEDAVG")[0].label == "FedReMa"
@@ -151,7 +151,7 @@ def test_a_named_reference(tmp_path):
     assert paired_differences(runs, reference="local lr=0.2")[0].label == "Local lr=0.1"
 
 
-def test_why_there_is_no_interval(tmp_path):
+def test_the_reason_for_a_missing_interval_is_shown(tmp_path):
     runs = [
         *write_two_groups(tmp_path),
         write_run(tmp_path / "one", "local", 1, 0.5),
@@ -169,18 +169,18 @@ def test_why_there_is_no_interval(tmp_path):
     assert "The groups ran on different data: their accuracies are not comparable." in text
 
 
-def test_markdown(tmp_path):
+def test_tables_as_markdown(tmp_path):
     lines = comparison_markdown(write_two_groups(tmp_path)).splitlines()
     head = "| method | seeds | best (peeks) | honest | final (last 5) | worst tenth | critical rounds | seconds |"
     assert lines[0] == head
     assert lines[2].startswith("| FedReMa | 3 | **80.0 ± 0.0** | **82.0 ± 2.0** |")
     assert "| FedAvg | -4.0 | -9.0 to +1.0 | 3 |" in lines
     alone = comparison_markdown([write_run(tmp_path / "alone", "own:A|B")])
-    assert "| A\\|B | 1 | 80.0 |" in alone  # nothing to be better than
+    assert "| A\\|B | 1 | 80.0 |" in alone  # without a second row nothing is bold
     assert "Difference" not in alone
 
 
-def test_csv(tmp_path):
+def test_tables_as_csv(tmp_path):
     runs = [*write_two_groups(tmp_path), write_run(tmp_path / "new", "local", ended=False, accuracies=())]
     rows = list(csv.DictReader(io.StringIO(comparison_csv(runs))))
     assert [one["method"] for one in rows] == ["FedReMa", "FedAvg", "Local"]
@@ -191,7 +191,7 @@ def test_csv(tmp_path):
     assert (rows[2]["running"], rows[2]["best_accuracy"]) == ("(running, round 0/0)", "")
 
 
-def test_what_the_runs_are_on(tmp_path):
+def test_the_data_of_the_runs_is_described(tmp_path):
     groups = group_runs([write_run(tmp_path / "a")])
     assert data_title(groups) == "digits, grouped, s = 0.1, 2 clients"
     own = group_runs([write_run(tmp_path / "b", info={"federation": "mine.npz"}, fingerprint="b")])
@@ -199,7 +199,7 @@ def test_what_the_runs_are_on(tmp_path):
     assert data_title([*groups, *own]) == "different data"
 
 
-def test_folders_that_hold_something_else(tmp_path):
+def test_missing_and_incomplete_runs_are_refused(tmp_path):
     with pytest.raises(BadInput, match="no run to compare"):
         group_runs([])
     run = write_run(tmp_path / "a")
@@ -211,14 +211,14 @@ def test_folders_that_hold_something_else(tmp_path):
         comparison_table([Run(run.path)])
 
 
-def test_variants_have_the_papers_titles_and_are_told_apart_only_where_these_do_not(tmp_path):
+def test_variants_have_the_papers_titles_and_show_settings_only_if_titles_are_equal(tmp_path):
     runs = [
         write_run(tmp_path / "a", "fedrema", align=0.0, alternate=False),
         write_run(tmp_path / "b", "fedrema", align=1.0, alternate=False),
         write_run(tmp_path / "c", "fedrema", align=0.0, alternate=True),
         write_run(tmp_path / "d", "fedrema", align=1.0, alternate=True),
         write_run(tmp_path / "e", "fedrema", align=0.5, alternate=True),
-        write_run(tmp_path / "f", "fedprox", mu=-1.0),  # refused today, but its run can be shown
+        write_run(tmp_path / "f", "fedprox", mu=-1.0),  # an invalid value today, but the run can still be shown
     ]
     labels = [group.label for group in group_runs(runs)]
     assert labels == ["FedReMa", "FedReMa+A", "FedReMa+A&F align=0.5", "FedReMa+A&F align=1", "FedReMa+F", "FedProx"]

@@ -1,4 +1,4 @@
-"""Small runs to damage, ways to damage them, and what commands then say."""
+"""Small runs, ways to damage them, and the commands that read them."""
 
 import contextlib
 import io
@@ -15,18 +15,18 @@ from fedrema.page.live_runs import LiveRuns
 
 SETTINGS = {"clients": 4, "samples": 20, "epochs": 1, "hidden": 6, "checkpoint_every": 2, "device": "cpu"}
 NOT_READ = ("report.html", "curves.png", "running.json")
-"""What fedrema writes for people, or to say which process writes; no command depends on it."""
+"""Files that no command reads: reports, plots, and the note of the writing process."""
 
 
 class Killed(Exception):
-    """Ends a run as kill -9 does."""
+    """Raised to end a run without cleanup, like kill -9."""
 
 
 def killed_in(number: int) -> Callable[[object], None]:
-    """Return a watcher that breaks a run off after a round."""
+    """Return a watcher that aborts a run after a round."""
 
-    def watch(played: object) -> None:
-        if played.record.round == number:  # type: ignore[attr-defined]
+    def watch(result: object) -> None:
+        if result.record.round == number:  # type: ignore[attr-defined]
             raise Killed
 
     return watch
@@ -64,7 +64,7 @@ def damages(content: bytes, many: bool) -> Iterator[tuple[str, Callable[[Path], 
 
 
 def command(*arguments: object) -> tuple[int, str, str]:
-    """Return exit code, output and complaint of a command; an exception is a traceback."""
+    """Return exit code, output and error output of a command; an exception becomes a traceback."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -76,7 +76,7 @@ def command(*arguments: object) -> tuple[int, str, str]:
 
 
 def timeless(folder: Path) -> object:
-    """Return what a run came to, without what depends on the clock."""
+    """Return the results of a run without times."""
     run = fedrema.load(folder)
     records = [replace(record, seconds={}) for record in run.rounds]
     summary = {name: value for name, value in run.summary.items() if name != "seconds"}
@@ -105,7 +105,7 @@ def report(folder: Path, out: Path) -> tuple[int, object, str]:
 
 
 def shown(page: str) -> object:
-    """Return the data of a page without what depends on the clock."""
+    """Return the data of a page without times."""
     parts = []
     for name in ("main", "clients", "relations"):
         text = page.partition(f'id="part-{name}">')[2].partition("</script>")[0]
@@ -139,10 +139,10 @@ def personalize(folder: Path, out: Path) -> tuple[int, object, str]:
 
 
 def watch(folder: Path, out: Path) -> tuple[int, object, str]:
-    """Ask for every part as the page does; a run that is left out counts as refused, by the note that says why."""
+    """Request every part as the page does; a run that is left out counts as refused, with the note as its reason."""
     live = LiveRuns(folder)
     try:
-        for _ in range(2):  # what is found in one part is told in another
+        for _ in range(2):  # an error found in one part is reported in another
             live.refresh()
             parts = [without_clock(live.part(name)) for name in live.PARTS]
             live.started = dict.fromkeys(live.PARTS, float("-inf"))

@@ -17,7 +17,7 @@ from fedrema.runs.checksums import with_checksum
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import resume
 from fedrema.runs.tensors import read_metadata
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 from tests.runs.damaged import COMMANDS, NOT_READ, SETTINGS, Killed, command, contents, damages, killed_in, timeless
 
 KINDS = ("finished", "stopped", "given")
@@ -25,7 +25,7 @@ KINDS = ("finished", "stopped", "given")
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A finished run with matrices and models; one that was killed after its checkpoint; one on data from Python."""
+    """A finished run with matrices and models; a run that was killed after a checkpoint; a run on data from Python."""
     folder = tmp_path_factory.mktemp("runs")
     fedrema.run("fedrema", out=folder / "finished", rounds=5, record="relations", **SETTINGS)
     assert command("export", folder / "finished")[0] == 0
@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
 
 
 class Bench:
-    """Runs commands on damaged copies of a run and compares with what they do on the run itself."""
+    """Runs commands on damaged copies of a run and compares the results with those of the undamaged run."""
 
     def __init__(self, runs, kind, tmp_path):
         self.original, self.folder, self.out = runs / kind, tmp_path / "run", tmp_path / "out"
@@ -61,14 +61,14 @@ class Bench:
         shutil.copytree(self.original, self.folder)
 
     def failures(self, many):
-        """Yield every combination that does not end as it should, with the reason."""
+        """Yield every combination with a wrong outcome, with the reason."""
         for place, file in enumerate(self.files):
             if file.startswith("models/") and not many and file != "models/index.json":
                 continue
             # No command reads exported models.
             ways = list(damages((self.original / file).read_bytes(), many and not file.startswith("models/")))
             for turn, name in enumerate(COMMANDS):
-                # In short: every file, every damage and every command, but not every combination.
+                # The short test covers every file, damage and command, but not every combination.
                 chosen = ways if many else [ways[(place + 3 * turn) % len(ways)]]
                 for damage, do in chosen:
                     self.restore()
@@ -78,7 +78,7 @@ class Bench:
                         yield f"{file} {damage} × {name}: {reason}"
 
     def is_an_earlier_state(self, file, damage):
-        """Whether a run that was going on would have looked like that a moment before."""
+        """Return whether the damaged run is a valid earlier state of the run."""
         if file == "summary.json":
             return damage == "removed"
         records = self.folder / "rounds.jsonl"
@@ -110,20 +110,20 @@ class Bench:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_damage_is_one_sentence_or_changes_nothing(runs, kind, tmp_path):
+def test_damage_is_reported_in_one_sentence_or_changes_no_result(runs, kind, tmp_path):
     failures = list(Bench(runs, kind, tmp_path).failures(many=False))
     assert not failures, "\n".join(failures)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
-def test_damage_anywhere_is_one_sentence_or_changes_nothing(runs, kind, tmp_path):
+def test_every_kind_of_damage_is_reported_in_one_sentence_or_changes_no_result(runs, kind, tmp_path):
     failures = list(Bench(runs, kind, tmp_path).failures(many=True))
     assert not failures, "\n".join(failures)
 
 
 def refused(capsys, *arguments):
-    """Return the one sentence of a command that refuses."""
+    """Run a command that must fail; return its error message of one line."""
     assert main([str(argument) for argument in arguments]) == 2
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
@@ -140,7 +140,7 @@ REMEDY = "restore it from a backup, or run again in another folder."
 
 
 @pytest.mark.parametrize("command_name", ["resume", "compare", "report"])
-def test_one_bad_character_in_a_record_is_refused_by_file_and_line(stopped, capsys, command_name):
+def test_an_invalid_character_in_a_record_is_reported_with_file_and_line(stopped, capsys, command_name):
     text = stopped.rounds_file.read_text()
     second = text.splitlines()[1]
     stopped.rounds_file.write_text(text.replace(second, second.replace('"loss":2', '"loss":3')))
@@ -150,7 +150,7 @@ def test_one_bad_character_in_a_record_is_refused_by_file_and_line(stopped, caps
     assert contents(stopped.path) == before
 
 
-def test_records_that_are_missing_are_refused_and_nothing_is_dropped(stopped, capsys):
+def test_missing_records_are_refused_and_no_record_is_dropped(stopped, capsys):
     whole = stopped.rounds_file.read_bytes()
     stopped.rounds_file.unlink()
     before = contents(stopped.path)
@@ -169,7 +169,7 @@ def test_records_of_another_run_are_refused(runs, stopped):
         resume(stopped.path)
 
 
-def test_what_a_checkpoint_does_not_know_may_be_damaged_and_is_cut_off(runs, stopped):
+def test_damaged_records_after_the_checkpoint_are_dropped(runs, stopped):
     whole = stopped.rounds_file.read_bytes().splitlines(keepends=True)
     stopped.rounds_file.write_bytes(b"".join(whole[:2]) + bytes(300) + b"\n" + b"{]\n")
     resume(stopped.path)
@@ -177,7 +177,7 @@ def test_what_a_checkpoint_does_not_know_may_be_damaged_and_is_cut_off(runs, sto
 
 
 @pytest.mark.parametrize("fact", ["round", "clients", "server", "order", "more"])
-def test_the_facts_of_a_checkpoint_cannot_be_edited_unnoticed(stopped, fact):
+def test_edited_metadata_of_a_checkpoint_is_refused(stopped, fact):
     file = stopped.checkpoint_file
     metadata = read_metadata(file)
     facts = json.loads(metadata["fedrema"])
@@ -190,7 +190,7 @@ def test_the_facts_of_a_checkpoint_cannot_be_edited_unnoticed(stopped, fact):
         fedrema.load(stopped.path).state()
 
 
-def test_a_tensors_shape_and_type_belong_to_its_digest(stopped):
+def test_the_digest_of_a_tensor_covers_shape_and_type(stopped):
     file = stopped.checkpoint_file
     metadata, tensors = read_metadata(file), load_file(file)
     name = next(name for name, value in tensors.items() if value.dim() > 1)
@@ -213,7 +213,7 @@ def test_an_edit_of_config_json_by_hand_is_refused(stopped, capsys):
     for name in ("resume", "compare", "export"):
         shown = refused(capsys, name, stopped.path)
         assert f"{stopped.config_file} was altered or damaged since fedrema wrote it: {REMEDY}" in shown
-    stopped.config_file.write_text(text.replace("  ", "    "))  # what it says is the same
+    stopped.config_file.write_text(text.replace("  ", "    "))  # only the indentation differs
     assert stopped.config()["settings"]["epochs"] == 1
 
 
@@ -249,7 +249,7 @@ def test_a_config_without_its_checksum_is_refused(runs, tmp_path):
         fedrema.load(folder)
 
 
-def test_a_run_without_config_or_records_is_not_passed_over(runs, tmp_path, capsys):
+def test_a_run_without_config_or_records_is_not_skipped(runs, tmp_path, capsys):
     for name in ("config.json", "rounds.jsonl"):
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
         shutil.copytree(runs / "finished", tmp_path / "runs" / "good")
@@ -258,7 +258,7 @@ def test_a_run_without_config_or_records_is_not_passed_over(runs, tmp_path, caps
         assert f"bad/{name} is missing" in refused(capsys, "compare", tmp_path / "runs")
 
 
-def test_watch_shows_the_others_and_says_which_run_is_damaged(runs, tmp_path):
+def test_watch_shows_the_other_runs_and_names_the_damaged_one(runs, tmp_path):
     shutil.copytree(runs / "given", tmp_path / "good")
     shutil.copytree(runs / "finished", tmp_path / "bad")
     file = tmp_path / "bad" / "relations.npz"
@@ -279,7 +279,7 @@ def test_watch_shows_the_others_and_says_which_run_is_damaged(runs, tmp_path):
     assert not live.damaged
 
 
-def test_what_is_read_holds_no_checksums(runs):
+def test_loaded_records_contain_no_checksums(runs):
     run = fedrema.load(runs / "finished")
     assert not any("checksum" in found for found in (run.config, run.summary, *run.rounds))
     names = {field.name for field in dataclasses.fields(run.rounds[0])}

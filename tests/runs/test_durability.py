@@ -1,4 +1,4 @@
-"""A crash, or a loss of power, at every point of a run: what was promised is there, and the run ends as if unhurt."""
+"""Crashes and power failures at every point of a run: saved rounds survive, and the resumed run has the same result."""
 
 import pytest
 
@@ -20,7 +20,7 @@ FINISHED = "finished"
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
-    """Play a run to its end; returns its crashes and what it came to."""
+    """Execute a run; return its recorded crashes and its result."""
     (tmp_path / "disk").mkdir()
     crashes = Crashes(tmp_path / "disk", monkeypatch)
     save = PreparedRun._save
@@ -40,7 +40,7 @@ def recorded(tmp_path, monkeypatch):
 
 
 def check(folder, promise):
-    """Everything that had been promised is there."""
+    """Assert that everything that was promised is on the disk."""
     directory = RunDirectory.open(folder)
     if promise == FINISHED:
         assert Run(folder).finished
@@ -53,7 +53,7 @@ def check(folder, promise):
         assert len(directory.relations(facts["round"])) == facts["round"]
 
 
-def test_no_crash_undoes_what_was_promised(recorded, tmp_path):
+def test_no_crash_loses_a_saved_round(recorded, tmp_path):
     crashes, _ = recorded
     states = list(crashes.states())
     assert {promise for _, promise in states} == {None, 0, 1, 2, 3, FINISHED}
@@ -63,11 +63,11 @@ def test_no_crash_undoes_what_was_promised(recorded, tmp_path):
             check(tmp_path / "rebuilt" / "run", promise)
 
 
-def end_as_if_unhurt(states, expected, tmp_path):
+def resume_after(states, expected, tmp_path):
     folder = tmp_path / "rebuilt" / "run"
     for tree, promise in states:
         rebuild(tree, tmp_path / "rebuilt")
-        if promise is None:  # killed before it had begun: there is a run, or there is none
+        if promise is None:  # killed before the first saved round: there may be no run
             code, _, complaint = command("resume", folder, "--quiet")
             assert code in (0, 2), complaint
             assert len(complaint.splitlines()) == (1 if code else 0)
@@ -77,12 +77,12 @@ def end_as_if_unhurt(states, expected, tmp_path):
             assert not list(folder.rglob("*.part"))
 
 
-def test_after_some_crashes_a_run_ends_as_if_unhurt(recorded, tmp_path):
+def test_after_some_crashes_a_resumed_run_has_the_same_result(recorded, tmp_path):
     crashes, expected = recorded
-    end_as_if_unhurt(list(crashes.states())[::15], expected, tmp_path)
+    resume_after(list(crashes.states())[::15], expected, tmp_path)
 
 
 @pytest.mark.matrix
-def test_after_every_crash_a_run_ends_as_if_unhurt(recorded, tmp_path):
+def test_after_every_crash_a_resumed_run_has_the_same_result(recorded, tmp_path):
     crashes, expected = recorded
-    end_as_if_unhurt(crashes.states(), expected, tmp_path)
+    resume_after(crashes.states(), expected, tmp_path)

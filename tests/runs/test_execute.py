@@ -1,4 +1,4 @@
-"""Runs that are stopped, killed, resumed, replaced, or go wrong."""
+"""Runs that are stopped, killed, resumed, replaced, or fail."""
 
 import dataclasses
 import os
@@ -19,12 +19,13 @@ from fedrema.errors import BadInput, Diverged
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Interrupted, execute, resume
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
+from tests.runs.damaged import Killed
 
 QUICK = ("--rounds", "6", "--clients", "4", "--samples", "20", "--epochs", "1", "--quiet")
 
 
-def play(out: Path, *arguments: str, method: str = "fedrema", **options) -> fedrema.Run:
+def quick_run(out: Path, *arguments: str, method: str = "fedrema", **options) -> fedrema.Run:
     return execute(parse_settings(method, [*QUICK, "--out", str(out), *arguments]), **options)
 
 
@@ -32,8 +33,8 @@ def saved(path: Path) -> dict[str, torch.Tensor]:
     return read_checkpoint(path / "checkpoint" / "state.safetensors")[1]
 
 
-def assert_same_end(first: Path, second: Path) -> None:
-    """Models, momentum and server state bit for bit; every number of the records but the seconds."""
+def assert_same_result(first: Path, second: Path) -> None:
+    """Assert bit-identical models, momentum and server state, and equal records except for times."""
     one, other = saved(first), saved(second)
     assert one.keys() == other.keys()
     for name in one:
@@ -44,15 +45,11 @@ def assert_same_end(first: Path, second: Path) -> None:
     assert timeless[0] == timeless[1]
 
 
-class Killed(Exception):
-    pass
-
-
 def stop_after(number: int, what: Exception | None = None):
-    """Return a watcher that breaks off after a round: by an exception, or as Ctrl-C does."""
+    """Return a watcher that stops a run after a round: by an exception, or like Ctrl-C."""
 
-    def watch(played) -> None:
-        if played.record["round"] == number:
+    def watch(result) -> None:
+        if result.record["round"] == number:
             if what is not None:
                 raise what
             os.kill(os.getpid(), signal.SIGINT)
@@ -61,17 +58,17 @@ def stop_after(number: int, what: Exception | None = None):
 
 
 @pytest.mark.parametrize("method", ["fedrema", "fedavg", "local"])
-def test_a_run_that_broke_off_ends_bit_identical(tmp_path, method):
-    play(tmp_path / "whole", "--record", "relations", method=method)
+def test_a_run_resumed_after_an_exception_is_bit_identical(tmp_path, method):
+    quick_run(tmp_path / "whole", "--record", "relations", method=method)
     with pytest.raises(Killed):
-        play(
+        quick_run(
             tmp_path / "broken", "--record", "relations", "--checkpoint-every", "2",
             method=method, watch=stop_after(5, Killed()),
         )  # fmt: skip
-    assert len(fedrema.load(tmp_path / "broken").rounds) == 5  # one more than the checkpoint knows
+    assert len(fedrema.load(tmp_path / "broken").rounds) == 5  # one more than in the checkpoint
     done = resume(tmp_path / "broken")
     assert done.finished
-    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+    assert_same_result(tmp_path / "whole", tmp_path / "broken")
     whole, broken = fedrema.load(tmp_path / "whole").relations(), done.relations()
     assert list(whole) == list(broken) == [1, 2, 3, 4, 5, 6]
     for number, matrices in whole.items():
@@ -79,22 +76,22 @@ def test_a_run_that_broke_off_ends_bit_identical(tmp_path, method):
             assert np.array_equal(matrix, broken[number][name], equal_nan=True)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
-    play(tmp_path / "whole")
+def test_ctrl_c_saves_and_prints_how_to_continue(tmp_path):
+    quick_run(tmp_path / "whole")
     with pytest.raises(Interrupted, match=f"after round 3; resume it with: fedrema resume {tmp_path}/stopped"):
-        play(tmp_path / "stopped", watch=stop_after(3))
+        quick_run(tmp_path / "stopped", watch=stop_after(3))
     assert not fedrema.load(tmp_path / "stopped").finished
     resume(tmp_path / "stopped")
-    assert_same_end(tmp_path / "whole", tmp_path / "stopped")
+    assert_same_result(tmp_path / "whole", tmp_path / "stopped")
 
 
-def test_a_second_ctrl_c_interrupts_at_once(tmp_path):
-    def twice(played) -> None:
+def test_a_second_ctrl_c_interrupts_immediately(tmp_path):
+    def twice(result) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        play(tmp_path / "run", watch=twice)
+        quick_run(tmp_path / "run", watch=twice)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -117,7 +114,7 @@ def wait_for_rounds(out: Path, number: int, process: subprocess.Popen) -> None:
 LONG = ("--rounds", "60", "--clients", "6", "--samples", "40", "--checkpoint-every", "7")
 
 
-def test_kill_9_and_resume_end_bit_identical(programs, tmp_path):
+def test_a_run_resumed_after_kill_9_is_bit_identical(programs, tmp_path):
     process = start(tmp_path / "killed", *LONG)
     wait_for_rounds(tmp_path / "killed", 17, process)
     process.kill()
@@ -130,7 +127,7 @@ def test_kill_9_and_resume_end_bit_identical(programs, tmp_path):
     whole = start(tmp_path / "whole", *LONG, python=programs / "python")
     assert whole.wait(60) == 0, whole.communicate()
     whole.communicate()
-    assert_same_end(tmp_path / "whole", tmp_path / "killed")
+    assert_same_result(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_sigterm_saves_and_exits_with_130(tmp_path):
@@ -145,48 +142,48 @@ def test_sigterm_saves_and_exits_with_130(tmp_path):
     assert facts["round"] == len(fedrema.load(tmp_path / "run").rounds)
 
 
-def test_a_half_written_last_record_does_not_matter(tmp_path):
-    play(tmp_path / "whole")
+def test_an_incomplete_last_record_is_ignored_on_resume(tmp_path):
+    quick_run(tmp_path / "whole")
     with pytest.raises(Killed):
-        play(tmp_path / "broken", "--checkpoint-every", "2", watch=stop_after(3, Killed()))
+        quick_run(tmp_path / "broken", "--checkpoint-every", "2", watch=stop_after(3, Killed()))
     with (tmp_path / "broken" / "rounds.jsonl").open("a") as stream:
         stream.write('{"round": 4, "accu')
     assert len(fedrema.load(tmp_path / "broken").rounds) == 3
     resume(tmp_path / "broken")
-    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+    assert_same_result(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path):
-    play(tmp_path / "whole")
+    quick_run(tmp_path / "whole")
     with pytest.raises(Killed):
-        play(tmp_path / "broken", watch=stop_after(2, Killed()))
+        quick_run(tmp_path / "broken", watch=stop_after(2, Killed()))
     assert not (tmp_path / "broken" / "checkpoint").exists()
     resume(tmp_path / "broken")
-    assert_same_end(tmp_path / "whole", tmp_path / "broken")
+    assert_same_result(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_a_finished_run_can_be_extended(tmp_path):
-    play(tmp_path / "short", "--rounds", "3")
-    play(tmp_path / "long")
+    quick_run(tmp_path / "short", "--rounds", "3")
+    quick_run(tmp_path / "long")
     done = resume(tmp_path / "short", {"rounds": 6})
     assert len(done.rounds) == 6
-    assert_same_end(tmp_path / "short", tmp_path / "long")
+    assert_same_result(tmp_path / "short", tmp_path / "long")
 
 
-def test_both_backends_can_take_up_each_others_runs(tmp_path):
-    play(tmp_path / "run", "--rounds", "2", "--backend", "stacked", "--precision", "float64")
+def test_each_backend_can_resume_runs_of_the_other(tmp_path):
+    quick_run(tmp_path / "run", "--rounds", "2", "--backend", "stacked", "--precision", "float64")
     done = resume(tmp_path / "run", {"rounds": 4, "backend": "loop"})
-    play(tmp_path / "whole", "--rounds", "4", "--precision", "float64")
+    quick_run(tmp_path / "whole", "--rounds", "4", "--precision", "float64")
     one, other = saved(tmp_path / "whole"), saved(done.path)
     assert all(torch.allclose(one[name].double(), other[name].double(), atol=1e-9) for name in one)
 
 
-def test_a_taken_folder_is_refused_and_replaced_only_on_request(tmp_path):
-    first = play(tmp_path / "run")
+def test_an_existing_run_is_replaced_only_with_overwrite(tmp_path):
+    first = quick_run(tmp_path / "run")
     with pytest.raises(BadInput, match=r"--out .*run already exists: choose another folder, or --overwrite"):
-        play(tmp_path / "run")
+        quick_run(tmp_path / "run")
     assert len(fedrema.load(first.path).rounds) == 6
-    again = play(tmp_path / "run", "--overwrite", "--rounds", "2")
+    again = quick_run(tmp_path / "run", "--overwrite", "--rounds", "2")
     assert len(again.rounds) == 2
 
 
@@ -194,32 +191,32 @@ def test_overwrite_never_replaces_anything_but_a_run(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.png").write_text("cat")
     with pytest.raises(BadInput, match="holds something other than a run"):
-        play(tmp_path / "photos", "--overwrite")
+        quick_run(tmp_path / "photos", "--overwrite")
     assert (tmp_path / "photos" / "cat.png").read_text() == "cat"
     with pytest.raises(BadInput, match="is a file: name a folder"):
-        play(tmp_path / "photos" / "cat.png", "--overwrite")
+        quick_run(tmp_path / "photos" / "cat.png", "--overwrite")
 
 
-def test_what_is_refused_leaves_the_old_run_alone(tmp_path):
-    play(tmp_path / "run")
+def test_a_refused_run_does_not_change_the_old_one(tmp_path):
+    quick_run(tmp_path / "run")
     with pytest.raises(BadInput):
-        play(tmp_path / "run", "--overwrite", "--samples", "5000")
+        quick_run(tmp_path / "run", "--overwrite", "--samples", "5000")
     assert len(fedrema.load(tmp_path / "run").rounds) == 6
     with pytest.raises(BadInput):
-        play(tmp_path / "new", "--samples", "5000")
+        quick_run(tmp_path / "new", "--samples", "5000")
     assert not (tmp_path / "new").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_round(tmp_path):
     with pytest.raises(Diverged, match=r"diverged in round \d+: .* client .*; round \d+ is kept in"):
-        play(tmp_path / "run", "--lr", "1e18", "--clip", "0", "--rounds", "20")
+        quick_run(tmp_path / "run", "--lr", "1e18", "--clip", "0", "--rounds", "20")
     facts, tensors = read_checkpoint(tmp_path / "run" / "checkpoint" / "state.safetensors")
     assert facts["round"] == len(fedrema.load(tmp_path / "run").rounds)
     assert all(torch.isfinite(value).all() for value in tensors.values())
 
 
-def test_changed_settings_or_data_cannot_go_on(tmp_path):
-    play(tmp_path / "run", "--rounds", "2")
+def test_a_run_with_changed_settings_or_data_cannot_be_resumed(tmp_path):
+    quick_run(tmp_path / "run", "--rounds", "2")
     directory = RunDirectory(tmp_path / "run")
     config = directory.config()
     config["settings"]["lr"] = 0.5
@@ -229,8 +226,8 @@ def test_changed_settings_or_data_cannot_go_on(tmp_path):
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    play(tmp_path / "one", "--rounds", "2")
-    play(tmp_path / "other", "--rounds", "2", "--lr", "0.2")
+    quick_run(tmp_path / "one", "--rounds", "2")
+    quick_run(tmp_path / "other", "--rounds", "2", "--lr", "0.2")
     foreign = (tmp_path / "other" / "checkpoint" / "state.safetensors").read_bytes()
     (tmp_path / "one" / "checkpoint" / "state.safetensors").write_bytes(foreign)
     with pytest.raises(BadInput, match="belongs to another configuration"):
@@ -239,7 +236,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 
 
 def test_a_truncated_or_altered_checkpoint_is_refused(tmp_path):
-    play(tmp_path / "run", "--rounds", "2")
+    quick_run(tmp_path / "run", "--rounds", "2")
     file = tmp_path / "run" / "checkpoint" / "state.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
@@ -253,13 +250,13 @@ def test_a_truncated_or_altered_checkpoint_is_refused(tmp_path):
         resume(tmp_path / "run", {"rounds": 4})
 
 
-def test_a_federation_given_in_python_is_kept_beside_the_run(tmp_path):
+def test_a_federation_given_in_python_is_saved_with_the_run(tmp_path):
     federation = make_federation()
-    play(tmp_path / "whole", federation=federation)
+    quick_run(tmp_path / "whole", federation=federation)
     with pytest.raises(Killed):
-        play(tmp_path / "run", "--checkpoint-every", "1", federation=federation, watch=stop_after(3, Killed()))
+        quick_run(tmp_path / "run", "--checkpoint-every", "1", federation=federation, watch=stop_after(3, Killed()))
     resume(tmp_path / "run")
-    assert_same_end(tmp_path / "whole", tmp_path / "run")
+    assert_same_result(tmp_path / "whole", tmp_path / "run")
 
 
 def test_a_network_given_in_python_must_be_given_again(tmp_path):
@@ -275,13 +272,13 @@ def test_a_network_given_in_python_must_be_given_again(tmp_path):
     torch.manual_seed(0)
     module = Own()
     federation = make_federation()
-    play(tmp_path / "run", "--rounds", "2", "--head", "out", federation=federation, module=module)
+    quick_run(tmp_path / "run", "--rounds", "2", "--head", "out", federation=federation, module=module)
     with pytest.raises(BadInput, match="network given in Python"):
         resume(tmp_path / "run", {"rounds": 3})
     assert len(resume(tmp_path / "run", {"rounds": 3}, module).rounds) == 3
 
 
-def test_no_room_on_the_disk_is_one_sentence_and_loses_nothing(programs, tmp_path):
+def test_a_full_disk_is_reported_in_one_sentence_and_no_round_is_lost(programs, tmp_path):
     """A limit on file size makes writing fail as a full disk does."""
     script = (
         "import resource, signal, sys\n"
@@ -301,8 +298,8 @@ def test_no_room_on_the_disk_is_one_sentence_and_loses_nothing(programs, tmp_pat
     assert (tmp_path / "run" / "rounds.jsonl").read_text().endswith("\n")
 
 
-def test_config_json_says_everything(tmp_path):
-    run = play(tmp_path / "run", "--rounds", "2")
+def test_config_json_describes_the_run_completely(tmp_path):
+    run = quick_run(tmp_path / "run", "--rounds", "2")
     config = run.config
     assert config["method"] == "fedrema"
     assert config["settings"]["delta"] == 0.5

@@ -1,4 +1,4 @@
-"""Seeds that train as one program end as they would alone."""
+"""Joint training of several seeds: the same results as separate runs."""
 
 import dataclasses
 import functools
@@ -21,12 +21,12 @@ from fedrema.runs.execute_many import execute_all, group_seeds
 from fedrema.runs.run import Run
 from fedrema.simulation.simulator import Simulator
 from tests.contract.test_methods import METHODS
-from tests.fixtures import label, make_federation, network, run_all, simulator, snapshot
+from tests.fixtures import label, make_federation, make_simulator, network, run_all, snapshot, unwatched
 
 
 @pytest.fixture(autouse=True)
 def also_on_a_cpu(monkeypatch):
-    """There is no GPU here; what is computed is the same."""
+    """Allow joint training on the CPU: the computation is the same as on a GPU."""
     monkeypatch.setattr(execute_many, "JOINT_DEVICES", ("cpu", "cuda"))
 
 
@@ -43,16 +43,12 @@ def settings_of(tmp_path, name="together", seeds=3, method="fedrema", *arguments
     ]
 
 
-def nobody(settings):
-    return lambda played: None
-
-
 def run_jointly(method, federation, seeds, **settings):
-    """Run several seeds alone and jointly; returns their states and records, and the sizes of the joint cohorts."""
+    """Run several seeds separately and jointly; return states and records of both, and the sizes of joint cohorts."""
     simulators = []
     for seed in seeds:
         chosen = {"rounds": 2, "seed": seed, **settings}
-        simulators.append(simulator(method, federation, net=network(federation, seed=seed), **chosen))
+        simulators.append(make_simulator(method, federation, net=network(federation, seed=seed), **chosen))
     alone = [run_all(each) for each in simulators]
     joint_training = JointTraining(simulators[0].engine)
     sizes = []
@@ -68,7 +64,7 @@ def run_jointly(method, federation, seeds, **settings):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=label)
-def test_joint_training_changes_nothing(method, federation):
+def test_joint_training_has_the_same_results_as_separate_runs(method, federation):
     alone, jointly, sizes = run_jointly(method, federation, seeds=(0, 1, 2), participation=0.75)
     for (state, records), (other, other_records) in zip(alone, jointly, strict=True):
         expected, found = snapshot(state), snapshot(other)
@@ -79,18 +75,18 @@ def test_joint_training_changes_nothing(method, federation):
             for name in ("client_accuracy", "trained_client_accuracy", "participants", "bytes_up", "bytes_down"):
                 assert record[name] == other_record[name]
             assert record["client_loss"] == pytest.approx(other_record["client_loss"], abs=1e-12)
-    assert set(sizes) <= {9, 12}  # three of four clients each train together, all four where they adapt
+    assert set(sizes) <= {9, 12}  # three of four clients train in each seed; all four adapt
 
 
-def test_one_who_leaves_does_not_keep_the_others_waiting():
+def test_a_run_that_ends_early_does_not_block_the_others():
     federation = make_federation()
     alone, jointly, sizes = run_jointly(FedAvg(), federation, seeds=(0, 1))
     assert set(sizes) == {8}
     assert len(alone) == len(jointly) == 2
 
 
-def test_runs_of_several_seeds_are_as_those_of_single_ones(tmp_path):
-    done = [outcome for _, outcome in execute_all(settings_of(tmp_path), nobody)]
+def test_joint_runs_equal_separate_runs(tmp_path):
+    done = [outcome for _, outcome in execute_all(settings_of(tmp_path), unwatched)]
     for seed, run in enumerate(done):
         single = execute(settings_of(tmp_path, "single")[seed])
         assert run.summary["best_accuracy"] == single.summary["best_accuracy"]
@@ -99,13 +95,13 @@ def test_runs_of_several_seeds_are_as_those_of_single_ones(tmp_path):
             assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_a_single_run_does_not_ask_how_many_fit(tmp_path, monkeypatch):
+def test_memory_is_not_estimated_for_a_single_run(tmp_path, monkeypatch):
     asked = []
     original = Simulator.clients_in_memory
     monkeypatch.setattr(Simulator, "clients_in_memory", lambda self: asked.append(self) or original(self))
-    assert len(list(execute_all(settings_of(tmp_path, seeds=1), nobody))) == 1
+    assert len(list(execute_all(settings_of(tmp_path, seeds=1), unwatched))) == 1
     assert not asked
-    assert len(list(execute_all(settings_of(tmp_path, "several", seeds=2), nobody))) == 2
+    assert len(list(execute_all(settings_of(tmp_path, "several", seeds=2), unwatched))) == 2
     assert len(asked) == 1
 
 
@@ -119,22 +115,22 @@ def test_a_seed_that_diverges_does_not_stop_the_others(tmp_path, monkeypatch):
         return trained, losses
 
     monkeypatch.setattr(Simulator, "local_training", poisoned)
-    outcomes = [outcome for _, outcome in execute_all(settings_of(tmp_path), nobody)]
+    outcomes = [outcome for _, outcome in execute_all(settings_of(tmp_path), unwatched)]
     assert [type(outcome) for outcome in outcomes] == [Run, Diverged, Run]
     assert "round 2" in str(outcomes[1])
     assert [len(outcome.rounds) for outcome in outcomes if isinstance(outcome, Run)] == [3, 3]
 
 
-def test_an_error_in_one_thread_is_the_callers(tmp_path, monkeypatch):
+def test_an_error_in_one_thread_is_raised_to_the_caller(tmp_path, monkeypatch):
     def broken(self, state, moment):
         raise RuntimeError("broken on purpose")
 
     monkeypatch.setattr(Simulator, "score", broken)
     with pytest.raises(RuntimeError, match="broken on purpose"):
-        list(execute_all(settings_of(tmp_path), nobody))
+        list(execute_all(settings_of(tmp_path), unwatched))
 
 
-def test_an_error_in_the_common_program_is_the_callers(tmp_path, monkeypatch):
+def test_an_error_in_joint_training_is_raised_to_the_caller(tmp_path, monkeypatch):
     from fedrema.engine import StackedEngine
 
     def broken(self, cohort, samples, plan):
@@ -142,18 +138,18 @@ def test_an_error_in_the_common_program_is_the_callers(tmp_path, monkeypatch):
 
     monkeypatch.setattr(StackedEngine, "train", broken)
     with pytest.raises(RuntimeError, match="the program is broken"):
-        list(execute_all(settings_of(tmp_path), nobody))
+        list(execute_all(settings_of(tmp_path), unwatched))
 
 
-def test_asked_to_stop_all_seeds_are_saved_and_can_be_taken_up(tmp_path):
-    whole = [outcome for _, outcome in execute_all(settings_of(tmp_path, "whole"), nobody)]
+def test_on_a_stop_all_seeds_are_saved_and_can_be_resumed(tmp_path):
+    whole = [outcome for _, outcome in execute_all(settings_of(tmp_path, "whole"), unwatched)]
 
     def watching(settings):
-        def watch(played):
-            if played.record["round"] == 1:
+        def watch(result):
+            if result.record["round"] == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
-        return watch if settings.simulation.seed == 0 else lambda played: None
+        return watch if settings.simulation.seed == 0 else lambda result: None
 
     with pytest.raises(Interrupted):
         list(execute_all(settings_of(tmp_path, "stopped"), watching))
@@ -166,24 +162,24 @@ def test_asked_to_stop_all_seeds_are_saved_and_can_be_taken_up(tmp_path):
             assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_only_seeds_are_put_together(tmp_path):
+def test_only_runs_that_differ_in_the_seed_are_grouped(tmp_path):
     first, second = settings_of(tmp_path, "a", 2), settings_of(tmp_path, "b", 2, "fedavg")
     other = settings_of(tmp_path, "c", 2, "fedrema", "--delta", "0.3")
     assert [len(group) for group in group_seeds([*first, *second, *other])] == [2, 2, 2]
 
 
-def test_as_many_seeds_as_memory_allows(tmp_path):
+def test_as_many_seeds_train_jointly_as_fit_into_memory(tmp_path):
     settings = settings_of(tmp_path, "few", 3, "fedrema", "--memory", "0.00001")
     started = []
 
     def watching(each):
         started.append(each.simulation.seed)
-        return lambda played: None
+        return lambda result: None
 
-    played = execute_all(settings, watching)
-    next(played)
+    finished = execute_all(settings, watching)
+    next(finished)
     assert len(started) < 3
-    assert len(list(played)) == 2
+    assert len(list(finished)) == 2
 
 
 def test_orders_of_unequal_length_are_padded():

@@ -50,8 +50,8 @@ def cumulative(shape, classes):
     return module
 '''
 
-# What somebody does who has the files and PyTorch, but not fedrema: the README's lines, word for word.
-STRANGER = """
+# The code in the README of an export, for users who have PyTorch but not fedrema.
+README_CODE = """
 import os, pathlib, re, sys, numpy, torch
 for folder in sys.argv[1:]:
     os.chdir(folder)
@@ -66,7 +66,7 @@ assert not any(name.partition(".")[0] == "fedrema" for name in sys.modules)
 
 @dataclass(frozen=True)
 class Adding(Method):
-    """Trains something beside the network, and needs a moment before it is used."""
+    """Trains a tensor besides the network, and adapts before use."""
 
     name: ClassVar[str] = "adding"
     title: ClassVar[str] = "Adding"
@@ -94,7 +94,7 @@ def make_run(path, *arguments, method="fedrema", shape=(6,), module=None, **fede
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A run that the tests may look at but not change."""
+    """A run that tests may read but not change."""
     return make_run(tmp_path_factory.mktemp("small") / "run")
 
 
@@ -111,7 +111,7 @@ def own_network(tmp_path, monkeypatch):
     sys.modules.pop("network_to_export", None)
 
 
-def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, own_network):
+def test_the_code_in_the_readme_gives_the_same_logits_without_fedrema(tmp_path, own_network):
     cases = {
         "mlp": ((6,), ()),
         "cnn": ((1, 28, 28), ()),
@@ -125,7 +125,7 @@ def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, 
     expected, modules = {}, {}
     for name, (shape, arguments) in cases.items():
         run = make_run(tmp_path / name, *arguments, shape=shape)
-        (run.path / "federation.npz").unlink()  # whoever exports may no longer have the data
+        (run.path / "federation.npz").unlink()  # an export does not need the data
         export_models(run)
         double = name == "double"
         x = torch.randn(5, *shape, dtype=torch.float64 if double else torch.float32)
@@ -134,7 +134,7 @@ def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, 
         modules[name] = plain.module
         net = plain.net.to(torch.device("cpu"), x.dtype)
         expected[name] = net(run.personal_parameters(row=0), x).detach().numpy()
-    command = [sys.executable, "-c", STRANGER, *(str(tmp_path / name / "models") for name in cases)]
+    command = [sys.executable, "-c", README_CODE, *(str(tmp_path / name / "models") for name in cases)]
     where = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -143,14 +143,14 @@ def test_the_lines_in_the_readme_give_the_same_logits_without_fedrema(tmp_path, 
         assert got.dtype == logits.dtype
         np.testing.assert_allclose(got, logits, atol=1e-6, rtol=1e-6)
         assert (np.load(tmp_path / name / "classes.npy") == logits.argmax(axis=1)).all()
-    # The layers that everybody has, and what federated training counted in them.
+    # Plain torch layers with the running statistics of federated training.
     assert type(modules["norm"][2]) is nn.BatchNorm1d
     (file, *_) = (tmp_path / "cumulative" / "models").glob("*.safetensors")
     batches = load_file(file)["norm.num_batches_tracked"]
     assert (batches.dtype, int(batches)) == (torch.int64, 2)
 
 
-def test_every_client_has_its_own_file_and_the_index_tells_whose(run):
+def test_every_client_has_its_own_file_and_the_index_names_the_client(run):
     files = export_models(run)
     assert [file.name for file in files] == ["A_b.safetensors", "a_b-2.safetensors", "c.safetensors"]
     index = json.loads((run.path / "models" / "index.json").read_text())
@@ -171,7 +171,7 @@ def test_every_client_has_its_own_file_and_the_index_tells_whose(run):
     }
 
 
-def test_some_clients_elsewhere(run, tmp_path):
+def test_some_clients_can_be_exported_to_another_folder(run, tmp_path):
     files = export_models(run, tmp_path / "deep" / "place", ["c", "a/b", "c"])
     assert [file.name for file in files] == ["c.safetensors", "a_b-2.safetensors"]
     assert files[0].parent == tmp_path / "deep" / "place"
@@ -180,7 +180,7 @@ def test_some_clients_elsewhere(run, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_nothing_is_replaced_unasked(run, tmp_path):
+def test_files_are_replaced_only_with_overwrite(run, tmp_path):
     (first, *_) = export_models(run)
     with pytest.raises(BadInput, match="already exists: choose another with --out, or --overwrite"):
         export_models(run)
@@ -196,7 +196,7 @@ def test_nothing_is_replaced_unasked(run, tmp_path):
     assert export_models(run, tmp_path / "empty")
 
 
-def test_a_failure_leaves_nothing_behind_and_keeps_what_was_there(run, tmp_path, monkeypatch):
+def test_a_failed_export_leaves_no_files_and_keeps_the_old_ones(run, tmp_path, monkeypatch):
     files = export_models(run)
 
     def full(tensors, file):
@@ -209,7 +209,7 @@ def test_a_failure_leaves_nothing_behind_and_keeps_what_was_there(run, tmp_path,
     assert not list(run.path.glob(".*"))
 
 
-def test_what_a_method_adds_goes_to_a_second_file(tmp_path):
+def test_additional_tensors_of_a_method_are_in_a_second_file(tmp_path):
     run = make_run(tmp_path / "run", method="tests.runs.test_export:Adding")
     (file, *_) = export_models(run, adapt=False)
     assert set(load_file(file)) == {"1.weight", "1.bias", "3.weight", "3.bias"}
@@ -221,14 +221,14 @@ def test_what_a_method_adds_goes_to_a_second_file(tmp_path):
     assert "holds tensors that tests.runs.test_export:Adding keeps in addition to this network's" in readme
     assert "trains a little more on its own samples first" in readme
     run.directory.write_json(run.directory.config_file, run.config | {"method": "gone:Away"})
-    assert export_models(Run(run.path), overwrite=True)  # the models outlive the method's code
+    assert export_models(Run(run.path), overwrite=True)  # models can be exported without the method's code
 
 
 @pytest.mark.parametrize(
     ("method", "group", "prefix"),
     [("ditto", "params", "personal."), ("fedkd", "params", "mentor."), ("fedamp", "memory", "own.")],
 )
-def test_what_is_written_is_the_model_that_answers(method, group, prefix, tmp_path):
+def test_the_exported_model_is_the_one_that_predicts(method, group, prefix, tmp_path):
     run = make_run(tmp_path / "run", method=method)
     (_, file, *_) = export_models(run)
     state = run.state()
@@ -239,7 +239,7 @@ def test_what_is_written_is_the_model_that_answers(method, group, prefix, tmp_pa
     assert all(torch.equal(written[names[name]], value) for name, value in expected.items())
 
 
-def test_a_network_given_in_python(tmp_path):
+def test_models_of_a_network_given_in_python_are_exported(tmp_path):
     torch.manual_seed(0)
     module = nn.Sequential()
     module.add_module("start", nn.Linear(6, 5))
@@ -257,7 +257,7 @@ def test_a_network_given_in_python(tmp_path):
     assert "model = module" in (file.parent / "README.md").read_text()
 
 
-def test_before_the_first_score_and_with_a_damaged_config(run):
+def test_export_before_the_first_evaluation_and_with_a_damaged_config(run):
     records = [replace(run.rounds[0], metrics={})]
     replace_records(run, records)
     run.directory.write_summary(records)
@@ -270,7 +270,7 @@ def test_before_the_first_score_and_with_a_damaged_config(run):
         Run(run.path)
 
 
-def test_names_that_every_file_system_takes():
+def test_file_names_are_valid_on_every_file_system():
     names = ["Ward 7", "ward 7", "../etc", "", "nul", "--help", "Ünï", "x.added", "y" * 300, "ward_7-2"]
     found = file_names(names)
     assert found[:8] == ["Ward_7", "ward_7-2", "___etc", "client", "client-nul", "help", "_n_", "x_added"]

@@ -1,4 +1,4 @@
-"""At most one process writes to a run; the second one ends with code 2 and names the first."""
+"""At most one process writes to a run; a second one exits with code 2 and names the first."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from fedrema.experiments.spec import Cell, Line
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.tasks import Runner, Task
 from fedrema.runs.lock import WRITER_FILE, RunLock, Writer
+from tests.fixtures import unwatched
 
 SMALL = ("--clients", "4", "--samples", "20", "--epochs", "1", "--quiet")
 
@@ -58,7 +59,7 @@ def test_a_second_writer_is_refused_and_changes_nothing(run, command, capsys):
 
 def test_a_cell_that_another_grid_trains_is_refused_by_name(tmp_path):
     values = {"clients": 4, "samples": 20, "epochs": 1, "rounds": 1, "quiet": True}
-    runner = Runner(Store(tmp_path / "runs"), tmp_path / "work", lambda settings: lambda played: None)
+    runner = Runner(Store(tmp_path / "runs"), tmp_path / "work", unwatched)
 
     nothing = Line("", "", {})
     cell = Cell(nothing, nothing, "fedavg", values)
@@ -126,7 +127,7 @@ def test_reading_needs_no_lock(run, capsys):
         assert main(["export", str(run), "--out", str(run.parent / "elsewhere")]) == 0
 
 
-def test_a_damaged_note_of_the_writer_does_not_matter(run):
+def test_a_damaged_running_json_is_ignored(run):
     with RunLock(run):
         for text in (
             "",

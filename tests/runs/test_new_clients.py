@@ -1,4 +1,4 @@
-"""Clients that come later begin with what the others have learnt: in a simulation, over a network, by personalize."""
+"""New clients start with the shared model: in a simulation, in a deployment, and with personalize."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import build_simulator
 from fedrema.runs.new_clients import personalize
-from tests.fixtures import label, make_federation, simulator
+from tests.fixtures import label, make_federation, make_simulator
 
 WITH_COPIES = [
     Ditto(),
@@ -39,53 +39,53 @@ WITH_COPIES = [
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 
 
-def answers_as_the_shared_model(played, state, client) -> bool:
-    """Tell whether a client answers as the network that is shared by all."""
-    x = played.train.of(0).x
-    shared = {name: state.params.common[name] for name in played.net.initial}
-    found, expected = played.method.predict(played.net, client, x), played.net(shared, x)
+def predicts_like_the_shared_model(simulator, state, client) -> bool:
+    """Return whether a client's predictions equal those of the shared network."""
+    x = simulator.train.of(0).x
+    shared = {name: state.params.common[name] for name in simulator.net.initial}
+    found, expected = simulator.method.predict(simulator.net, client, x), simulator.net(shared, x)
     return bool(torch.allclose(found, expected, rtol=0, atol=1e-12))
 
 
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
 @pytest.mark.parametrize("method", WITH_COPIES, ids=label)
-def test_a_late_client_begins_with_the_shared_model(method, backend, monkeypatch):
-    played = simulator(method, make_federation(), LOCAL, backend=backend, late=0.25, late_round=4, rounds=5)
-    (late,) = [row for row, joins in enumerate(played.participation.joins) if joins == 4]
-    state, arrived = played.start(), []
-    begin = played.begin
+def test_a_late_client_starts_with_the_shared_model(method, backend, monkeypatch):
+    simulator = make_simulator(method, make_federation(), LOCAL, backend=backend, late=0.25, late_round=4, rounds=5)
+    (late,) = [row for row, joins in enumerate(simulator.participation.joins) if joins == 4]
+    state, arrived = simulator.start(), []
+    begin = simulator.begin
 
     def watched(cohort, moment):
         if moment.round == 4:
-            arrived.extend(answers_as_the_shared_model(played, state, cohort.one(row)) for row in range(4))
+            arrived.extend(predicts_like_the_shared_model(simulator, state, cohort.one(row)) for row in range(4))
         return begin(cohort, moment)
 
-    monkeypatch.setattr(played, "begin", watched)
-    list(played.run(state))
-    # The others have models of their own by then.
+    monkeypatch.setattr(simulator, "begin", watched)
+    list(simulator.run(state))
+    # The other clients have personal models by then.
     assert arrived == [row == late for row in range(4)]
 
 
 @pytest.mark.parametrize("method", WITH_COPIES, ids=label)
-def test_a_late_client_that_has_not_taken_part_yet_follows_the_shared_model(method):
-    played = simulator(method, make_federation(), LOCAL, late=0.25, late_round=3, rounds=5)
-    (late,) = [row for row, joins in enumerate(played.participation.joins) if joins == 3]
+def test_a_late_client_that_has_not_trained_yet_uses_the_current_shared_model(method):
+    simulator = make_simulator(method, make_federation(), LOCAL, late=0.25, late_round=3, rounds=5)
+    (late,) = [row for row, joins in enumerate(simulator.participation.joins) if joins == 3]
     others = [row for row in range(4) if row != late]
-    played.participation.choose = lambda number: (others, [late] if number == 4 else [])  # once it fails on the way
-    state = played.start()
-    for record in (each.record for each in played.run(state)):
+    simulator.participation.choose = lambda number: (others, [late] if number == 4 else [])  # it drops out once
+    state = simulator.start()
+    for record in (each.record for each in simulator.run(state)):
         if record["round"] >= 3:
-            assert answers_as_the_shared_model(played, state, played.cohort(state, torch.arange(4)).one(late))
+            assert predicts_like_the_shared_model(simulator, state, simulator.cohort(state, torch.arange(4)).one(late))
             assert record["client_accuracy"][late] is not None
 
 
 @pytest.mark.parametrize("method", WITH_COPIES, ids=label)
-def test_clients_from_the_start_keep_what_they_began_with_until_they_take_part(method):
-    played = simulator(method, make_federation(), LOCAL, rounds=3)
-    played.participation.choose = lambda number: ([0, 1, 2], [])
-    state = played.start()
+def test_initial_clients_keep_their_initial_state_until_they_take_part(method):
+    simulator = make_simulator(method, make_federation(), LOCAL, rounds=3)
+    simulator.participation.choose = lambda number: ([0, 1, 2], [])
+    state = simulator.start()
     before = {name: value[3].clone() for name, value in (state.params.own | state.memory).items()}
-    list(played.run(state))
+    list(simulator.run(state))
     for name, value in (state.params.own | state.memory).items():
         assert torch.equal(value[3], before[name]), name
 
@@ -94,7 +94,7 @@ ARGUMENTS = ["--clients", "4", "--samples", "40", "--hidden", "6", "--rounds", "
 
 
 @pytest.mark.parametrize("method", ["ditto", "apfl", "fedkd", "fedselect", "fedala"])
-def test_a_node_that_joins_late_begins_with_the_shared_model(method):
+def test_a_node_that_joins_late_starts_with_the_shared_model(method):
     settings = parse_settings(method, [*ARGUMENTS, "--precision", "float64"])
     federation = build_federation(settings.data)
     nodes = [Node(settings, federation.only(row)) for row in range(4)]
@@ -105,38 +105,38 @@ def test_a_node_that_joins_late_begins_with_the_shared_model(method):
     assert request.late
     start = nodes[3]._start_state(request)
     late = nodes[3].simulator.cohort(start, torch.zeros(1, dtype=torch.long)).one(0)
-    assert answers_as_the_shared_model(nodes[3].simulator, central.state, late)
+    assert predicts_like_the_shared_model(nodes[3].simulator, central.state, late)
     central.complete_round({node.name: node.reply_to(central.request(node.name)) for node in nodes})
-    assert not central.request(nodes[3].name).late  # from now on it goes on with its own
+    assert not central.request(nodes[3].name).late  # from now on it has its own model
 
 
-def test_a_node_that_was_there_from_the_start_is_not_late():
+def test_a_node_that_joined_in_the_first_round_is_not_late():
     settings = parse_settings("ditto", ARGUMENTS)
     federation = build_federation(settings.data)
     nodes = [Node(settings, federation.only(row)) for row in range(4)]
     central = CentralServer(settings, federation.sample_shape, federation.classes, 4)
-    central.request(nodes[1].name)  # it was asked, but did not answer
+    central.request(nodes[1].name)  # a request without a reply
     central.complete_round({nodes[0].name: nodes[0].reply_to(central.request(nodes[0].name))})
     assert not central.request(nodes[1].name).late
     assert central.request(nodes[2].name).late
 
 
 @pytest.mark.parametrize("method", ["ditto", "apfl"])
-def test_personalize_begins_with_the_shared_model(method, tmp_path):
+def test_personalize_starts_with_the_shared_model(method, tmp_path):
     run, data = tmp_path / "run", tmp_path / "new.npz"
     assert main(["run", method, "--clients", "5", "--rounds", "4", "--device", "cpu", "--out", str(run)]) == 0
     settings = parse_settings(method, ["--clients", "5", "--device", "cpu", "--data-seed", "9"])
     federation = build_federation(settings.data)
-    played = build_simulator(settings, federation)
-    part = np.repeat(["train", "test"], [len(played.train.of(0).y), len(played.test.of(0).y)])
+    simulator = build_simulator(settings, federation)
+    part = np.repeat(["train", "test"], [len(simulator.train.of(0).y), len(simulator.test.of(0).y)])
     x, y = (
-        torch.cat([getattr(samples.of(0), field) for samples in (played.train, played.test)]).numpy()
+        torch.cat([getattr(samples.of(0), field) for samples in (simulator.train, simulator.test)]).numpy()
         for field in ("x", "y")
     )
     np.savez(data, x=x, y=y, split=part)
     directory = RunDirectory.open(run)
     state = load_state(directory.checkpoint_file, directory.config()["identity"])
-    answers = played.net(state.params.common, torch.from_numpy(x[part == "test"])).argmax(1)
+    answers = simulator.net(state.params.common, torch.from_numpy(x[part == "test"])).argmax(1)
     expected = float((answers == torch.from_numpy(y[part == "test"])).float().mean())
     assert expected > 0.4, "the shared model has learnt something"
     assert personalize(run, data).accuracy["on arrival"] == pytest.approx(expected)

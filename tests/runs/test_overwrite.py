@@ -12,7 +12,7 @@ import fedrema
 from fedrema import BadInput, Method, cross_entropy
 from fedrema.cli import main
 from fedrema.runs.export import export_models
-from tests.conftest import make_federation
+from tests.fixtures import make_federation
 
 SMALL = {"rounds": 3, "clients": 4, "samples": 20, "epochs": 1}
 QUICK = ("--rounds", "2", "--clients", "4", "--samples", "20", "--epochs", "1", "--quiet")
@@ -70,7 +70,7 @@ def test_a_replaced_run_equals_one_in_a_new_folder(tmp_path):
     assert fedrema.resume(replaced.path, rounds=4).summary["rounds"] == 4
 
 
-def test_files_of_others_in_the_folder_stay(tmp_path):
+def test_other_files_in_the_folder_are_kept(tmp_path):
     run = fedrema.run("fedrema", out=tmp_path / "run", **SMALL)
     (run.path / "notes.md").write_text("mine")
     (run.path / "checkpoint" / "copy.bin").write_text("mine")
@@ -112,7 +112,7 @@ def test_the_federation_that_is_trained_on_is_not_deleted(tmp_path):
     assert main(["run", "fedavg", "--rounds", "2", *arguments]) == 0
     assert (run.path / "federation.npz").read_bytes() == saved
     assert fedrema.resume(run.path, rounds=3).summary["rounds"] == 3
-    # A run on other data replaces it: then the saved federation goes.
+    # A run on other data replaces it and removes the saved federation.
     again = fedrema.run("fedrema", federation=make_federation(seed=1), out=run.path, overwrite=True, rounds=2)
     assert (again.path / "federation.npz").read_bytes() != saved
     fedrema.run("fedavg", out=run.path, overwrite=True, **SMALL)
@@ -138,7 +138,7 @@ def test_an_unfinished_run_suggests_resume(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_one_sentence(tmp_path):
+def test_a_folder_without_write_permission_is_reported_in_one_sentence(tmp_path):
     (tmp_path / "closed").mkdir(mode=0o500)
     with pytest.raises(BadInput, match="Permission denied"):
         fedrema.run("fedrema", out=tmp_path / "closed" / "run", **SMALL)
@@ -155,7 +155,7 @@ def test_an_export_replaces_only_an_export(tmp_path):
     assert sorted(content(other)) == ["index.json", "logo.png"]
 
 
-def test_an_export_leaves_files_of_others_alone(tmp_path):
+def test_an_export_does_not_change_other_files(tmp_path):
     run = fedrema.run("fedrema", out=tmp_path / "run", **SMALL)
     first = export_models(run)
     folder = first[0].parent
@@ -172,7 +172,7 @@ def test_an_export_leaves_files_of_others_alone(tmp_path):
     assert not list(run.path.glob(".models*"))
 
 
-def test_models_of_the_old_run_do_not_stay_beside_the_new_one(tmp_path):
+def test_exported_models_of_the_old_run_are_removed(tmp_path):
     run = fedrema.run("fedrema", out=tmp_path / "run", **SMALL)
     export_models(run)
     shutil.copy(run.path / "models" / "0.safetensors", run.path / "models" / "renamed.safetensors")

@@ -1,4 +1,4 @@
-"""`Run.personal_model` returns what a client would really use."""
+"""`Run.personal_model` returns the model that a client uses."""
 
 import dataclasses
 
@@ -21,8 +21,8 @@ from fedrema.methods.fedrep import FedRep
 from fedrema.runs.execute import execute
 from fedrema.runs.export import export_models
 from fedrema.runs.run import Run
-from tests.conftest import make_federation
 from tests.engine.test_backends import Words, sentences
+from tests.fixtures import make_federation
 from tests.quick import quick
 
 NAMES = ("1", "0", "north", "3")
@@ -81,7 +81,7 @@ def test_pixels_and_batch_norm_in_double_precision(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["ditto", "fedbabu", "fedrema"])
-def test_its_names_and_tensors_are_those_of_the_exported_file(method, tmp_path):
+def test_names_and_tensors_equal_those_of_the_exported_file(method, tmp_path):
     run = make_run(tmp_path / "run", quick(method), make_federation(names=NAMES))
     files = export_models(run)
     for file, name in zip(files, run.names, strict=True):
@@ -91,7 +91,7 @@ def test_its_names_and_tensors_are_those_of_the_exported_file(method, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fedproto", "fedrod"])
-def test_a_model_that_calls_its_method_holds_all_its_tensors(method, tmp_path):
+def test_a_model_that_calls_its_method_contains_all_its_tensors(method, tmp_path):
     run = make_run(tmp_path / "run", quick(method), make_federation(names=NAMES))
     model, x = run.personal_model("north"), torch.randn(5, 6)
     expected = model(x)
@@ -137,7 +137,7 @@ def test_a_network_given_in_python_is_remembered_or_given_again(tmp_path):
     assert torch.equal(opened.personal_model("1", module=module)(x), expected)
 
 
-def test_adapting_needs_the_data_and_may_be_left_out(tmp_path):
+def test_adapting_needs_the_data_and_can_be_disabled(tmp_path):
     run = make_run(tmp_path / "run", quick("fedbabu"), make_federation(names=NAMES))
     x = torch.randn(5, 6)
     adapted, plain = run.personal_model("1"), run.personal_model("1", adapt=False)

@@ -12,8 +12,8 @@ import fedrema
 from fedrema.cli import main
 from fedrema.runs import execute
 from fedrema.runs.checksums import with_checksum
-from tests.conftest import make_federation
-from tests.runs.test_execute import assert_same_end
+from tests.fixtures import make_federation
+from tests.runs.test_execute import assert_same_result
 
 SMALL = ("--rounds", "3", "--clients", "4", "--samples", "20", "--epochs", "1")
 METHODS = ("fedavg", "fedrema", "local")
@@ -21,7 +21,7 @@ METHODS = ("fedavg", "fedrema", "local")
 
 @pytest.fixture
 def stop_in(monkeypatch):
-    """Return a function that makes a run ask to stop, as Ctrl-C does, after some rounds of the whole command."""
+    """Return a function that sends SIGINT, like Ctrl-C, after a number of rounds of the whole command."""
 
     def install(number):
         count, append = 0, execute.RunDirectory.append
@@ -39,7 +39,9 @@ def stop_in(monkeypatch):
 
 
 @pytest.mark.parametrize("rounds", [1, 5, 10])
-def test_ctrl_c_in_several_runs_and_resume_end_like_one_command(tmp_path, stop_in, monkeypatch, capsys, rounds):
+def test_several_runs_resumed_after_ctrl_c_equal_an_uninterrupted_command(
+    tmp_path, stop_in, monkeypatch, capsys, rounds
+):
     command = ["run", "local,fedavg,fedrema", *SMALL, "--seeds", "2", "--quiet", "--out"]
     assert main([*command, str(tmp_path / "whole")]) == 0
     assert not (tmp_path / "whole" / "runs.json").exists()
@@ -52,7 +54,7 @@ def test_ctrl_c_in_several_runs_and_resume_end_like_one_command(tmp_path, stop_i
     for method in METHODS:
         for seed in (0, 1):
             one, other = (tmp_path / name / method / f"seed-{seed}" for name in ("whole", "multi"))
-            assert_same_end(one, other)
+            assert_same_result(one, other)
             assert fedrema.load(other).finished
     assert not (tmp_path / "multi" / "runs.json").exists()
 
@@ -90,7 +92,7 @@ def test_seeds_in_python_give_a_list_of_runs(tmp_path):
     seen = []
     runs = fedrema.run(
         "fedavg", seeds=2, seed=5, rounds=2, clients=4, out=tmp_path / "runs",
-        watch=lambda played: seen.append(played.record["round"]),
+        watch=lambda result: seen.append(result.record["round"]),
     )  # fmt: skip
     assert [run.settings["seed"] for run in runs] == [5, 6]
     assert [run.path.name for run in runs] == ["seed-5", "seed-6"]
@@ -115,11 +117,11 @@ def test_seeds_in_python_can_be_resumed_with_data_and_network_given_there(tmp_pa
     resumed = fedrema.resume_all(tmp_path / "multi", net=module)
     assert [run.finished for run in resumed] == [True, True]
     for seed in (0, 1):
-        assert_same_end(tmp_path / "whole" / f"seed-{seed}", tmp_path / "multi" / f"seed-{seed}")
+        assert_same_result(tmp_path / "whole" / f"seed-{seed}", tmp_path / "multi" / f"seed-{seed}")
     assert sorted(file.name for file in (tmp_path / "multi").iterdir()) == ["seed-0", "seed-1"]
 
 
-def test_a_command_leaves_the_lists_of_other_commands_alone(tmp_path, stop_in, monkeypatch, capsys):
+def test_a_command_does_not_replace_the_lists_of_other_commands(tmp_path, stop_in, monkeypatch, capsys):
     stop_in(2)
     inside, beside = tmp_path / "runs" / "multi", tmp_path / "runs"
     assert main(["run", "fedavg", *SMALL, "--seeds", "2", "--quiet", "--out", str(inside)]) == 130

@@ -29,9 +29,9 @@ def many():
     return make_federation(counts=counts)
 
 
-def play(method, federation, **settings):
+def run_simulation(method, federation, **settings):
     chosen = {"rounds": 2, "precision": "float32", "backend": "auto", **settings}
-    simulator = fixtures.simulator(method, federation, LOCAL, **chosen)
+    simulator = fixtures.make_simulator(method, federation, LOCAL, **chosen)
     return simulator, *run_all(simulator)
 
 
@@ -41,11 +41,11 @@ def without_time(records):
 
 @pytest.mark.parametrize("method", METHODS, ids=label)
 @pytest.mark.parametrize("backend", ["loop", "stacked"])
-def test_in_groups_and_on_disk_everything_is_the_same_to_the_bit(method, backend, many):
+def test_results_in_groups_and_on_disk_are_bit_identical(method, backend, many):
     settings = {"backend": backend, "participation": 0.9, "record": "none"}
-    whole, state, records = play(method, many, chunk=1000, **settings)
+    whole, state, records = run_simulation(method, many, chunk=1000, **settings)
     assert not whole.storage.on_disk
-    cut, chunked, chunked_records = play(method, many, chunk=20, memory=1e-6, **settings)
+    cut, chunked, chunked_records = run_simulation(method, many, chunk=20, memory=1e-6, **settings)
     assert cut.chunk == 32
     assert cut.storage.on_disk == bool(chunked.params.own or chunked.velocity or chunked.memory)
     expected, found = snapshot(state), snapshot(chunked)
@@ -62,19 +62,19 @@ def test_relations_are_the_same_in_groups(many):
         for chunk in (0, 32):
             settings = Simulation(rounds=2, seed=3, device="cpu", record="relations", chunk=chunk)
             simulator = Simulator(method, net, many, LOCAL, settings)
-            found.append([played.relations for played in simulator.run(simulator.start())])
+            found.append([result.relations for result in simulator.run(simulator.start())])
         for one, other in zip(*found, strict=True):
             assert one.keys() == other.keys()
             assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_a_run_on_disk_can_be_taken_up(many, tmp_path):
+def test_a_run_on_disk_can_be_resumed(many, tmp_path):
     from fedrema.runs.checkpoint import load_state, save_state
 
     settings = {"memory": 1e-6, "chunk": 32, "scratch": tmp_path}
-    simulator, state, _ = play(FedReMa(), many, rounds=1, **settings)
+    simulator, state, _ = run_simulation(FedReMa(), many, rounds=1, **settings)
     save_state(state, tmp_path / "state.safetensors", "test")
-    _, expected, _ = play(FedReMa(), many, rounds=3, **settings)
+    _, expected, _ = run_simulation(FedReMa(), many, rounds=3, **settings)
     later = Simulator(FedReMa(), simulator.net, many, LOCAL, Simulation(rounds=3, seed=3, device="cpu", **settings))
     state = later.adopt(load_state(tmp_path / "state.safetensors", "test"))
     assert later.storage.on_disk
@@ -84,10 +84,10 @@ def test_a_run_on_disk_can_be_taken_up(many, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]  # scratch files have no names
 
 
-def test_a_round_that_fails_leaves_what_lies_on_disk_as_it_was(many):
+def test_a_failed_round_does_not_change_the_state_on_disk(many):
     from fedrema.errors import Diverged
 
-    simulator, state, _ = play(FedReMa(), many, rounds=1, memory=1e-6, chunk=32)
+    simulator, state, _ = run_simulation(FedReMa(), many, rounds=1, memory=1e-6, chunk=32)
     before = snapshot(state)
     simulator.local = LocalTraining(epochs=3, batch=5, lr=1e30, clip=0)
     with pytest.raises(Diverged):
@@ -97,7 +97,10 @@ def test_a_round_that_fails_leaves_what_lies_on_disk_as_it_was(many):
 
 
 def test_as_many_clients_as_memory_allows_are_trained_at_once(many):
-    sizes = [play(FedAvg(), many, rounds=1, memory=memory, backend="stacked")[0].chunk for memory in (1e-6, 1.0, 10.0)]
+    sizes = [
+        run_simulation(FedAvg(), many, rounds=1, memory=memory, backend="stacked")[0].chunk
+        for memory in (1e-6, 1.0, 10.0)
+    ]
     assert sizes[0] == 32
     assert sizes[0] < sizes[1] < sizes[2]
     assert all(size % 32 == 0 for size in sizes)
@@ -137,7 +140,7 @@ def test_rows_with_an_entry_per_sample_may_differ_in_length():
         ({"scratch": Path("nowhere")}, "--scratch nowhere is not a folder"),
     ],
 )
-def test_bad_settings(settings, sentence):
+def test_invalid_settings_are_refused(settings, sentence):
     with pytest.raises(BadInput, match=sentence):
         Simulation(**settings)
 

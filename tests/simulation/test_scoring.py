@@ -1,4 +1,4 @@
-"""Accuracies counted by hand."""
+"""Accuracies, against numbers counted by hand."""
 
 from dataclasses import asdict
 
@@ -10,7 +10,7 @@ from fedrema.simulation.records import MetricRecord, RoundRecord, Summary
 from fedrema.simulation.scoring import concatenate_counts, count_correct, metric_record, ratio, summarise
 
 
-def test_every_second_sample_makes_a_half():
+def test_halves_consist_of_every_second_sample():
     predicted = torch.tensor([[1, 1, 0, 2, 2], [0, 3, 1, -1, -1], [-1, -1, -1, -1, -1]])
     truth = torch.tensor([[1, 0, 0, 2, 1], [0, 3, 0, 0, 0], [0, 0, 0, 0, 0]])
     correct, asked = count_correct(predicted, truth)
@@ -20,30 +20,30 @@ def test_every_second_sample_makes_a_half():
     assert asked.tolist() == [[3, 2], [2, 1], [0, 0]]
 
 
-def test_padding_is_never_right():
+def test_padding_is_never_counted_as_correct():
     correct, asked = count_correct(torch.tensor([[-1, 0]]), torch.tensor([[-1, 0]]))
     assert correct.tolist() == [[0, 1]]
     assert asked.tolist() == [[0, 1]]
 
 
-def test_nothing_asked_is_no_accuracy():
+def test_without_samples_there_is_no_accuracy():
     assert ratio(0, 0) is None
     assert ratio(np.int64(1), np.int64(4)) == 0.25
 
 
-def test_counts_of_groups_of_clients_become_one():
+def test_counts_of_groups_of_clients_are_joined():
     first, second = (np.array([[1, 0]]), np.array([[2, 2]])), (np.array([[0, 1]]), np.array([[1, 1]]))
     correct, asked = concatenate_counts([first, second])
     assert correct.tolist() == [[1, 0], [0, 1]]
     assert asked.tolist() == [[2, 2], [1, 1]]
 
 
-def test_a_round_counts_samples_and_not_clients():
+def test_the_accuracy_of_a_round_is_over_samples_and_not_clients():
     correct, asked = np.array([[2, 1], [1, 1], [0, 0]]), np.array([[3, 2], [2, 1], [0, 0]])
     record = metric_record(correct, asked, rows=[3, 1, 0], clients=5)
     assert record.value == pytest.approx(5 / 8)
     assert record.halves == pytest.approx((3 / 5, 2 / 3))
-    # Client 0 has no test samples, clients 2 and 4 are not there.
+    # Client 0 has no test samples, clients 2 and 4 have not joined.
     assert record.clients == [None, pytest.approx(2 / 3), None, pytest.approx(3 / 5), None]
     assert record.worst_tenth == pytest.approx(3 / 5)
 
@@ -53,7 +53,7 @@ def test_a_round_counts_samples_and_not_clients():
     [(1, 0.0), (10, 0.0), (11, 0.5), (20, 0.5), (21, 1.0)],
 )
 def test_the_worst_tenth_is_rounded_up(clients, worst):
-    # Client k answers k of 30 questions right, from the best to the worst.
+    # Client k classifies k of 30 samples correctly, from the best to the worst.
     right = np.arange(clients)[::-1]
     record = metric_record(np.stack([right, 0 * right], 1), np.full((clients, 2), 15), range(clients), clients)
     assert record.worst_tenth == pytest.approx(worst / 30)
@@ -72,7 +72,7 @@ def a_round(number, accuracy=None, halves=None, trained=None, **more):
     return RoundRecord(number, metrics=metrics, seconds={"train": 1.0, "evaluate": 0.25}, **more)
 
 
-def test_the_honest_figure_is_chosen_on_one_half_and_scored_on_the_other():
+def test_honest_accuracy_is_chosen_on_one_half_and_scored_on_the_other():
     rounds = [
         a_round(1, 0.50, [0.7, 0.3]),
         a_round(2, 0.65, [0.5, 0.8]),
@@ -85,19 +85,19 @@ def test_the_honest_figure_is_chosen_on_one_half_and_scored_on_the_other():
     assert summary["honest_accuracy"] == pytest.approx((0.3 + 0.5) / 2)
 
 
-def test_of_equally_good_rounds_the_first_counts():
+def test_of_equally_good_rounds_the_first_is_chosen():
     summary = summarise([a_round(1, 0.5, [0.5, 0.1]), a_round(2, 0.5, [0.5, 0.9]), a_round(3, 0.4, [0.2, 0.9])])
     assert summary["best_round"] == 1
     assert summary["honest_accuracy"] == pytest.approx((0.1 + 0.5) / 2)
 
 
-def test_rounds_with_an_empty_half_choose_nothing():
+def test_rounds_with_an_empty_half_are_not_chosen():
     assert summarise([a_round(1, 0.5, [0.5, None])])["honest_accuracy"] is None
     summary = summarise([a_round(1, 0.9, [0.9, None]), a_round(2, 0.5, [0.4, 0.6])])
     assert summary["honest_accuracy"] == pytest.approx(0.5)
 
 
-def test_the_final_figure_is_the_mean_of_the_last_five_scored_rounds():
+def test_final_accuracy_is_the_mean_of_the_last_five_scored_rounds():
     # Rounds 2, 4, … are not scored: the last five scored are 5, 7, 9, 11, 13.
     rounds = [a_round(n, n / 100 if n % 2 else None, trained=n / 50 if n % 2 else None) for n in range(1, 15)]
     summary = summarise(rounds)
@@ -108,17 +108,17 @@ def test_the_final_figure_is_the_mean_of_the_last_five_scored_rounds():
     assert summary["best_round"] == 13
 
 
-def test_fewer_than_five_rounds_are_all_final():
+def test_final_accuracy_of_fewer_than_five_rounds_is_the_mean_of_all():
     summary = summarise([a_round(1, 0.2), a_round(2, 0.6)])
     assert summary["final_accuracy"] == pytest.approx(0.4)
     assert "final_trained_accuracy" not in summary
     assert "critical_rounds" not in summary
 
 
-def test_seconds_bytes_and_critical_rounds_add_up_and_rounds_without_anyone_cost_nothing():
+def test_seconds_bytes_and_critical_rounds_are_summed_and_rounds_without_participants_have_no_bytes():
     rounds = [
         a_round(1, 0.2, bytes_up=10, bytes_down=30, trace={"critical": True}),
-        a_round(2, 0.2),  # everybody failed
+        a_round(2, 0.2),  # all clients failed
         a_round(3, 0.2, bytes_up=5, bytes_down=7, trace={"critical": True}),
         a_round(4, 0.2, bytes_up=1, bytes_down=1, trace={"critical": False}),
     ]
@@ -127,10 +127,10 @@ def test_seconds_bytes_and_critical_rounds_add_up_and_rounds_without_anyone_cost
     assert summary["bytes_up"] == 16
     assert summary["bytes_down"] == 38
     assert summary["critical_rounds"] == 2
-    assert "critical_rounds" not in summarise(rounds)  # of a method that declares no period
+    assert "critical_rounds" not in summarise(rounds)  # the method declares no period
 
 
-def test_other_ways_of_scoring_are_summarised_beside_the_metric():
+def test_other_ways_of_scoring_are_summarised_in_addition_to_the_metric():
     rounds = [a_round(n, n / 10, alternatives={"unadapted": {"accuracy": n / 20}}) for n in (1, 3, 2)]
     summary = summarise(rounds)
     assert summary["best_unadapted_accuracy"] == pytest.approx(0.15)

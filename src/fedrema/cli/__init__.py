@@ -11,7 +11,7 @@ from fedrema import __version__
 from fedrema.errors import BadInput, FedremaError
 
 COMMANDS = {
-    "run": "train clients with one or several methods; without a method, a demonstration",
+    "run": "train clients with one or several methods; alone: a demonstration",
     "resume": "resume an interrupted run",
     "compare": "compare runs: table, differences with intervals, curves",
     "report": "write an HTML report about runs",

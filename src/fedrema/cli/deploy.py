@@ -16,9 +16,9 @@ from fedrema.errors import BadInput
 
 COMMANDS = {
     "init": ("deploy_setup", "create a federation: app, certificates, keys, start scripts"),
-    "server": ("deploy", "run the server; after a stop, resume from the last checkpoint"),
+    "server": ("deploy", "run the server, or resume it after the last completed round"),
     "client": ("deploy", "run a node"),
-    "status": ("deploy", "show the round, the nodes, and why a node does not contribute"),
+    "status": ("deploy", "show the round, the nodes, and why a node does not participate"),
     "model": ("deploy", "write a node's complete personal model as safetensors, on the node"),
     "add": ("deploy_setup", "add a node, also while the federation is running"),
     "key": ("deploy_setup", "replace a node's key, on the node"),
@@ -41,17 +41,16 @@ def deploy(arguments: list[str]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """A folder that fedrema deploy init created."""
+class Server:
+    """Run the server of a federation until all rounds are completed; after a stop, resume from the last checkpoint."""
 
     dir: Path = positional()
-    """The folder that fedrema deploy init created."""
+    """The federation's folder, or its subfolder server."""
 
 
 def server(arguments: list[str]) -> int:
-    """Run the server until all rounds have finished."""
-    description = "Run the server of a federation; after a stop, resume from the last checkpoint."
-    args = parse_arguments(Place, arguments, "fedrema deploy server", description)
+    """Run the server until all rounds are completed."""
+    args = parse_arguments(Server, arguments, "fedrema deploy server")
     from fedrema.deploy.folder import ServerFolder
     from fedrema.deploy.services import ServerService
 
@@ -59,9 +58,11 @@ def server(arguments: list[str]) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Client(Place):
+class Client:
     """Run a node until it is stopped."""
 
+    dir: Path = positional()
+    """The node's folder, such as hospitals/nodes/north."""
     server: str | None = None
     """Address of the server as host:port, instead of the one in node.toml."""
 
@@ -80,11 +81,12 @@ def client(arguments: list[str]) -> int:
 class Model:
     """Write a node's complete personal model as safetensors, with a README that shows how to load it in plain PyTorch.
 
-    Run it on the node. The model is that of the last message from the server; after the last round, the final one.
+    Run it on the node. The model has the parameters that the server sent last and the node's private parameters; after
+    the last round, it is the final model.
     """
 
     dir: Path = positional()
-    """The node's folder."""
+    """The node's folder, such as hospitals/nodes/north."""
     out: Path | None = None
     """Folder for the model. Default: model in the node's folder."""
     overwrite: bool = False
@@ -98,7 +100,7 @@ def model(arguments: list[str]) -> int:
     from fedrema.deploy.node_model import export_model
 
     folder = NodeFolder.open(args.dir)
-    sys.path.insert(0, str(folder.path))  # it may hold the user's network
+    sys.path.insert(0, str(folder.path))  # it may contain the module of the user's network
     file = export_model(folder, args.out, args.overwrite)
     print_safe(f"Model of {folder.name}: {file} (its README.md shows how to load it)")
     return 0
@@ -109,9 +111,9 @@ class Status:
     """Show the status of a federation, running or not, on the server's machine."""
 
     dir: Path = positional()
-    """The server's folder."""
+    """The federation's folder, or its subfolder server."""
     json: bool = False
-    """Print JSON, for monitoring."""
+    """Print JSON, for monitoring tools."""
 
 
 def status(arguments: list[str]) -> int:
@@ -133,7 +135,7 @@ def _usage() -> str:
         [
             "usage: fedrema deploy COMMAND [OPTIONS]",
             "",
-            "Run the same methods on a real network.",
+            "Train with the same methods on a real network of machines.",
             "",
             *lines,
         ]
@@ -151,18 +153,20 @@ def show(folder: Path) -> None:
     from fedrema.deploy.folder import ServerFolder
     from fedrema.deploy.status import read_status
 
-    now = read_status(ServerFolder.open(folder))
+    federation = read_status(ServerFolder.open(folder))
     console = Console()
-    accuracy = "" if now.accuracy is None else f", accuracy {now.accuracy:.1%}"
-    console.print(f"{now.method}: {safe(now.state)}; round {now.round} of {now.rounds}{accuracy}", highlight=False)
-    if now.checkpoint_age is not None:
-        console.print(f"saved {now.checkpoint_age:.0f} s ago; certificate valid for {now.certificate_days} days")
-    private = any(member.epsilon is not None for member in now.members)
-    table = Table("node", "state", "last counted", "accuracy", *(["ε spent"] if private else []), "trouble", box=None)
-    for member in now.members:
+    accuracy = "" if federation.accuracy is None else f", accuracy {federation.accuracy:.1%}"
+    progress = f"round {federation.round} of {federation.rounds}"
+    console.print(f"{federation.method}: {safe(federation.state)}; {progress}{accuracy}", highlight=False)
+    if federation.checkpoint_age is not None:
+        saved = f"last checkpoint saved {federation.checkpoint_age:.0f} s ago"
+        console.print(f"{saved}; certificate valid for {federation.certificate_days} days")
+    private = any(member.epsilon is not None for member in federation.members)
+    table = Table("node", "state", "last used", "accuracy", *(["ε spent"] if private else []), "problem", box=None)
+    for member in federation.members:
         spent = ["–" if member.epsilon is None else f"{member.epsilon:.2f}"] if private else []
         table.add_row(
             *(safe(member.name), member.state, str(member.last_round or "–")),
-            *("–" if member.accuracy is None else f"{member.accuracy:.1%}", *spent, safe(member.trouble)),
+            *("–" if member.accuracy is None else f"{member.accuracy:.1%}", *spent, safe(member.problem)),
         )
     console.print(table)

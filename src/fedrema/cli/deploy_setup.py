@@ -13,7 +13,7 @@ from fedrema.cli.arguments import (
     positional,
     run_options,
 )
-from fedrema.cli.deploy import Place, say, show
+from fedrema.cli.deploy import say, show
 from fedrema.cli.option_help import options_of
 from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, make_settings
@@ -26,7 +26,7 @@ DEMO_ROUNDS = 5
 class Init:
     """Create a federation: app, certificates, keys, start scripts, systemd units and a compose file.
 
-    METHOD is the method (default: fedrema); all options of fedrema run METHOD are accepted as well.
+    All options of fedrema run METHOD are accepted as well.
     """
 
     dir: Path = positional()
@@ -48,7 +48,7 @@ class Init:
     class_names: str = ""
     """Labels in the nodes' own data, separated by commas, instead of --classes: sick,healthy."""
     least_clients: int = 2
-    """A round needs valid replies from at least this many nodes."""
+    """A round needs usable replies from at least this many nodes."""
     most_clients: int = 100
     """Largest number of nodes, including those that join later."""
     most_samples: int = 0
@@ -56,9 +56,9 @@ class Init:
     most_noise: float = 0.0
     """Largest standard deviation of noise that nodes with a privacy budget may add to their updates; 0: none."""
     wait_seconds: float = 600.0
-    """Stop when fewer than --least-clients nodes have been connected, or have replied, for this long."""
+    """Stop if fewer than --least-clients nodes are connected, or send usable replies, for this many seconds."""
     round_seconds: float = 300.0
-    """Close a round after this long; later replies are ignored."""
+    """End a round after this many seconds; later replies are rejected."""
 
 
 def init(arguments: list[str]) -> int:
@@ -84,7 +84,7 @@ def init(arguments: list[str]) -> int:
 class Demo(Init):
     """Run a federation on this machine for a few rounds: a server and three nodes, each in its own process.
 
-    METHOD is the method (default: fedrema); all options of fedrema run METHOD are accepted as well.
+    All options of fedrema run METHOD are accepted as well.
     """
 
     rounds: int = DEMO_ROUNDS
@@ -123,15 +123,23 @@ def add(arguments: list[str]) -> int:
 
     others = sorted((args.dir / "nodes").glob("*/node.toml"))
     if not others:
-        raise BadInput(f"{args.dir} holds no nodes: name a folder that fedrema deploy init created.")
+        raise BadInput(f"{args.dir} holds no nodes: name the folder that fedrema deploy init created.")
     node = add_node(args.dir, args.name, NodeFolder.open(others[0].parent).config.server)
     print(f"Created {node}: copy it to the node. {args.name} can connect once {args.dir / 'server'} has its key.")
     return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """Replace a node's key; run it on the node."""
+
+    dir: Path = positional()
+    """The node's folder, such as hospitals/nodes/north."""
+
+
 def key(arguments: list[str]) -> int:
     """Replace a node's key."""
-    args = parse_arguments(Place, arguments, "fedrema deploy key", "Replace a node's key; run it on the node.")
+    args = parse_arguments(Key, arguments, "fedrema deploy key")
     from fedrema.deploy.folder import NodeFolder
     from fedrema.deploy.setup import new_key
 
@@ -148,7 +156,7 @@ class Renew:
     dir: Path = positional()
     """The federation's folder, with authority/ and server/."""
     host: str = "localhost"
-    """Host names and addresses of the server, separated by commas."""
+    """Host names or addresses of the server, separated by commas."""
 
 
 def renew(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""A complete federation on this machine, with TLS and keys, that ends by itself: `fedrema deploy demo`."""
+"""A complete federation on this machine, with TLS and keys, for a few rounds: `fedrema deploy demo`."""
 
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from fedrema.errors import FedremaError
 
 SECONDS_BETWEEN_CHECKS = 0.5
 TIME_LENGTH = len("2026-01-01 00:00:00")
+"""Length of the time at the start of a log line."""
 
 
 def run_demo(

@@ -1,4 +1,4 @@
-"""The Flower app of a client: trains on its own samples when a request arrives, and sends its name on a query."""
+"""The Flower app of a node: trains on the node's samples when a request arrives, and answers queries for its name."""
 
 import functools
 import tempfile
@@ -23,13 +23,13 @@ from fedrema.deploy.run_config import HELD_BY_NODES, Plan, read_run_config
 from fedrema.errors import BadInput, FedremaError
 
 app = ClientApp()
-KEPT = "kept"
-"""The record in Flower's state that holds the node's files, where the node has no folder."""
+NODE_FILES = "node-files"
+"""The record in Flower's state that holds the node's files, if the node has no folder."""
 
 
 @app.query()
 def identify(message: Message, context: Context) -> Message:
-    """Send this client's name, which the server uses if the node has no registered key."""
+    """Send this node's name, which the server uses if the node has no registered key."""
     name = str(context.node_config.get("name") or context.node_config.get("partition-id", ""))
     return Message(RecordDict({FACTS: ConfigRecord({"name": name})}), reply_to=message)
 
@@ -56,17 +56,17 @@ def train(message: Message, context: Context) -> Message:
 
 @contextmanager
 def node_folder(context: Context) -> Iterator[Path]:
-    """Return the folder of the node's own state; without one, the state is kept in Flower's memory."""
+    """Return the folder of the node's own state; if none is configured, its files are stored in Flower's state."""
     if folder := context.node_config.get("folder"):
         yield Path(str(folder))
         return
-    kept = Path(_temporary_folder().name) / str(context.node_id)
-    kept.mkdir(exist_ok=True)
-    for name, content in context.state.config_records.get(KEPT, ConfigRecord({})).items():
-        (kept / name).write_bytes(cast(bytes, content))
-    yield kept
-    files = list(kept.iterdir())
-    context.state[KEPT] = ConfigRecord({file.name: file.read_bytes() for file in files})
+    temporary = Path(_temporary_folder().name) / str(context.node_id)
+    temporary.mkdir(exist_ok=True)
+    for name, content in context.state.config_records.get(NODE_FILES, ConfigRecord({})).items():
+        (temporary / name).write_bytes(cast(bytes, content))
+    yield temporary
+    files = list(temporary.iterdir())
+    context.state[NODE_FILES] = ConfigRecord({file.name: file.read_bytes() for file in files})
     for file in files:  # another process may receive the next message
         file.unlink()
 
@@ -95,14 +95,14 @@ def _description(reply: Reply) -> str:
     parts = []
     for score, when in ((reply.received, "of the received model"), (reply.trained, "after training")):
         if score is not None:
-            parts.append(f"accuracy {sum(score.correct) / sum(score.asked):.1%} {when}")
+            parts.append(f"accuracy {sum(score.correct) / sum(score.total):.1%} {when}")
     if reply.loss is not None:
         parts.append(f"loss {reply.loss:.4f}")
     return ", ".join([f"{reply.count} samples", *parts])
 
 
 def privacy_guard(context: Context, folder: Path) -> PrivacyGuard | None:
-    """Return the guard that protects this node's replies; None if its owner has not enabled it."""
+    """Return the guard that clips this node's replies and adds noise; None if its owner has not enabled it."""
     settings = PrivacySettings.read(context.node_config)
     return PrivacyGuard(settings, folder / "privacy.json") if settings.privacy_clip else None
 

@@ -1,4 +1,4 @@
-"""Conducts a federation over Flower: waits for clients, executes the rounds, and resumes after a crash."""
+"""The server's rounds over Flower: waits for nodes, sends requests, collects replies, and resumes after a crash."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from fedrema.base.terminal import safe, safe_logger
 from fedrema.config.settings import Settings
-from fedrema.deploy.flower_grid import NoAnswer, exchange, list_nodes
+from fedrema.deploy.flower_grid import NoResponse, exchange, list_nodes
 from fedrema.deploy.flower_records import FACTS, array_record, read_reply, request_record
 from fedrema.deploy.messages import SCORES_ONLY, Reply
 from fedrema.deploy.run_config import Plan
@@ -31,7 +31,7 @@ SECONDS_TO_LIST_NODES = 10.0
 
 
 class Conductor:
-    """Executes the rounds that are not yet completed."""
+    """Executes the rounds of a run that are not yet completed; `pause` waits between two attempts."""
 
     def __init__(self, grid: Grid, settings: Settings, plan: Plan, pause: Callable[[float], None] = time.sleep) -> None:
         self.grid, self.settings, self.plan, self.pause = grid, settings, plan, pause
@@ -42,14 +42,14 @@ class Conductor:
         self.failing_since: float | None = None
         """When the first attempt at the current round failed; None if none has."""
         self.attempts: list[dict[str, str]] = []
-        """Failed attempts at the current round: the rejected clients, and why."""
+        """Failed attempts at the current round: for each, the nodes without a usable reply, and why."""
         self.bytes_sent = 0
-        """Size of the last requests."""
+        """Total size of the last requests to all nodes."""
         self.reported_names: dict[int, str] = {}
-        """Names that nodes without a registered key have sent, by node."""
+        """Names that nodes without a registered key have sent, by Flower's node ID."""
 
     def conduct(self, lock: RunLock | None = None) -> None:
-        """Complete all rounds and score the final models; `lock` is the run's, where the caller holds it."""
+        """Execute the remaining rounds and score the final models; `lock` is the run's, if the caller holds it."""
         self.run.open(lock)
         rounds = self.settings.simulation.rounds
         if self.central.round:
@@ -62,7 +62,7 @@ class Conductor:
 
     def _round(self) -> None:
         start = time.monotonic()
-        online = self._wait_for_clients()
+        online = self._wait_for_nodes()
         simulation, number = self.settings.simulation, self.central.round + 1
         least = self.plan.least_clients
         chosen = draw_participants(simulation.seed, number, sorted(online), simulation.participation, least)
@@ -72,13 +72,13 @@ class Conductor:
         assert record.nodes is not None
         rejected = record.nodes.rejected | missing
         for name, why in rejected.items():
-            log.warning("round %d: the reply of client %s is not used: %s", number, name, why)
+            log.warning("round %d: no usable reply from node %s: %s", number, name, why)
         if not record.participants:
             self.attempts.append(rejected)
             self._repeat_later(number, len(replies.keys() - rejected.keys()), rejected)
             return
         for name, why in record.nodes.clipped.items():
-            log.warning("round %d: the reply of client %s was clipped: %s", number, name, why)
+            log.warning("round %d: the reply of node %s was clipped: %s", number, name, why)
         self.run.add_scores({name: reply.received for name, reply in replies.items() if name not in rejected})
         seconds = {"train": waited, "aggregate": time.monotonic() - start - waited, "evaluate": 0.0, "other": 0.0}
         record = replace(
@@ -90,7 +90,7 @@ class Conductor:
         )
         self.failing_since, self.attempts = None, []
         self.run.save_round(record)
-        log.info("round %d of %d: %d clients took part", number, simulation.rounds, len(record.participants))
+        log.info("round %d of %d: %d nodes participated", number, simulation.rounds, len(record.participants))
 
     def _repeat_later(self, number: int, usable: int, rejected: Mapping[str, str]) -> None:
         """Wait before a round with too few usable replies is repeated; stop the run if it has failed for too long."""
@@ -105,14 +105,14 @@ class Conductor:
             )
         self.pause(SECONDS_BETWEEN_CHECKS)
 
-    def _wait_for_clients(self) -> dict[str, int]:
-        """Return the nodes of the connected clients, by name, as soon as there are enough."""
+    def _wait_for_nodes(self) -> dict[str, int]:
+        """Wait until enough nodes are connected; return their IDs by name."""
         end, reported = time.monotonic() + self.plan.wait_seconds, None
         while len(online := self._online(end - time.monotonic())) < self.plan.least_clients:
             if time.monotonic() > end:
                 names = ", ".join(sorted(online)) or "none"
                 raise BadInput(
-                    f"Only {len(online)} of at least {self.plan.least_clients} clients were connected after"
+                    f"Only {len(online)} of at least {self.plan.least_clients} nodes were connected after"
                     f" {self.plan.wait_seconds:g} s ({names}); the run can resume after round {self.central.round}."
                 )
             if reported != sorted(online):
@@ -120,7 +120,7 @@ class Conductor:
                 absent = [name for name in self.central.registry.names if name not in online]
                 connected = ", ".join(reported) or "none"
                 log.info(
-                    "the server waits for clients; connected: %s; missing: %s",
+                    "the server waits for nodes; connected: %s; missing: %s",
                     connected,
                     ", ".join(absent) or "unknown",
                 )
@@ -128,36 +128,37 @@ class Conductor:
         return online
 
     def _online(self, seconds: float = 0.0) -> dict[str, int]:
-        """Return the nodes of the connected clients, by the name of their key, or else by the name that they send.
+        """Return the IDs of the connected nodes, by the name of their registered key, or else the name that they send.
 
-        None are connected if the SuperLink does not answer within so many seconds.
+        The result is empty if the SuperLink does not respond within this many seconds.
         """
-        names: dict[str, int] = {}
+        online: dict[str, int] = {}
         try:
-            found = list_nodes(self.grid, max(seconds, SECONDS_TO_LIST_NODES))
-        except NoAnswer:
-            log.warning("Flower's SuperLink does not answer")
+            connected = list_nodes(self.grid, max(seconds, SECONDS_TO_LIST_NODES))
+        except NoResponse:
+            log.warning("Flower's SuperLink does not respond")
             return {}
-        nodes = sorted(found, key=lambda node: node.node_id)
+        nodes = sorted(connected, key=lambda node: node.node_id)
         self._identify([node.node_id for node in nodes if not node.name and node.node_id not in self.reported_names])
         for node in nodes:
             name = node.name or self.reported_names.get(node.node_id, "")
             if not name:
                 continue
-            if name in names:
-                log.warning("two nodes are called %s: the second does not take part", name)
+            if name in online:
+                log.warning("two nodes are called %s: the second does not participate", name)
                 continue
-            names[name] = node.node_id
-        return self._within_capacity(names)
+            online[name] = node.node_id
+        return self._within_capacity(online)
 
-    def _within_capacity(self, names: dict[str, int]) -> dict[str, int]:
-        """Leave out new clients beyond the capacity, so that they do not affect the others."""
+    def _within_capacity(self, online: dict[str, int]) -> dict[str, int]:
+        """Leave out new nodes beyond the capacity, so that they do not affect the others."""
         known = self.central.registry.names
-        new = [name for name in names if name not in known]
+        new = [name for name in online if name not in known]
         for name in new[self.central.capacity - len(known) :]:
-            log.warning("%s cannot take part: the federation has --most-clients %d", name, self.central.capacity)
-            del names[name]
-        return names
+            capacity = self.central.capacity
+            log.warning("node %s cannot participate: the federation already has %d (--most-clients)", name, capacity)
+            del online[name]
+        return online
 
     def _identify(self, nodes: list[int]) -> None:
         """Ask nodes without a registered key for their names."""
@@ -171,7 +172,7 @@ class Conductor:
                 self.reported_names[reply.metadata.src_node_id] = str(facts.get("name", ""))
 
     def _exchange(self, online: Mapping[str, int], train: bool) -> tuple[dict[str, Reply], dict[str, str]]:
-        """Send each client its request; return the replies by name, and why others are missing."""
+        """Send each node its request; return the readable replies by name, and why the others are missing."""
         requests = {name: self.central.request(name, train) for name in sorted(online, key=self.central.registry.row)}
         if not requests:
             return {}, {}
@@ -187,7 +188,7 @@ class Conductor:
                 request_record(request, name, common, inbox_common),
                 online[name],
                 MessageType.TRAIN,
-                # Flower then refuses replies that arrive after the end of the round.
+                # Flower then rejects replies that arrive after the end of the round.
                 ttl=self.plan.round_seconds,
                 group_id=str(request.round),
             )
@@ -202,7 +203,7 @@ class Conductor:
             if not name:
                 continue
             if message.has_error():
-                missing[name] = self._description(message.error)
+                missing[name] = self._reason(message.error)
                 continue
             try:
                 replies[name] = read_reply(message.content, self.central.expected if train else SCORES_ONLY)
@@ -212,14 +213,14 @@ class Conductor:
         # Replies arrive in any order; the result must not depend on it.
         return {name: replies[name] for name in requests if name in replies}, missing
 
-    def _description(self, error: Error) -> str:
-        """Return Flower's error about a client that did not reply, in a few words."""
+    def _reason(self, error: Error) -> str:
+        """Return the reason for which a node did not reply, from Flower's error."""
         late = f"no reply within {self.plan.round_seconds:g} s"
         known = {
             ErrorCode.MESSAGE_UNAVAILABLE: late,
             ErrorCode.REPLY_MESSAGE_UNAVAILABLE: late,
-            ErrorCode.NODE_UNAVAILABLE: "its node is disconnected",
+            ErrorCode.NODE_UNAVAILABLE: "it is disconnected",
             ErrorCode.CLIENT_APP_CRASHED: "its process died",
         }
-        # If the client raised an exception, this is a whole traceback; its last line is the error.
+        # If the node's app raised an exception, the reason is a traceback, and its last line is the error.
         return known.get(error.code) or safe(((error.reason or "").strip() or "it failed").splitlines()[-1][-300:])

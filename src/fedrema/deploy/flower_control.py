@@ -24,8 +24,8 @@ from fedrema.deploy.tls import read_public_key
 from fedrema.errors import BadInput, FedremaError
 
 
-class NotAnswering(FedremaError):
-    """The server does not answer."""
+class NotResponding(FedremaError):
+    """The SuperLink does not respond."""
 
 
 class Control:
@@ -36,22 +36,22 @@ class Control:
 
     def nodes(self) -> list[NodeInfo]:
         """Return all nodes with registered keys."""
-        found = self.client.ListNodes(ListNodesRequest()).nodes_info
-        return [node for node in found if node.status != "unregistered"]
+        nodes = self.client.ListNodes(ListNodesRequest()).nodes_info
+        return [node for node in nodes if node.status != "unregistered"]
 
-    def admit(self, keys: Mapping[str, Path]) -> list[str]:
-        """Register exactly these keys, by name; return a sentence for each change."""
-        wanted = {read_public_key(file): name for name, file in keys.items()}
+    def admit(self, key_files: Mapping[str, Path]) -> list[str]:
+        """Register the keys of exactly these nodes, by name; return a sentence for each change."""
+        names = {read_public_key(file): name for name, file in key_files.items()}
         changes = []
-        known = {node.public_key: node for node in self.nodes()}
-        for key, node in known.items():
-            if wanted.get(key) != node.name:
+        registered = {node.public_key: node for node in self.nodes()}
+        for key, node in registered.items():
+            if names.get(key) != node.name:
                 self.client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-                changes.append(f"{node.name} can no longer take part with its previous key")
-        for key, name in wanted.items():
-            if key not in known or known[key].name != name:
+                changes.append(f"node {node.name} can no longer participate with its previous key")
+        for key, name in names.items():
+            if key not in registered or registered[key].name != name:
                 self.client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-                changes.append(f"{name} may take part")
+                changes.append(f"node {name} may participate")
         return changes
 
     def start(self, app: Path, config: Mapping[str, str]) -> int:
@@ -65,7 +65,7 @@ class Control:
         return int(self.client.StartRun(request).run_id)
 
     def stop_all(self) -> None:
-        """Stop all runs, such as those that a killed server has left."""
+        """Stop all runs, such as one that a killed server left unfinished."""
         for number, run in self.client.ListRuns(ListRunsRequest()).run_dict.items():
             if run.status.status != "finished":
                 self.client.StopRun(StopRunRequest(run_id=number))
@@ -80,8 +80,8 @@ def connected_control(address: str, authority: Path) -> Iterator[Control]:
     try:
         yield Control(client)
     except (httpx.TransportError, OSError) as error:
-        raise NotAnswering(f"The server does not answer at {address}: {error}.") from error
+        raise NotResponding(f"The SuperLink does not respond at {address}: {error}.") from error
     except httpx.HTTPStatusError as error:
-        raise FedremaError(f"The server refuses {error.request.url.path}: {error.response.text[:200]}.") from error
+        raise FedremaError(f"The SuperLink refuses {error.request.url.path}: {error.response.text[:200]}.") from error
     finally:
         client.close()

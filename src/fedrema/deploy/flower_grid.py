@@ -1,4 +1,4 @@
-"""Calls of Flower's Grid with a deadline: Flower itself retries forever while its SuperLink does not answer."""
+"""Calls of Flower's Grid with a deadline: Flower itself retries forever while its SuperLink does not respond."""
 
 import queue
 import threading
@@ -20,20 +20,20 @@ LONGEST_REASON = 200
 Result = TypeVar("Result")
 
 
-class NoAnswer(Exception):
-    """The SuperLink did not answer in time."""
+class NoResponse(Exception):
+    """The SuperLink did not respond in time."""
 
 
 def list_nodes(grid: Grid, seconds: float) -> list[NodeInfo]:
-    """Return the connected nodes; raises `NoAnswer` if the SuperLink does not answer in time."""
+    """Return the connected nodes; raises `NoResponse` if the SuperLink does not respond in time."""
     try:
         return list(_within(grid.get_nodes, seconds))
-    except httpx.HTTPError as error:  # errors that Flower does not retry
-        raise NoAnswer from error
+    except httpx.HTTPError as error:  # an error that Flower does not retry
+        raise NoResponse from error
 
 
 def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Message]:
-    """Send messages and return the replies that arrive in time, even if the SuperLink stops answering meanwhile."""
+    """Send messages and return the replies that arrive in time, even if the SuperLink stops responding meanwhile."""
     replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
     done = threading.Event()
 
@@ -45,9 +45,9 @@ def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Me
             for identity, message in list(waiting.items()):
                 try:
                     arrived = list(grid.pull_messages([identity]))
-                except httpx.HTTPError as error:  # as above
+                except httpx.HTTPError as error:  # an error that Flower does not retry
                     if not reported:
-                        log.warning("the server cannot fetch replies: %r", error)
+                        log.warning("the server cannot fetch replies from Flower's SuperLink: %r", error)
                     reported = True
                     break
                 except Exception as error:  # decoding what a node sent can fail in any way
@@ -61,10 +61,10 @@ def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Me
 
     try:
         _within(send_and_pull, seconds)
-    except NoAnswer:  # nodes that have not replied by now are missing
+    except NoResponse:  # the time is over; the replies so far are returned
         pass
     except httpx.HTTPError as error:
-        log.warning("the server cannot send messages: %r", error)
+        log.warning("the server cannot send messages to Flower's SuperLink: %r", error)
     finally:
         done.set()
     return [replies.get() for _ in range(replies.qsize())]
@@ -77,22 +77,25 @@ def _unreadable(message: Message, error: Exception) -> Message:
 
 
 def _within(call: Callable[[], Result], seconds: float) -> Result:
-    """Return a call's result, or raise its exception; after the deadline the call is abandoned in its own thread."""
+    """Return a call's result, or raise its exception; raises `NoResponse` after the deadline.
+
+    The call runs in its own thread, which is abandoned after the deadline.
+    """
     results: queue.SimpleQueue[tuple[Result | None, BaseException | None]] = queue.SimpleQueue()
 
-    def work() -> None:
+    def run_call() -> None:
         try:
             results.put((call(), None))
         except BaseException as error:
             results.put((None, error))
 
     end = time.monotonic() + seconds
-    # A daemon: a call that never returns must not keep the process from ending.
-    threading.Thread(target=work, daemon=True, name="fedrema-grid").start()
+    # A daemon thread: a call that never returns must not keep the process from exiting.
+    threading.Thread(target=run_call, daemon=True, name="fedrema-grid").start()
     try:
         result, error = results.get(timeout=max(0.0, end - time.monotonic()))
     except queue.Empty:
-        raise NoAnswer from None
+        raise NoResponse from None
     if error is not None:
         raise error
     return cast(Result, result)

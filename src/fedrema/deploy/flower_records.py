@@ -17,13 +17,13 @@ FACTS = "facts"
 
 
 def array_record(tensors: Tensors) -> ArrayRecord:
-    """Return tensors as a record; a record that is part of many messages is stored once on the server."""
+    """Return tensors as a record; several messages can contain the same record, which is then stored once."""
     return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()})
 
 
 def request_record(request: Request, name: str, common: ArrayRecord, inbox_common: ArrayRecord) -> RecordDict:
     """Return a request to a client; `common` and `inbox_common` are the records that all clients receive."""
-    facts: dict[str, Any] = {"round": request.round, "accepted": request.accepted, "name": name}
+    facts: dict[str, Any] = {"round": request.round, "last-used-round": request.last_used_round, "name": name}
     return RecordDict(
         {
             "common": common,
@@ -40,7 +40,11 @@ def read_request(content: RecordDict) -> tuple[Request, str]:
     facts = _facts(content)
     tensors = {group: _tensors(content, group) for group in ("common", "own", "inbox_common", "inbox_own")}
     request = Request(
-        int(facts["round"]), int(facts["accepted"]), train=bool(facts["train"]), late=bool(facts["late"]), **tensors
+        int(facts["round"]),
+        int(facts["last-used-round"]),
+        train=bool(facts["train"]),
+        late=bool(facts["late"]),
+        **tensors,
     )
     return request, str(facts["name"])
 
@@ -53,7 +57,7 @@ def reply_record(reply: Reply) -> RecordDict:
 
 
 def read_reply(content: RecordDict, expected: Reply) -> Reply:
-    """Return a reply; refuses one that differs from the expected one in names, types or shapes, before decoding it."""
+    """Return a reply; one with other names, types or shapes than the expected one is refused before it is decoded."""
     try:
         params, extras = _checked(content, "params", expected.params), _checked(content, "extras", expected.extras)
         return checked_reply(_facts(content), params, extras)

@@ -1,4 +1,4 @@
-"""The Flower app of the server."""
+"""The Flower app of the server, which executes the rounds."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Conduct the federation that the run configuration describes."""
+    """Execute the rounds of the federation that the run configuration describes."""
     logging.basicConfig(level=logging.INFO)
     if os.environ.get(EXIT_WITH_PARENT):
         exit_with_parent()  # the app must not continue after the server's command was killed

@@ -1,9 +1,9 @@
 """Flower's SuperLink with restricted access: other machines reach only the interface for nodes.
 
-Flower serves three interfaces at one port, and the one that starts runs and registers keys has no authentication:
-anyone who can reach it could register a key, or run code on every node. Here the SuperLink listens at two ports. The
+Flower serves three interfaces on one port, and the one that starts runs and registers keys has no authentication:
+anyone who can reach it could register a key, or run code on every node. Here the SuperLink listens on two ports. The
 public port serves only the interface for nodes, which authenticates each node by its key; a port of the loopback
-interface serves the others. `python -m fedrema.deploy.flower_superlink HOST PORT -- FLOWER'S OWN ARGUMENTS`
+interface serves the others. Usage: `python -m fedrema.deploy.flower_superlink HOST PORT -- ARGUMENTS OF FLOWER`
 """
 
 import socket
@@ -20,6 +20,7 @@ from flwr.superlink.main import create_app
 from fedrema.base.processes import exit_with_parent
 
 NODE_INTERFACE = "/v1/fleet/"
+"""The paths of Flower's interface for nodes (the Fleet API) begin with this."""
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -27,7 +28,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def restricted(app: App, control_port: int) -> App:
-    """Serve only the interface for nodes at every port except the control port."""
+    """Return an app that serves only the interface for nodes on every port except the control port."""
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         trusted = scope["type"] == "lifespan" or scope["server"][1] == control_port

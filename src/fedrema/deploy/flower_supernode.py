@@ -1,4 +1,4 @@
-"""Flower's SuperNode, which exits with its parent process. `python -m fedrema.deploy.flower_supernode ARGUMENTS`."""
+"""Flower's SuperNode, which exits with its parent. Usage: `python -m fedrema.deploy.flower_supernode ARGUMENTS`."""
 
 from flwr.supernode.cli.flower_supernode import flower_supernode
 

@@ -20,7 +20,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 def check_name(name: str) -> str:
     """Return a node's name; refuses one that cannot be the name of a folder."""
     if not NAME.fullmatch(name):
-        raise BadInput(f"--nodes: {name!r} is not a valid name; letters, digits, '.', '_' and '-' are, 64 at most.")
+        raise BadInput(f"--nodes: {name!r} is not a valid name: use up to 64 letters, digits, '.', '_' and '-'.")
     return name
 
 
@@ -52,7 +52,7 @@ class NodeConfig:
     server: str
     """Address of the server, host:port."""
     data: str
-    """Its samples: a file, a folder or module:function."""
+    """The node's samples: a file, a folder or module:function."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -62,16 +62,17 @@ class NodeConfig:
 
 @dataclass(frozen=True)
 class ServerFolder:
-    """The folder of the server's machine."""
+    """The folder on the server's machine."""
 
     path: Path
     config: ServerConfig
 
     @classmethod
     def open(cls, path: Path) -> "ServerFolder":
-        """Read the folder that `fedrema deploy init` created, or its subfolder server."""
-        found = path / "server" if (path / "server" / "server.toml").is_file() else path
-        return cls(found.resolve(), read_table(ServerConfig, *_read(found / "server.toml")))
+        """Read the server's folder; `path` may also be the federation's folder, of which it is the subfolder server."""
+        folder = path / "server" if (path / "server" / "server.toml").is_file() else path
+        expected = "the folder that fedrema deploy init created, or its subfolder server"
+        return cls(folder.resolve(), read_table(ServerConfig, *_read(folder / "server.toml", expected)))
 
     @property
     def control_address(self) -> str:
@@ -85,7 +86,7 @@ class ServerFolder:
 
     @property
     def keys(self) -> Path:
-        """Public keys of the nodes that may take part, NAME.pub."""
+        """Public keys of the nodes that may participate, NAME.pub."""
         return self.path / "keys"
 
     @property
@@ -102,20 +103,20 @@ class ServerFolder:
         """Return the run configuration in the app's pyproject.toml."""
         file = self.app / "pyproject.toml"
         try:
-            found: RunConfig = dict(read_toml(file, "the app")["tool"]["flwr"]["app"]["config"])
-            rounds = found["rounds"]
+            config: RunConfig = dict(read_toml(file, "the app")["tool"]["flwr"]["app"]["config"])
+            rounds = config["rounds"]
         except (KeyError, TypeError, ValueError) as error:
             raise BadInput(f"{file} has no [tool.flwr.app.config] with rounds in it.") from error
         if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
             raise BadInput(f"{file}: rounds must be a whole number of at least 1, got {rounds!r}.")
-        return found
+        return config
 
     def rounds(self) -> int:
         """Return the number of rounds in the run configuration."""
         return int(self.run_config()["rounds"])
 
     def is_finished(self) -> bool:
-        """Whether all rounds of the run configuration are completed; its number can be raised later."""
+        """Whether all rounds of the run configuration are completed; the operator can raise their number later."""
         directory = RunDirectory(self.run)
         if not directory.summary_file.is_file():
             return False
@@ -125,7 +126,7 @@ class ServerFolder:
 
 @dataclass(frozen=True)
 class NodeFolder:
-    """The folder of a node's machine."""
+    """The folder on a node's machine."""
 
     path: Path
     config: NodeConfig
@@ -133,18 +134,18 @@ class NodeFolder:
 
     @classmethod
     def open(cls, path: Path) -> "NodeFolder":
-        """Read the folder that `fedrema deploy init` or `fedrema deploy add` created."""
-        table, where = _read(path / "node.toml")
+        """Read a node's folder, which `fedrema deploy init` or `fedrema deploy add` created."""
+        table, where = _read(path / "node.toml", "a node's folder, such as hospitals/nodes/north")
         privacy = {name: value for name, value in table.items() if name in PrivacySettings.names()}
         known = {"name", "server", "data", "format", *PrivacySettings.names()}
         if unknown := [name for name in table if name not in known]:
             valid = ", ".join(("name", "server", "data", *PrivacySettings.names()))
             raise BadInput(f"{where}: {unknown[0]} is unknown; valid are {valid}.")
-        own = {name: value for name, value in table.items() if name not in privacy}
-        return cls(path.resolve(), read_table(NodeConfig, own, where), read_table(PrivacySettings, privacy, where))
+        config = {name: value for name, value in table.items() if name not in privacy}
+        return cls(path.resolve(), read_table(NodeConfig, config, where), read_table(PrivacySettings, privacy, where))
 
     def with_server(self, address: str) -> "NodeFolder":
-        """Return the same with another address of the server."""
+        """Return this folder with another address of the server."""
         return replace(self, config=replace(self.config, server=address))
 
     @property
@@ -167,13 +168,13 @@ class NodeFolder:
         return {"name": self.name, "data": data, "folder": str(self.kept), **self.privacy.values()}
 
 
-def _check_format(found: int) -> None:
-    if found != FORMAT:
-        raise BadInput(f"format must be {FORMAT}, which this version of fedrema reads, got {found}.")
+def _check_format(number: int) -> None:
+    if number != FORMAT:
+        raise BadInput(f"format must be {FORMAT}, which this version of fedrema reads, got {number}.")
 
 
-def _read(file: Path) -> tuple[dict[str, object], str]:
-    """Return the content of a configuration file, and its name for error messages."""
+def _read(file: Path, expected: str) -> tuple[dict[str, object], str]:
+    """Return the content of a configuration file, and its name for error messages; `expected` describes its folder."""
     if not file.is_file():
-        raise BadInput(f"{file.parent} has no {file.name}: name a folder that fedrema deploy init created.")
+        raise BadInput(f"{file.parent} has no {file.name}: name {expected}.")
     return read_toml(file, "the file"), str(file)

@@ -30,28 +30,28 @@ class Request:
     """From the server to one client, at the start of a round."""
 
     round: int
-    accepted: int
+    last_used_round: int
     """The last round in which this client's reply was used; 0: none yet. It resumes from its state after that round."""
     common: Tensors
     """Parameters that all clients share."""
     own: Tensors
-    """Its personal parameters; empty before its first reply."""
+    """The client's personal parameters; empty until a reply of it was used."""
     inbox_common: Tensors
     """Tensors that the method sends to all clients in addition to parameters."""
     inbox_own: Tensors
-    """What the method sends to this client only."""
+    """Tensors that the method sends to this client only."""
     train: bool = True
-    """Whether to train, or only to score the received model: after the last round."""
+    """Whether to train; False after the last round, when the client only scores the received model."""
     late: bool = False
-    """Whether it joined after the first round and has no used reply yet: its state starts from this model."""
+    """Whether it joined after round 1 and none of its replies was used yet: its state starts from this model."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Correct predictions and test samples, in the two halves of a client's test samples."""
+    """The number of correct predictions, and of all test samples, in each half of a client's test samples."""
 
     correct: tuple[int, int]
-    asked: tuple[int, int]
+    total: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -60,25 +60,25 @@ class Reply:
 
     round: int
     count: int
-    """Number of samples that it trained on."""
+    """Number of training samples."""
     params: Tensors = field(default_factory=dict)
     """Trained parameters, without the private ones."""
     extras: Tensors = field(default_factory=dict)
     """Tensors that the method sends in addition to parameters."""
     loss: float | None = None
-    """Mean training loss; None where the node does not report it."""
+    """Mean training loss; None if the node does not report it."""
     received: Score | None = None
     """Score of the received model, which is the result of the previous round; None without test samples."""
     trained: Score | None = None
-    """Score right after training."""
+    """Score right after training; None without test samples."""
     epsilon: float | None = None
-    """The privacy budget that it has spent; None where it has none."""
+    """The ε that the node has spent so far; None if it is unbounded, because the node sent replies without noise."""
 
 
 SCORES_ONLY = Reply(0, 0)
 """The names and shapes of a reply to a request without training."""
-FACTS = ("round", "count", "loss", "epsilon", "received-correct", "received-asked", "trained-correct", "trained-asked")
-"""The fields of a reply other than tensors."""
+FACTS = ("round", "count", "loss", "epsilon", "received-correct", "received-total", "trained-correct", "trained-total")
+"""The names of everything in a reply except its tensors."""
 
 
 def facts_of(reply: Reply) -> dict[str, int | float | list[int]]:
@@ -88,12 +88,12 @@ def facts_of(reply: Reply) -> dict[str, int | float | list[int]]:
     facts |= {name: value for name, value in numbers.items() if value is not None}
     for name, score in (("received", reply.received), ("trained", reply.trained)):
         if score is not None:
-            facts[f"{name}-correct"], facts[f"{name}-asked"] = list(score.correct), list(score.asked)
+            facts[f"{name}-correct"], facts[f"{name}-total"] = list(score.correct), list(score.total)
     return facts
 
 
 def checked_reply(facts: Mapping[str, Any], params: Tensors, extras: Tensors) -> Reply:
-    """Return a reply with checked tensors and these facts; refuses facts that are unknown or out of range."""
+    """Return a reply with tensors that were checked before; refuses facts that are unknown or out of range."""
     if unknown := sorted(set(facts) - set(FACTS)):
         raise BadInput(f"{quoted(unknown[0])!r} is not expected in its reply")
     return Reply(
@@ -108,9 +108,9 @@ def checked_reply(facts: Mapping[str, Any], params: Tensors, extras: Tensors) ->
     )
 
 
-def check_names(found: set[str], expected: Tensors) -> None:
-    """Refuse other names of tensors than the expected ones."""
-    if different := sorted(found ^ set(expected)):
+def check_names(names: set[str], expected: Tensors) -> None:
+    """Raise `BadInput` unless the names of tensors are exactly the expected ones."""
+    if different := sorted(names ^ set(expected)):
         name = different[0]
         raise BadInput(f"{quoted(name)!r} is {'missing' if name in expected else 'not expected'}")
 
@@ -118,7 +118,7 @@ def check_names(found: set[str], expected: Tensors) -> None:
 def checked_tensor(name: str, dtype: str, shape: tuple[int, ...], data: bytes, expected: Tensor) -> Tensor:
     """Decode an array in NumPy's .npy format; refuses other types, shapes and sizes before the header is parsed.
 
-    `dtype` and `shape` are what the message declares, which the header must confirm.
+    `dtype` and `shape` are those that the message declares; the header must be the same.
     """
     like = expected.numpy()
     if shape != like.shape:
@@ -130,10 +130,10 @@ def checked_tensor(name: str, dtype: str, shape: tuple[int, ...], data: bytes, e
     header = io.BytesIO(data[:LARGEST_HEADER])
     if (version := np.lib.format.read_magic(header)) != (1, 0):
         raise BadInput(f"{name!r} is in version {version} of NumPy's format instead of (1, 0)")
-    found, by_column, kind = np.lib.format.read_array_header_1_0(header, max_header_size=LARGEST_HEADER)
-    if (found, by_column, kind) != (like.shape, False, like.dtype) or len(data) != header.tell() + like.nbytes:
+    read = np.lib.format.read_array_header_1_0(header, max_header_size=LARGEST_HEADER)  # shape, order and type
+    if read != (like.shape, False, like.dtype) or len(data) != header.tell() + like.nbytes:
         raise BadInput(f"the header of {name!r} does not describe {like.dtype} of shape {like.shape}")
-    return torch.from_numpy(np.frombuffer(data, kind, offset=header.tell()).reshape(found).copy())
+    return torch.from_numpy(np.frombuffer(data, like.dtype, offset=header.tell()).reshape(like.shape).copy())
 
 
 def quoted(text: str) -> str:
@@ -157,14 +157,14 @@ def _number(facts: Mapping[str, Any], name: str) -> float | None:
 
 
 def _score(facts: Mapping[str, Any], name: str) -> Score | None:
-    pairs: list[Any] = [facts.get(f"{name}-{part}") for part in ("correct", "asked")]
+    pairs: list[Any] = [facts.get(f"{name}-{part}") for part in ("correct", "total")]
     if pairs == [None, None]:
         return None
     if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
         raise BadInput(f"its {name} score must be two pairs of numbers, got {quoted(repr(pairs))}")
-    (first, second), (first_asked, second_asked) = ([_count(n, f"{name} score") for n in pair] for pair in pairs)
-    if first > first_asked or second > second_asked:
+    (first, second), (first_total, second_total) = ([_count(n, f"{name} score") for n in pair] for pair in pairs)
+    if first > first_total or second > second_total:
         raise BadInput(
-            f"its {name} score has {first} and {second} correct predictions of {first_asked} and {second_asked} samples"
+            f"its {name} score has {first} and {second} correct predictions of {first_total} and {second_total} samples"
         )
-    return Score((first, second), (first_asked, second_asked))
+    return Score((first, second), (first_total, second_total))

@@ -1,7 +1,7 @@
 """Training on a node: one client on its own machine, which replies to the requests of the server.
 
 A node runs the simulator with a federation of one client. Its own state (private parameters, memory, momentum) after a
-round becomes final only when the server confirms that the reply was used: a lost round has no effect.
+round becomes final only when the server confirms that the reply was used, so a lost reply has no effect.
 """
 
 import functools
@@ -36,29 +36,27 @@ class Node:
     def __init__(self, settings: Settings, federation: Federation, folder: Path | None = None) -> None:
         if len(federation) != 1:
             raise BadInput(f"A node holds the samples of one client, but its data has {len(federation)}.")
-        net = _network(settings.network, federation.sample_shape, federation.classes, settings.simulation.seed)
-        settings = settings.fitted(federation, net.integers)
-        self.simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
+        settings, self.simulator = make_simulator(settings, federation)
         self.name = federation.names[0]
         self.folder = folder
         self.identity = identity_of(settings, federation, own_module=False)
-        self.made_by = {
+        self.provenance = {
             "revisions": revisions_of(settings.method, self.simulator.device.type),
             "inputs": inputs_of(settings),
         }
-        """Saved with its state: another revision of fedrema or another method file cannot continue from it."""
+        """Saved with the state: another revision of fedrema or another method file cannot resume from it."""
         self.states: dict[int, SimulationState] = {0: self.simulator.start()}
-        """Its state after a round: the last whose reply was used, and the one that is not yet confirmed."""
+        """The state after a round: the last round whose reply was used, and the one that is not yet confirmed."""
         initial, local = self.states[0], settings.local
         self.has_state = bool(initial.params.own or initial.memory or (local.keep_momentum and local.momentum))
         """Whether the method keeps anything on a client between rounds."""
         self.client: Client | None = None
-        """This client with the received model, adapted as for prediction; the `received` score is measured with it."""
+        """The client as it predicts with the last received model; the `received` score is measured with it."""
         if folder is not None:
             for file in sorted(folder.glob("round-*.safetensors")):
                 facts, _ = read_checkpoint(file)
-                made_by = facts.get("more") or {}
-                check_unchanged(file, made_by.get("revisions", {}), made_by.get("inputs", {}), settings)
+                provenance = facts.get("more") or {}
+                check_unchanged(file, provenance.get("revisions", {}), provenance.get("inputs", {}), settings)
                 state = self.simulator.adopt(load_state(file, self.identity))
                 self.states[state.round] = state
 
@@ -66,14 +64,15 @@ class Node:
         """Score the received model, train from it, and return the reply."""
         state = self._start_state(request)
         simulator, count = self.simulator, int(self.simulator.train.counts[0])
-        used = simulator.adapted(simulator.method, simulator.cohort(state, ROW), simulator.moment(request.round - 1))
-        received = _score(*simulator.count_correct(simulator.method, used))
-        self.client = used.one(0)
+        cohort, before = simulator.cohort(state, ROW), simulator.moment(request.round - 1)
+        adapted = simulator.adapted(simulator.method, cohort, before)
+        received = _score(*simulator.count_correct(simulator.method, adapted))
+        self.client = adapted.one(0)
         if not request.train:
             return Reply(request.round, count, received=received)
         collected = RoundUploads(ROW, simulator.counts, simulator.storage, keep_heads=False)
         simulator.train_chunk(state, ROW, simulator.moment(request.round), collected, Clock(simulator.device))
-        self._keep(request, state, collected)
+        self._store(request, state, collected)
         # The mean over one client is its own model.
         params = {**collected.mean.total, **_first_row(collected.visible.tensors)}
         return Reply(
@@ -92,34 +91,36 @@ class Node:
         return {**params.common, **_first_row(params.own)}
 
     def _start_state(self, request: Request) -> SimulationState:
-        """Return this client at the start of the round: its state after its last used reply, and what was received."""
+        """Return the state at the start of the round: the one after its last used reply, with the received tensors."""
+        resume_from = request.last_used_round
         if not self.has_state:
-            self.states = {request.accepted: self.states[0]} | self.states
-        if request.accepted not in self.states:
-            known = ", ".join(map(str, sorted(self.states)))
+            self.states = {resume_from: self.states[0]} | self.states
+        if resume_from not in self.states:
+            stored = ", ".join(map(str, sorted(self.states)))
             raise BadInput(
-                f"Client {self.name!r} has lost its state after round {request.accepted} (it has round {known}): "
+                f"Node {self.name!r} has lost its state after round {resume_from} (it has round {stored}): "
                 "restore its folder, or let it join under another name."
             )
-        state, roles = self.states[request.accepted], self.simulator.roles(self.states[request.accepted].params)
+        state = self.states[resume_from]
+        roles = self.simulator.roles(state.params)
         for name, role in roles.items():
             if role in COMMON_ROLES and name not in request.common:
                 raise BadInput(f"The server did not send {name!r}: it uses another method or network.")
         device = self.simulator.device
 
-        def placed(tensors: Tensors, *, row: bool = False) -> Tensors:
+        def on_device(tensors: Tensors, *, row: bool = False) -> Tensors:
             return {name: (value[None] if row else value).to(device) for name, value in tensors.items()}
 
-        params = ClientTensors({**state.params.own, **placed(request.own, row=True)}, placed(request.common))
-        inbox = ClientTensors(placed(request.inbox_own, row=True), placed(request.inbox_common))
+        params = ClientTensors({**state.params.own, **on_device(request.own, row=True)}, on_device(request.common))
+        inbox = ClientTensors(on_device(request.inbox_own, row=True), on_device(request.inbox_common))
         state = replace(state, round=request.round - 1, params=params, inbox=inbox)
         if request.late:  # its own state starts from the received model
             initial = self.simulator.start_clients(self.simulator.cohort(state, ROW))
             state = replace(state, params=initial.params, memory=initial.memory.own)
         return state
 
-    def _keep(self, request: Request, state: SimulationState, collected: RoundUploads) -> None:
-        """Keep what is not sent to the server, in addition to the last confirmed state."""
+    def _store(self, request: Request, state: SimulationState, collected: RoundUploads) -> None:
+        """Store the state after this round next to the last confirmed one; all other states are deleted."""
         if not self.has_state:
             return
         private = {
@@ -129,10 +130,11 @@ class Node:
         }
         memory = {**state.memory, **collected.memory.tensors}
         velocity = {**state.velocity, **collected.velocity.tensors}
-        kept = SimulationState(1, request.round, ClientTensors(private), memory, ClientTensors(), velocity, {})
-        self.states = {request.accepted: self.states[request.accepted], request.round: kept}
+        trained = SimulationState(1, request.round, ClientTensors(private), memory, ClientTensors(), velocity, {})
+        confirmed = request.last_used_round
+        self.states = {confirmed: self.states[confirmed], request.round: trained}
         if self.folder is not None:
-            save_state(kept, self._file(request.round), self.identity, self.made_by)
+            save_state(trained, self._file(request.round), self.identity, self.provenance)
             for file in self.folder.glob("round-*.safetensors"):
                 if file not in {self._file(number) for number in self.states}:
                     file.unlink()
@@ -140,6 +142,13 @@ class Node:
     def _file(self, number: int) -> Path:
         assert self.folder is not None
         return self.folder / f"round-{number:06}.safetensors"
+
+
+def make_simulator(settings: Settings, federation: Federation) -> tuple[Settings, Simulator]:
+    """Return the settings fitted to a federation of one client, and its simulator."""
+    net = _network(settings.network, federation.sample_shape, federation.classes, settings.simulation.seed)
+    fitted = settings.fitted(federation, net.integers)
+    return fitted, Simulator(fitted.method, net, federation, fitted.local, fitted.simulation)
 
 
 def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[str]) -> Federation:
@@ -165,11 +174,11 @@ def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[
 
 @functools.lru_cache(maxsize=1)  # Flower's simulation engine runs many nodes in one process
 def partitioned_dataset(data: DataSettings) -> Federation:
-    """Return the partitioned dataset of a federation that has no data of its nodes."""
+    """Return the partitioned dataset of a federation whose nodes have no own data."""
     return build_federation(data)
 
 
-@functools.lru_cache(maxsize=1)  # as above
+@functools.lru_cache(maxsize=1)  # for the same reason
 def _network(network: Network, shape: tuple[int, ...], classes: int, seed: int) -> Net:
     return build_net(network, shape, classes, seed)
 
@@ -178,7 +187,8 @@ def _first_row(tensors: Tensors) -> Tensors:
     return {name: value[0] for name, value in tensors.items()}
 
 
-def _score(correct: np.ndarray, asked: np.ndarray) -> Score | None:
-    if not asked.sum():
+def _score(correct: np.ndarray, total: np.ndarray) -> Score | None:
+    """Return the score of the only client; None without test samples."""
+    if not total.sum():
         return None
-    return Score((int(correct[0, 0]), int(correct[0, 1])), (int(asked[0, 0]), int(asked[0, 1])))
+    return Score((int(correct[0, 0]), int(correct[0, 1])), (int(total[0, 0]), int(total[0, 1])))

@@ -1,4 +1,4 @@
-"""A node's own model, which it saves with every request of the server: `fedrema deploy model`."""
+"""A node's own model, which it saves when a request arrives, and its export: `fedrema deploy model`."""
 
 from pathlib import Path
 
@@ -21,12 +21,12 @@ MODEL_FILE = "model.safetensors"
 
 
 def save_model(folder: Path, settings: Settings, node: Node, number: int, reply: Reply) -> None:
-    """Save the model that a node predicts with after a round, and all that is needed to export it."""
+    """Save the model that a node predicts with after a round, and the facts that are needed to export it."""
     simulator, client = node.simulator, node.client
     assert client is not None
     method, net, federation = simulator.method, simulator.net, simulator.federation
-    found = method.model(net, client)
-    model = {name: found[name] for name in net.initial}
+    params = method.model(net, client)
+    model = {name: params[name] for name in net.initial}
     added = {name: value for name, value in client.params.items() if name not in net.initial}
     if overrides(method, "predict"):
         added |= client.inbox | client.memory
@@ -35,7 +35,7 @@ def save_model(folder: Path, settings: Settings, node: Node, number: int, reply:
         "client": node.name,
         "method": method_name(method),
         "train_count": reply.count,
-        "accuracy": None if score is None else sum(score.correct) / sum(score.asked),
+        "accuracy": None if score is None else sum(score.correct) / sum(score.total),
         "class_names": list(federation.class_names),
         "predicts_otherwise": overrides(method, "predict"),
         # What `plain_model` builds the network from.
@@ -58,23 +58,23 @@ def save_model(folder: Path, settings: Settings, node: Node, number: int, reply:
 
 
 def export_model(folder: NodeFolder, out: Path | None, overwrite: bool) -> Path:
-    """Write a node's model into a folder like those of fedrema export; return the model's file."""
+    """Write a node's model into a folder, as fedrema export does; return the model's file."""
     file = folder.kept / MODEL_FILE
     if not file.is_file():
-        raise BadInput(f"{folder.path} has no model yet: it has one once the node has taken part in a round.")
-    facts, _ = read_checkpoint(file)
-    state, known = load_state(file, None), facts["more"]
+        raise BadInput(f"{folder.path} has no model yet: it has one after the first request from the server.")
+    checkpoint, _ = read_checkpoint(file)
+    state, facts = load_state(file, None), checkpoint["more"]
     if not state.round:
         raise BadInput(f"{folder.path} has no trained model yet: no round has been completed since the node joined.")
-    built = known["config"]
-    shape, classes = tuple(built["federation"]["sample_shape"]), built["federation"]["classes"]
+    config = facts["config"]
+    shape, classes = tuple(config["federation"]["sample_shape"]), config["federation"]["classes"]
     return write_node_model(
         folder.path / "model" if out is None else out,
         overwrite,
-        plain_model(Network(**built["settings"]), shape, classes, built["ran_on"]["dtype"]),
-        ExportIndex(known["method"], state.round, state.round, known["class_names"]),
-        ExportedClient(str(known["client"]), "", None, known["accuracy"], known["train_count"]),
+        plain_model(Network(**config["settings"]), shape, classes, config["ran_on"]["dtype"]),
+        ExportIndex(facts["method"], state.round, state.round, facts["class_names"]),
+        ExportedClient(str(facts["client"]), "", None, facts["accuracy"], facts["train_count"]),
         state.params.common,
         {name: value[0] for name, value in state.params.own.items()},
-        known["predicts_otherwise"],
+        facts["predicts_otherwise"],
     )

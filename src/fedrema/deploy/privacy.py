@@ -1,4 +1,4 @@
-"""Local differential privacy: clipping and Gaussian noise on what leaves a node, and an account of its budget.
+"""Local differential privacy: clips what leaves a node, adds Gaussian noise, and keeps account of the spent budget.
 
 A round's change of all parameters that are sent is clipped to norm C, and Gaussian noise of standard deviation z·C is
 added to each entry. If all samples of the node were replaced by others, the clipped change could differ by at most 2·C:
@@ -46,7 +46,7 @@ class PrivacySettings:
     privacy_delta: float = 1e-5
     """The δ for which the spent ε is computed."""
     privacy_budget: float = 0.0
-    """Largest ε that may be spent; the node then no longer takes part. 0: no limit."""
+    """Largest ε that may be spent; a node that would exceed it no longer participates. 0: no limit."""
 
     def __post_init__(self) -> None:
         """Validate the settings."""
@@ -66,12 +66,12 @@ class PrivacySettings:
 
     @classmethod
     def read(cls, config: Mapping[str, object]) -> "PrivacySettings":
-        """Return the privacy settings in a node's configuration, which has others as well."""
-        own = {name: value for name, value in config.items() if name in cls.names()}
-        return read_table(cls, own, "node configuration")
+        """Return the privacy settings in a node's configuration; its other settings are ignored."""
+        privacy = {name: value for name, value in config.items() if name in cls.names()}
+        return read_table(cls, privacy, "node configuration")
 
     def values(self) -> dict[str, float]:
-        """Return them for a node's configuration."""
+        """Return the settings by their names in a node's configuration."""
         return {name: float(getattr(self, name.replace("-", "_"))) for name in self.names()}
 
 
@@ -87,7 +87,7 @@ class Account:
     def read(cls, file: Path) -> "Account":
         """Read the account; refuses one that was altered or damaged."""
         content = read_object(file, "cannot be read", RESTORE)
-        # Accounts of older versions have no checksum; they must not be lost for that.
+        # Accounts of older versions have no checksum, but remain valid.
         plain = content if content.keys() == {"releases"} else verified(content, file, ACCOUNT, RESTORE)
         try:
             account = msgspec.convert(plain, cls)
@@ -100,12 +100,12 @@ class Account:
         return account
 
     def write(self, file: Path) -> None:
-        """Write the account; it is on the disk when this returns."""
+        """Write the account; it is on disk when this function returns."""
         write_text(file, json.dumps(with_checksum(dataclasses.asdict(self), ACCOUNT)) + "\n")
 
 
 class PrivacyGuard:
-    """Protects replies before they leave the node, and records every release in an account."""
+    """Clips replies and adds noise before they leave the node, and records every release in an account."""
 
     def __init__(self, settings: PrivacySettings, file: Path) -> None:
         self.settings, self.file = settings, file
@@ -119,7 +119,7 @@ class PrivacyGuard:
         return self.settings.privacy_noise / 2
 
     def epsilon(self, more: int = 0) -> float | None:
-        """Return the ε spent so far and by `more` further releases; None without noise, when it is unbounded."""
+        """Return the ε spent after `more` further releases; None if it is unbounded, because a release has no noise."""
         releases = self.account.releases + [self.multiplier] * more
         if not releases:
             return 0.0 if self.multiplier else None
@@ -133,7 +133,7 @@ class PrivacyGuard:
             return float(accountant.get_epsilon(self.settings.privacy_delta))
 
     def check_budget(self) -> None:
-        """Refuse a round that would exceed the budget."""
+        """Raise `BadInput` if another release would exceed the budget."""
         budget = self.settings.privacy_budget
         if budget and (spent := self.epsilon(more=1)) is not None and spent > budget:
             raise BadInput(
@@ -141,20 +141,21 @@ class PrivacyGuard:
             )
 
     def protect(self, reply: Reply, before: Tensors) -> Reply:
-        """Return a reply that may leave the node, without scores and losses, which reveal single samples.
+        """Return the reply that leaves the node: clipped, with noise, and without scores and loss.
 
-        `before` are the parameters before training.
+        Scores and losses are removed because they can reveal single samples. `before` are the parameters before
+        training.
         """
-        silent = replace(reply, loss=None, received=None, trained=None, epsilon=self.epsilon())
+        without_scores = replace(reply, loss=None, received=None, trained=None, epsilon=self.epsilon())
         if not reply.params:
-            return silent
+            return without_scores
         if reply.extras:
             raise BadInput(
                 f"The method sends {', '.join(sorted(reply.extras))} in addition to parameters, which privacy-clip"
                 " does not cover: choose a method that sends parameters only."
             )
         names = sorted(reply.params)
-        # In double precision, so that rounding does not lengthen the clipped change.
+        # In double precision, so that rounding does not increase the norm of the clipped change.
         start = [before[name].cpu().double().numpy() for name in names]
         change = [reply.params[name].double().numpy() - value for name, value in zip(names, start, strict=True)]
         released = self._released(change)
@@ -164,7 +165,7 @@ class PrivacyGuard:
             name: torch.from_numpy(value + step).to(reply.params[name].dtype)
             for name, value, step in zip(names, start, released, strict=True)
         }
-        return replace(silent, params=params, epsilon=self.epsilon())
+        return replace(without_scores, params=params, epsilon=self.epsilon())
 
     def _released(self, change: list[np.ndarray]) -> list[np.ndarray]:
         """Return a change, clipped as a whole, with noise on every entry."""

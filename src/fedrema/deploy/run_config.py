@@ -22,35 +22,35 @@ FORMAT = 1
 HELD_BY_NODES = "(held by the nodes)"
 """Value of --federation where every node has its own samples."""
 SAME_ON_ALL_NODES = {"device", "backend", "partition-file"}
-"""Settings of a machine that a run configuration contains nevertheless."""
+"""Settings of a single machine that a run configuration contains nevertheless, for all nodes."""
 WHERE = "run-config"
 """How error messages name the run configuration."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the server conducts the federation."""
+    """The server's settings for a federation: the shape of its data, and the limits of its rounds."""
 
     folder: str = option("", Purpose.PLACE)
-    """Folder of the run on the server's machine, an absolute path; an existing run in it is continued."""
+    """Folder of the run on the server's machine, an absolute path; an existing run in it is resumed."""
     sample_shape: str = ""
     """Shape of a sample, such as 3x32x32; the same on all nodes."""
     classes: int = 0
     """Number of classes."""
     class_names: str = ""
-    """Their names, as a JSON list; empty: 0 to classes-1."""
+    """The names of the classes, as a JSON list; empty: 0 to classes-1."""
     least_clients: int = option(2, Purpose.OPERATION)
-    """A round needs usable replies of at least this many clients."""
+    """A round needs usable replies from at least this many nodes."""
     most_clients: int = 100
-    """Largest number of clients, including those that join later."""
+    """Largest number of nodes, including those that join later."""
     most_samples: int = option(0, Purpose.OPERATION)
     """Reject a node that reports more samples; 0: more than ten times the median node's."""
     most_noise: float = option(0.0, Purpose.OPERATION)
-    """Accept this standard deviation of noise from nodes with a privacy budget, beyond the usual norms; 0: none."""
+    """Largest standard deviation of noise that nodes with a privacy budget may add to their updates; 0: none."""
     wait_seconds: float = option(600.0, Purpose.OPERATION)
-    """Stop when there are fewer clients, or fewer usable replies, for this long."""
+    """Stop if fewer nodes than `least_clients` are connected, or send usable replies, for this many seconds."""
     round_seconds: float = option(300.0, Purpose.OPERATION)
-    """End a round after this long; later replies are not used."""
+    """End a round after this many seconds; later replies are rejected."""
     format: int = option(FORMAT, Purpose.OPERATION)
     """Version of the run configuration."""
 
@@ -81,17 +81,17 @@ class Plan:
         return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
     def relabelled(self, samples: Federation) -> Federation:
-        """Return a node's samples with the federation's classes, of which it may lack some; refuses other shapes."""
+        """Return a node's samples labelled with all classes of the federation; refuses samples of another shape."""
         if samples.sample_shape != self.shape:
-            found = "x".join(map(str, samples.sample_shape))
-            raise BadInput(f"Its samples are of shape {found}, but this federation is for {self.sample_shape}.")
+            shape = "x".join(map(str, samples.sample_shape))
+            raise BadInput(f"Its samples are of shape {shape}, but this federation is for {self.sample_shape}.")
         return samples.relabelled(self.names)
 
     def values(self, *purposes: Purpose) -> RunConfig:
-        """Return the values by name; with purposes, those of these purposes."""
+        """Return the values by name; if purposes are given, only the values with these purposes."""
         fields = [field for field in dataclasses.fields(self) if not purposes or purpose_of(field) in purposes]
         values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields}
-        if not self.class_names:  # federations that were created before there were names have none
+        if not self.class_names:  # federations that older versions created do not have this key
             values.pop("class-names", None)
         return values
 
@@ -101,22 +101,22 @@ PLAN_NAMES = tuple(field.name.replace("_", "-") for field in dataclasses.fields(
 
 def run_config(settings: Settings, plan: Plan) -> RunConfig:
     """Return the method, the settings that apply to real clients, and the plan; names as on the command line."""
-    return {"method": method_name(settings.method), **_carried(settings), **plan.values()}
+    return {"method": method_name(settings.method), **_deployed_settings(settings), **plan.values()}
 
 
 def identity_values(settings: Settings, plan: Plan) -> RunConfig:
     """Return the part of the run configuration that cannot change while a federation is running."""
     changeable = Settings.names(Purpose.ROUNDS) | {"device"}
-    fixed = {name: value for name, value in _carried(settings).items() if name not in changeable}
+    fixed = {name: value for name, value in _deployed_settings(settings).items() if name not in changeable}
     return {"method": method_name(settings.method), **fixed, **plan.values(Purpose.RESULT)}
 
 
 def read_run_config(config: Mapping[str, Value]) -> tuple[Settings, Plan]:
-    """Return the settings and the plan that a run configuration holds."""
+    """Return the settings and the plan in a run configuration."""
     return _read(tuple(sorted(config.items())))
 
 
-@functools.lru_cache(maxsize=4)  # every message contains it
+@functools.lru_cache(maxsize=4)  # nodes read it for every message
 def _read(items: tuple[tuple[str, Value], ...]) -> tuple[Settings, Plan]:
     config = dict(items)
     plan = read_table(Plan, {name: value for name, value in config.items() if name in PLAN_NAMES}, WHERE)
@@ -127,8 +127,8 @@ def _read(items: tuple[tuple[str, Value], ...]) -> tuple[Settings, Plan]:
     return make_settings(method, rest, WHERE), plan
 
 
-def _carried(settings: Settings) -> RunConfig:
-    """Return the settings that apply to real clients; None means the default and is left out."""
+def _deployed_settings(settings: Settings) -> RunConfig:
+    """Return the settings that apply to real clients; those with the value None are left out."""
     machine = Settings.names(Purpose.OUTPUT, Purpose.PLACE, Purpose.COMPUTATION) - SAME_ON_ALL_NODES
     simulated = {
         field.name.replace("_", "-") for field in dataclasses.fields(Simulation) if field.metadata.get("simulated")
@@ -139,7 +139,7 @@ def _carried(settings: Settings) -> RunConfig:
 
 def _is_list_of_names(text: str) -> bool:
     try:
-        found = json.loads(text)
+        names = json.loads(text)
     except ValueError:
         return False
-    return isinstance(found, list) and all(isinstance(name, str) and name for name in found)
+    return isinstance(names, list) and all(isinstance(name, str) and name for name in names)

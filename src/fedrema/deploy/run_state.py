@@ -1,4 +1,4 @@
-"""The run on the server's disk: a run's folder like any other, from which the server resumes after a crash.
+"""The run's folder on the server, as `fedrema run` would write it; the server resumes from it after a crash.
 
 Next to the folder are its log (NAME.log) and, after a failure, the reason (NAME.stopped).
 """
@@ -32,7 +32,7 @@ from fedrema.simulation.records import RoundRecord
 
 
 class RunState:
-    """Writes records, checkpoints and the summary; the metrics of a round arrive with the replies to the next."""
+    """Writes records, checkpoints and the summary; the metrics of a round arrive with the replies to the next round."""
 
     def __init__(self, folder: Path, settings: Settings, plan: Plan, central: CentralServer) -> None:
         self.directory, self.settings, self.plan, self.central = RunDirectory(folder), settings, plan, central
@@ -54,9 +54,9 @@ class RunState:
         if directory.checkpoint_file.is_file():
             self._resume()
         else:
-            # A server that was killed before it completed a round has left nothing but its settings.
-            mine = directory.config_file.is_file() and directory.identity() == self.identity
-            directory.check_free(overwrite=mine and not directory.rounds())
+            # A server that was killed before it completed a round has written nothing but the settings.
+            same_run = directory.config_file.is_file() and directory.identity() == self.identity
+            directory.check_free(overwrite=same_run and not directory.rounds())
             directory.create(self._manifest())
             directory.truncate_rounds(0)
         self.lock.training_from(len(directory.rounds()))
@@ -68,7 +68,7 @@ class RunState:
         facts, _ = read_checkpoint(directory.checkpoint_file)
         state = load_state(directory.checkpoint_file, self.identity)
         if state.clients != central.capacity:
-            raise BadInput(f"{directory.path} was started for {state.clients} clients, not {central.capacity}.")
+            raise BadInput(f"{directory.path} was started with --most-clients {state.clients}, not {central.capacity}.")
         try:
             registry = Registry.read(facts["more"]["registry"])
             pending = msgspec.convert(facts["more"]["pending"], RoundRecord | None)
@@ -82,7 +82,7 @@ class RunState:
         directory.remove_summary()
         directory.truncate_rounds(state.round - 1 if self.pending else state.round)
         self.ran_on = replace(self.ran_on, started=before.ran_on.started)
-        # A server that was killed right after a checkpoint has not written the names of clients that joined then.
+        # A server that was killed right after a checkpoint has not written the names of clients that had just joined.
         directory.write_manifest(self._manifest())
 
     def add_scores(self, scores: Mapping[str, Score | None]) -> None:
@@ -114,11 +114,11 @@ class RunState:
             self.plan.classes,
             list(self.plan.names),
             tuple(self.plan.shape),
-            [registry.counts.get(name, 0) for name in registry.names],
+            [registry.train_counts.get(name, 0) for name in registry.names],
             # A node that protects its samples reports no scores.
-            [sum(registry.tests.get(name, ())) for name in registry.names],
+            [sum(registry.test_counts.get(name, ())) for name in registry.names],
             {"network": "Flower"},
-            last_counted=[registry.accepted.get(name, 0) for name in registry.names],
+            last_counted=[registry.last_used_round.get(name, 0) for name in registry.names],
         )
         method = self.settings.method
         revisions = revisions_of(method, self.central.simulator.device.type)

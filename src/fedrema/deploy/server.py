@@ -1,4 +1,4 @@
-"""The server's part of a method: requests to clients, and the aggregation of their replies."""
+"""The server's part of a method: makes the requests to clients, checks their replies and aggregates them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from fedrema.config.settings import Settings
 from fedrema.core import Answer, Role
 from fedrema.deploy.messages import Reply, Request, Score
-from fedrema.deploy.node import Node
+from fedrema.deploy.node import Node, make_simulator
 from fedrema.deploy.norm_bounds import Part, bound_norms, parts_of
 from fedrema.deploy.registry import Registry, ReplyChecks
 from fedrema.engine import ClientTensors
@@ -35,7 +35,7 @@ class CentralServer:
     capacity
         Largest number of clients.
     most_samples, most_noise
-        Limits on what clients may send; see `Plan`.
+        Limits on replies; see `Plan`.
     """
 
     def __init__(
@@ -49,9 +49,8 @@ class CentralServer:
     ) -> None:
         self.method, self.capacity = settings.method, capacity
         self.most_samples, self.most_noise = most_samples, most_noise
-        dummy = Node(settings, dummy_federation(shape, classes))  # used for its names and shapes only
-        self.simulator = dummy.simulator
-        self.net, initial = self.simulator.net, dummy.states[0]
+        _, self.simulator = make_simulator(settings, dummy_federation(shape, classes))  # the server has no samples
+        self.net, initial = self.simulator.net, self.simulator.start()
         self.roles = {
             name: role for name, role in self.simulator.roles(initial.params).items() if role is not Role.PRIVATE
         }
@@ -65,8 +64,7 @@ class CentralServer:
             capacity, 0, ClientTensors(own, dict(initial.params.common)), {}, ClientTensors(), {}, server
         )
         self.registry = Registry()
-        self.expected = dummy.reply_to(self._request(0, 0, 1))
-        """A reply with the names, types and shapes of every reply to a request to train."""
+        self.expected = expected_reply(settings, shape, classes)
 
     @property
     def round(self) -> int:
@@ -75,65 +73,66 @@ class CentralServer:
 
     @property
     def checks(self) -> ReplyChecks:
-        """The checks of replies against what the registry knows about clients."""
+        """The checks of replies against the registry."""
         return ReplyChecks(self.registry, self.net, self.most_samples)
 
     def request(self, name: str, train: bool = True) -> Request:
-        """Return the message that requests the next round from a client."""
+        """Return the request to a client for the next round; a new client gets a row."""
         row = self.registry.row(name)
         if row >= self.capacity:
-            raise BadInput(f"Client {name!r} cannot join: the federation has --most-clients {self.capacity} already.")
-        return self._request(row, self.registry.accepted.get(name, 0), self.round + 1, train)
-
-    def _request(self, row: int, accepted: int, number: int, train: bool = True) -> Request:
-        state = self.state
+            raise BadInput(f"Node {name!r} cannot join: the federation already has {self.capacity} (--most-clients).")
+        state, number = self.state, self.round + 1
+        last_used_round = self.registry.last_used_round.get(name, 0)
         return Request(
             number,
-            accepted,
+            last_used_round,
             common={name: value.cpu() for name, value in state.params.common.items()},
-            own={name: value[row].cpu() for name, value in state.params.own.items()} if accepted else {},
+            own={name: value[row].cpu() for name, value in state.params.own.items()} if last_used_round else {},
             inbox_common={name: value.cpu() for name, value in state.inbox.common.items()},
             inbox_own={name: value[row].cpu() for name, value in state.inbox.own.items()},
             train=train,
-            late=number > 1 and not accepted and row >= self.registry.founders,
+            late=number > 1 and not last_used_round and row >= self.registry.first_round_clients,
         )
 
     def complete_round(self, replies: Mapping[str, Reply], least: int = 1) -> RoundRecord:
-        """Aggregate the replies of a round; the record names the clients that were rejected or clipped, and why.
+        """Aggregate the replies of a round; the record contains whose replies were rejected or clipped, and why.
 
         With fewer than `least` usable replies the state does not change, and the record has no participants.
         """
         number, registry, checks = self.round + 1, self.registry, self.checks
-        rejected = checks.invalid(replies, number)
-        valid = {name: reply for name, reply in replies.items() if name not in rejected}
-        parts = {name: self._parts(name, reply) for name, reply in valid.items()}
-        bounded = bound_norms(valid, parts, checks.relative_sizes(valid), registry.norms, self.most_noise)
+        rejected = checks.rejected(replies, number)
+        passed_checks = {name: reply for name, reply in replies.items() if name not in rejected}
+        parts = {name: self._parts(name, reply) for name, reply in passed_checks.items()}
+        allowances = checks.allowances(passed_checks)
+        bounded = bound_norms(passed_checks, parts, allowances, registry.norms, self.most_noise)
         rejected |= bounded.rejected
-        names = sorted(bounded.accepted, key=registry.row)
+        names = sorted(bounded.usable, key=registry.row)
         if len(names) < max(1, least):
             return RoundRecord(number, nodes=NodeReports(rejected))
-        suspects = sorted(names, key=lambda name: -bounded.excess.get(name, 0.0))
+        highest_ratio_first = sorted(names, key=lambda name: -bounded.largest_ratio.get(name, 0.0))
         with torch_threads(self.simulator.threads):
-            names, collected, answer, failing = self._aggregate_valid(names, bounded.accepted, number, suspects)
+            names, collected, answer, failing = self._aggregate_usable(
+                names, bounded.usable, number, highest_ratio_first
+            )
         rejected |= failing
         if len(names) < max(1, least):
             return RoundRecord(number, nodes=NodeReports(rejected))
         self.state.apply(collected, self.roles, answer)
-        used = {name: bounded.accepted[name] for name in names}
+        used = {name: bounded.usable[name] for name in names}
         clipped = {name: why for name, why in bounded.clipped.items() if name in names}
-        registry.norms.learn(number, bounded.norms_of(names), clipped)
-        registry.admit(number, used)
+        registry.norms.add(number, bounded.norms_of(names), clipped)
+        registry.record_used(number, used)
         self.state.round = number
         return self._record(number, used, answer, rejected, clipped)
 
-    def _aggregate_valid(
-        self, names: list[str], replies: Mapping[str, Reply], number: int, suspects: list[str]
+    def _aggregate_usable(
+        self, names: list[str], replies: Mapping[str, Reply], number: int, highest_ratio_first: list[str]
     ) -> tuple[list[str], RoundUploads, Answer, dict[str, str]]:
         """Aggregate; if that fails, find the replies without which it succeeds, and reject them.
 
-        Returns the remaining clients, their uploads, the answer, and the clients that were rejected. Suspects are left
-        out one at a time, in their order, then the first two, three, …; if aggregation always fails, the error is
-        raised and the state is unchanged.
+        Returns the remaining clients, their uploads, the answer, and the rejected clients with the reason. Aggregation
+        is retried without each reply in turn, the highest ratio first, then without the first two, three, …; if it
+        always fails, the error is raised and the state is unchanged.
         """
         collected = self._collect(names, replies)
         try:
@@ -141,39 +140,40 @@ class CentralServer:
         except Exception as error:  # a method's aggregate can raise any error for a bad reply
             if len(names) == 1 and isinstance(error, Diverged):
                 return [], collected, Answer({}), {names[0]: str(error)}
-            why = f"with its reply the aggregation fails: {str(error)[:200]}"
-            failed = error
-        several = (suspects[:count] for count in range(2, len(suspects)))
-        for left_out in [*([name] for name in suspects), *several]:
+            why = f"aggregation fails if its reply is included: {str(error)[:200]}"
+            first_error = error
+        several = (highest_ratio_first[:count] for count in range(2, len(highest_ratio_first)))
+        for left_out in [*([name] for name in highest_ratio_first), *several]:
             rest = [name for name in names if name not in left_out]
             if not rest:
                 continue
             collected = self._collect(rest, replies)
             try:
                 return rest, collected, self._aggregate(collected, number), dict.fromkeys(left_out, why)
-            except Exception:  # it also fails without these replies, so they are not the cause
+            except Exception:  # it also fails without these replies, so they are not the only cause
                 continue
-        raise failed
+        raise first_error
 
     def _collect(self, names: list[str], replies: Mapping[str, Reply]) -> RoundUploads:
-        simulator, chosen = self.simulator, [replies[name] for name in names]
+        """Return the replies of these clients as the uploads of a round."""
+        simulator, in_order = self.simulator, [replies[name] for name in names]
         rows = torch.tensor([self.registry.row(name) for name in names])
-        counts = torch.tensor([reply.count for reply in chosen], device=simulator.device, dtype=simulator.dtype)
+        counts = torch.tensor([reply.count for reply in in_order], device=simulator.device, dtype=simulator.dtype)
 
         def stacked(tensors: list[Tensors]) -> Tensors:
             return {name: torch.stack([one[name] for one in tensors]).to(counts.device) for name in tensors[0]}
 
-        params = stacked([reply.params for reply in chosen])
+        params = stacked([reply.params for reply in in_order])
         collected = RoundUploads(rows, counts, simulator.storage, keep_heads=False)
         shared = {name: value for name, value in params.items() if self.roles[name] is Role.SHARED}
         collected.mean.add(shared, collected.weights)
         collected.visible.put(0, {name: value for name, value in params.items() if name not in shared})
-        collected.extras.put(0, stacked([reply.extras for reply in chosen]))
+        collected.extras.put(0, stacked([reply.extras for reply in in_order]))
         collected.names += names
         return collected
 
     def _aggregate(self, collected: RoundUploads, number: int) -> Answer:
-        # The number of clients so far, not the capacity.
+        # `everyone` is the number of clients so far; the state has rows for the whole capacity.
         uploads = replace(collected.for_server(), everyone=len(self.registry.names))
         answer = self.simulator.aggregate(uploads, self.state, self.roles, {}, self.simulator.moment(number))
         for name, value in answer.state.items():
@@ -191,10 +191,10 @@ class CentralServer:
         rejected: dict[str, str],
         clipped: dict[str, str],
     ) -> RoundRecord:
-        """Return the record of a round, without its metrics, which clients send with their next replies."""
+        """Return the record of a round without its metrics, which are computed from the scores in the next replies."""
         losses = [reply.loss for reply in replies.values() if reply.loss is not None]
         trained = [reply.trained for reply in replies.values() if reply.trained is not None]
-        correct, samples = sum(sum(score.correct) for score in trained), sum(sum(score.asked) for score in trained)
+        correct, samples = sum(sum(score.correct) for score in trained), sum(sum(score.total) for score in trained)
         epsilon = {name: reply.epsilon for name, reply in replies.items() if reply.epsilon is not None}
         return RoundRecord(
             number,
@@ -207,16 +207,27 @@ class CentralServer:
 
     def _parts(self, name: str, reply: Reply) -> list[Part]:
         params, row = self.state.params, self.registry.row(name)
-        # Before a client's first reply, the server knows its personal parameters only in the first round.
-        known = name in self.registry.accepted or self.round == 0
+        # The server knows a client's personal parameters after its first used reply, or in round 1, when all are
+        # initial.
+        known = name in self.registry.last_used_round or self.round == 0
         own = {each: value[row] for each, value in params.own.items()} if known else None
         return parts_of(self.net, params.common, own, reply)
 
     def metrics(self, scores: Mapping[str, Score | None]) -> dict[str, MetricRecord]:
         """Return a round's metrics from the scores that clients report."""
-        valid = self.checks.valid_scores(scores)
-        names = sorted(valid, key=self.registry.row)
-        correct = np.array([valid[name].correct for name in names]).reshape(-1, 2)
-        samples = np.array([valid[name].asked for name in names]).reshape(-1, 2)
+        usable = self.checks.usable_scores(scores)
+        names = sorted(usable, key=self.registry.row)
+        correct = np.array([usable[name].correct for name in names]).reshape(-1, 2)
+        samples = np.array([usable[name].total for name in names]).reshape(-1, 2)
         rows = [self.registry.row(name) for name in names]
         return {PRIMARY: metric_record(correct, samples, rows, len(self.registry.names))}
+
+
+def expected_reply(settings: Settings, shape: tuple[int, ...], classes: int) -> Reply:
+    """Return a reply with the names, types and shapes of tensors that every reply to a request to train must have.
+
+    It is the reply of a node with dummy samples to the first request.
+    """
+    node = Node(settings, dummy_federation(shape, classes))
+    common = node.simulator.start().params.common
+    return node.reply_to(Request(1, 0, common, own={}, inbox_common={}, inbox_own={}))

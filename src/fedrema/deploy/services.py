@@ -1,4 +1,4 @@
-"""The services `fedrema deploy server` and `fedrema deploy client`: Flower's processes, supervised."""
+"""The services behind `fedrema deploy server` and `fedrema deploy client`, which supervise Flower's processes."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, free_port, stopped_on_exit
-from fedrema.deploy.flower_control import Control, NotAnswering, connected_control
+from fedrema.deploy.flower_control import Control, NotResponding, connected_control
 from fedrema.deploy.folder import NodeFolder, ServerFolder
 from fedrema.deploy.run_state import log_file, stop_reason, stop_reason_file
 from fedrema.errors import BadInput, FedremaError
@@ -16,7 +16,7 @@ from fedrema.runs.lock import RunLock
 
 SECONDS_BETWEEN_CHECKS = 1.0
 SECONDS_TO_START = 120.0
-"""How long a run may take from its request until it holds the run's lock."""
+"""How long the server's app may take from its start until it holds the run's lock."""
 MOST_FAILED_STARTS = 5
 EXIT_WITH_PARENT = "FEDREMA_EXIT_WITH_PARENT"
 """Environment variable: the server's app exits with the process that started it."""
@@ -25,7 +25,7 @@ NODE_LOG = "node.log"
 
 def flower_environment(home: Path, modules: Path) -> dict[str, str]:
     """Return the environment of Flower's processes: no telemetry, no update check, no installation of packages."""
-    switches = {
+    variables = {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -40,11 +40,11 @@ def flower_environment(home: Path, modules: Path) -> dict[str, str]:
     joined = {name: os.pathsep.join(part for part in parts if part) for name, parts in paths.items()}
     # Flower's dependencies emit warnings: with warnings as errors it would not start.
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
-    return {**inherited, **switches, **joined}
+    return {**inherited, **variables, **joined}
 
 
 class ServerService:
-    """Keeps the server of a federation running: restarts what exits, and the run resumes after its last round.
+    """Keeps the server of a federation running: restarts Flower's processes, and starts or resumes the run.
 
     `report` is called with each line for the operator.
     """
@@ -54,18 +54,18 @@ class ServerService:
         self.superlink, self.superexec = self._superlink(), self._superexec()
         self.log = LogTail(log_file(folder.run))
         self.registered_keys: dict[str, bytes] | None = None
-        """The files of the keys when they were last registered."""
+        """The contents of the key files when they were last registered, by node."""
         self.requested = 0.0
-        """When a run was requested that has not started yet; 0: there is none."""
+        """When the run's app was started, if it does not hold the run's lock yet; otherwise 0."""
         self.failed_starts, self.rounds = 0, self._completed_rounds()
-        self.answered = False
-        """Whether the SuperLink has ever answered."""
+        self.superlink_responded = False
+        """Whether the SuperLink has ever responded."""
 
     def serve(self) -> int:
-        """Serve until all rounds are completed (0), or until it is stopped (130).
+        """Serve until all rounds are completed; return the exit code.
 
-        1 means that Flower does not start: a service manager tries again, a demonstration ends. `FedremaError` is
-        raised if the run cannot continue.
+        0: all rounds are completed; 130: stopped by the operator; 1: Flower does not start, and a service manager
+        should try again. Raises `FedremaError` if the run cannot continue.
         """
         self.folder.state.mkdir(exist_ok=True)
         stop_reason_file(self.folder.run).unlink(missing_ok=True)
@@ -92,7 +92,7 @@ class ServerService:
         )
 
     def _superexec(self) -> SupervisedProcess:
-        """Return the process that starts the run's app; it is separate, so that a run survives a SuperLink restart."""
+        """Return the process that starts the server's app, which then survives a restart of the SuperLink."""
         path = self.folder.path
         arguments = [
             *("flower-superexec", "--runtime-api-address", self.folder.control_address),
@@ -122,12 +122,13 @@ class ServerService:
             try:
                 with connected_control(self.folder.control_address, self.folder.path / "ca.crt") as control:
                     self._control(control)
-                    self.answered = True
-            except NotAnswering:  # it is starting, or cannot start
+                    self.superlink_responded = True
+            except NotResponding:  # it is starting, or cannot start
                 failed = self.superlink.early_exits
-                if failed >= MOST_FAILED_STARTS and not self.answered:
+                if failed >= MOST_FAILED_STARTS and not self.superlink_responded:
                     self.report(
-                        f"{self.superlink.name} was started {failed} times and never answered; see {self.superlink.log}"
+                        f"{self.superlink.name} was started {failed} times and never responded; "
+                        f"see {self.superlink.log}"
                     )
                     return 1
             time.sleep(SECONDS_BETWEEN_CHECKS)
@@ -149,7 +150,7 @@ class ServerService:
             self._start_run(control)
 
     def _start_run(self, control: Control) -> None:
-        """Start a new run, or one that resumes."""
+        """Start the server's app, which begins or resumes the run."""
         if self.failed_starts >= MOST_FAILED_STARTS and self._completed_rounds() == self.rounds:
             raise FedremaError(
                 f"The run was started {MOST_FAILED_STARTS} times without completing a round; see "
@@ -166,7 +167,7 @@ class ServerService:
 
 
 def run_node(folder: NodeFolder, report: Callable[[str], None]) -> int:
-    """Take part as a node until the process is stopped; `report` is called with each line for the operator."""
+    """Run a node until the process is stopped; `report` is called with each line for the node's owner."""
     path = folder.path
     for name in ("ca.crt", "node.key"):
         if not (path / name).is_file():
@@ -185,7 +186,7 @@ def run_node(folder: NodeFolder, report: Callable[[str], None]) -> int:
         path / "state" / "supernode.log",
     )
     log = LogTail(path / NODE_LOG)
-    report(f"node {folder.name} takes part at {folder.config.server}")
+    report(f"node {folder.name} connects to {folder.config.server}")
     try:
         with stopped_on_exit(supernode):
             while True:
@@ -195,7 +196,7 @@ def run_node(folder: NodeFolder, report: Callable[[str], None]) -> int:
                     report(line)
                 time.sleep(SECONDS_BETWEEN_CHECKS)
     except StopRequested:
-        report("the node was stopped; the same command takes part again")
+        report("the node was stopped; the same command starts it again")
         return 130
 
 

@@ -19,7 +19,7 @@ from fedrema.errors import BadInput
 
 LICENSE = "The Apache License 2.0, like fedrema itself: https://www.apache.org/licenses/LICENSE-2.0\n"
 NO_FOLDER = "/unknown"
-"""Placeholder for the run's folder in the run configuration; the server replaces it when it starts."""
+"""Placeholder for the run's folder in the run configuration; the server replaces it when it starts the run."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Members:
 
 
 def create_federation(folder: Path, members: Members, settings: Settings, plan: Plan, partition: bool = False) -> None:
-    """Write a federation's folder, complete or not at all.
+    """Write a federation's folder; if that fails, no folder is left behind.
 
-    With `partition`, the dataset of the settings is partitioned among the nodes, to try the federation.
+    With `partition`, the dataset in the settings is partitioned among the nodes, for a trial.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} already exists: choose another folder.")
@@ -91,7 +91,7 @@ def add_node(folder: Path, name: str, server: str, samples: Federation | None = 
     """Write a node's folder, and add its key to the server's folder."""
     node = folder / "nodes" / check_name(name)
     if node.exists():
-        raise BadInput(f"{node} already exists: choose another name, or rotate its key with fedrema deploy key.")
+        raise BadInput(f"{node} already exists: choose another name, or replace its key with fedrema deploy key.")
     node.mkdir(parents=True)
     node.chmod(0o700)
     (node / "node.toml").write_text(_filled("node.toml", format=FORMAT, name=name, server=server))
@@ -105,19 +105,19 @@ def add_node(folder: Path, name: str, server: str, samples: Federation | None = 
 
 
 def new_key(node: Path) -> bytes:
-    """Replace a node's key; return the public half of the new one."""
+    """Replace a node's key; return the new public key."""
     public = make_node_key(node / "node.key")
     (node / "node.pub").write_bytes(public)
     return public
 
 
 def renew(folder: Path, hosts: tuple[str, ...]) -> None:
-    """Renew the server's certificate, signed by the same authority; the nodes need no change."""
+    """Renew the server's certificate, signed by the same authority; nothing changes for the nodes."""
     make_server_certificate(folder / "authority", ServerFolder.open(folder).path, hosts)
 
 
 def _partition(members: Members, settings: Settings) -> Federation:
-    """Return the dataset of the settings, partitioned among the nodes."""
+    """Return the dataset in the settings, partitioned among the nodes."""
     federation = build_federation(settings.data)
     if len(federation) != len(members.names):
         raise BadInput(

@@ -1,10 +1,10 @@
-"""The status of a federation, from its folder and from the SuperLink if it answers: `fedrema deploy status`."""
+"""The status of a federation, from its folder and from the SuperLink if it responds: `fedrema deploy status`."""
 
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fedrema.deploy.flower_control import NotAnswering, connected_control
+from fedrema.deploy.flower_control import NotResponding, connected_control
 from fedrema.deploy.folder import ServerFolder
 from fedrema.deploy.run_state import stop_reason
 from fedrema.deploy.tls import valid_until
@@ -22,17 +22,17 @@ class NodeStatus:
 
     name: str
     state: str
-    """online, offline, registered (has never connected), or unknown (the server does not answer)."""
+    """online, offline, registered (has never connected), or unknown (the SuperLink does not respond)."""
     last_round: int
     """The last round in which its reply was used; 0: none."""
     accuracy: float | None
     epsilon: float | None
     rejected: int
-    """Number of recent rounds in which its reply was not used."""
+    """Number of recent rounds in which its reply was rejected or missing."""
     clipped: int
     """Number of recent rounds in which its reply was clipped."""
-    trouble: str
-    """Why its reply was last not used or clipped, if recently, and how often."""
+    problem: str
+    """The latest reason, within the recent rounds, why it had no usable reply or was clipped; and how often it was."""
 
 
 @dataclass(frozen=True)
@@ -56,46 +56,51 @@ def read_status(folder: ServerFolder) -> FederationStatus:
     directory = RunDirectory(folder.run)
     config = folder.run_config()
     records = directory.rounds()
-    names: list[str] = directory.config()["federation"]["names"] if directory.config_file.is_file() else []
+    joined: list[str] = directory.config()["federation"]["names"] if directory.config_file.is_file() else []
     states = _node_states(folder)
-    known = list(dict.fromkeys([*names, *(file.stem for file in sorted(folder.keys.glob("*.pub")))]))
+    registered = [file.stem for file in sorted(folder.keys.glob("*.pub"))]
     age = time.time() - directory.checkpoint_file.stat().st_mtime if directory.checkpoint_file.is_file() else None
-    left = valid_until(folder.path / "server.crt") - datetime.now(UTC)
+    validity = valid_until(folder.path / "server.crt") - datetime.now(UTC)
     return FederationStatus(
-        _state(folder, answering=states is not None),
+        _state(folder, responding=states is not None),
         str(config["method"]),
         records[-1].round if records else 0,
         folder.rounds(),
         records[-1].accuracy if records else None,
         age,
-        left.days,
-        tuple(_node(name, names, records, "unknown" if states is None else states.get(name, "")) for name in known),
+        validity.days,
+        tuple(
+            _node(name, joined, records, "unknown" if states is None else states.get(name, ""))
+            for name in dict.fromkeys([*joined, *registered])
+        ),
     )
 
 
-def _state(folder: ServerFolder, answering: bool) -> str:
+def _state(folder: ServerFolder, responding: bool) -> str:
     if RunLock(folder.run).is_held():
-        return "running" if answering else "running, but the SuperLink does not answer"
+        return "running" if responding else "running, but the SuperLink does not respond"
     if folder.is_finished():
         return "finished"
     if why := stop_reason(folder.run):
         return f"failed: {why}"
-    return "starting" if answering else "stopped"
+    return "starting" if responding else "stopped"
 
 
 def _node_states(folder: ServerFolder) -> dict[str, str] | None:
+    """Return the states of the nodes by name; None if the SuperLink does not respond."""
     try:
         with connected_control(folder.control_address, folder.path / "ca.crt") as control:
             return {node.name: node.status for node in control.nodes()}
-    except NotAnswering:
+    except NotResponding:
         return None
 
 
-def _node(name: str, names: list[str], records: list[RoundRecord], state: str) -> NodeStatus:
-    row = names.index(name) if name in names else -1
-    used = [record.round for record in records if row in record.participants]
-    every = [clients for record in records if (clients := record.client_accuracy) is not None]
-    accuracies = [clients[row] for clients in every if 0 <= row < len(clients) and clients[row] is not None]
+def _node(name: str, joined: list[str], records: list[RoundRecord], state: str) -> NodeStatus:
+    """Return the status of a node; `joined` are the names of all clients in the records, by row."""
+    row = joined.index(name) if name in joined else -1
+    used_rounds = [record.round for record in records if row in record.participants]
+    by_round = [accuracy for record in records if (accuracy := record.client_accuracy) is not None]
+    accuracies = [clients[row] for clients in by_round if 0 <= row < len(clients) and clients[row] is not None]
     reports = [(record.round, record.nodes) for record in records if record.nodes is not None]
     spent = [nodes.epsilon[name] for _, nodes in reports if name in nodes.epsilon]
     recent = [(number, nodes) for number, nodes in reports if number > records[-1].round - RECENT_ROUNDS]
@@ -106,7 +111,7 @@ def _node(name: str, names: list[str], records: list[RoundRecord], state: str) -
     return NodeStatus(
         name,
         state or "key not registered",
-        used[-1] if used else 0,
+        used_rounds[-1] if used_rounds else 0,
         accuracies[-1] if accuracies else None,
         spent[-1] if spent else None,
         len(rejected),

@@ -1,4 +1,4 @@
-"""TLS certificates of the server, and the key of each node, made with the cryptography package."""
+"""The federation's certificate authority, the server's TLS certificate, and the key of each node."""
 
 import ipaddress
 import os
@@ -13,21 +13,22 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedrema.errors import BadInput
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
-ALWAYS = ("localhost", "127.0.0.1", "::1", "fedrema-server")
+"""How long the certificates of the authority and of the server are valid."""
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1", "fedrema-server")
 """Names by which the server is reached from its own machine, and by the containers of the compose file."""
 
 
 def make_authority(folder: Path, name: str) -> None:
-    """Make a certificate authority for this federation's server."""
+    """Create the certificate authority of a federation: its key and its certificate."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     builder = _certificate(subject, subject, key.public_key(), AUTHORITY_DAYS)
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-    own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
         builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
-        .add_extension(own, critical=False)
+        .add_extension(identifier, critical=False)
         .sign(key, hashes.SHA384())
     )
     write_secret(folder / "ca.key", _pem(key))
@@ -35,7 +36,7 @@ def make_authority(folder: Path, name: str) -> None:
 
 
 def make_server_certificate(authority: Path, folder: Path, hosts: tuple[str, ...]) -> None:
-    """Make the server's key, and its certificate for all names and addresses by which it is reached."""
+    """Create the server's key, and its certificate for all host names and addresses by which it is reached."""
     try:
         issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
         signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
@@ -44,7 +45,7 @@ def make_server_certificate(authority: Path, folder: Path, hosts: tuple[str, ...
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
-    names = x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys((*hosts, *ALWAYS))])
+    names = x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys((*hosts, *LOCAL_NAMES))])
     certificate = (
         _certificate(subject, issuer.subject, key.public_key(), SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -59,10 +60,10 @@ def make_server_certificate(authority: Path, folder: Path, hosts: tuple[str, ...
 
 
 def make_node_key(private: Path) -> bytes:
-    """Make the key with which a node authenticates itself; return its public half, which the server needs."""
+    """Create the key with which a node authenticates itself; return its public half, which the server needs."""
     key = ec.generate_private_key(ec.SECP384R1())
-    plain = serialization.NoEncryption()
-    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, plain)
+    unencrypted = serialization.NoEncryption()
+    text = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, unencrypted)
     write_secret(private, text)
     return public_half(private)
 
@@ -78,13 +79,13 @@ def public_half(private: Path) -> bytes:
 
 
 def read_public_key(file: Path) -> bytes:
-    """Return a node's public key in the format of Flower."""
+    """Return a node's public key in the format that Flower expects."""
     try:
         key = serialization.load_ssh_public_key(file.read_bytes())
     except (OSError, ValueError) as error:
         raise BadInput(f"{file} holds no public key: {error}.") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise BadInput(f"{file} must hold a key on a NIST curve: make it with fedrema deploy key FOLDER.")
+        raise BadInput(f"{file} must hold a key on a NIST curve: create it with fedrema deploy key FOLDER.")
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -94,7 +95,7 @@ def valid_until(certificate: Path) -> datetime:
 
 
 def write_secret(file: Path, content: bytes) -> None:
-    """Write a file that only its owner can ever read."""
+    """Write a file that only its owner can read, from the moment it is created."""
     file.unlink(missing_ok=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
         stream.write(content)
@@ -103,7 +104,7 @@ def write_secret(file: Path, content: bytes) -> None:
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
 ) -> x509.CertificateBuilder:
-    begin = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
+    begin = datetime.now(UTC) - timedelta(minutes=5)  # the clocks of other machines may be behind
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number())
     return builder.not_valid_before(begin).not_valid_after(begin + timedelta(days=days))

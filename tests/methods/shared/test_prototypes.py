@@ -18,13 +18,13 @@ def batch_of(labels, mask=None) -> Batch:
 
 
 def sent(means, counts) -> Uploads:
-    """Return what two or more clients sent; nothing of a model is needed."""
+    """Return the uploads of several clients, without model parameters."""
     means, counts = torch.tensor(means, dtype=torch.float64), torch.tensor(counts, dtype=torch.float64)
     return Uploads(torch.arange(len(means)), {}, {"means": means, "label_counts": counts}, counts.sum(dim=1))
 
 
-def test_means_and_numbers_by_class_leave_out_padding_and_missing_classes():
-    # Padding has label 0 and wild features: neither may enter a mean or a count.
+def test_class_means_and_counts_ignore_padding_and_missing_classes():
+    # Padding has label 0 and large features: neither may affect a mean or a count.
     values = numbers([1, 2], [3, 6], [5, 7], [1000, -1000], [2, 1])
     means, counts = class_means(values, batch_of([0, 0, 2, 0, 2], [1, 1, 1, 0, 1]), classes=4)
     assert means.tolist() == [[2, 4], [0, 0], [3.5, 4], [0, 0]]
@@ -32,13 +32,13 @@ def test_means_and_numbers_by_class_leave_out_padding_and_missing_classes():
     assert means.dtype == counts.dtype == torch.float64
 
 
-def test_a_client_of_padding_alone_has_no_class():
+def test_a_client_with_only_padding_has_no_class():
     means, counts = class_means(numbers([5, 5], [6, 6]), batch_of([0, 1], [0, 0]), classes=2)
     assert means.tolist() == [[0, 0], [0, 0]]
     assert counts.tolist() == [0, 0]
 
 
-def test_means_over_many_clients_at_once_are_those_of_each():
+def test_class_means_under_vmap_equal_those_of_each_client():
     values = torch.arange(24, dtype=torch.float64).reshape(2, 4, 3)
     labels = torch.tensor([[0, 1, 1, 0], [2, 2, 2, 0]])
     mask = numbers([1, 1, 1, 1], [1, 1, 1, 0])
@@ -54,26 +54,26 @@ MEANS = [[[1, 2], [10, 10], [0, 0], [0, 0]], [[5, 6], [0, 0], [7, 9], [0, 0]]]
 COUNTS = [[3, 4, 0, 0], [1, 0, 2, 0]]
 
 
-def test_global_prototypes_weigh_by_samples():
+def test_global_prototypes_are_weighted_by_samples():
     found = global_prototypes(initial_prototypes(4, 2), sent(MEANS, COUNTS), "samples")
-    # class 0: (3·(1, 2) + 1·(5, 6)) / 4; classes 1 and 2 have one holder each
+    # class 0: (3·(1, 2) + 1·(5, 6)) / 4; classes 1 and 2 are held by one client each
     assert found["prototypes"].tolist() == [[2, 3], [10, 10], [7, 9], [0, 0]]
     assert found["known"].tolist() == [1, 1, 1, 0]
 
 
-def test_global_prototypes_can_weigh_every_holder_alike():
+def test_global_prototypes_can_be_unweighted_means():
     found = global_prototypes(initial_prototypes(4, 2), sent(MEANS, COUNTS), "uniform")
     assert found["prototypes"].tolist() == [[3, 4], [10, 10], [7, 9], [0, 0]]
     assert found["known"].tolist() == [1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("weigh", ["samples", "uniform"])
-def test_a_class_that_nobody_sent_keeps_its_prototype_and_an_unheard_one_stays_unknown(weigh):
+def test_a_class_without_uploads_keeps_its_prototype_or_stays_unknown(weigh):
     first = global_prototypes(initial_prototypes(4, 2), sent(MEANS, COUNTS), weigh)
     later = global_prototypes(first, sent([[[-1, -1], [0, 0], [0, 0], [0, 0]]], [[2, 0, 0, 0]]), weigh)
     assert later["prototypes"].tolist() == [[-1, -1], [10, 10], [7, 9], [0, 0]]
     assert later["known"].tolist() == [1, 1, 1, 0]
-    assert first["prototypes"][0].tolist() != [-1, -1]  # what the server held is not written over
+    assert first["prototypes"][0].tolist() != [-1, -1]  # the server's old tensor is not changed
 
 
 def test_a_prototype_at_the_origin_is_known():
@@ -90,7 +90,7 @@ def test_alignment_is_the_mean_square_per_feature_over_real_samples():
     assert float(found) == pytest.approx((2.5 + 4) / 3, rel=1e-15)
 
 
-def test_alignment_draws_only_known_and_real_samples():
+def test_the_gradient_of_alignment_is_zero_for_padding_and_unknown_classes():
     features = numbers([1, 2], [3, 3], [0, 0], [100, 100]).requires_grad_()
     prototypes, known = numbers([0, 0], [1, 5], [50, 50]), torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
     alignment(features, batch_of([0, 1, 2, 0], [1, 1, 1, 0]), prototypes, known).backward()
@@ -100,6 +100,6 @@ def test_alignment_draws_only_known_and_real_samples():
 
 
 @pytest.mark.parametrize(("labels", "mask"), [([2, 2], [1, 1]), ([0, 1], [0, 0])])
-def test_alignment_of_nothing_is_nothing(labels, mask):
+def test_alignment_without_known_or_real_samples_is_zero(labels, mask):
     known = torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64)
     assert float(alignment(numbers([1, 2], [3, 4]), batch_of(labels, mask), torch.zeros(3, 2).double(), known)) == 0

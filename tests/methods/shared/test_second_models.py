@@ -1,4 +1,4 @@
-"""Second networks: names, distances, and numbers per client."""
+"""Second networks of a method: names, distances, and one number per client."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ def make_net() -> Net:
     return Net(BodyAndHead(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Linear(2, 2)), torch.zeros(2, 2))
 
 
-def test_a_copy_has_its_names_after_a_prefix():
+def test_names_of_a_copy_have_a_prefix():
     tensors = {"body.0.weight": torch.ones(1), "head.bias": torch.zeros(1)}
     both = {**tensors, **copied(tensors, "own")}
     assert list(both) == ["body.0.weight", "head.bias", "own.body.0.weight", "own.head.bias"]
@@ -21,7 +21,7 @@ def test_a_copy_has_its_names_after_a_prefix():
     assert list(network_tensors(net, {**copied(net.initial, "own"), **net.initial})) == list(net.initial)
 
 
-def test_statistics_are_never_descended_along_nor_are_those_of_a_copy():
+def test_running_statistics_are_not_trainable_nor_are_those_of_a_copy():
     net = make_net()
     assert {name for name in net.initial if not net.trains(name)} == {"body.1.running_mean", "body.1.running_var"}
     assert net.trains("own.body.1.weight")
@@ -29,7 +29,7 @@ def test_statistics_are_never_descended_along_nor_are_those_of_a_copy():
     assert net.trains("share")
 
 
-def test_a_distance_leaves_statistics_out():
+def test_distances_ignore_running_statistics():
     net = make_net()
     first = {name: torch.full_like(value, 3.0) for name, value in net.initial.items()}
     second = {name: torch.ones_like(value) for name, value in net.initial.items()}

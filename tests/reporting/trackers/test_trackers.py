@@ -89,10 +89,10 @@ def test_tensorboard_receives_numbers_and_figures_also_after_a_stop(tmp_path):
     assert [event.step for event in events.Images("S")] == [3]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, of the database library it uses
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised in the database library of MLflow
 def test_mlflow_receives_numbers_settings_and_figures_also_after_a_stop(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed (make test-tracking)")
-    monkeypatch.chdir(tmp_path)  # its figures are in ./mlruns
+    monkeypatch.chdir(tmp_path)  # MLflow writes figures to ./mlruns
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     out = tmp_path / "run"
     settings = {**QUICK, "track": "mlflow", "record": "relations", "checkpoint_every": 1}
@@ -114,7 +114,7 @@ def test_mlflow_receives_numbers_settings_and_figures_also_after_a_stop(tmp_path
 
 def test_wandb_keeps_numbers_offline_in_the_runs_folder(tmp_path):
     pytest.importorskip("wandb", reason="wandb is not installed (make test-tracking)")
-    # In a process of its own: it leaves threads and an exit handler behind.
+    # In another process: wandb leaves threads and an exit handler behind.
     code = (
         "import os, fedrema\nos.environ['WANDB_MODE'] = 'offline'\n"
         f"fedrema.run('fedrema', out={str(tmp_path / 'run')!r}, track='wandb', **{QUICK!r})"
@@ -153,7 +153,7 @@ def test_a_failing_tracker_is_dropped_and_training_continues(tmp_path, capsys):
     assert capsys.readouterr().err == message
 
 
-def test_a_store_that_cannot_be_reached_is_one_sentence(tmp_path, monkeypatch, capsys):
+def test_an_unreachable_store_is_reported_in_one_sentence(tmp_path, monkeypatch, capsys):
     pytest.importorskip("mlflow", reason="mlflow is not installed (make test-tracking)")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://store")
     arguments = ["run", "fedavg", "--rounds", "1", "--clients", "4", "--samples", "20", "--track", "mlflow"]
