@@ -19,7 +19,7 @@ from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.models.batch_context import BatchContext
 from fedrema.models.body_and_head import BodyAndHead, Net
 from fedrema.models.layer_functions import LayerFunctions, needs_layer_functions
-from tests.fixtures import run_all, simulator, snapshot
+from tests.fixtures import make_simulator, run_all, snapshot
 
 LOCAL = LocalTraining(epochs=2, batch=4, lr=0.05, drop_incomplete=False)
 TIME, WIDTH = 5, 8
@@ -171,7 +171,7 @@ def make_net(name) -> Net:
 
 
 def trained(name, backend, method=FedAvg, **settings):
-    state, records = run_all(simulator(method(), federation(), LOCAL, make_net(name), backend=backend, **settings))
+    state, records = run_all(make_simulator(method(), federation(), LOCAL, make_net(name), backend=backend, **settings))
     return snapshot(state), [record.loss for record in records]
 
 
@@ -239,10 +239,10 @@ def test_stacked_layers_equal_torchs_own(name):
 def test_a_resumed_run_with_dropout_equals_an_uninterrupted_one():
     whole, _ = trained("lstm with dropout", "stacked", rounds=3)
     net = make_net("lstm with dropout")
-    first = simulator(FedAvg(), federation(), LOCAL, net, backend="stacked", rounds=3)
+    first = make_simulator(FedAvg(), federation(), LOCAL, net, backend="stacked", rounds=3)
     state = first.start()
     first.run_round(state)
-    second = simulator(FedAvg(), federation(), LOCAL, make_net("lstm with dropout"), backend="loop", rounds=3)
+    second = make_simulator(FedAvg(), federation(), LOCAL, make_net("lstm with dropout"), backend="loop", rounds=3)
     list(second.run(second.adopt(state)))
     later = snapshot(state)
     assert max(float((whole[each] - later[each]).abs().max()) for each in whole) < 1e-9
@@ -253,7 +253,7 @@ def test_the_order_of_clients_does_not_change_their_dropout():
     turned = data.reorder([2, 0, 1])
     losses = []
     for each in (data, turned):
-        _, records = run_all(simulator(FedAvg(), each, LOCAL, make_net("dropout"), backend="stacked", rounds=1))
+        _, records = run_all(make_simulator(FedAvg(), each, LOCAL, make_net("dropout"), backend="stacked", rounds=1))
         losses.append(dict(zip(each.names, records[0].client_loss, strict=True)))
     assert losses[0] == pytest.approx(losses[1], abs=1e-12)
 

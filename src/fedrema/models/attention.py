@@ -88,15 +88,15 @@ class _Merged(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         clients = info.batch_size
         first = [_clients_first(each, axis, clients) for each, axis in zip((query, key, value), axes, strict=False)]
-        batch = torch.broadcast_shapes(*(each.shape[1:-3] for each in first))
-        merged = [each.expand(clients, *batch, *each.shape[-3:]).reshape(-1, *each.shape[-3:]) for each in first]
+        batch: torch.Size = torch.broadcast_shapes(*(each.shape[1:-3] for each in first))  # type: ignore[no-untyped-call]
+        q, k, v = (each.expand(clients, *batch, *each.shape[-3:]).reshape(-1, *each.shape[-3:]) for each in first)
         if mask is not None and (axes[3] is not None or mask.dim() > 2):
             queries, keys = mask.shape[-2:]
             own = _clients_first(mask, axes[3], clients)
             own = own.reshape(clients, *[1] * (len(batch) + 4 - own.dim()), *own.shape[1:])  # missing axes
             heads = own.shape[-3]
             mask = own.expand(clients, *batch, heads, queries, keys).reshape(-1, heads, queries, keys)
-        found = attention(*merged, mask, None, causal, scale, grouped)
+        found = attention(q, k, v, mask, None, causal, scale, grouped)
         return found.reshape(clients, *batch, *found.shape[1:]), 0
 
 
@@ -126,8 +126,8 @@ def multi_head_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Return what multi_head_attention_forward returns for inputs [positions, samples, features].
 
-    `in_weights` is one tensor for queries, keys and values together, or three. `mask` and `padding` are boolean (True is
-    left out) or added to the scores.
+    `in_weights` is one tensor for queries, keys and values together, or three. `mask` and `padding` are boolean, where True is
+    left out, or are added to the scores.
     """
     queries, samples, width = query.shape
     q, k, v = _projected(query, key, value, in_weights, in_bias)

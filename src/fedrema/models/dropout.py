@@ -58,7 +58,7 @@ def _spread_bits(number: int) -> int:
 
 def kept(x: Tensor, shape: tuple[int, ...], p: float, key: Tensor, draw: int) -> Tensor:
     """Return a mask of a shape, in the type of x: 1 with probability 1 − p, else 0."""
-    drawn = random_integers(key, draw, math.prod(shape)) >= round(p * 2**BITS)
+    drawn: Tensor = random_integers(key, draw, math.prod(shape)) >= round(p * 2**BITS)
     return drawn.reshape(shape).to(x.dtype)
 
 
@@ -82,8 +82,8 @@ def alpha_dropout(x: Tensor, p: float, key: Tensor, draw: int, by_channel: bool 
     mask = kept(x, _one_per_channel(x) if by_channel else tuple(x.shape), p, key, draw)
     if p == 1:
         return x * 0
-    scale = (1 - p + ALPHA**2 * (1 - p) * p) ** -0.5
-    return scale * (x * mask + ALPHA * (1 - mask)) - scale * ALPHA * p
+    scale: float = (1 - p + ALPHA**2 * (1 - p) * p) ** -0.5
+    return (x * mask + (1 - mask) * ALPHA) * scale - scale * ALPHA * p
 
 
 def checked(p: float) -> float:
