@@ -1,12 +1,26 @@
 """Built-in networks and a user's own."""
 
+import hashlib
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
+from fedrema.base.options import field_documentation
 from fedrema.base.user_code import load_object
+from fedrema.core import LocalTraining
+from fedrema.data import Federation
 from fedrema.errors import BadInput
-from fedrema.models.networks import Network, build_net
+from fedrema.methods.fedavg import FedAvg
+from fedrema.models.networks import NETWORKS, Network, build_net
+from tests.fixtures import make_simulator, snapshot
+
+DIGIT = (1, 8, 8)
+FOR_DIGITS = [name for name in NETWORKS if name.removesuffix("-bn") not in ("cnn", "alexnet")]
 
 
 def sizes(net, part):
@@ -82,9 +96,20 @@ def test_images_that_are_too_small_are_refused(name):
 
 def test_an_unknown_network_is_refused():
     assert refusal(Network(net="resnet")) == (
-        "--net 'resnet' is unknown; valid are auto, mlp, cnn, alexnet, mlp-bn, cnn-bn, alexnet-bn,"
-        " or your own as module:function."
+        f"--net 'resnet' is unknown; valid are auto, {', '.join(NETWORKS)}, or your own as module:function."
     )
+
+
+def words(text):
+    return set(re.findall(r"[a-z0-9]+(?:-bn)?", text))
+
+
+def test_help_and_documentation_list_every_network():
+    _, meaning = field_documentation(Network)["net"]
+    assert set(NETWORKS) <= words(meaning)
+    page = Path(__file__).parents[2] / "docs" / "own-data.md"
+    listed = re.findall(r"^\| (`.*?) \|", page.read_text().partition("### Built-in networks")[2], re.M)
+    assert {name for cell in listed for name in re.findall(r"`(.*?)`", cell)} == set(NETWORKS)
 
 
 def test_weights_depend_on_the_seed_and_global_random_states_are_unchanged():
@@ -94,6 +119,56 @@ def test_weights_depend_on_the_seed_and_global_random_states_are_unchanged():
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in first)
+
+
+INITIAL = {
+    "mlp": ("7909fc80fc661975", "35106a3f4b6cadc7"),
+    "cnn": ("8a7ef9166b28c1ec", "e4ecb1d9386eef7b"),
+    "alexnet": ("8286352481da38e1", "26edbc2d6868e8e4"),
+    "mlp-bn": ("aa42774ef4be2012", "d96a4096276a92fa"),
+    "cnn-bn": ("86b672b6d9588254", "4d95e4de2bb73737"),
+    "alexnet-bn": ("98b3fc56c4b4b999", "17fdef72a9cf3d7d"),
+}
+"""Digests of names and values of all initial tensors, without and with a projection of width 6."""
+
+
+@pytest.mark.parametrize("name", INITIAL)
+def test_a_seed_gives_the_same_initial_weights_in_every_version(name):
+    shape = {"mlp": (6,), "cnn": (1, 28, 28), "alexnet": (3, 32, 32)}[name.removesuffix("-bn")]
+    found = []
+    for projection in (0, 6):
+        digest = hashlib.sha256()
+        for tensor, value in build_net(Network(net=name, projection=projection), shape, 10, seed=0).initial.items():
+            digest.update(tensor.encode() + value.numpy().tobytes())
+        found.append(digest.hexdigest()[:16])
+    assert tuple(found) == INITIAL[name]
+
+
+@pytest.mark.parametrize("name", FOR_DIGITS)
+def test_a_projection_is_between_body_and_head(name):
+    net = build_net(Network(net=name, projection=5), DIGIT, 4, seed=0)
+    assert net.features_count == 5
+    linear = [layer for part, layer in net.layers() if isinstance(layer, nn.Linear)]
+    assert [layer.out_features for layer in linear[-3:]] == [linear[-3].in_features, 5, 4]
+
+
+@pytest.fixture(scope="module")
+def digits():
+    x, y = load_digits(return_X_y=True)
+    x, client = (x[:24].reshape(-1, *DIGIT) / 8 - 1).astype(np.float32), np.repeat(np.arange(2), 12)
+    return Federation.from_arrays(x, y[:24], client, classes=10)
+
+
+@pytest.mark.parametrize("name", FOR_DIGITS)
+def test_a_round_on_digits_trains_every_layer(name, digits):
+    local = LocalTraining(epochs=1, batch=5, lr=0.05)
+    run = make_simulator(FedAvg(), digits, local, net=name, rounds=1, backend="loop", precision="float32")
+    state = run.start()
+    before = snapshot(state)
+    (finished,) = run.run(state)
+    after = snapshot(state)
+    assert 0 <= finished.record.accuracy <= 1
+    assert [name for name in run.net.trainable if torch.equal(before[f"common/{name}"], after[f"common/{name}"])] == []
 
 
 OWN = """
@@ -216,7 +291,7 @@ def test_modules_are_searched_in_the_current_folder(tmp_path, monkeypatch):
 
 
 def test_a_projection_requires_a_built_in_network():
-    with pytest.raises(BadInput, match="--projection 4 is for mlp, cnn and alexnet only: add it to mine:net itself"):
+    with pytest.raises(BadInput, match="--projection 4 is for built-in networks only: add it to mine:net itself"):
         Network(net="mine:net", projection=4)
     with pytest.raises(BadInput, match="--projection must be 0 or more, got -1"):
         Network(projection=-1)

@@ -30,7 +30,7 @@ class Bench:
     """What is measured, and where the results are written."""
 
     network: str = "cnn"
-    """Networks, separated by commas: mlp, cnn, alexnet, or your own as module:function."""
+    """Networks, separated by commas: any that --net of fedrema run takes."""
     method: str = "fedrema"
     """Methods, separated by commas; or all."""
     json: Path | None = None

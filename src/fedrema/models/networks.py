@@ -1,7 +1,6 @@
-"""The paper's networks, a small one for tables and digits, and users' own as `module:function`."""
+"""All built-in networks by name, among them the paper's and a small one for tables; users' own as `module:function`."""
 
 import inspect
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedrema.base.memory import check_fits
 from fedrema.base.random import seed_of
 from fedrema.base.user_code import load_object, raised_at, working_folder_importable
 from fedrema.errors import BadInput, at_least
 from fedrema.models.body_and_head import BodyAndHead, Net
-
-Shape = tuple[int, ...]
+from fedrema.models.heads import Shape as Shape
+from fedrema.models.heads import check_size, with_head, with_linear_head
+from fedrema.models.sequence import SEQUENCE_NETWORKS
+from fedrema.models.vision import IMAGE_NETWORKS
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class Network:
     """The network that every client trains."""
 
     net: str = "auto"
-    """Network: mlp, cnn or alexnet (the latter two are the paper's); mlp-bn, cnn-bn or alexnet-bn with batch
-    normalisation; your own as module:function; auto chooses by the shape of a sample."""
+    """Network: mlp, cnn or alexnet (the latter two are the paper's); for images also resnet8, resnet18, mobilenet or
+    vit; for sequences lstm, gru or transformer; with batch normalisation mlp-bn, cnn-bn, alexnet-bn, resnet8-bn,
+    resnet18-bn or mobilenet-bn; your own as module:function; auto chooses by the shape of a sample."""
     head: str | None = None
     """Name of the submodule of your own network that is the classifier. Default: head, classifier or fc."""
     hidden: int = 32
@@ -38,16 +39,16 @@ class Network:
         at_least(0, self, "projection")
         if self.projection and ":" in self.net:
             raise BadInput(
-                f"--projection {self.projection} is for mlp, cnn and alexnet only: add it to {self.net} itself."
+                f"--projection {self.projection} is for built-in networks only: add it to {self.net} itself."
             )
 
 
 def mlp(shape: Shape, classes: int, hidden: int = 32, projection: int = 0) -> nn.Module:
     """Return a network with one hidden layer as the body and one linear layer as the head."""
     inputs = int(torch.Size(shape).numel())
-    _check_size(f"--hidden {hidden}", inputs, hidden)
+    check_size(f"--hidden {hidden}", inputs, hidden)
     body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU())
-    return _with_head("mlp", body, shape, projection, (classes,), lambda features: nn.Linear(features, classes))
+    return with_linear_head(body, hidden, projection, classes)
 
 
 def cnn(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
@@ -57,8 +58,8 @@ def cnn(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
         nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(),
     )  # fmt: skip
-    return _with_head(
-        "cnn", body, shape, projection, (512, classes),
+    return with_head(
+        body, _features("cnn", body, shape), projection, (512, classes),
         lambda features: nn.Sequential(nn.Linear(features, 512), nn.ReLU(), nn.Linear(512, classes)),
     )  # fmt: skip
 
@@ -73,38 +74,21 @@ def alexnet(shape: Shape, classes: int, projection: int = 0) -> nn.Module:
         nn.Conv2d(256, 256, 3, padding=1), nn.MaxPool2d(3, 2), nn.ReLU(),
         nn.Flatten(),
     )  # fmt: skip
-    return _with_head(
-        "alexnet", body, shape, projection, (1024, 512, classes),
+    return with_head(
+        body, _features("alexnet", body, shape), projection, (1024, 512, classes),
         lambda features: nn.Sequential(nn.Linear(features, 1024), nn.Linear(1024, 512), nn.Linear(512, classes)),
     )  # fmt: skip
 
 
-COPIES_IN_MEMORY = 4
-"""Copies of a network in memory before training: the module, the whole, the body with its head, the initial values."""
-
-
-def _check_size(what: str, *widths: int) -> None:
-    """Raise `BadInput` if consecutive linear layers of these widths do not fit into memory."""
-    numbers = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(widths))
-    check_fits(COPIES_IN_MEMORY * 4 * numbers, f"A network with {what} needs")
-
-
-def _with_head(
-    name: str, body: nn.Sequential, shape: Shape, projection: int, widths: Shape, head: Callable[[int], nn.Module]
-) -> nn.Module:
-    """Return a body with a head whose layers have these widths, after a two-layer projection if requested."""
+def _features(name: str, body: nn.Module, shape: Shape) -> int:
+    """Return the number of features that a body extracts from a sample."""
     try:
         with torch.no_grad():
-            features = int(body(torch.zeros(1, *shape)).shape[1])
+            return int(body(torch.zeros(1, *shape)).shape[1])
     except RuntimeError as error:
         raise BadInput(
             f"--net {name} cannot take samples of shape {shape}: use --net mlp or your own network."
         ) from error
-    projected = (features, projection) if projection else ()
-    _check_size(f"--projection {projection} and {widths[-1]} classes", features, *projected, *widths)
-    if projection:
-        body.extend([nn.Linear(features, features), nn.ReLU(), nn.Linear(features, projection)])
-    return BodyAndHead(body, head(projection or features))
 
 
 def with_batch_norm(network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -124,11 +108,17 @@ def with_batch_norm(network: Callable[..., nn.Module]) -> Callable[..., nn.Modul
     return build
 
 
-_WITHOUT_BATCH_NORM: dict[str, Callable[..., nn.Module]] = {"mlp": mlp, "cnn": cnn, "alexnet": alexnet}
-NETWORKS = {
-    **_WITHOUT_BATCH_NORM,
-    **{f"{name}-bn": with_batch_norm(network) for name, network in _WITHOUT_BATCH_NORM.items()},
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "alexnet": alexnet,
+    "mlp-bn": with_batch_norm(mlp),
+    "cnn-bn": with_batch_norm(cnn),
+    "alexnet-bn": with_batch_norm(alexnet),
+    **IMAGE_NETWORKS,
+    **SEQUENCE_NETWORKS,
 }
+"""Built-in networks by name: functions of a sample's shape, the number of classes and `projection`."""
 
 
 def build_net(settings: Network, shape: Shape, classes: int, seed: int) -> Net:
@@ -150,7 +140,7 @@ def _module(settings: Network, shape: Shape, classes: int) -> nn.Module:
     if name in ("mlp", "mlp-bn"):
         return NETWORKS[name](shape, classes, settings.hidden, settings.projection)
     if name in NETWORKS:
-        if len(shape) != 3:
+        if len(shape) != 3 and name not in SEQUENCE_NETWORKS:
             raise BadInput(
                 f"--net {name} takes images [channels, height, width], not samples of shape {shape}: use --net mlp."
             )

@@ -11,7 +11,9 @@ from torch import nn
 from fedrema.errors import BadInput
 from fedrema.models.batch_norm import restore_batch_norm
 from fedrema.models.body_and_head import Net, Tensors
-from fedrema.models.networks import Network, build_net, own_module
+from fedrema.models.networks import NETWORKS, Network, build_net, own_module
+from fedrema.models.sequence import SEQUENCE_NETWORKS
+from fedrema.models.vision import IMAGE_NETWORKS
 from fedrema.runs.manifest import Manifest
 from fedrema.runs.provenance import GIVEN
 
@@ -70,6 +72,12 @@ def plain_model(
         return PlainModel(
             net, shape, dtype, own, net.original_names, (f"from {source} import {function}",), construction
         )
+    if network.net in IMAGE_NETWORKS or network.net in SEQUENCE_NETWORKS:
+        # Not a chain of torch's layers, such as with residual connections: only our own modules can build it.
+        own = NETWORKS[network.net](shape, classes, projection=network.projection)
+        construction = f"NETWORKS[{network.net!r}]({shape!r}, {classes}, projection={network.projection})"
+        imports = ("from fedrema.models.networks import NETWORKS",)
+        return PlainModel(net, shape, dtype, own, net.original_names, imports, construction)
     layers = net.layers()
     places = {layer: place for place, (layer, _) in enumerate(layers)}
     names = {}
