@@ -71,6 +71,29 @@ def tanh_simulator(method: Method, backend: str, local=LOCAL, module=None, **set
     return make_simulator(method, local=local, net=net, backend=backend, **{"seed": 0, **settings})
 
 
+class Sequence(nn.Module):
+    """A body that reads six features as three steps of two: LSTM, attention, layer norm, all with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(2, 4, 2, dropout=0.2, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True)
+        self.norm = nn.LayerNorm(4)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x):
+        steps, _ = self.recurrent(x.reshape(len(x), 3, 2))
+        attended, _ = self.attention(steps, steps, steps, need_weights=False)
+        return self.dropout(self.norm(steps + attended)).mean(dim=1)
+
+
+def sequence_net() -> Net:
+    """Return a network with an LSTM, attention and dropout, for six features and four classes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Net(BodyAndHead(Sequence(), nn.Linear(4, 4)), torch.ones(2, 6))
+
+
 def run_all(simulator: Simulator):
     """Run all rounds; return the final state and the records."""
     state = simulator.start()

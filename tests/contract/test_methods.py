@@ -24,7 +24,7 @@ from fedrema.methods.fedselect import FedSelect
 from fedrema.methods.fedvf import FedVF
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.simulation.records import RoundRecord
-from tests.fixtures import LOCAL, label, make_federation, make_simulator, run_all, snapshot
+from tests.fixtures import LOCAL, label, make_federation, make_simulator, run_all, sequence_net, snapshot
 from tests.quick import quick
 
 VARIANTS = [
@@ -109,6 +109,17 @@ def test_with_batch_norm_loop_and_stacked_agree(method):
     ]
     looped, stacked = map(snapshot, states)
     assert any(name.endswith("running_var") for name in looped)
+    assert differences(looped, stacked) < 1e-9
+
+
+def test_with_dropout_recurrence_and_attention_loop_and_stacked_agree(method):
+    federation = make_federation(counts=(9, 3, 14))
+    local = LocalTraining(epochs=1, batch=4, lr=0.05, drop_incomplete=False)
+    states = [
+        run_simulation(method, federation, local, net=sequence_net(), rounds=2, backend=each)[0]
+        for each in ("loop", "stacked")
+    ]
+    looped, stacked = map(snapshot, states)
     assert differences(looped, stacked) < 1e-9
 
 

@@ -14,8 +14,8 @@ class FedBN(Method):
     A client whose inputs are distributed differently (another camera, another handwriting) keeps its own normalisation.
     Averages are weighted by sample counts (the authors': equal weights). Clients are evaluated with the averaged
     weights and their own batch norm. Batch-norm layers are found by their type, not by their name. For a network
-    without batch norm this is FedAvg. Networks with `-bn` in their names, such as `--net mlp-bn`, have batch norm and work with every
-    method, which allows a fair comparison.
+    without batch norm this is FedAvg. Networks with `-bn` in their names, such as `--net mlp-bn`, have batch norm and
+    work with every method, which allows a fair comparison.
     """
 
     name: ClassVar[str] = "fedbn"

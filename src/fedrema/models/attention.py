@@ -126,8 +126,8 @@ def multi_head_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Return what multi_head_attention_forward returns for inputs [positions, samples, features].
 
-    `in_weights` is one tensor for queries, keys and values together, or three. `mask` and `padding` are boolean, where True is
-    left out, or are added to the scores.
+    `in_weights` is one tensor for queries, keys and values together, or three. `mask` and `padding` are boolean, where
+    True is left out, or are added to the scores.
     """
     queries, samples, width = query.shape
     q, k, v = _projected(query, key, value, in_weights, in_bias)
