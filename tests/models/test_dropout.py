@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from fedrema.base.random import step_keys
+from fedrema.base.random import random_integers, step_keys
 from fedrema.errors import BadInput
 from fedrema.models.attention import attention
-from fedrema.models.dropout import alpha_dropout, checked, dropout, feature_dropout, kept, random_integers
+from fedrema.models.dropout import alpha_dropout, checked, dropout, feature_dropout, kept
 
 KEY = torch.tensor(0x0123456789ABCDEF)
 

@@ -34,7 +34,13 @@ class Purpose(StrEnum):
     """How the server of a deployment operates: it can change while the federation is running."""
 
 
-def option(default: T, purpose: Purpose = Purpose.RESULT, simulated: bool = False, partitions: bool = False) -> T:
+def option(
+    default: T,
+    purpose: Purpose = Purpose.RESULT,
+    simulated: bool = False,
+    partitions: bool = False,
+    added: bool = False,
+) -> T:
     """Return a field of a settings class.
 
     Parameters
@@ -47,8 +53,11 @@ def option(default: T, purpose: Purpose = Purpose.RESULT, simulated: bool = Fals
         Whether it has no effect in a deployment with real clients.
     partitions
         Whether it has no effect with own data, because it defines how a dataset is partitioned.
+    added
+        Whether it was added after results had been published. With its default value it is then no part of identities
+        and keys, so that earlier results stay valid.
     """
-    metadata = {"purpose": purpose, "simulated": simulated, "partitions": partitions}
+    metadata = {"purpose": purpose, "simulated": simulated, "partitions": partitions, "added": added}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -4,8 +4,13 @@ import hashlib
 
 import numpy as np
 import torch
+from torch import Tensor
 
 Part = int | str
+BITS = 24
+"""Bits of the numbers that `random_integers` returns."""
+# Multipliers of a 32-bit integer hash with low bias ("lowbias32"), as signed integers.
+FIRST, SECOND = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 
 def seed_of(*parts: Part) -> int:
@@ -33,3 +38,41 @@ def step_keys(*parts: Part, steps: int) -> np.ndarray:
 def torch_generator(*parts: Part) -> torch.Generator:
     """Return the torch generator of a key; always on the CPU, so that draws do not depend on the device."""
     return torch.Generator().manual_seed(seed_of(*parts))
+
+
+def random_integers(key: Tensor, draw: int, count: int) -> Tensor:
+    """Return integers from 0 to 2²⁴ − 1, uniformly distributed: a hash of key, draw and position.
+
+    It uses integer arithmetic only, so that the numbers are the same on every device.
+
+    Parameters
+    ----------
+    key
+        One 64-bit integer.
+    draw
+        The number of the draw with this key.
+    count
+        How many integers to return.
+    """
+    mixed = key ^ _spread_bits(draw)
+    low, high = (mixed & 0xFFFFFFFF).to(torch.int32), (mixed >> 32).to(torch.int32)
+    position = torch.arange(count, dtype=torch.int32, device=key.device)
+    return _hash(_hash(position ^ low) + high) & ((1 << BITS) - 1)
+
+
+def _hash(value: Tensor) -> Tensor:
+    # Arithmetic shifts extend the sign, so the new upper bits are removed.
+    value = value ^ ((value >> 16) & 0xFFFF)
+    value = value * FIRST
+    value = value ^ ((value >> 15) & 0x1FFFF)
+    value = value * SECOND
+    return value ^ ((value >> 16) & 0xFFFF)
+
+
+def _spread_bits(number: int) -> int:
+    """Return a signed 64-bit integer that depends on all bits of a number (the finaliser of SplitMix64)."""
+    value = (number * 0x9E3779B97F4A7C15) & (2**64 - 1)
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    value ^= value >> 31
+    return value - 2**64 if value >= 2**63 else value

@@ -124,6 +124,13 @@ class Settings:
             if purpose_of(field) in purposes
         }
 
+    def identifying(self, *purposes: Purpose) -> dict[str, PlainValue]:
+        """Return the settings for identities and keys: without those that were added later and have their defaults."""
+        every = [field for group in RUN_OPTIONS.values() for field in dataclasses.fields(group)]
+        added = {_dashed(field.name): field.default for field in every if field.metadata.get("added")}
+        found = self.values_for(*purposes)
+        return {name: value for name, value in found.items() if name not in added or value != added[name]}
+
     def described(self) -> dict[str, PlainValue]:
         """Return the settings that apply, by name: with own data, not those that partition a dataset."""
         if self.data.federation is None:

@@ -11,6 +11,7 @@ from fedrema.errors import BadInput, above_zero, at_least
 
 Backend = Literal["auto", "loop", "stacked"]
 Precision = Literal["auto", "float32", "tf32", "bf16", "float64"]
+AUGMENTATIONS = ("flip", "crop", "cutout", "noise")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class LocalTraining:
     """Factor per round of the exponential schedule."""
     drop_incomplete: bool = True
     """Drop the last batch of an epoch if it is incomplete. Default for own data: off."""
+    augment: str = option("", added=True)
+    """Change training images at random: flip, crop, cutout or noise; separate several with commas."""
 
     def __post_init__(self) -> None:
         """Validate the settings."""
@@ -45,6 +48,14 @@ class LocalTraining:
             raise BadInput(f"--momentum must be in [0, 1), got {self.momentum}.")
         if not 0 < self.lr_decay <= 1:
             raise BadInput(f"--lr-decay must be in (0, 1], got {self.lr_decay}.")
+        for name in self.augmentations:
+            if name not in AUGMENTATIONS:
+                raise BadInput(f"--augment {name!r} is unknown; valid are {', '.join(AUGMENTATIONS)}.")
+
+    @property
+    def augmentations(self) -> tuple[str, ...]:
+        """The names in `augment`, in the order in which they are applied."""
+        return tuple(name.strip() for name in self.augment.split(",")) if self.augment else ()
 
     def rate(self, moment: Moment) -> float:
         """Return the learning rate of a round."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedrema.base.random import seed_of
 from fedrema.core import Batch, Client, Loss, Method
 from fedrema.core.checks import check_loss, check_scores
+from fedrema.engine.augmentation import augmented
 from fedrema.engine.batches import Samples, TrainingPlan, client_batches
 from fedrema.engine.cohort import Cohort, Hook
 from fedrema.engine.devices import Arithmetic, in_training_arithmetic
@@ -81,7 +82,7 @@ class LoopEngine:
             momentum = {name: _fast_copy(value[k]) for name, value in velocity.items()}
             losses = LossMean(client.count.new_zeros(()), client.count.new_zeros(()))
             for phase, order in plan.phases:
-                value_of = functools.partial(self._value, net)
+                value_of = functools.partial(self._value, net, plan.local.augmentations)
                 sgd = PhaseSGD(plan.method, phase, plan.local, momentum, value_of, axes=0, prefix_of=net.prefix_of)
                 for batches in client_batches(samples, int(cohort.clients[k]), order, k):
                     sgd.step(client, momentum, losses, batches, active=None)
@@ -149,7 +150,8 @@ class LoopEngine:
         finally:
             torch.set_num_threads(before)
 
-    def _value(self, net: Net, loss: Loss, client: Client, batch: Batch) -> Tensor:
+    def _value(self, net: Net, augmentations: tuple[str, ...], loss: Loss, client: Client, batch: Batch) -> Tensor:
+        batch = augmented(batch, augmentations)
         with self.arithmetic.torch_context(), net.batch_context(None, client.params, batch.key, len(batch.y)):
             return check_loss(loss, loss(net, client, batch))
 

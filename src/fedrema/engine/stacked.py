@@ -11,6 +11,7 @@ from torch.func import vmap
 from fedrema.core import Batch, Client, Loss, Method
 from fedrema.core.checks import check_loss, check_scores
 from fedrema.engine import kernels
+from fedrema.engine.augmentation import augmented
 from fedrema.engine.batches import Samples, TrainingPlan, pack, stacked_batches
 from fedrema.engine.buffers import StaticBuffers
 from fedrema.engine.cohort import Cohort, Hook
@@ -104,6 +105,7 @@ class StackedEngine:
 
         def value_of(loss: Loss, client: Client, batch: Batch) -> Tensor:
             def one_loss(one: Client, its: Batch) -> Tensor:
+                its = augmented(its, plan.local.augmentations)
                 with self.net.batch_context(its.mask, one.params, its.key, len(its.y)):
                     return check_loss(loss, loss(self.net, one, its))
 

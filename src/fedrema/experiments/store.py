@@ -42,7 +42,7 @@ def key_of(settings: Settings, inputs: Inputs | None = None) -> str:
     run of a later revision replaces one of an earlier revision.
     """
     inputs = inputs_of(settings) if inputs is None else inputs
-    defining = sorted(settings.values_for(*DEFINING).items())
+    defining = sorted(settings.identifying(*DEFINING).items())
     content = [method_name(settings.method), defining, *([inputs] if inputs else [])]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 

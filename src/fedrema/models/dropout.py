@@ -1,59 +1,19 @@
 """Dropout whose masks follow from a key: the same in both backends, on every device, and after a run is resumed.
 
-A random number is a hash of the key (client, round, phase and step), the number of the layer's call in the step, and
-the position of the element (a counter-based generator). The position counts from the first sample of the batch, so that
-padding at the end changes nothing.
+A random number follows from the key (client, round, phase and step), the number of the layer's call in the step, and
+the position of the element. The position counts from the first sample of the batch, so that padding at the end changes
+nothing.
 """
 
 import math
 
-import torch
 from torch import Tensor
 
+from fedrema.base.random import BITS, random_integers
 from fedrema.errors import BadInput
 
-BITS = 24
-"""Bits of a random number that are compared with the probability."""
-# Multipliers of a 32-bit integer hash with low bias ("lowbias32"), as signed integers.
-FIRST, SECOND = 0x7FEB352D, 0x846CA68B - (1 << 32)
 ALPHA = -1.7580993408473766
 """The value of SELU for inputs far below 0, which alpha dropout assigns."""
-
-
-def random_integers(key: Tensor, draw: int, count: int) -> Tensor:
-    """Return integers from 0 to 2²⁴ − 1 that are uniformly distributed and independent.
-
-    Parameters
-    ----------
-    key
-        One 64-bit integer.
-    draw
-        The number of the draw with this key.
-    count
-        How many integers to return.
-    """
-    mixed = key ^ _spread_bits(draw)
-    low, high = (mixed & 0xFFFFFFFF).to(torch.int32), (mixed >> 32).to(torch.int32)
-    position = torch.arange(count, dtype=torch.int32, device=key.device)
-    return _hash(_hash(position ^ low) + high) & ((1 << BITS) - 1)
-
-
-def _hash(value: Tensor) -> Tensor:
-    # Arithmetic shifts extend the sign, so the new upper bits are removed.
-    value = value ^ ((value >> 16) & 0xFFFF)
-    value = value * FIRST
-    value = value ^ ((value >> 15) & 0x1FFFF)
-    value = value * SECOND
-    return value ^ ((value >> 16) & 0xFFFF)
-
-
-def _spread_bits(number: int) -> int:
-    """Return a signed 64-bit integer that depends on all bits of a number (the finaliser of SplitMix64)."""
-    value = (number * 0x9E3779B97F4A7C15) & (2**64 - 1)
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    value ^= value >> 31
-    return value - 2**64 if value >= 2**63 else value
 
 
 def kept(x: Tensor, shape: tuple[int, ...], p: float, key: Tensor, draw: int) -> Tensor:

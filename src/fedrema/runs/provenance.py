@@ -89,7 +89,7 @@ def _is_own(method: Method) -> bool:
 
 def identity_of(settings: Settings, federation: Federation, own_module: bool) -> str:
     """Return a digest of what determines the result."""
-    what = settings.values_for(*DEFINING)
+    what = settings.identifying(*DEFINING)
     if own_module:
         what["net"] = GIVEN
     content: list[Any] = [settings.method.name, sorted(what.items()), federation.fingerprint]

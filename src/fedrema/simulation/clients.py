@@ -58,6 +58,11 @@ class Clients:
         self.net = net.to(self.device, self.dtype)
         if net.integers:
             _check_embedding_inputs(net, federation)
+        if local.augment and (net.integers or len(federation.sample_shape) != 3):
+            raise BadInput(
+                f"--augment {local.augment} needs images [channels, height, width], but a sample has the shape"
+                f" {tuple(federation.sample_shape)}."
+            )
         self.train, self.test = samples_on_device(federation, self.device, self.dtype, net.integers)
         example = self.train.x[:1, 0]
         self.engine = make_engine(backend, self.net, example, arithmetic, len(federation), local.batch, threads)
