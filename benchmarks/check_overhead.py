@@ -6,8 +6,8 @@ python benchmarks/check_overhead.py --clients 10000 --profile    where the time 
 python benchmarks/check_overhead.py --late 0.3 --dropout 0.1     with late clients and failures
 
 Every client has 10 generated samples with 8 features and a small network. Rounds are not evaluated, because an
-evaluation includes all clients. "choose" is the time to draw the participants, once per round; it is part of "round". Each number is the
-fastest of several rounds.
+evaluation includes all clients. "choose" is the time to draw the participants, once per round; it is part of "round".
+Each number is the fastest of several rounds.
 """
 
 import argparse

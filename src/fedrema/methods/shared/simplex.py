@@ -40,7 +40,7 @@ def minimise_on_simplex(quadratic: Tensor, linear: Tensor) -> Tensor:
     entries are not finite, are NaN.
     """
     programs = max(1, LARGEST_BATCH // max(1, quadratic.shape[-1] ** 2))
-    parts = zip(quadratic.split(programs), linear.split(programs), strict=True)
+    parts = zip(torch.split(quadratic, programs), torch.split(linear, programs), strict=True)
     return torch.cat([_solve(*part) for part in parts])
 
 
@@ -167,8 +167,8 @@ class _Systems:
         columns = functional.pad(torch.stack(right, dim=1), (0, self.padding)).mT
         # Not cholesky_solve, which solves one system after the other on a GPU.
         half = torch.linalg.solve_triangular(self.factors, columns, upper=False)
-        found = torch.linalg.solve_triangular(self.factors.mT, half, upper=True)
-        return found[:, : self.size].unbind(dim=2)
+        found: Tensor = torch.linalg.solve_triangular(self.factors.mT, half, upper=True)
+        return tuple(found[:, : self.size, column] for column in range(len(right)))
 
 
 def _sum(values: Tensor) -> Tensor:
