@@ -390,12 +390,15 @@ def test_invalid_settings_are_refused_in_one_sentence(arguments, words, refused_
 
 def test_with_very_many_clients_not_all_weights_are_dropped(monkeypatch):
     monkeypatch.setattr(
-        "fedrema.methods.fedpac.minimise_on_simplex", lambda matrix: np.full(len(matrix), 1 / len(matrix))
+        "fedrema.methods.fedpac.minimise_on_simplex",
+        lambda quadratic, linear: torch.full_like(linear, 1 / len(linear)),
     )
     weights = combination_weights(torch.ones(1001, 1, 1), torch.ones(1001))
     assert torch.allclose(weights, torch.full_like(weights, 1 / 1001))
 
 
 def test_a_client_whose_weights_cannot_be_found_keeps_its_own_head(monkeypatch):
-    monkeypatch.setattr("fedrema.methods.fedpac.minimise_on_simplex", lambda matrix: None)
+    monkeypatch.setattr(
+        "fedrema.methods.fedpac.minimise_on_simplex", lambda quadratic, linear: torch.full_like(linear, math.nan)
+    )
     assert torch.equal(combination_weights(torch.ones(3, 2, 2), torch.ones(3)), torch.eye(3, dtype=torch.float64))

@@ -295,3 +295,19 @@ def test_a_projection_requires_a_built_in_network():
         Network(net="mine:net", projection=4)
     with pytest.raises(BadInput, match="--projection must be 0 or more, got -1"):
         Network(projection=-1)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FOR_DIGITS if name not in ("resnet18", "resnet18-bn", "mobilenet-bn")]
+)
+def test_built_in_networks_train_the_same_in_both_backends(name, digits):
+    local = LocalTraining(epochs=1, batch=6, lr=0.02, drop_incomplete=False)
+    states = []
+    for backend in ("loop", "stacked"):
+        net = build_net(Network(net=name), DIGIT, 10, seed=0)
+        simulator = make_simulator(FedAvg(), digits, local, net, backend=backend, rounds=1)
+        state = simulator.start()
+        simulator.run_round(state)
+        states.append(snapshot(state))
+    looped, stacked = states
+    assert max(float((looped[each] - stacked[each]).abs().max()) for each in looped) < 1e-8

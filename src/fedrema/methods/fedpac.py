@@ -159,18 +159,15 @@ class FedPAC(Method):
 def combination_weights(weighted: Tensor, variance: Tensor) -> Tensor:
     """Return α [k, k] from h [k, C, d] and V [k]: row i minimises αᵀ (diag(V) + D⁽ⁱ⁾) α on the simplex.
 
-    P⁽ⁱ⁾ is positive semidefinite by construction. If the values are so extreme that the solver fails, the client keeps
-    its own head.
+    As Σ α = 1, αᵀ D⁽ⁱ⁾ α = G_ii − 2 Σ_j α_j G_ij + αᵀ G α: only the linear term differs between the clients. A client
+    whose weights cannot be computed, because values are not finite, keeps its own head.
     """
-    rows = weighted.flatten(1).cpu().double()
+    rows = weighted.flatten(1).double()
+    rows = rows - rows.mean(dim=0)  # D⁽ⁱ⁾ contains differences only; smaller numbers lose fewer digits
     gram = rows @ rows.T  # G = HHᵀ
-    variances = torch.diag(variance.cpu().double())
-    found = torch.eye(len(gram), dtype=torch.float64)
-    for i in range(len(gram)):
-        bias = gram[i, i] - gram[i, None, :] - gram[i, :, None] + gram  # D⁽ⁱ⁾
-        alpha = minimise_on_simplex((variances + bias).numpy())
-        if alpha is not None:
-            found[i] = torch.from_numpy(alpha)
+    quadratic = torch.diag(variance.double()) + gram
+    found = minimise_on_simplex(quadratic.expand(len(gram), -1, -1), -gram)
+    found = torch.where(found.isnan(), torch.eye(len(found)).to(found), found)
     found = torch.where(
         found < min(NEGLIGIBLE, 0.1 / len(found)), 0.0, found
     )  # relative to 1/k, so that a row never becomes 0

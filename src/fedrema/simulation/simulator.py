@@ -79,8 +79,7 @@ class Simulator(Clients):
         if participants:
             uploads = self._train_all(state, torch.tensor(participants), moment, clock)
             roles = self.roles(state.params)
-            joined = self.participation.joined(moment.round)
-            received = replace(uploads.for_server(), everyone=len(joined))
+            received = replace(uploads.for_server(), everyone=self.participation.joined_count(moment.round))
             answer = self.aggregate(received, state, roles, uploads.memory.tensors, moment)
             clock.lap("aggregate")
             bytes_down = state.download(roles, [*participants, *failed])

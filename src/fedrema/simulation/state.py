@@ -225,8 +225,9 @@ class SimulationState:
         self.inbox.common.update({name: value for name, value in answer.shared.items() if name not in roles})
         for name, value in answer.personal.items():
             if name not in roles:
-                zeros = value.new_zeros(self.clients, *value.shape[1:])
-                put(self.inbox.own.setdefault(name, zeros), value)
+                if name not in self.inbox.own:
+                    self.inbox.own[name] = value.new_zeros(self.clients, *value.shape[1:])
+                put(self.inbox.own[name], value)
         self.server = answer.state
 
     def download(self, roles: Mapping[str, Role], clients: list[int]) -> int:
