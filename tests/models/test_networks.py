@@ -108,7 +108,9 @@ def test_help_and_documentation_list_every_network():
     _, meaning = field_documentation(Network)["net"]
     assert set(NETWORKS) <= words(meaning)
     page = Path(__file__).parents[2] / "docs" / "own-data.md"
-    listed = re.findall(r"^\| (`.*?) \|", page.read_text().partition("### Built-in networks")[2], re.M)
+    listed = re.findall(
+        r"^\| (`.*?) \|", page.read_text().partition("### Built-in networks")[2].partition("###")[0], re.M
+    )
     assert {name for cell in listed for name in re.findall(r"`(.*?)`", cell)} == set(NETWORKS)
 
 

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -148,6 +149,20 @@ def test_the_code_in_the_readme_gives_the_same_logits_without_fedrema(tmp_path, 
     (file, *_) = (tmp_path / "cumulative" / "models").glob("*.safetensors")
     batches = load_file(file)["norm.num_batches_tracked"]
     assert (batches.dtype, int(batches)) == (torch.int64, 2)
+
+
+@pytest.mark.parametrize("net", ["resnet8-bn", "vit", "gru", "transformer"])
+def test_networks_that_are_not_a_chain_of_layers_are_built_by_fedrema(net, tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run", "--net", net, "--projection", "3", shape=(1, 8, 8))
+    export_models(run)
+    monkeypatch.chdir(run.path / "models")
+    code = re.search(r"```python\n(.*?)```", (run.path / "models" / "README.md").read_text("utf-8"), re.S).group(1)
+    x = torch.randn(5, 1, 8, 8)
+    space = {"x": x}
+    exec(code, space)
+    expected = model_of_run(run.manifest).net(run.personal_parameters(row=0), x)
+    assert torch.allclose(space["model"](x), expected, atol=1e-6)
+    assert "from fedrema.models.networks import NETWORKS" in code
 
 
 def test_every_client_has_its_own_file_and_the_index_names_the_client(run):
