@@ -90,7 +90,7 @@ def test_the_command_starts_and_stops_its_own_ray(tmp_path, capsys):
     assert main(["grid", str(file), *arguments]) == 0
     assert not ray.is_initialized()
     assert "2 of 2 runs finished" in capsys.readouterr().err
-    assert len(list((out / "runs").iterdir())) == 2
+    assert len(Store(out / "runs").keys()) == 2
     assert (out / "some.md").read_text().count("| 1 |") == 2
 
 

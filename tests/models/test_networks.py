@@ -108,9 +108,8 @@ def test_help_and_documentation_list_every_network():
     _, meaning = field_documentation(Network)["net"]
     assert set(NETWORKS) <= words(meaning)
     page = Path(__file__).parents[2] / "docs" / "own-data.md"
-    listed = re.findall(
-        r"^\| (`.*?) \|", page.read_text().partition("### Built-in networks")[2].partition("###")[0], re.M
-    )
+    section = page.read_text().partition("### Built-in networks")[2].partition("###")[0]
+    listed = re.findall(r"^\| (`.*?) \|", section, re.M)
     assert {name for cell in listed for name in re.findall(r"`(.*?)`", cell)} == set(NETWORKS)
 
 
