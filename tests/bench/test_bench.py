@@ -117,9 +117,9 @@ def test_own_networks_are_measured_and_a_failing_one_is_reported(capsys, small_a
     (small_and_here / "own_nets.py").write_text(
         "from torch import nn\n"
         "from fedrema.models.body_and_head import BodyAndHead\n"
-        "def dropping(shape, classes):\n"
+        "def slopes(shape, classes):\n"
         "    assert shape == (3, 32, 32)\n"
-        "    body = nn.Sequential(nn.Flatten(), nn.Linear(3072, 4), nn.Dropout(0.5))\n"
+        "    body = nn.Sequential(nn.Flatten(), nn.Linear(3072, 4), nn.RReLU())\n"
         "    return BodyAndHead(body, nn.Linear(4, classes))\n"
         "class Fussy(nn.Module):\n"
         "    def forward(self, x):\n"
@@ -129,17 +129,17 @@ def test_own_networks_are_measured_and_a_failing_one_is_reported(capsys, small_a
         "def fussy(shape, classes):\n"
         "    return BodyAndHead(nn.Sequential(nn.Flatten(), nn.Linear(3072, 4), Fussy()), nn.Linear(4, classes))\n"
     )
-    networks = "own_nets:fussy,own_nets:dropping,mlp"
+    networks = "own_nets:fussy,own_nets:slopes,mlp"
     assert main(["bench", "--network", networks, *TINY, "--json", "speed.json"]) == 2
     shown = capsys.readouterr().out
     assert "own_nets:fussy: none of our backends could be measured." in shown
     rows = json.loads((small_and_here / "speed.json").read_text())["rows"]
     notes = {(row["network"].removeprefix("own_nets:"), row["backend"]): row["note"] for row in rows}
     assert notes["fussy", "loop"] == notes["fussy", "textbook"] == "no more memory"
-    assert "cannot train this network" in notes["dropping", "stacked"]
+    assert "cannot train this network" in notes["slopes", "stacked"]
     measured = {(row["network"].removeprefix("own_nets:"), row["backend"]) for row in rows if row["ms_per_step"]}
     assert measured == {
-        ("dropping", "loop"), ("dropping", "textbook"), ("mlp", "loop"), ("mlp", "stacked"), ("mlp", "textbook")
+        ("slopes", "loop"), ("slopes", "textbook"), ("mlp", "loop"), ("mlp", "stacked"), ("mlp", "textbook")
     }  # fmt: skip
     failed = next(row for row in rows if row["network"] == "own_nets:fussy")
     assert failed["share_of_ceiling"] is failed["ratio_to_textbook"] is failed["seconds_per_round"] is None

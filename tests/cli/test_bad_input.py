@@ -125,18 +125,18 @@ def test_a_file_in_place_of_a_folder_is_refused(capsys, in_an_empty_folder):
 
 
 def test_a_network_that_cannot_be_stacked_is_refused(capsys, in_an_empty_folder):
-    (in_an_empty_folder / "dropping.py").write_text(
+    (in_an_empty_folder / "random_slopes.py").write_text(
         "from torch import nn\n"
         "def net(shape, classes):\n"
         "    net = nn.Module()\n"
-        "    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5))\n"
+        "    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.RReLU())\n"
         "    from fedrema.models.body_and_head import BodyAndHead\n"
         "    return BodyAndHead(body, nn.Linear(8, classes))\n"
     )
-    words = refuse(capsys, "run", "fedavg", "--net", "dropping:net", "--backend", "stacked", *QUICK)
-    assert "'body.2' (Dropout)" in words
+    words = refuse(capsys, "run", "fedavg", "--net", "random_slopes:net", "--backend", "stacked", *QUICK)
+    assert "'body.2' (RReLU)" in words
     assert "use --backend loop" in words
-    assert main(["run", "fedavg", "--net", "dropping:net", *QUICK]) == 0
+    assert main(["run", "fedavg", "--net", "random_slopes:net", *QUICK]) == 0
 
 
 def test_divergence_names_round_and_client(capsys, in_an_empty_folder):

@@ -183,10 +183,11 @@ def test_as_many_seeds_train_jointly_as_fit_into_memory(tmp_path):
 
 
 def test_orders_of_unequal_length_are_padded():
-    short = Order(np.ones((1, 1, 1, 2), np.int64), np.full((1, 1, 1), 2), np.array([1]))
-    long = Order(np.full((2, 3, 1, 4), 5), np.full((2, 3, 1), 4), np.array([3, 2]))
+    short = Order(np.ones((1, 1, 1, 2), np.int64), np.full((1, 1, 1), 2), np.array([1]), np.full((1, 1, 1), 7))
+    long = Order(np.full((2, 3, 1, 4), 5), np.full((2, 3, 1), 4), np.array([3, 2]), np.full((2, 3, 1), 8))
     both = join_orders([short, long])
     assert both.index.shape == (3, 3, 1, 4)
     assert both.index[0, :, 0].tolist() == [[1, 1, 0, 0], [0] * 4, [0] * 4]
     assert both.sizes[0, :, 0].tolist() == [2, 0, 0]
     assert both.steps.tolist() == [1, 3, 2]
+    assert both.keys[:, :, 0].tolist() == [[7, 0, 0], [8, 8, 8], [8, 8, 8]]
