@@ -26,19 +26,26 @@ SCENARIOS = [
 def measure(method: str, network: str, clients: int, samples: int, shape: tuple[int, ...]) -> dict[str, object]:
     """Run two rounds of one epoch; return seconds per round and peak gigabytes."""
     import fedrema
-    from fedrema.cli.arguments import parse_settings
-    from fedrema.data import Federation
-    from fedrema.runs.execute import execute
 
     generator = np.random.default_rng(0)
     client = np.repeat(np.arange(clients), samples)
     y = (client % 5 * 2 + generator.integers(0, 2, len(client))) % 10  # five groups of clients, two classes each
     x = generator.integers(0, 256, (len(client), *shape), dtype=np.uint8)
-    federation = Federation.from_arrays(x, y, client, classes=10, test_share=0.2)
-    words = f"--net {network} --rounds 2 --epochs 1 --batch 100 --memory {LIMIT} --overwrite --out runs/scale --quiet"
-    settings = parse_settings(method, words.split(), own_data=True)
+    federation = fedrema.Federation.from_arrays(x, y, client, classes=10, test_share=0.2)
     ends = [time.perf_counter()]
-    execute(settings, federation, watch=lambda _: ends.append(time.perf_counter()))
+    fedrema.run(
+        method,
+        federation=federation,
+        net=network,
+        out="runs/scale",
+        watch=lambda _: ends.append(time.perf_counter()),
+        rounds=2,
+        epochs=1,
+        batch=100,
+        memory=LIMIT,
+        overwrite=True,
+        quiet=True,
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 10**6 * 1.024
     return {
         "seconds": round(ends[-1] - ends[-2], 1),

@@ -79,9 +79,8 @@ def serve(text: str, folder: Path) -> None:
 def test_blocks_that_need_datasets_run(page, run, tmp_path):
     for language, text in blocks(page, {"datasets"}):
         run(language, text, tmp_path)
-    shutil.copytree(
-        ROOT / "docs", tmp_path / "docs", dirs_exist_ok=True
-    )  # some blocks are written for the repository's root
+    for folder in ("benchmarks", "research", "results", "tools"):  # some blocks are written for the repository's root
+        shutil.copytree(ROOT / folder, tmp_path / folder, dirs_exist_ok=True)
     for language, text in blocks(page, {"gpu"}):
         text = re.sub(r" +#.*$", "", text, flags=re.M)
         text = re.sub(r"^fedrema run .*$", rf"\g<0> {CUT_DOWN}", text, flags=re.M)
