@@ -111,6 +111,8 @@ def test_the_rule_depends_on_the_work_and_never_exceeds_torchs_limit(
     [
         ("mlp", (64,), 3 * 2 * (64 * 32 + 32 * 10)),  # 32: the default of --hidden
         ("cnn", (1, 28, 28), 24.7e6),
+        ("lstm", (32, 96), 3 * 2 * (32 * 4 * 128 * (96 + 128) + 128 * 10)),  # four gates of 128 units
+        ("gru", (3, 32, 32), 3 * 2 * (32 * 3 * 128 * (96 + 128) + 128 * 10)),
         ("alexnet", (3, 32, 32), 417.2e6),  # both as torch counts them, without the first layer's gradient to its input
     ],
 )

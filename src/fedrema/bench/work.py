@@ -4,13 +4,15 @@ import dataclasses
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedrema.config.settings import Settings
 from fedrema.core import Moment
 from fedrema.data import DataSettings, Federation
-from fedrema.engine import draw_order
+from fedrema.engine import Backend, draw_order
 from fedrema.runs.execute import build_simulator
+from fedrema.simulation.simulator import Simulator
 
 SHAPES: dict[str, tuple[int, ...]] = {"mlp": (1, 8, 8), "cnn": (1, 28, 28), "alexnet": (3, 32, 32)}
 """Input shape of each network: those of digits, MNIST and CIFAR-10."""
@@ -73,8 +75,15 @@ def _drawn(settings: Settings, federation: Federation) -> tuple[int, int]:
 
 def _operations(settings: Settings, federation: Federation) -> float:
     """Count the operations of training the only client, in plain torch: the counter cannot see into our own kernels."""
-    plain = dataclasses.replace(settings.simulation, device="cpu", precision="float32", backend="loop")
-    simulator = build_simulator(dataclasses.replace(settings, simulation=plain), federation)
+
+    def simulator_with(backend: Backend) -> Simulator:
+        plain = dataclasses.replace(settings.simulation, device="cpu", precision="float32", backend=backend)
+        return build_simulator(dataclasses.replace(settings, simulation=plain), federation)
+
+    simulator = simulator_with("loop")
+    if any(isinstance(layer, nn.RNNBase) for _, layer in simulator.net.layers()):
+        # The counter does not know torch's LSTM; stacked, recurrent layers consist of matrix products.
+        simulator = simulator_with("stacked")
     moment = simulator.moment(1)
     cohort = simulator.begin(simulator.cohort(simulator.start(), torch.tensor([0])), moment)
     with FlopCounterMode(display=False) as counter:

@@ -26,9 +26,13 @@ def operations_per_step(net: Net, sample: Tensor, batch: int) -> float:
         result = output[0] if isinstance(output, tuple) else output
         if isinstance(result, Tensor):
             matrices = [value for value in layer.parameters(recurse=False) if value.dim() > 1]
-            forward += sum(2.0 * result.numel() * value[0].numel() for value in matrices)
+            if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):  # each matrix is applied at each position
+                forward += sum(2.0 * result.numel() / result.shape[-1] * value.numel() for value in matrices)
+            else:
+                forward += sum(2.0 * result.numel() * value[0].numel() for value in matrices)
 
-    handles = [layer.register_forward_hook(count) for _, layer in net.layers()]
+    attention = [part for _, part in net.submodules() if isinstance(part, nn.MultiheadAttention)]
+    handles = [layer.register_forward_hook(count) for layer in (*(layer for _, layer in net.layers()), *attention)]
     net.train(False)
     try:
         with torch.no_grad():
