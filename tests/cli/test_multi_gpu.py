@@ -1,6 +1,5 @@
 """Runs distributed over several devices; in these tests the devices are processes on one CPU."""
 
-import dataclasses
 import os
 import signal
 import threading
@@ -22,14 +21,7 @@ SMALL = ["--rounds", "2", "--clients", "4", "--samples", "40", "--hidden", "4", 
 
 def group(tmp_path, method="fedavg", seeds=2, *arguments):
     base = parse_settings(method, [*SMALL, "--seeds", str(seeds), *arguments])
-    return [
-        dataclasses.replace(
-            base,
-            simulation=dataclasses.replace(base.simulation, seed=seed),
-            output=dataclasses.replace(base.output, out=tmp_path / method / f"seed-{seed}"),
-        )
-        for seed in range(seeds)
-    ]
+    return [base.seeded(seed).placed(tmp_path / method / f"seed-{seed}") for seed in range(seeds)]
 
 
 def test_groups_of_runs_are_split_so_that_every_device_has_some(tmp_path):

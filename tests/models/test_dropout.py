@@ -45,11 +45,14 @@ def test_splitmix64_has_its_published_values():
 
 
 def test_keys_of_steps_are_those_of_splitmix64():
-    keys = step_keys(3, 1, "train", "north", "layers", steps=4)
-    again = step_keys(3, 1, "train", "north", "layers", steps=2)
+    keys, other = step_keys([0, 12345], 4)
     assert keys.dtype == "int64"
-    assert keys[:2].tolist() == again.tolist()
-    assert len({*keys.tolist(), *step_keys(3, 2, "train", "north", "layers", steps=4).tolist()}) == 8
+    assert keys[:2].view("uint64").tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    assert other.view("uint64").tolist() == [
+        finalised(12345 + n * 0x9E3779B97F4A7C15 & 2**64 - 1) for n in (1, 2, 3, 4)
+    ]
+    assert keys[:2].tolist() == step_keys([0], 2)[0].tolist()
+    assert len({*keys.tolist(), *other.tolist()}) == 8
 
 
 def test_integers_are_uniform_and_independent():

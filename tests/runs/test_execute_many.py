@@ -1,6 +1,5 @@
 """Joint training of several seeds: the same results as separate runs."""
 
-import dataclasses
 import functools
 import os
 import signal
@@ -33,14 +32,7 @@ def also_on_a_cpu(monkeypatch):
 def settings_of(tmp_path, name="together", seeds=3, method="fedrema", *arguments):
     words = ["--rounds", "3", "--clients", "5", "--samples", "40", "--epochs", "1", "--hidden", "8", *arguments]
     base = parse_settings(method, [*words, "--quiet"])
-    return [
-        dataclasses.replace(
-            base,
-            simulation=dataclasses.replace(base.simulation, seed=seed),
-            output=dataclasses.replace(base.output, out=tmp_path / name / f"seed-{seed}"),
-        )
-        for seed in range(seeds)
-    ]
+    return [base.seeded(seed).placed(tmp_path / name / f"seed-{seed}") for seed in range(seeds)]
 
 
 def run_jointly(method, federation, seeds, **settings):

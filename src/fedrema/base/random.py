@@ -1,12 +1,18 @@
 """Keyed random generators: a draw depends on its purpose, never on when or in which order it is made."""
 
 import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Part = int | str
+SEPARATOR = "\x1f"
+"""Between the parts of a key."""
+GOLDEN = 0x9E3779B97F4A7C15
+"""The increment of SplitMix64."""
 BITS = 24
 """Bits of the numbers that `random_integers` returns."""
 # Multipliers of a 32-bit integer hash with low bias ("lowbias32"), as signed integers.
@@ -15,9 +21,13 @@ FIRST, SECOND = 0x7FEB352D, 0x846CA68B - (1 << 32)
 
 def seed_of(*parts: Part) -> int:
     """Return a 63-bit hash of the parts, for example (seed, round, client, purpose)."""
+    return int.from_bytes(hashlib.blake2b(encoded(*parts), digest_size=8).digest(), "big") >> 1
+
+
+def encoded(*parts: Part) -> bytes:
+    """Return the bytes that `seed_of` hashes."""
     # The separator is doubled inside a part, because a client's name may contain it.
-    text = "\x1f".join(f"{type(part).__name__}:{part}".replace("\x1f", "\x1f\x1f") for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return SEPARATOR.join(f"{type(part).__name__}:{part}".replace(SEPARATOR, 2 * SEPARATOR) for part in parts).encode()
 
 
 def numpy_generator(*parts: Part) -> np.random.Generator:
@@ -25,14 +35,18 @@ def numpy_generator(*parts: Part) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed_of(*parts)))
 
 
-def step_keys(*parts: Part, steps: int) -> np.ndarray:
-    """Return a 64-bit integer for each of some steps, to be used as the key of a counter-based generator."""
-    with np.errstate(over="ignore"):  # integers wrap around, as intended
-        value = np.uint64(seed_of(*parts)) + np.arange(1, steps + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        # The finaliser of SplitMix64: all bits of the result depend on all bits of the value.
-        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (value ^ (value >> np.uint64(31))).view(np.int64)
+def step_keys(seeds: Sequence[int], steps: int) -> np.ndarray:
+    """Return 64-bit integers [seeds, steps], to be used as keys of `random_integers`: SplitMix64 with these seeds."""
+    first = np.array(seeds, np.uint64)[:, None]
+    return _finalised(first + np.arange(1, steps + 1, dtype=np.uint64) * np.uint64(GOLDEN))
+
+
+def _finalised(values: np.ndarray) -> np.ndarray:
+    """Return signed integers that depend on all bits of unsigned ones (the finaliser of SplitMix64)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    final: np.ndarray = (values ^ (values >> np.uint64(31))).view(np.int64)
+    return final
 
 
 def torch_generator(*parts: Part) -> torch.Generator:
@@ -69,10 +83,7 @@ def _hash(value: Tensor) -> Tensor:
     return value ^ ((value >> 16) & 0xFFFF)
 
 
+@lru_cache(maxsize=1024)
 def _spread_bits(number: int) -> int:
-    """Return a signed 64-bit integer that depends on all bits of a number (the finaliser of SplitMix64)."""
-    value = (number * 0x9E3779B97F4A7C15) & (2**64 - 1)
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-    value ^= value >> 31
-    return value - 2**64 if value >= 2**63 else value
+    """Return a signed 64-bit integer that depends on all bits of a number."""
+    return int(_finalised(np.array([number * GOLDEN % 2**64], np.uint64))[0])

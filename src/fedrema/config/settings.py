@@ -85,6 +85,10 @@ RUN_OPTIONS: Mapping[str, type[Any]] = {
 """The settings classes of every run, except its method, by their names in `Settings`."""
 
 
+def _run_fields() -> "list[dataclasses.Field[Any]]":
+    return [field for group in RUN_OPTIONS.values() for field in dataclasses.fields(group)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """All settings of a run."""
@@ -111,8 +115,7 @@ class Settings:
     @staticmethod
     def names(*purposes: Purpose) -> frozenset[str]:
         """Return the names, as on the command line, of the settings that every run has for these purposes."""
-        every = [field for group in RUN_OPTIONS.values() for field in dataclasses.fields(group)]
-        return frozenset(_dashed(field.name) for field in every if purpose_of(field) in purposes)
+        return frozenset(_dashed(field.name) for field in _run_fields() if purpose_of(field) in purposes)
 
     def values_for(self, *purposes: Purpose) -> dict[str, PlainValue]:
         """Return the settings that have these purposes, by name; those of the method define results."""
@@ -126,8 +129,7 @@ class Settings:
 
     def identifying(self, *purposes: Purpose) -> dict[str, PlainValue]:
         """Return the settings for identities and keys: without those that were added later and have their defaults."""
-        every = [field for group in RUN_OPTIONS.values() for field in dataclasses.fields(group)]
-        added = {_dashed(field.name): field.default for field in every if field.metadata.get("added")}
+        added = {_dashed(field.name): field.default for field in _run_fields() if field.metadata.get("added")}
         found = self.values_for(*purposes)
         return {name: value for name, value in found.items() if name not in added or value != added[name]}
 
@@ -219,7 +221,7 @@ def default_values(method: str, values: Values) -> dict[str, Value]:
 
 def settings_classes(method: type[Method]) -> Mapping[str, type[Any]]:
     """Return the settings classes of a run with this method, by their names in `Settings`."""
-    common = {field.name for group in RUN_OPTIONS.values() for field in dataclasses.fields(group)}
+    common = {field.name for field in _run_fields()}
     for field in dataclasses.fields(method):
         if field.name in common:
             raise BadInput(

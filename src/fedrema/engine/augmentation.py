@@ -36,8 +36,8 @@ def augmented(batch: Batch, names: tuple[str, ...]) -> Batch:
 
 def flip(x: Tensor, draw: Draw) -> Tensor:
     """Mirror images left to right with probability 1/2."""
-    mirrored = _per_image(draw(len(x), 2), x) == 1
-    return torch.where(mirrored, x.flip(-1), x)
+    mirrored = draw(len(x), 2) == 1
+    return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
 
 
 def crop(x: Tensor, draw: Draw) -> Tensor:
@@ -75,10 +75,6 @@ def noise(x: Tensor, draw: Draw) -> Tensor:
     radius = (-2 * torch.log((draw(count, 1 << BITS) + 1) * scale)).sqrt()  # of (0, 1], because log 0 is infinite
     angle = draw(count, 1 << BITS) * (2 * math.pi * scale)
     return x + (NOISE * radius * torch.cos(angle)).reshape(x.shape).to(x.dtype)
-
-
-def _per_image(values: Tensor, x: Tensor) -> Tensor:
-    return values.reshape((-1, *[1] * (x.dim() - 1)))
 
 
 AUGMENTATIONS: dict[str, Callable[[Tensor, Draw], Tensor]] = {

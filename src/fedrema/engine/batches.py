@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.base.random import numpy_generator, step_keys
+from fedrema.base.random import numpy_generator, seed_of, step_keys
 from fedrema.core import Batch, LocalTraining, Method, Phase
 from fedrema.data.federation import Federation, Split, to_float
 from fedrema.engine.cohort import Cohort, RowIndex
@@ -132,7 +132,7 @@ def draw_order(
             batch = stream[place % len(stream)]
             index[row, place // per_step, place % per_step, : len(batch)] = batch
             sizes[row, place // per_step, place % per_step] = len(batch)
-    keys = np.stack([step_keys(*key, name, "layers", steps=sizes[0].size) for name in names])
+    keys = step_keys([seed_of(*key, name, "layers") for name in names], sizes[0].size)
     return Order(index, sizes, steps, keys.reshape(sizes.shape))
 
 

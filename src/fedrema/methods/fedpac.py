@@ -168,7 +168,6 @@ def combination_weights(weighted: Tensor, variance: Tensor) -> Tensor:
     quadratic = torch.diag(variance.double()) + gram
     found = minimise_on_simplex(quadratic.expand(len(gram), -1, -1), -gram)
     found = torch.where(found.isnan(), torch.eye(len(found)).to(found), found)
-    found = torch.where(
-        found < min(NEGLIGIBLE, 0.1 / len(found)), 0.0, found
-    )  # relative to 1/k, so that a row never becomes 0
+    negligible = min(NEGLIGIBLE, 0.1 / len(found))  # relative to 1/k, so that a row never becomes 0
+    found = torch.where(found < negligible, 0.0, found)
     return found / found.sum(dim=1, keepdim=True)

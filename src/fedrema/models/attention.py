@@ -32,7 +32,7 @@ def attention(
         weights, value = attention_weights(query, key, value, mask, causal, scale, grouped)
         return drop(weights).to(value.dtype) @ value
     if is_stacked(query, key, value, mask):
-        merged: Tensor = _Merged.apply(query, key, value, mask, causal, scale, grouped)  # type: ignore[no-untyped-call]
+        merged: Tensor = _Merged.apply(query, key, value, mask, causal, scale, grouped)  # type: ignore[no-untyped-call]  # not annotated in torch
         return merged
     return functional.scaled_dot_product_attention(
         query, key, value, mask, is_causal=causal, scale=scale, enable_gqa=grouped
@@ -64,7 +64,7 @@ def attention_weights(
 
 
 class _Merged(torch.autograd.Function):
-    """Attention under vmap; gradients are those of the merged computation, which torch records."""
+    """Attention, applied only under vmap; torch records the gradients of what `vmap` computes."""
 
     @staticmethod
     def forward(*arguments: Any) -> Tensor:

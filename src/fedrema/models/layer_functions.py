@@ -5,8 +5,9 @@ where dropout is part of them. Modules such as `nn.LSTM`, `nn.MultiheadAttention
 functions, so that networks need no change.
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from fedrema.models import dropout
 from fedrema.models.attention import Drop, attention, is_stacked, multi_head_attention
 from fedrema.models.batch_context import BatchContext
-from fedrema.models.recurrent import recurrent
+from fedrema.models.recurrent import State, recurrent, unrolled_layer
 
 Function = Callable[..., Any]
 
@@ -39,9 +40,12 @@ class LayerFunctions(TorchFunctionMode):
 
     def drop(self, p: float, training: bool) -> Drop | None:
         """Return dropout with a keyed mask; None if nothing is to be dropped."""
-        if not training or p == 0 or self.context.key is None:
+        if not self._drops(p, training):
             return None
         return lambda x: self._dropped(dropout.dropout, x, p, samples=self.context.samples)
+
+    def _drops(self, p: float, training: bool) -> bool:
+        return training and p != 0 and self.context.key is not None
 
     def _dropped(self, function: Function, x: Tensor, p: float, **more: Any) -> Tensor:
         assert self.context.key is not None
@@ -56,25 +60,19 @@ class LayerFunctions(TorchFunctionMode):
         return NotImplemented if drop is None else drop(input)
 
     def _feature_dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002
-        if self.drop(p, training) is None:
-            return NotImplemented
-        return self._dropped(dropout.feature_dropout, input, p)
+        return self._dropped(dropout.feature_dropout, input, p) if self._drops(p, training) else NotImplemented
 
-    def _alpha_dropout(self, input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:  # noqa: A002
-        if self.drop(p, training) is None:
-            return NotImplemented
-        return self._dropped(dropout.alpha_dropout, input, p)
-
-    def _feature_alpha_dropout(
+    def _alpha_dropout(
         self,
         input: Tensor,  # noqa: A002
         p: float = 0.5,
         training: bool = False,
         inplace: bool = False,
+        by_channel: bool = False,
     ) -> Any:
-        if self.drop(p, training) is None:
+        if not self._drops(p, training):
             return NotImplemented
-        return self._dropped(dropout.alpha_dropout, input, p, by_channel=True)
+        return self._dropped(dropout.alpha_dropout, input, p, by_channel=by_channel)
 
     def _attention(
         self,
@@ -132,38 +130,30 @@ class LayerFunctions(TorchFunctionMode):
             causal=is_causal and attn_mask is None,
         )  # fmt: skip
 
-    def _recurrent(self, function: Function, kind: str, *args: Any) -> Any:
+    def _recurrent(self, function: Function, *args: Any) -> Any:
         if len(args) != 9 or isinstance(args[3], (list, tuple)):  # a packed sequence
             return NotImplemented
         x, given, weights, biases, layers, p, training, bidirectional, batch_first = args
+        kind = function.__name__
         states = given if kind == "lstm" else (given,)
-        per_layer = (4 if biases else 2) * (2 if bidirectional else 1)
         drop = self.drop(p, training) if layers > 1 else None
         stacked = is_stacked(x, *states, *weights)
-        if len(weights) != layers * per_layer or (drop is None and not stacked):  # an LSTM with projections
+        projects = len(weights) != layers * (4 if biases else 2) * (2 if bidirectional else 1)
+        if projects or (drop is None and not stacked):
             return NotImplemented
-        if stacked:
-            outputs, final = recurrent(
-                kind, x, states, weights, biases, layers, bidirectional, batch_first, drop or (lambda each: each)
-            )
-            return (outputs, *final)
-        assert drop is not None
-        parts = []  # torch's own function for one layer at a time, so that dropout between them is keyed
-        for layer in range(layers):
-            rows = slice(layer * (per_layer // (4 if biases else 2)), (layer + 1) * (per_layer // (4 if biases else 2)))
-            own = tuple(state[rows] for state in states)
-            layer_weights = weights[layer * per_layer : (layer + 1) * per_layer]
-            start = own if kind == "lstm" else own[0]
-            x, *last = function(x, start, layer_weights, biases, 1, 0.0, training, bidirectional, batch_first)
-            parts.append(last)
-            if layer < layers - 1:
-                x = x if batch_first else x.transpose(0, 1)
-                x = drop(x) if batch_first else drop(x).transpose(0, 1)
-        return (x, *(torch.cat([last[part] for last in parts]) for part in range(len(states))))
+
+        def torchs_layer(x: Tensor, states: State, weights: Sequence[Tensor]) -> tuple[Tensor, State]:
+            start = states if kind == "lstm" else states[0]
+            outputs, *final = function(x, start, weights, biases, 1, 0.0, training, bidirectional, True)
+            return outputs, tuple(final)
+
+        # torch's own function is called for one layer at a time, so that dropout between them is keyed.
+        run_layer = unrolled_layer(kind, biases) if stacked else torchs_layer
+        return recurrent(run_layer, x, states, weights, layers, batch_first, drop or (lambda outputs: outputs))
 
 
-def _of_kind(function: Function, kind: str) -> Function:
-    return lambda mode, *args: mode._recurrent(function, kind, *args)
+def _recurrent(function: Function) -> Function:
+    return lambda mode, *args: mode._recurrent(function, *args)
 
 
 REPLACEMENTS: dict[Function, Function] = {
@@ -172,21 +162,16 @@ REPLACEMENTS: dict[Function, Function] = {
     functional.dropout2d: LayerFunctions._feature_dropout,
     functional.dropout3d: LayerFunctions._feature_dropout,
     functional.alpha_dropout: LayerFunctions._alpha_dropout,
-    functional.feature_alpha_dropout: LayerFunctions._feature_alpha_dropout,
+    functional.feature_alpha_dropout: partial(LayerFunctions._alpha_dropout, by_channel=True),
     functional.scaled_dot_product_attention: LayerFunctions._attention,
     functional.multi_head_attention_forward: LayerFunctions._multi_head_attention,
-    torch.lstm: _of_kind(torch.lstm, "lstm"),
-    torch.gru: _of_kind(torch.gru, "gru"),
-    torch.rnn_tanh: _of_kind(torch.rnn_tanh, "rnn_tanh"),
-    torch.rnn_relu: _of_kind(torch.rnn_relu, "rnn_relu"),
+    **{function: _recurrent(function) for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},
 }
 """What replaces which function; a replacement returns NotImplemented where torch's own is used."""
 
 
 class _Recorder(TorchFunctionMode):
     """Notes whether a function that may be replaced is called."""
-
-    calls: ClassVar[frozenset[Function]] = frozenset(REPLACEMENTS)
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,19 +180,19 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.found |= func in self.calls
+        self.found |= func in REPLACEMENTS
         return func(*args, **(kwargs or {}))
 
 
 def needs_layer_functions(module: nn.Module, sample: Tensor) -> bool:
-    """Return whether a module calls a function that may be replaced, in training or in evaluation mode."""
+    """Return whether a module calls a function that may be replaced, in training or else in evaluation mode."""
     recorder, training = _Recorder(), module.training
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        for mode in (False, True):
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), recorder:
+        for mode in (True, False):
             module.train(mode)
             try:
-                with recorder:
-                    module(sample)
+                module(sample)
+                break
             except Exception:  # some layers fail in training mode with few samples
                 continue
     module.train(training)

@@ -12,57 +12,61 @@ from torch.nn import functional
 Drop = Callable[[Tensor], Tensor]
 """Dropout between layers, of outputs [samples, time, features]."""
 State = tuple[Tensor, ...]
-"""The hidden state, and with an LSTM the cell state, of one layer and direction [samples, features]."""
+"""The hidden state, and with an LSTM the cell state."""
+Layer = Callable[[Tensor, State, Sequence[Tensor]], tuple[Tensor, State]]
+"""Returns outputs and final states of one layer, given its inputs [samples, time, features], its initial states
+[directions, samples, features] and its weights."""
 
 
 def recurrent(
-    kind: str,
-    x: Tensor,
-    states: State,
-    weights: Sequence[Tensor],
-    biases: bool,
-    layers: int,
-    bidirectional: bool,
-    batch_first: bool,
-    drop: Drop,
-) -> tuple[Tensor, State]:
+    run_layer: Layer, x: Tensor, states: State, weights: Sequence[Tensor], layers: int, batch_first: bool, drop: Drop
+) -> tuple[Tensor, ...]:
     """Return what torch.lstm, torch.gru, torch.rnn_tanh and torch.rnn_relu return: outputs and final states.
 
     Parameters
     ----------
-    kind
-        `lstm`, `gru`, `rnn_tanh` or `rnn_relu`.
+    run_layer
+        Computes one layer.
     x
         Inputs [samples, time, features], or with time first unless `batch_first`.
     states
         Initial states [layers × directions, samples, features]: h, and for an LSTM c.
     weights
-        All weights in torch's order: by layer, then direction; W_ih, W_hh and, with `biases`, b_ih, b_hh;
-        LSTMs with projections have W_hr in addition, which is not supported here.
+        All weights in torch's order: by layer, then direction; W_ih, W_hh and, if there are biases, b_ih, b_hh.
     drop
         Applied to the outputs of all layers but the last.
     """
-    directions = 2 if bidirectional else 1
-    per_direction = 4 if biases else 2
     x = x if batch_first else x.transpose(0, 1)
+    per_layer = len(weights) // layers
+    directions = len(states[0]) // layers
     final: list[State] = []
     for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            number = layer * directions + direction
-            own = weights[number * per_direction : (number + 1) * per_direction]
-            w_input, w_hidden = own[0], own[1]
-            b_input, b_hidden = (own[2], own[3]) if biases else (None, None)
-            steps = functional.linear(x, w_input, b_input).unbind(1)
-            start = tuple(state[number] for state in states)
-            output, last = _direction(kind, steps[::-1] if direction else steps, start, w_hidden, b_hidden)
-            outputs.append(output[::-1] if direction else output)
-            final.append(last)
-        x = torch.cat([torch.stack(output, dim=1) for output in outputs], dim=-1)
+        start = tuple(state[layer * directions : (layer + 1) * directions] for state in states)
+        x, last = run_layer(x, start, weights[layer * per_layer : (layer + 1) * per_layer])
+        final.append(last)
         if layer < layers - 1:
             x = drop(x)
-    joined = tuple(torch.stack([state[part] for state in final]) for part in range(len(states)))
-    return (x if batch_first else x.transpose(0, 1)), joined
+    joined = (torch.cat(parts) for parts in zip(*final, strict=True))
+    return (x if batch_first else x.transpose(0, 1)), *joined
+
+
+def unrolled_layer(kind: str, biases: bool) -> Layer:
+    """Return a layer (`lstm`, `gru`, `rnn_tanh` or `rnn_relu`) as a loop over time steps."""
+    per_direction = 4 if biases else 2
+
+    def run_layer(x: Tensor, states: State, weights: Sequence[Tensor]) -> tuple[Tensor, State]:
+        outputs, final = [], []
+        for direction in range(len(states[0])):
+            own = weights[direction * per_direction : (direction + 1) * per_direction]
+            b_input, b_hidden = (own[2], own[3]) if biases else (None, None)
+            steps = functional.linear(x, own[0], b_input).unbind(1)
+            start = tuple(state[direction] for state in states)
+            output, last = _direction(kind, steps[::-1] if direction else steps, start, own[1], b_hidden)
+            outputs.append(torch.stack(output[::-1] if direction else output, dim=1))
+            final.append(last)
+        return torch.cat(outputs, dim=-1), tuple(torch.stack(parts) for parts in zip(*final, strict=True))
+
+    return run_layer
 
 
 def _direction(

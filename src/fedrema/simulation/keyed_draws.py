@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedrema.base.random import Part
+from fedrema.base.random import SEPARATOR, Part, encoded
 
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _KEY_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
@@ -20,11 +20,11 @@ class KeyedDraws:
     """The random numbers of the keys (…, name, purpose) for a fixed list of names and one purpose."""
 
     def __init__(self, names: Sequence[str], purpose: str) -> None:
-        self._ends = [_encoded(name, purpose) for name in names]
+        self._ends = [encoded(name, purpose) for name in names]
 
     def uniform(self, *parts: Part) -> np.ndarray:
         """Return `numpy_generator(*parts, name, purpose).random(4)` for every name [names, 4]."""
-        begin = hashlib.blake2b(_encoded(*parts) + b"\x1f", digest_size=8)
+        begin = hashlib.blake2b(encoded(*parts) + SEPARATOR.encode(), digest_size=8)
         digests = bytearray()
         for end in self._ends:  # the only work per client in Python
             hashed = begin.copy()
@@ -32,11 +32,6 @@ class KeyedDraws:
             digests += hashed.digest()
         keys = np.frombuffer(bytes(digests), dtype=">u8").astype(np.uint64) >> np.uint64(1)
         return (_philox(keys) >> np.uint64(11)) * 2.0**-53
-
-
-def _encoded(*parts: Part) -> bytes:
-    """Return the text that `seed_of` hashes."""
-    return "\x1f".join(f"{type(part).__name__}:{part}".replace("\x1f", "\x1f\x1f") for part in parts).encode()
 
 
 def _philox(keys: np.ndarray) -> np.ndarray:
