@@ -54,7 +54,7 @@ class Textbook:
 
     def __init__(self, settings: Settings, federation: Federation, device: torch.device) -> None:
         self.local, self.device = settings.local, device
-        self.model = plain_module(settings.network, federation.sample_shape, federation.classes).to(device)
+        self.model = plain_module(settings.network, federation.sample_shape, federation.task.outputs).to(device)
         self.datasets = [TensorDataset(x, y) for x, y in _samples(federation)]
         self.steps = 0
         """Number of steps, of all clients each, that were timed."""

@@ -206,5 +206,5 @@ def reason(error: Exception) -> str:
 
 
 def _has_convolutions(settings: Settings, federation: Federation) -> bool:
-    module = plain_module(settings.network, federation.sample_shape, federation.classes)
+    module = plain_module(settings.network, federation.sample_shape, federation.task.outputs)
     return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())

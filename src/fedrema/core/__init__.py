@@ -1,7 +1,7 @@
 """What a method consists of: its hooks, and the types that they receive and return."""
 
 from fedrema.core.aggregation import Mean, average, mix
-from fedrema.core.method import Method, cross_entropy, overrides
+from fedrema.core.method import Method, cross_entropy, overrides, task_loss
 from fedrema.core.options import Backend, LocalTraining, Precision, Simulation
 from fedrema.core.reports import Alternative, Matrix, Period, Reports, Trace
 from fedrema.core.types import (
@@ -53,4 +53,5 @@ __all__ = [
     "gradient_step",
     "mix",
     "overrides",
+    "task_loss",
 ]

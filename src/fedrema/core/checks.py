@@ -154,7 +154,7 @@ def check_loss(loss: Callable[..., Any], value: Any) -> Tensor:
 
 
 def check_scores(method: Method, scores: Any, samples: int, classes: int) -> Tensor:
-    """Return class scores, if they have one row per sample and one column per class."""
+    """Return outputs, if they have one row per sample and one column per class or other output of the network."""
     if not isinstance(scores, Tensor) or scores.shape != (samples, classes):
         wanted = f"scores of shape {(samples, classes)}, a row per sample and a column per class"
         raise _error(method, "predict", wanted, scores, "return net(params, x)")

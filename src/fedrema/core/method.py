@@ -11,12 +11,18 @@ from fedrema.core.options import LocalTraining
 from fedrema.core.reports import Reports
 from fedrema.core.types import Answer, Batch, Client, Moment, Phase, Role, State, Uploads
 from fedrema.models.body_and_head import Net, Tensors
+from fedrema.tasks.task import Task
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Return the mean cross-entropy over the real samples of a batch."""
     losses = functional.cross_entropy(logits, batch.y, reduction="none")
     return (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1)
+
+
+def task_loss(net: Net, outputs: Tensor, batch: Batch) -> Tensor:
+    """Return the mean loss of the task over the real samples of a batch: for classes, the cross-entropy."""
+    return net.task.loss(outputs, batch.y, batch.mask)
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,10 @@ class Method:
     """Increased by one with every change that alters results; results of older revisions count as outdated."""
     reports: ClassVar[Reports] = Reports()
     """What it reports beyond the metrics of every run: traces, a period, matrices between clients, its colour."""
+
+    def supports(self, task: Task) -> bool:
+        """Return whether the method works for a task; one that needs classes returns `task.has_softmax`."""
+        return True
 
     def called(self) -> str:
         """Return the title in tables and figures; a variant may have its own."""
@@ -68,7 +78,7 @@ class Method:
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Return the local objective on one batch."""
-        return cross_entropy(net(client.params, batch.x), batch)
+        return task_loss(net, net(client.params, batch.x), batch)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Finish a round: return the client to keep, and the tensors to send in addition to its parameters."""
@@ -83,7 +93,7 @@ class Method:
         return client.params
 
     def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
-        """Return the class scores [n, C] of the client; by default, the logits of its model."""
+        """Return the outputs [n, C] of the client, such as logits of classes; by default, those of its model."""
         return net(self.model(net, client), x)
 
     def beside(self) -> Mapping[str, "Method"]:

@@ -8,6 +8,7 @@ from typing import Literal
 from fedrema.base.options import Purpose, option
 from fedrema.core.types import Moment
 from fedrema.errors import BadInput, above_zero, at_least
+from fedrema.tasks import METRICS, LossName
 
 Backend = Literal["auto", "loop", "stacked"]
 Precision = Literal["auto", "float32", "tf32", "bf16", "float64"]
@@ -40,6 +41,11 @@ class LocalTraining:
     """Drop the last batch of an epoch if it is incomplete. Default for own data: off."""
     augment: str = option("", added=True)
     """Change training images at random: flip, crop, cutout or noise; separate several with commas."""
+    regression_loss: LossName = option("squared", added=True)
+    """Loss of a regression: squared, absolute or huber."""
+    class_weights: str = option("", added=True)
+    """Weight of each class in the loss: balanced (inverse to the number of training samples in the federation), or a
+    number for each class, separated by commas. Default: equal weights."""
 
     def __post_init__(self) -> None:
         """Validate the settings."""
@@ -104,6 +110,8 @@ class Simulation:
     """relations: record the similarity matrix between the heads (for any method), and the method's own matrices."""
     record_every: int = option(1, Purpose.RECORD)
     """Record relations every N rounds, and in the first and last round."""
+    metrics: str = option("", Purpose.RECORD, added=True)
+    """Metrics to record in addition to those of the task, separated by commas; docs/tasks.md lists all of them."""
 
     def __post_init__(self) -> None:
         """Validate the settings."""
@@ -113,11 +121,19 @@ class Simulation:
             above_zero(self, "memory")
         if self.scratch is not None and not self.scratch.is_dir():
             raise BadInput(f"--scratch {self.scratch} is not a folder.")
+        for name in self.added_metrics:
+            if name not in METRICS:
+                raise BadInput(f"--metrics {name!r} is unknown; valid are {', '.join(METRICS)}.")
         if not 0 < self.participation <= 1:
             raise BadInput(f"--participation must be in (0, 1], got {self.participation}.")
         for name in ("dropout", "late"):
             if not 0 <= getattr(self, name) < 1:
                 raise BadInput(f"--{name} must be in [0, 1), got {getattr(self, name)}.")
+
+    @property
+    def added_metrics(self) -> tuple[str, ...]:
+        """The names in `metrics`."""
+        return tuple(name.strip() for name in self.metrics.split(",")) if self.metrics else ()
 
     def for_inspection(self) -> "Simulation":
         """Return the settings for inspecting a trained run on this machine: automatic device, full participation."""

@@ -1,5 +1,6 @@
-"""Similarity of classifiers: their soft predictions for random features (the paper's relativity matrix S)."""
+"""Similarity of heads: their soft predictions for random features (the paper's relativity matrix S)."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -44,22 +45,37 @@ def similarity_rows(
     clients = next(iter(heads.values())).shape[0]
     rows, count, _ = probes.shape
     if rows == 1:
-        logits = net.classify_all(heads, probes[0])  # [k, probes, C]
-        own, peers = (_soft_predictions(logits, m).flatten(1) for m in temperatures)
-        for block in torch.split(own, _rows_per_block(clients)):
-            yield block @ peers.T / count
+        outputs = net.classify_all(heads, probes[0])  # [k, probes, C]
+        own, peers = (net.task.soft_predictions(outputs, m) for m in temperatures)
+        if own is None or peers is None:
+            for block in torch.split(outputs, _rows_per_block(clients * count)):
+                yield _density_cosines(block[:, None], outputs[None], *temperatures)
+            return
+        for block in torch.split(own.flatten(1), _rows_per_block(clients)):
+            yield block @ peers.flatten(1).T / count
         return
     indices = torch.arange(clients, device=probes.device)
     for block in torch.split(indices, _rows_per_block(clients * count * net.classes)):
-        logits = net.classify_all(heads, probes[block].flatten(0, 1))
-        logits = logits.reshape(clients, len(block), count, -1)  # [k, b, probes, C]
-        own = _soft_predictions(logits[block, indices[: len(block)]], temperatures[0])
-        peers = _soft_predictions(logits, temperatures[1])
-        yield torch.einsum("bpc,kbpc->bk", own, peers) / count
+        outputs = net.classify_all(heads, probes[block].flatten(0, 1))
+        outputs = outputs.reshape(clients, len(block), count, -1)  # [k, b, probes, C]
+        of_block = outputs[block, indices[: len(block)]]
+        own = net.task.soft_predictions(of_block, temperatures[0])
+        peers = net.task.soft_predictions(outputs, temperatures[1])
+        if own is None or peers is None:
+            yield _density_cosines(of_block[:, None], outputs.transpose(0, 1), *temperatures)
+        else:
+            yield torch.einsum("bpc,kbpc->bk", own, peers) / count
 
 
-def _soft_predictions(logits: Tensor, temperature: float) -> Tensor:
-    return torch.nn.functional.normalize(torch.softmax(logits / temperature, dim=-1), dim=-1)
+def _density_cosines(own: Tensor, peers: Tensor, variance: float, peer_variance: float) -> Tensor:
+    """Return the cosines between normal densities around outputs [..., probes, 1], averaged over probes.
+
+    The scalar product of two densities is their integral ∫ p_i p_j, as a sum over classes is for soft predictions.
+    """
+    total = variance + peer_variance
+    height = (2 * math.sqrt(variance * peer_variance) / total) ** 0.5
+    cosines: Tensor = height * torch.exp(-(own - peers).square() / (2 * total)).mean(dim=(-1, -2))
+    return cosines
 
 
 def _rows_per_block(numbers_per_row: int) -> int:

@@ -21,7 +21,6 @@ from fedrema.data.checks import (
     are_integers,
     as_array,
     check_clients,
-    check_labels,
     check_samples,
     check_split,
     check_split_settings,
@@ -30,7 +29,9 @@ from fedrema.data.checks import (
 )
 from fedrema.data.npz import read_npz
 from fedrema.data.partitions import draw_test_mask
+from fedrema.data.targets import check_target, task_of
 from fedrema.errors import BadInput
+from fedrema.tasks import CLASSIFICATION, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +40,8 @@ class Split:
 
     x: NDArray[Any]
     """[K, n, ...] with the type of the federation's samples; 0 in the padding."""
-    y: NDArray[np.int64]
-    """[K, n], 0 in the padding."""
+    y: NDArray[Any]
+    """[K, n], or [K, n, L] for labels; 0 in the padding."""
     count: NDArray[np.int64]
     """[K] number of real samples of each client; they come before the padding."""
 
@@ -52,8 +53,8 @@ class Federation:
     x: NDArray[Any]
     """[N, ...] uint8 (pixels 0..255, normalised in training), float32, or int32 and int64 (converted to float32, except
     for networks that begin with an embedding)."""
-    y: NDArray[np.int64]
-    """[N] labels 0 .. classes-1."""
+    y: NDArray[Any]
+    """[N] int64 classes or levels 0 .. classes-1, [N, L] uint8 labels 0 or 1, or [N] float64 quantities or counts."""
     client: NDArray[np.int64]
     """[N] row of the client that the sample belongs to."""
     test: NDArray[np.bool_]
@@ -61,15 +62,25 @@ class Federation:
     names: tuple[str, ...]
     """K unique, permanent names; random draws in training depend on the name, never on the row."""
     classes: int
+    """Number of classes, levels or labels; 1 for quantities and counts."""
     info: dict[str, object]
     """How it was created; JSON values only."""
     own_class_names: tuple[str, ...] = ()
     """Names of the classes, in the order of the labels; empty if they are 0, 1, 2, …"""
+    own_task: Task | None = None
+    """What is predicted; None: classes."""
+    class_counts: tuple[int, ...] = ()
+    """Training samples of each class in the whole federation, if this is only a part of it."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the labels."""
         return self.own_class_names or tuple(map(str, range(self.classes)))
+
+    @property
+    def task(self) -> Task:
+        """What is predicted."""
+        return self.own_task or Task("binary" if self.classes == 2 else "multiclass", self.classes)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -107,10 +118,12 @@ class Federation:
         header: list[Any] = [str(x.dtype), x.shape, self.classes, self.names]
         if self.own_class_names:
             header.append(self.own_class_names)
+        if not self.task.has_softmax:
+            header.append(self.task.name)
         digest.update(json.dumps(header).encode())
         for array, kind in (
             (x, x.dtype),
-            (self.y, "int64"),
+            (self.y, self.y.dtype),
             (self.client, "int64"),
             (self.test, "bool"),
         ):
@@ -127,16 +140,23 @@ class Federation:
         position = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
         length = int(count.max(initial=0))
         x = np.zeros((len(self), length, *self.sample_shape), self.x.dtype)
-        y = np.zeros((len(self), length), np.int64)
+        y = np.zeros((len(self), length, *self.y.shape[1:]), self.y.dtype)
         x[client, position], y[client, position] = self.x[rows], self.y[rows]
         return Split(x, y, count)
 
     def label_counts(self, part: Literal["train", "test"] | None = None) -> NDArray[np.int64]:
-        """Count the samples of each class that each client holds (in one split, or in both): [K, classes]."""
+        """Count the samples of each class that each client holds (in one split, or in both): [K, classes].
+
+        Without classes, the only column counts all samples.
+        """
         check_fits(8 * len(self) * self.classes, f"counting {self.classes} classes of {len(self)} clients needs")
         counts = np.zeros((len(self), self.classes), np.int64)
         chosen = slice(None) if part is None else self._of_part(part)
-        np.add.at(counts, (self.client[chosen], self.y[chosen]), 1)
+        if self.y.ndim == 2:
+            np.add.at(counts, self.client[chosen], self.y[chosen])
+        else:
+            labels = self.y[chosen] if self.task.has_classes else np.zeros_like(self.client[chosen])
+            np.add.at(counts, (self.client[chosen], labels), 1)
         return counts
 
     def reorder(self, order: Sequence[int] | NDArray[np.integer[Any]]) -> "Federation":
@@ -160,8 +180,11 @@ class Federation:
 
     def relabelled(self, class_names: Sequence[str]) -> "Federation":
         """Return the federation with labels matched to other classes by name; raise if a label is not among them."""
-        if tuple(class_names) == self.class_names:
+        if tuple(class_names) == self.class_names or not self.task.has_classes:
             return self
+        if self.y.ndim == 2:
+            found, needed = list_names(self.class_names), list_names(class_names)
+            raise BadInput(f"y has the labels {found}, but {needed} are needed.")
         place = {name: number for number, name in enumerate(class_names)}
         number = np.array([place.get(name, -1) for name in self.class_names], np.int64)
         labels = number[self.y]
@@ -171,7 +194,8 @@ class Federation:
                 f"y of client {self.names[self.client[row]]!r} has the label {self.class_names[self.y[row]]!r}; the "
                 f"classes are {list_names(class_names)}."
             )
-        return replace(self, y=labels, classes=len(place), own_class_names=custom_names(class_names))
+        task = self.own_task and replace(self.own_task, classes=len(place))
+        return replace(self, y=labels, classes=len(place), own_class_names=custom_names(class_names), own_task=task)
 
     def save(self, path: Path) -> None:
         """Write an `.npz` file that `load` reads; atomic."""
@@ -181,6 +205,8 @@ class Federation:
         record = {"info": self.info, "classes": self.classes, "names": self.names, "fingerprint": self.fingerprint}
         if self.own_class_names:
             record["class_names"] = self.own_class_names
+        if not self.task.has_softmax:
+            record["task"] = self.task.name
         try:
             meta = json.dumps(record)
         except (TypeError, ValueError) as error:
@@ -197,11 +223,17 @@ class Federation:
 
     @classmethod
     def load(
-        cls, path: Path, data_seed: int = 0, test_share: float = 0.2, class_names: Sequence[str] | None = None
+        cls,
+        path: Path,
+        data_seed: int = 0,
+        test_share: float = 0.2,
+        class_names: Sequence[str] | None = None,
+        task: str | None = None,
     ) -> "Federation":
         """Read an `.npz` file with `x`, `y`, `client` and optionally `split` (saved federations also have `meta`).
 
-        `class_names` are the classes of the run that the data is used for; default: those of the data.
+        `class_names` are the classes of the run that the data is used for; default: those of the data. `task` is used
+        unless the file was saved by fedrema with a task of its own.
         """
         arrays = read_npz(Path(path), required=("x", "y", "client"), optional=("split", "meta"))
         meta = parse_meta(arrays.pop("meta", None), Path(path))
@@ -214,6 +246,7 @@ class Federation:
                 data_seed=data_seed,
                 test_share=test_share,
                 names=meta.names,
+                task=meta.task or task,
             )
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
@@ -234,6 +267,7 @@ class Federation:
         test_share: float = 0.2,
         names: Sequence[str] | None = None,
         class_names: Sequence[str] | None = None,
+        task: str | None = None,
     ) -> "Federation":
         """Validate arrays with one entry per sample and create a federation.
 
@@ -241,21 +275,23 @@ class Federation:
         order. `y` holds whole numbers or strings: the labels that occur are the classes, in ascending order, unless
         `class_names` lists them; with `classes`, `y` holds 0 .. classes-1 and `class_names` only names them. `split`
         holds 'train' and 'test', or true (1) for test; without it, each client's test split is drawn from `data_seed`
-        and its name.
+        and its name. `task` is one of `fedrema.tasks.TASKS`; without it, fractions are a quantity (regression), rows of
+        0 and 1 are labels (multilabel), and everything else is classes.
         """
         check_split_settings(data_seed, test_share)
         identifiers = as_array(client, "client")
         try:
             samples = check_samples(x)
             rows, found = check_clients(identifiers, len(samples), names)
-            labels, classes, own_class_names = check_labels(y, len(samples), classes, class_names)
+            target = check_target(y, len(samples), task, classes, class_names)
             test = None if split is None else check_split(split, len(samples))
         except BadRow as error:
             known = identifiers.ndim == 1 and error.row < len(identifiers) and not error.before.startswith("client")
             owner = f" (client {str(identifiers[error.row])!r})" if known else ""
             raise error.at(f"row {error.row}{owner}") from None
         order = np.argsort(rows, kind="stable")
-        samples, labels, rows = samples[order], labels[order], rows[order]
+        target = replace(target, y=target.y[order])
+        samples, rows = samples[order], rows[order]
         if test is not None:
             test = test[order]
         else:
@@ -267,7 +303,8 @@ class Federation:
             name = found[int(np.argmin(trained))]
             raise BadInput(f"client {name!r} has only test samples; every client needs at least one training sample.")
         info = dict(info or {"federation": "arrays"})
-        return cls(samples, labels, rows, test, found, classes, info, own_class_names)
+        own_task = None if target.task in CLASSIFICATION else task_of(target, test)
+        return cls(samples, target.y, rows, test, found, target.classes, info, target.class_names, own_task)
 
     def _of_part(self, part: str) -> NDArray[np.bool_]:
         if part not in ("train", "test"):
@@ -290,6 +327,7 @@ class SavedMeta:
     classes: int | None = None
     class_names: list[str] | None = None
     info: dict[str, object] | None = None
+    task: str | None = None
     fingerprint: str | None = None
 
 

@@ -16,7 +16,7 @@ from fedrema.data.readers.source import TableSource, read_table
 from fedrema.data.roles import TableOptions, find_roles
 from fedrema.data.statistics import check_statistics, local_statistics, merge_statistics
 from fedrema.data.table import Table
-from fedrema.data.targets import make_target
+from fedrema.data.table_targets import make_target
 from fedrema.errors import BadInput
 
 log = logging.getLogger("fedrema")

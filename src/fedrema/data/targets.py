@@ -1,151 +1,130 @@
-"""The target of a table: which task it is, and its values as classes or numbers."""
+"""Validate targets, find out which task they are for, and derive the task that a federation trains."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from fedrema.data.checks import list_names
-from fedrema.data.statistics import MAXIMUM_CLASSES
-from fedrema.data.table import CategoryColumn, NumberColumn, Table, sorted_categories
+from fedrema.core import LocalTraining
+from fedrema.data.checks import BadRow, as_array, check_labels, custom_names
 from fedrema.errors import BadInput
+from fedrema.tasks import TASKS, Task, TaskName
 
-_TRUTH = {"true": 1, "false": 0, "yes": 1, "no": 0}
+if TYPE_CHECKING:
+    from fedrema.data.federation import Federation
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The values to predict."""
+    """Checked targets of all samples."""
 
-    task: str
     y: NDArray[Any]
-    """[N] int64 classes, [N] float64 numbers, or [N, labels] int64 with 0 and 1."""
-    names: tuple[str, ...]
-    """Names of the classes, or of the labels; empty for numbers."""
+    """[N] int64 classes or levels, [N, L] uint8 labels, or [N] float64 quantities or counts."""
+    task: TaskName
+    classes: int
+    class_names: tuple[str, ...] = ()
+    """Names of classes, levels or labels; empty if they are 0, 1, 2, …"""
 
 
-def make_target(table: Table, task: str = "auto", class_names: Sequence[str] | None = None) -> Target:
-    """Return the target of a table.
+def check_target(
+    y: ArrayLike,
+    samples: int,
+    task: str | None = None,
+    classes: int | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Target:
+    """Return checked targets.
 
-    `task` is a task or "auto". `class_names` are the classes of the run that the samples are used for; by default,
-    those that occur.
+    Without a task, several columns are labels, fractions are a quantity, and everything else is classes.
     """
-    for name, column in table.targets.items():
-        _refuse_missing(table, name, column)
-    if len(table.targets) > 1 or task == "multilabel":
-        return _labels(table, task)
-    ((name, column),) = table.targets.items()
-    if task == "auto":
-        task = infer_task(column, class_names)
-    if task in ("regression", "count"):
-        return Target(task, _numbers(table, name, column, task), ())
-    found, names = _classes(table, name, column, task)
-    if class_names is not None:
-        return Target(task, _numbered(table, name, found, names, class_names), tuple(class_names))
-    if len(names) == 1:
-        raise BadInput(f"the target {name!r} is {names[0]!r} in all samples; it must have at least two values.")
-    if task == "binary" and len(names) > 2:
-        raise BadInput(
-            f"--task binary needs a target with two values; {name!r} has {len(names)}: {list_names(names)}."
-        )
-    return Target(task, found, tuple(names))
+    if task is not None and task not in TASKS:
+        raise BadInput(f"--task {task!r} is unknown; valid are auto, {', '.join(TASKS)}.")
+    array = as_array(y, "y")
+    chosen = task or _inferred(array)
+    if chosen == "multilabel":
+        return _labels(array, samples, class_names)
+    if chosen in ("regression", "count"):
+        return Target(_quantities(array, samples, chosen), cast(TaskName, chosen), 1)
+    labels, number, names = check_labels(array, samples, classes, class_names)
+    if chosen == "ordinal" and number < 2:
+        raise BadInput(f"--task ordinal needs at least 2 levels, but y has {number}.")
+    if task == "binary" and number != 2:
+        raise BadInput(f"--task binary needs 2 classes, but y has {number}.")
+    if task is None and number == 2:
+        chosen = "binary"
+    return Target(labels, cast(TaskName, chosen), number, names)
 
 
-def infer_task(column: NumberColumn | CategoryColumn, class_names: Sequence[str] | None = None) -> str:
-    """Return the task of a target: text and at most 20 different whole numbers are classes, other numbers are not."""
-    if class_names is not None:
-        return "binary" if len(class_names) == 2 else "multiclass"
-    if isinstance(column, CategoryColumn):
-        distinct = len(column.categories)
-    else:
-        found = np.unique(column.values)
-        if len(found) > MAXIMUM_CLASSES or (np.mod(found, 1) != 0).any():
-            return "regression"
-        distinct = len(found)
-    return "binary" if distinct == 2 else "multiclass"
+def _inferred(array: NDArray[Any]) -> str:
+    if array.ndim == 2 and array.shape[1] > 1:
+        return "multilabel"
+    fractions = array.dtype.kind == "f" and bool((np.mod(array[np.isfinite(array)], 1) != 0).any())
+    return "regression" if fractions else "multiclass"
 
 
-def _refuse_missing(table: Table, name: str, column: NumberColumn | CategoryColumn) -> None:
-    missing = np.isnan(column.values) if isinstance(column, NumberColumn) else column.codes < 0
-    if missing.any():
-        row = int(np.argmax(missing))
-        raise BadInput(f"the target {name!r} is missing in {table.where(row)}; every sample needs one.")
+def _labels(array: NDArray[Any], samples: int, names: Sequence[str] | None) -> Target:
+    if array.ndim != 2 or len(array) != samples:
+        raise BadInput(f"y has the shape {array.shape}; labels need one row for each of the {samples} samples.")
+    if names is not None and len(names) != array.shape[1]:
+        raise BadInput(f"class_names has {len(names)} names for {array.shape[1]} labels; give one name per label.")
+    wrong = ~np.isin(array, (0, 1)) if array.dtype.kind in "biuf" else np.ones(array.shape, np.bool_)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0].tolist()
+        raise BadRow(f"y has {array[row, column]}", row, f", label {column}; labels must be 0 or 1.")
+    return Target(array.astype(np.uint8), "multilabel", array.shape[1], custom_names(names or ()))
 
 
-def _numbers(table: Table, name: str, column: NumberColumn | CategoryColumn, task: str) -> NDArray[np.float64]:
-    """Return the target of a regression or of a count."""
-    if isinstance(column, CategoryColumn):
-        raise BadInput(
-            f"--task {task} needs a target of numbers; {name!r} has texts such as {column.categories[0]!r}."
-        )
-    values: NDArray[np.float64] = column.values.astype(np.float64, copy=False)
-    if task == "count" and (wrong := (values < 0) | (np.mod(values, 1) != 0)).any():
-        row = int(np.argmax(wrong))
-        raise BadInput(
-            f"--task count needs whole numbers of 0 or more; {name!r} is {values[row]:g} in {table.where(row)}."
-        )
-    if (values == values[0]).all():
-        raise BadInput(f"the target {name!r} is {values[0]:g} in all samples; it must have at least two values.")
-    return values
-
-
-def _classes(
-    table: Table, name: str, column: NumberColumn | CategoryColumn, task: str
-) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the classes as numbers, and their names."""
-    if isinstance(column, CategoryColumn):
-        if task == "ordinal":
-            raise BadInput(
-                f"--task ordinal needs a target of whole numbers; {name!r} has texts such as "
-                f"{column.categories[0]!r}: number them in ascending order."
-            )
-        used = [column.categories[code] for code in np.unique(column.codes)]
-        names = sorted_categories(used)
-        place = {each: number for number, each in enumerate(names)}
-        return np.array([place.get(each, -1) for each in column.categories], np.int64)[column.codes], names
-    if (wrong := np.mod(column.values, 1) != 0).any():
-        row = int(np.argmax(wrong))
-        raise BadInput(
-            f"--task {task} needs a target of text or whole numbers; {name!r} is {column.values[row]:g} in "
-            f"{table.where(row)}."
-        )
-    found, codes = np.unique(column.values, return_inverse=True)
-    return codes.astype(np.int64), [str(int(value)) for value in found]
-
-
-def _numbered(
-    table: Table, name: str, codes: NDArray[np.int64], names: Sequence[str], class_names: Sequence[str]
-) -> NDArray[np.int64]:
-    """Return the classes of a run for the classes that occur."""
-    place = {each: number for number, each in enumerate(class_names)}
-    numbers = np.array([place.get(each, -1) for each in names], np.int64)[codes]
-    if (numbers < 0).any():
-        row = int(np.argmax(numbers < 0))
-        raise BadInput(
-            f"the target {name!r} is {names[codes[row]]!r} in {table.where(row)}; the classes are "
-            f"{list_names(class_names)}."
-        )
+def _quantities(array: NDArray[Any], samples: int, task: str) -> NDArray[np.float64]:
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1 or len(array) != samples:
+        raise BadInput(f"y has the shape {array.shape}; it must have one value for each of the {samples} samples.")
+    if array.dtype.kind not in "biuf":
+        raise BadInput(f"y has the type {array.dtype}, but --task {task} needs numbers.")
+    numbers = array.astype(np.float64)
+    finite = np.isfinite(numbers)
+    if not finite.all():
+        row = int(np.argmin(finite))
+        raise BadRow(f"y is {array[row]}", row, "; every sample needs a finite number.")
+    if task == "count" and ((numbers < 0) | (np.mod(numbers, 1) != 0)).any():
+        row = int(np.argmax((numbers < 0) | (np.mod(numbers, 1) != 0)))
+        raise BadRow(f"y is {array[row]}", row, "; counts must be whole numbers from 0 on.")
+    if len(numbers) > 1 and (numbers == numbers[0]).all():
+        raise BadInput(f"y is {numbers[0]:g} for every sample: there is nothing to predict.")
     return numbers
 
 
-def _labels(table: Table, task: str) -> Target:
-    """Return the labels of a multilabel task."""
-    if task not in ("auto", "multilabel"):
-        raise BadInput(f"--task {task} needs one --target; {list_names(list(table.targets))} are given.")
-    y = np.empty((len(table), len(table.targets)), np.int64)
-    for place, (name, column) in enumerate(table.targets.items()):
-        if isinstance(column, CategoryColumn):
-            truth = np.array([_TRUTH.get(each.lower(), -1) for each in column.categories], np.int64)
-            values: NDArray[Any] = truth[column.codes]
-        else:
-            values = column.values
-        if (wrong := ~np.isin(values, (0, 1))).any():
-            row = int(np.argmax(wrong))
-            shown = column.categories[column.codes[row]] if isinstance(column, CategoryColumn) else f"{values[row]:g}"
-            raise BadInput(f"--target: several targets must hold 0 and 1; {name!r} is {shown} in {table.where(row)}.")
-        if (values == values[0]).all():
-            raise BadInput(f"the target {name!r} is {values[0]:g} in all samples; it must have at least two values.")
-        y[:, place] = values
-    return Target("multilabel", y, tuple(table.targets))
+def task_of(target: Target, test: NDArray[np.bool_]) -> Task:
+    """Return the task of targets, with mean and standard deviation of quantities over the training samples."""
+    if target.task not in ("regression", "count"):
+        return Task(target.task, target.classes)
+    training = target.y[~test]
+    spread = float(training.std())
+    return Task(target.task, 1, float(training.mean()), spread if target.task == "regression" and spread else 1.0)
+
+
+def trained_task(federation: "Federation", local: LocalTraining) -> Task:
+    """Return the task that a federation trains with these settings: with its loss and class weights."""
+    task = federation.task
+    if local.regression_loss != "squared" and task.name != "regression":
+        raise BadInput(f"--regression-loss {local.regression_loss} is for regression, but the task is {task.name}.")
+    if not local.class_weights:
+        return replace(task, loss_name=local.regression_loss)
+    if not task.has_classes:
+        raise BadInput(f"--class-weights {local.class_weights} needs classes, but the task is {task.name}.")
+    if local.class_weights == "balanced":
+        counts = np.array(federation.class_counts or federation.label_counts("train").sum(axis=0), np.float64)
+        weights = counts.sum() / (len(counts) * np.maximum(counts, 1))
+        return replace(task, weights=tuple(np.where(counts > 0, weights, 0.0).tolist()))
+    try:
+        numbers = tuple(float(each) for each in local.class_weights.split(","))
+    except ValueError:
+        numbers = ()
+    if len(numbers) != task.classes or not all(0 <= each < np.inf for each in numbers) or not any(numbers):
+        raise BadInput(
+            f"--class-weights {local.class_weights!r} must be 'balanced' or {task.classes} numbers from 0 on,"
+            " one for each class."
+        )
+    return replace(task, weights=numbers)

@@ -23,6 +23,7 @@ from fedrema.models.body_and_head import Net, Tensors
 from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.provenance import check_unchanged, identity_of, inputs_of, revisions_of
+from fedrema.simulation.scoring import MetricSums
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import COMMON_ROLES, Clock, RoundUploads, SimulationState
 
@@ -66,7 +67,7 @@ class Node:
         simulator, count = self.simulator, int(self.simulator.train.counts[0])
         cohort, before = simulator.cohort(state, ROW), simulator.moment(request.round - 1)
         adapted = simulator.adapted(simulator.method, cohort, before)
-        received = _score(*simulator.count_correct(simulator.method, adapted))
+        received = _score(simulator.score_cohort(simulator.method, adapted))
         self.client = adapted.one(0)
         if not request.train:
             return Reply(request.round, count, received=received)
@@ -82,7 +83,7 @@ class Node:
             {name: value.cpu() for name, value in _first_row(collected.extras.tensors).items()},
             float(collected.client_losses()[0]),
             received,
-            _score(*collected.correct_counts[0]) if collected.correct_counts else None,
+            _score(collected.scores[0]) if collected.scores else None,
         )
 
     def start_params(self, request: Request) -> Tensors:
@@ -146,7 +147,7 @@ class Node:
 
 def make_simulator(settings: Settings, federation: Federation) -> tuple[Settings, Simulator]:
     """Return the settings fitted to a federation of one client, and its simulator."""
-    net = _network(settings.network, federation.sample_shape, federation.classes, settings.simulation.seed)
+    net = _network(settings.network, federation.sample_shape, federation.task.outputs, settings.simulation.seed)
     fitted = settings.fitted(federation, net.integers)
     return fitted, Simulator(fitted.method, net, federation, fitted.local, fitted.simulation)
 
@@ -187,8 +188,9 @@ def _first_row(tensors: Tensors) -> Tensors:
     return {name: value[0] for name, value in tensors.items()}
 
 
-def _score(correct: np.ndarray, total: np.ndarray) -> Score | None:
+def _score(sums: MetricSums) -> Score | None:
     """Return the score of the only client; None without test samples."""
-    if not total.sum():
+    first, second, everything = sums["accuracy"][0]
+    if not everything[1]:
         return None
-    return Score((int(correct[0, 0]), int(correct[0, 1])), (int(total[0, 0]), int(total[0, 1])))
+    return Score((int(first[0]), int(second[0])), (int(first[1]), int(second[1])))

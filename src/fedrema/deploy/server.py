@@ -1,6 +1,6 @@
 """The server's part of a method: makes the requests to clients, checks their replies and aggregates them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +17,8 @@ from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.trained_clients import dummy_federation
-from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord
-from fedrema.simulation.scoring import metric_record, ratio
+from fedrema.simulation.records import MetricRecord, NodeReports, RoundRecord
+from fedrema.simulation.scoring import MetricSums, metric_records, overall
 from fedrema.simulation.simulator import plain_trace
 from fedrema.simulation.state import RoundUploads, SimulationState, on_device
 
@@ -194,13 +194,12 @@ class CentralServer:
         """Return the record of a round without its metrics, which are computed from the scores in the next replies."""
         losses = [reply.loss for reply in replies.values() if reply.loss is not None]
         trained = [reply.trained for reply in replies.values() if reply.trained is not None]
-        correct, samples = sum(sum(score.correct) for score in trained), sum(sum(score.total) for score in trained)
         epsilon = {name: reply.epsilon for name, reply in replies.items() if reply.epsilon is not None}
         return RoundRecord(
             number,
             [self.registry.row(name) for name in replies],
             loss=float(np.mean(losses)) if losses else None,
-            trained={PRIMARY: MetricRecord(ratio(correct, samples))} if trained else {},
+            trained={name: MetricRecord(value) for name, value in overall(_sums(trained)).items()} if trained else {},
             trace=plain_trace(answer),
             nodes=NodeReports(rejected, clipped, {**epsilon}),
         )
@@ -217,10 +216,14 @@ class CentralServer:
         """Return a round's metrics from the scores that clients report."""
         usable = self.checks.usable_scores(scores)
         names = sorted(usable, key=self.registry.row)
-        correct = np.array([usable[name].correct for name in names]).reshape(-1, 2)
-        samples = np.array([usable[name].total for name in names]).reshape(-1, 2)
         rows = [self.registry.row(name) for name in names]
-        return {PRIMARY: metric_record(correct, samples, rows, len(self.registry.names))}
+        return metric_records(_sums([usable[name] for name in names]), rows, len(self.registry.names))
+
+
+def _sums(scores: Sequence[Score]) -> MetricSums:
+    """Return the sums of several clients' scores."""
+    halves = np.array([(score.correct, score.total) for score in scores]).reshape(-1, 2, 2).swapaxes(1, 2)
+    return {"accuracy": np.concatenate([halves, halves.sum(axis=1, keepdims=True)], axis=1)}
 
 
 def expected_reply(settings: Settings, shape: tuple[int, ...], classes: int) -> Reply:

@@ -46,8 +46,11 @@ class Engine(Protocol):
     def apply_hook(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client and stack the results [k, ...]."""
 
-    def predictions(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
-        """Return the class that each client predicts for each of its samples [k, n]; -1 in the padding."""
+    def predictions(self, method: Method, cohort: Cohort, samples: Samples, outputs: bool = False) -> Tensor:
+        """Return the class that each client predicts for each of its samples [k, n]; -1 in the padding.
+
+        With `outputs`, return the outputs of its network [k, n, C]; they are undefined in the padding.
+        """
 
     def train(self, cohort: Cohort, samples: Samples, plan: TrainingPlan) -> tuple[Tensors, Tensors, Tensor]:
         """Return trained parameters and momentum [k, ...] and the mean losses [k]; the inputs are not changed."""

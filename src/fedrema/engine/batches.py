@@ -25,7 +25,7 @@ class Samples:
     x: Tensor
     """[K, n, ...]"""
     y: Tensor
-    """[K, n]"""
+    """[K, n], or [K, n, L] for labels"""
     counts: Tensor
     """[K] how many of the n samples are real; on the CPU."""
     precision: torch.dtype = torch.float32
@@ -71,7 +71,9 @@ def samples_on_device(
         def on_device(split: Split) -> Samples:
             x = torch.from_numpy(split.x).to(device)
             x = x.long() if integers else to_float(x, dtype)
-            return Samples(x, torch.from_numpy(split.y).to(device), torch.from_numpy(split.count), dtype)
+            y = torch.from_numpy(split.y).to(device)
+            y = y.to(dtype) if y.is_floating_point() else y
+            return Samples(x, y, torch.from_numpy(split.count), dtype)
 
         copies[key] = on_device(federation.split("train")), on_device(federation.split("test"))
     return copies[key]

@@ -25,6 +25,8 @@ class EngineCall:
     samples: Samples
     plan: TrainingPlan | None = None
     """What to train; None calls predictions."""
+    outputs: bool = False
+    """Whether predictions are the outputs of the networks instead of classes."""
 
 
 class JointTraining:
@@ -101,7 +103,7 @@ class JointTraining:
 
     def _execute_one(self, call: EngineCall) -> Any:
         if call.plan is None:
-            return self.engine.predictions(call.method, call.cohort, call.samples)
+            return self.engine.predictions(call.method, call.cohort, call.samples, call.outputs)
         return self.engine.train(call.cohort, call.samples, call.plan)
 
 
@@ -118,9 +120,10 @@ class JointEngine:
         """Apply a hook to every client; not joint, because a hook belongs to one simulation."""
         return self.joint.engine.apply_hook(hook, cohort, samples)
 
-    def predictions(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
-        """Return the class that each client predicts for each of its samples."""
-        found: Tensor = self.joint.execute(self, EngineCall(method, replace(cohort, velocity={}), samples))
+    def predictions(self, method: Method, cohort: Cohort, samples: Samples, outputs: bool = False) -> Tensor:
+        """Return the class that each client predicts for each of its samples, or with `outputs` the outputs."""
+        call = EngineCall(method, replace(cohort, velocity={}), samples, outputs=outputs)
+        found: Tensor = self.joint.execute(self, call)
         return found
 
     def train(self, cohort: Cohort, samples: Samples, plan: TrainingPlan) -> tuple[Tensors, Tensors, Tensor]:
@@ -134,7 +137,10 @@ class JointEngine:
 def join_calls(calls: Sequence[EngineCall]) -> EngineCall | None:
     """Return several calls as one; None for a single one, or if they differ in more than their clients."""
     first, cohorts = calls[0], [call.cohort for call in calls]
-    same = all(call.method == first.method and call.samples is first.samples for call in calls)
+    same = all(
+        call.method == first.method and call.samples is first.samples and call.outputs == first.outputs
+        for call in calls
+    )
     if len(calls) < 2 or not same or not _same_shapes(cohorts):
         return None
     plans = [call.plan for call in calls if call.plan is not None]

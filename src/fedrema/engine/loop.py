@@ -52,9 +52,16 @@ class LoopEngine:
         }
 
     @in_training_arithmetic
-    def predictions(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
-        """Return the class that each client predicts for each of its samples [k, n]; -1 in the padding."""
-        predicted = torch.full((len(cohort), samples.x.shape[1]), -1, device=samples.x.device)
+    def predictions(self, method: Method, cohort: Cohort, samples: Samples, outputs: bool = False) -> Tensor:
+        """Return the class that each client predicts for each of its samples [k, n]; -1 in the padding.
+
+        With `outputs`, return the outputs of its network [k, n, C]; they are 0 in the padding.
+        """
+        shape = (len(cohort), samples.x.shape[1])
+        if outputs:
+            predicted = cohort.counts.new_zeros(*shape, self.net.classes)
+        else:
+            predicted = torch.full(shape, -1, device=samples.x.device)
         rows = cohort.clients.tolist()
 
         def predict(net: Net, k: int) -> None:
@@ -63,7 +70,7 @@ class LoopEngine:
                 with torch.no_grad(), self.arithmetic.torch_context():
                     scores = method.predict(net, _in_fast_layout(cohort.one(k)), data.x)
                 check_scores(method, scores, len(data.y), net.classes)
-                predicted[k, : len(data.y)] = scores.argmax(-1)
+                predicted[k, : len(data.y)] = scores if outputs else scores.argmax(-1)
 
         self._for_all(len(cohort), predict, self.parallel, training=False)
         return predicted

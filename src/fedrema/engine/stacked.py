@@ -71,8 +71,11 @@ class StackedEngine:
         }
 
     @in_training_arithmetic
-    def predictions(self, method: Method, cohort: Cohort, samples: Samples) -> Tensor:
-        """Return the class that each client predicts for each of its samples [k, n]; -1 in the padding."""
+    def predictions(self, method: Method, cohort: Cohort, samples: Samples, outputs: bool = False) -> Tensor:
+        """Return the class that each client predicts for each of its samples [k, n]; -1 in the padding.
+
+        With `outputs`, return the outputs of its network [k, n, C]; they are undefined in the padding.
+        """
         self.net.train(False)
 
         def class_scores(client: Client, batch: Batch) -> Tensor:
@@ -82,8 +85,8 @@ class StackedEngine:
 
         def predicted(client: Client, data: Batch) -> Tensor:
             with torch.no_grad(), self.precision_context():
-                logits: Tensor = _over_clients(class_scores, cohort, client, data)
-            return torch.where(data.mask > 0, logits.argmax(-1), -1)
+                found: Tensor = _over_clients(class_scores, cohort, client, data)
+            return found if outputs else torch.where(data.mask > 0, found.argmax(-1), -1)
 
         if self.graphs is None:
             return predicted(cohort.all(), samples.of_cohort(cohort))
@@ -91,7 +94,7 @@ class StackedEngine:
         counts = samples.counts[cohort.clients].to(buffers.rows.device, non_blocking=True)
         found: Tensor = self.graphs.run(
             buffers,
-            (method, type(method).predict, id(samples.x)),
+            (method, type(method).predict, id(samples.x), outputs),
             counts,
             lambda static_counts: predicted(buffers.client, samples.padded(buffers.rows, static_counts)),
         )

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedrema.core import Alternative, Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, cross_entropy
+from fedrema.core import Alternative, Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, task_loss
 from fedrema.errors import BadInput
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors
 from fedrema.models.body_and_head import Net, Tensors
@@ -68,12 +68,12 @@ class APFL(Method):
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Return F_k(w) + F_k(v̄); the second term is differentiated with respect to v only."""
-        return cross_entropy(net(client.params, batch.x), batch) + self.mixed_loss(net, client, batch)
+        return task_loss(net, net(client.params, batch.x), batch) + self.mixed_loss(net, client, batch)
 
     def mixed_loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Return F_k(v̄) with w held fixed."""
         shared = {name: client.params[name].detach() for name in net.initial}
-        return cross_entropy(self.mixture(net, client.params, shared, batch.x), batch)
+        return task_loss(net, self.mixture(net, client.params, shared, batch.x), batch)
 
     def mixture(self, net: Net, params: Tensors, shared: Tensors, x: Tensor) -> Tensor:
         """Return the logits of the mixture."""

@@ -12,6 +12,7 @@ from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, State, 
 from fedrema.errors import above_zero, at_least
 from fedrema.methods.shared.prototypes import class_membership
 from fedrema.models.body_and_head import Net, Tensors, last_layer, last_layer_inputs
+from fedrema.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class CReFF(Method):
         at_least(1, self, "synthetic", "retrain_batch")
         at_least(0, self, "match_steps", "retrain_epochs")
         above_zero(self, "match_lr", "retrain_lr")
+
+    def supports(self, task: Task) -> bool:
+        """Support classes only: features are synthesised for each class."""
+        return task.has_softmax
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Send which classes are held, and for each the gradient [C, d + 1] with respect to φ̂ at the received model."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from fedrema.core import Alternative, Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, cross_entropy
+from fedrema.core import Alternative, Batch, Client, LocalTraining, Method, Moment, Phase, Reports, Role, task_loss
 from fedrema.errors import at_least
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors, squared_distance
 from fedrema.models.body_and_head import Net, Tensors
@@ -55,7 +55,7 @@ class Ditto(Method):
         """Return F_k(v) + (λ/2) ‖v − w_g‖²."""
         own = copy_of(client.params, "personal")
         distance = squared_distance(net, own, client.received)
-        return cross_entropy(net(own, batch.x), batch) + self.tie / 2 * distance
+        return task_loss(net, net(own, batch.x), batch) + self.tie / 2 * distance
 
     def model(self, net: Net, client: Client) -> Tensors:
         """Return v_k, or the global model with `predict_by="global"`."""

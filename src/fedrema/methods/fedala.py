@@ -17,7 +17,7 @@ from fedrema.core import (
     Phase,
     Reports,
     Role,
-    cross_entropy,
+    task_loss,
 )
 from fedrema.errors import above_zero, at_least
 from fedrema.methods.shared.second_models import copied, copy_of
@@ -108,7 +108,7 @@ class FedALA(Method):
         """Return F_k, differentiated with respect to the merged tensors only."""
         top = copy_of(client.memory, "own")
         params = {name: value if name in top else value.detach() for name, value in client.params.items()}
-        return cross_entropy(net(params, batch.x), batch)
+        return task_loss(net, net(params, batch.x), batch)
 
     def weight_step(self, gradient: Gradient, client: Client, batches: tuple[Batch, ...]) -> Move:
         """Compute W ← clip[W − η ∇_ŵ F_k ⊙ (w_g − w_k)]."""

@@ -18,8 +18,8 @@ from fedrema.core import (
     State,
     Trace,
     Uploads,
-    cross_entropy,
     mix,
+    task_loss,
 )
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.methods.shared.second_models import copied, copy_of, squared_distance
@@ -109,7 +109,7 @@ class FedAMP(Method):
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Return F_k(w) + (λ/2α) ‖w − u_k‖²."""
         distance = squared_distance(net, client.params, client.received)
-        return cross_entropy(net(client.params, batch.x), batch) + client.inbox["strength"] * distance
+        return task_loss(net, net(client.params, batch.x), batch) + client.inbox["strength"] * distance
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Store the trained w_k."""

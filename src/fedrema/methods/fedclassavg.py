@@ -6,11 +6,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedrema.core import Batch, Client, Method, Moment, Reports, Role, cross_entropy
+from fedrema.core import Batch, Client, Method, Moment, Reports, Role, task_loss
 from fedrema.errors import at_least
 from fedrema.methods.shared.second_models import copied, copy_of
 from fedrema.methods.shared.views import apply_views, draw_views
 from fedrema.models.body_and_head import Net, Tensors
+from fedrema.tasks import Task
 
 TEMPERATURE, BASE_TEMPERATURE = 100.0, 0.07
 """Temperatures of the contrastive loss in the authors' code, which does not normalise the features."""
@@ -54,6 +55,10 @@ class FedClassAvg(Method):
         """Validate the settings."""
         at_least(0, self, "hold", "contrast", "shift", "jitter")
 
+    def supports(self, task: Task) -> bool:
+        """Support classes only: the contrastive loss compares samples of equal and different classes."""
+        return task.has_softmax
+
     def role(self, net: Net, name: str) -> Role:
         """Share the head only."""
         return Role.SHARED if net.in_head(name) else Role.PRIVATE
@@ -72,7 +77,7 @@ class FedClassAvg(Method):
             net.features(client.params, apply_views(batch.x, batch.index, client.inbox["views"][view]))
             for view in (0, 1)
         )
-        loss = cross_entropy(net.classify(client.params, first), batch)
+        loss = task_loss(net, net.classify(client.params, first), batch)
         if self.contrast:
             features, labels = torch.cat([first, second]), torch.cat([batch.y, batch.y])
             loss = loss + self.contrast * supervised_contrastive_loss(

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, Role, State, Uploads, cross_entropy
+from fedrema.core import Answer, Batch, Client, Method, Moment, Reports, Role, State, Uploads, task_loss
 from fedrema.errors import at_least
 from fedrema.methods.shared.prototypes import class_means
 from fedrema.models.body_and_head import Net, Tensors
+from fedrema.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class FedDistill(Method):
         """Validate the settings."""
         at_least(0, self, "gamma")
 
+    def supports(self, task: Task) -> bool:
+        """Support classes only: logits are averaged by class."""
+        return task.has_softmax
+
     def role(self, net: Net, name: str) -> Role:
         """Keep all parameters private."""
         return Role.PRIVATE
@@ -52,7 +57,7 @@ class FedDistill(Method):
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Return CE(z, y) + γ · mean ℓ(z, t_y)."""
         logits = net(client.params, batch.x)
-        loss = cross_entropy(logits, batch)
+        loss = task_loss(net, logits, batch)
         if "targets" in client.inbox:
             targets, counted = client.inbox["targets"][batch.y], batch.mask * client.inbox["taught"][batch.y]
             distillation = (self.target_losses(logits, targets) * counted).sum() / batch.mask.sum().clamp(min=1)

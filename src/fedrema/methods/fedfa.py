@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedrema.base.random import torch_generator
-from fedrema.core import Batch, Client, Method, Moment, Reports, cross_entropy
+from fedrema.core import Batch, Client, Method, Moment, Reports, task_loss
 from fedrema.errors import BadInput, at_least
 from fedrema.methods.shared.prototypes import class_means
 from fedrema.models.body_and_head import Net, Tensors
+from fedrema.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class FedFA(Method):
         if not 0 <= self.anchor_step <= 1:
             raise BadInput(f"--anchor-step must be in [0, 1], got {self.anchor_step}.")
 
+    def supports(self, task: Task) -> bool:
+        """Support classes only: there is an anchor for each class."""
+        return task.has_softmax
+
     def trains(self, net: Net, name: str) -> bool:
         """Exclude the anchors."""
         return net.trains(name) and name != "anchors"
@@ -63,7 +68,7 @@ class FedFA(Method):
         """Return F_k + (λ/C) Σ_c mean_{y=c} ‖h − a_c‖² + κ CE(φ(a), ·)."""
         anchors = client.params["anchors"]
         features = net.features(client.params, batch.x)
-        loss = cross_entropy(net.classify(client.params, features), batch)
+        loss = task_loss(net, net.classify(client.params, features), batch)
         distances = (features - anchors[batch.y]).square().sum(dim=1, keepdim=True)
         by_class, _ = class_means(distances, batch, net.classes)
         if self.calibrate:

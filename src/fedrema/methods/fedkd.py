@@ -20,11 +20,12 @@ from fedrema.core import (
     State,
     Trace,
     Uploads,
-    cross_entropy,
+    task_loss,
 )
 from fedrema.errors import BadInput, above_zero
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors
 from fedrema.models.body_and_head import Net, Tensors
+from fedrema.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,10 @@ class FedKD(Method):
             if not 0 < getattr(self, name) <= 1:
                 raise BadInput(f"--{name.replace('_', '-')} must be in (0, 1], got {getattr(self, name)}.")
 
+    def supports(self, task: Task) -> bool:
+        """Support classes only: the networks exchange soft predictions."""
+        return task.has_softmax
+
     def energy(self, moment: Moment) -> float:
         """Return e_t."""
         progress = moment.round / max(moment.rounds, 1)
@@ -104,13 +109,13 @@ class FedKD(Method):
         mentor = copy_of(client.params, "mentor")
         features = [net.features(params, batch.x) for params in (mentor, client.params)]
         outputs = [net.classify(params, h) for params, h in zip((mentor, client.params), features, strict=True)]
-        task_loss = cross_entropy(outputs[0], batch) + cross_entropy(outputs[1], batch)
+        losses = task_loss(net, outputs[0], batch) + task_loss(net, outputs[1], batch)
         log_mentor, log_mentee = (functional.log_softmax(logits, dim=1) for logits in outputs)
         # KL(s‖m) + KL(m‖s) = Σ_c (s_c − m_c) (log s_c − log m_c)
         divergence = ((log_mentee.exp() - log_mentor.exp()) * (log_mentee - log_mentor)).mean(dim=1)
         distances = divergence + 2 * (features[0] - features[1]).square().mean(dim=1)
         distillation = (distances * batch.mask).sum() / batch.mask.sum().clamp(min=1)
-        return task_loss + distillation / task_loss.clamp(min=self.least_loss)
+        return losses + distillation / losses.clamp(min=self.least_loss)
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Compress the mentee's update."""

@@ -33,6 +33,7 @@ from fedrema.methods.shared.prototypes import (
 )
 from fedrema.methods.shared.simplex import minimise_on_simplex
 from fedrema.models.body_and_head import Net, Tensors
+from fedrema.tasks import Task
 
 NEGLIGIBLE = 1e-3
 """Smaller weights are treated as solver error and set to 0, as in the authors' code."""
@@ -99,6 +100,10 @@ class FedPAC(Method):
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "align", "head_epochs", "head_lr")
+
+    def supports(self, task: Task) -> bool:
+        """Support classes only: the weights of classifiers follow from statistics by class."""
+        return task.has_softmax
 
     def role(self, net: Net, name: str) -> Role:
         """Send every parameter; each client receives its own head."""

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedrema.core import Batch, Client, Method, Moment, Reports, Role, cross_entropy
+from fedrema.core import Batch, Client, Method, Moment, Reports, Role, task_loss
 from fedrema.errors import at_least
 from fedrema.models.body_and_head import Net
 
@@ -49,4 +49,4 @@ class FedPerPlusPlus(Method):
         features = net.features(client.params, batch.x)
         distances = (features - client.inbox["h_received"][batch.index]).square().mean(dim=1)
         drift = (distances * batch.mask).sum() / batch.mask.sum().clamp(min=1)
-        return cross_entropy(net.classify(client.params, features), batch) + self.hold * drift
+        return task_loss(net, net.classify(client.params, features), batch) + self.hold * drift

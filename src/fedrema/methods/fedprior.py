@@ -19,6 +19,7 @@ from fedrema.methods.shared.prototypes import (
 )
 from fedrema.methods.shared.second_models import copied, copy_of
 from fedrema.models.body_and_head import Net, Tensors, last_layer
+from fedrema.tasks import Task
 
 SMOOTHINGS = 2.0 ** torch.arange(-4, 11, 0.5, dtype=torch.float64)
 """Candidate values of a, from 1/16 to over 1000; in float64, because likelihoods differ too little for float32."""
@@ -91,6 +92,10 @@ class FedPrior(Method):
         at_least(0, self, "smooth", "align")
         if not 0 <= self.held_out <= 0.5:
             raise BadInput(f"--held-out must be in [0, 0.5], got {self.held_out}.")
+
+    def supports(self, task: Task) -> bool:
+        """Support classes only: predictions use class frequencies."""
+        return task.has_softmax
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
         """Initialise log π_k with 0, for clients that are evaluated before they first train."""

@@ -17,6 +17,7 @@ from fedrema.methods.shared.prototypes import (
     initial_prototypes,
 )
 from fedrema.models.body_and_head import Net, Tensors
+from fedrema.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class FedProto(Method):
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "align")
+
+    def supports(self, task: Task) -> bool:
+        """Support classes only: there is a prototype for each class."""
+        return task.has_softmax
 
     def role(self, net: Net, name: str) -> Role:
         """Keep all parameters private."""

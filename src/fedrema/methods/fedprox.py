@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedrema.core import Batch, Client, Method, Reports, cross_entropy
+from fedrema.core import Batch, Client, Method, Reports, task_loss
 from fedrema.errors import at_least
 from fedrema.methods.shared.second_models import squared_distance
 from fedrema.models.body_and_head import Net
@@ -35,4 +35,4 @@ class FedProx(Method):
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Return F_k(w) + (µ/2) ‖w − w_g‖²."""
         distance = squared_distance(net, client.params, client.received)
-        return cross_entropy(net(client.params, batch.x), batch) + self.mu / 2 * distance
+        return task_loss(net, net(client.params, batch.x), batch) + self.mu / 2 * distance

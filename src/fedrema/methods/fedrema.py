@@ -33,6 +33,10 @@ from fedrema.methods.shared.prototypes import (
     initial_prototypes,
 )
 from fedrema.models.body_and_head import Net, Tensors
+from fedrema.tasks import Task
+
+LEAST_PROBES = 16
+"""Random features for tasks without a softmax: a single one gives each head only one number to be compared by."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class FedReMa(Method):
     The paper's extensions are settings. Feature alignment (+F) is `align=1`: CE + λ · mean (1/d)‖h − c̄_y‖² with c̄ the
     global class prototypes, from the second round on. Alternating training (+A) is `alternate=True`: E epochs of the
     head and then E of the body, twice the local work. With both (+A&F), alignment applies to the body's epochs.
+
+    The paper compares classifiers. Our extension to other tasks also takes cosines between predictive distributions
+    for random features at temperature M: distributions over levels (ordinal); two-class distributions, averaged over
+    labels (multi-label); and for quantities and counts the normal density with mean φ(h̃), in standard deviations of the
+    target, and variance M, whose cosine is exp(−(φ_i(h̃) − φ_j(h̃))² / 4M).
 
     The defaults follow the paper. Where its released code differs, a setting selects that behaviour: `probe_high=0.5,
     probe_per_client=True, peer_temperature=1.0, gap_to_self=False, include_below_gap=False, weigh="uniform",
@@ -106,7 +115,8 @@ class FedReMa(Method):
     peer_temperature: float | None = None
     """Temperature of the peers' logits (released code: 1.0); default: the same as --temperature."""
     probes: int = 1
-    """Number of random features per round; similarities are averaged over them."""
+    """Number of random features per round; similarities are averaged over them. Tasks without a softmax use at least
+    16."""
     probe_high: float = 1.0
     """Upper bound of the uniform distribution [0, bound) of the random features (released code: 0.5)."""
     probe_per_client: bool = False
@@ -135,6 +145,10 @@ class FedReMa(Method):
         above_zero(self, "temperature", "probe_high")
         if self.peer_temperature is not None:
             above_zero(self, "peer_temperature")
+
+    def supports(self, task: Task) -> bool:
+        """Support every task; feature alignment (+F) needs classes."""
+        return task.has_softmax or not self.align
 
     def called(self) -> str:
         """Return the title with the paper's name of the variant."""
@@ -213,7 +227,8 @@ class FedReMa(Method):
     def _relevant(self, net: Net, heads: dict[str, Tensor], uploads: Uploads, moment: Moment) -> tuple[Tensor, Tensor]:
         """Return the sets of relevant clients A_k [k, k] and the largest gaps Δs* [k], from the similarities S."""
         names = uploads.names or tuple(str(client) for client in uploads.clients.tolist())
-        probes = draw_probes(net, moment, self.probes, self.probe_high, names if self.probe_per_client else ())
+        count = self.probes if net.task.has_softmax else max(self.probes, LEAST_PROBES)
+        probes = draw_probes(net, moment, count, self.probe_high, names if self.probe_per_client else ())
         sets: list[Tensor] = []
         gaps: list[Tensor] = []
         for rows in similarity_rows(net, heads, probes, self.temperature, self.peer_temperature):

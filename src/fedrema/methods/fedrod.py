@@ -7,11 +7,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedrema.core import Alternative, Batch, Client, Method, Moment, Reports, Role, cross_entropy
+from fedrema.core import Alternative, Batch, Client, Method, Moment, Reports, Role, task_loss
 from fedrema.errors import at_least
 from fedrema.methods.shared.prototypes import class_membership
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors
 from fedrema.models.body_and_head import Net
+from fedrema.tasks import Task
 
 LOG_ZERO = -1e4
 """Stands for log 0: far below any logit, but finite."""
@@ -50,6 +51,10 @@ class FedRoD(Method):
         """Validate the settings."""
         at_least(0, self, "gamma")
 
+    def supports(self, task: Task) -> bool:
+        """Support classes only: the loss is balanced by class frequencies."""
+        return task.has_softmax
+
     def role(self, net: Net, name: str) -> Role:
         """Share everything except the personal head."""
         return Role.PRIVATE if name.startswith("personal.") else Role.SHARED
@@ -72,8 +77,8 @@ class FedRoD(Method):
         features = net.features(client.params, batch.x)
         generic = net.classify(client.params, features)
         personal = net.classify(copy_of(client.params, "personal"), features.detach())
-        balanced = cross_entropy(generic + client.inbox["prior"], batch)
-        return balanced + cross_entropy(generic.detach() + personal, batch)
+        balanced = task_loss(net, generic + client.inbox["prior"], batch)
+        return balanced + task_loss(net, generic.detach() + personal, batch)
 
     def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
         """Return z + φ_k(h), or z with `predict_by="generic"`."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Batch, Client, Method, Moment, Reports, cross_entropy
+from fedrema.core import Batch, Client, Method, Moment, Reports, task_loss
 from fedrema.errors import above_zero, at_least
 from fedrema.methods.shared.second_models import copied, copy_of
 from fedrema.models.body_and_head import Net, Tensors
@@ -61,7 +61,7 @@ class MOON(Method):
             features, client.inbox["z_global"][batch.index], client.inbox["z_previous"][batch.index], self.temperature
         )
         contrast = (losses * batch.mask).sum() / batch.mask.sum().clamp(min=1) * client.memory["trained"]
-        return cross_entropy(net.classify(client.params, features), batch) + self.mu * contrast
+        return task_loss(net, net.classify(client.params, features), batch) + self.mu * contrast
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Store the trained body."""

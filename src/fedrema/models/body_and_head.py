@@ -12,6 +12,7 @@ from fedrema.errors import BadInput, raised_by_user
 from fedrema.models.batch_context import BatchContext
 from fedrema.models.batch_norm import mask_batch_norm
 from fedrema.models.layer_functions import LayerFunctions, needs_layer_functions
+from fedrema.tasks.task import Task
 
 Tensors = dict[str, Tensor]
 """A named set of tensors: one client's, or all clients' with a leading axis."""
@@ -93,6 +94,9 @@ class Net:
             )
         self.features_count = int(features.shape[1])
         self.classes = int(logits.shape[1])
+        """Number of outputs; in classification, of classes."""
+        self.task = Task("multiclass", self.classes)
+        """What the outputs mean, and the loss that trains them."""
 
     @torch.no_grad()
     def _check_composition(self, whole: nn.Module, sample: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,6 +241,14 @@ class Net:
         prefix = self.head_name
         inside = [(f"{prefix}.{name}" if name else prefix, module) for name, module in self._head.named_modules()]
         return [*self._body.named_modules(), *inside]
+
+    def for_task(self, task: Task) -> "Net":
+        """Set the task that the network is trained for."""
+        if self.classes < task.outputs:
+            wanted = f"{task.outputs} outputs" if task.name == "ordinal" else f"{task.classes}"
+            raise BadInput(f"The network predicts {self.classes} classes, but the data has {wanted}.")
+        self.task = task
+        return self
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Net":
         """Move the initial values (and constants inside the modules) to a device and precision."""

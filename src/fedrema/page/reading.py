@@ -13,7 +13,7 @@ from fedrema.runs.checksums import REMEDY
 from fedrema.runs.manifest import Manifest
 from fedrema.runs.records import RecordChain
 from fedrema.runs.run import Run
-from fedrema.simulation.records import PRIMARY, MetricRecord, RoundRecord, Summary, TraceValue
+from fedrema.simulation.records import MetricRecord, RoundRecord, Summary, TraceValue
 
 KEPT_ROUNDS = 400
 """Rounds that the page shows; more would share pixels."""
@@ -70,7 +70,7 @@ def spread(values: Any, rows: Sequence[int], clients: int) -> np.ndarray:
 
 
 def _clients(metrics: dict[str, MetricRecord]) -> list[float | None] | None:
-    return metrics[PRIMARY].clients if PRIMARY in metrics else None
+    return next((found.clients for found in metrics.values()), None)
 
 
 def _presence(record: RoundRecord, names: Sequence[str]) -> np.ndarray:

@@ -16,7 +16,6 @@ from rich.text import Text
 from fedrema.reporting.groups import Difference, Group, Statistic, group_runs, paired_differences
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.runs.run import Run
-from fedrema.simulation.records import PRIMARY
 
 __all__ = [
     "comparison_csv",
@@ -211,7 +210,7 @@ def _alternatives(groups: Sequence[Group]) -> str:
         titles = {alternative.name: alternative.title for alternative in group.reports.alternatives}
         names = {name for run in group.counted for name in run.summary.alternatives}
         for name in sorted(names):
-            best, final = (group.statistic(f"{kind}_{name}_{PRIMARY}") for kind in ("best", "final"))
+            best, final = (group.statistic(f"{kind}_{name}_accuracy") for kind in ("best", "final"))
             if best and final:
                 words = f"{group.label}, {titles.get(name, name)}"
                 found.append(f"{words}: {100 * best.mean:.1f} best, {100 * final.mean:.1f} final")

@@ -88,7 +88,7 @@ def _with_module(run: Run, module: nn.Module | None) -> Run:
 
 def build_simulator(settings: Settings, federation: Federation, module: nn.Module | None = None) -> Simulator:
     """Build the network and the simulator of a run."""
-    net = make_net(settings, federation.sample_shape, federation.classes, module)
+    net = make_net(settings, federation.sample_shape, federation.task.outputs, module)
     return Simulator(settings.method, net, federation, settings.local, settings.simulation)
 
 
@@ -114,7 +114,7 @@ def prepare_new(
     overwrite = settings.output.overwrite
     directory.check_free(overwrite)
     directory.lock().check()
-    net = make_net(settings, federation.sample_shape, federation.classes, module)
+    net = make_net(settings, federation.sample_shape, federation.task.outputs, module)
     settings = settings.fitted(federation, net.integers)
     simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
     state = simulator.start()

@@ -12,6 +12,7 @@ from fedrema.config.presets import PlainValue
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import verified
+from fedrema.tasks import Task
 
 FORMAT = 2
 """Increased whenever the files of a run change so that one version could misread those of another."""
@@ -42,6 +43,13 @@ class FederationFacts:
     """Whether the federation was given in Python and saved in the run's folder."""
     last_counted: list[int] | None = None
     """Deployments only: the last round in which each client's reply was used; 0: none."""
+    own_task: Task | None = None
+    """What is predicted; None: classes."""
+
+    @property
+    def task(self) -> Task:
+        """What is predicted."""
+        return self.own_task or Task("binary" if self.classes == 2 else "multiclass", self.classes)
 
     @property
     def is_deployed(self) -> bool:

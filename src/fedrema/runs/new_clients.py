@@ -24,7 +24,7 @@ from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
 from fedrema.runs.saved_settings import saved_settings
 from fedrema.runs.trained_clients import counted_clients
-from fedrema.simulation.scoring import ratio
+from fedrema.simulation.scoring import overall
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
 
@@ -60,7 +60,7 @@ def personalize(
     settings = saved_settings(directory, own_module=module is not None)
     manifest = directory.manifest()
     trained_on = manifest.federation
-    net = make_net(settings, trained_on.sample_shape, trained_on.classes, module)
+    net = make_net(settings, trained_on.sample_shape, trained_on.task.outputs, module)
     new = read_new_client(data, trained_on.labels, data_seed, settings.data.test_share)
     if new.sample_shape != trained_on.sample_shape:
         raise BadInput(
@@ -194,5 +194,4 @@ def _match(
 
 
 def _accuracy(simulator: Simulator, cohort: Cohort) -> float | None:
-    correct, samples = simulator.count_correct(simulator.method, cohort)
-    return ratio(correct.sum(), samples.sum())
+    return overall(simulator.score_cohort(simulator.method, cohort))[simulator.task.primary]

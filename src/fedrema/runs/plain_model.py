@@ -99,5 +99,5 @@ def model_of_run(manifest: Manifest, module: nn.Module | None = None) -> PlainMo
     if given and module is None:
         raise BadInput("The network of this run was given in Python: give it again as module=….")
     return plain_model(
-        network, federation.sample_shape, federation.classes, manifest.ran_on.dtype, module if given else None
+        network, federation.sample_shape, federation.task.outputs, manifest.ran_on.dtype, module if given else None
     )

@@ -47,6 +47,7 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool, saves_f
         simulator.test.counts.tolist(),
         json.loads(json.dumps(federation.info)),  # plain types only
         saves_federation,
+        own_task=federation.own_task,
     )
     return Manifest(
         method_name(settings.method),

@@ -5,11 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fedrema.core import Batch, Client, LocalTraining, Method, Moment, Phase, Role, overrides
 from fedrema.core.checks import calling, check_client, check_end, check_phases, check_role
 from fedrema.data.federation import Federation
+from fedrema.data.targets import trained_task
 from fedrema.engine import (
     Backend,
     ClientTensors,
@@ -27,7 +29,9 @@ from fedrema.engine.batches import samples_on_device
 from fedrema.engine.devices import with_own_threads
 from fedrema.errors import BadInput, at_least
 from fedrema.models.body_and_head import Net, Tensors
-from fedrema.simulation.scoring import count_correct
+from fedrema.simulation.scoring import MetricSums, measure, measure_accuracy
+from fedrema.tasks import Predictions
+from fedrema.tasks.metrics import metrics_of
 
 
 class Clients:
@@ -49,13 +53,20 @@ class Clients:
         precision: Precision = "auto",
         backend: Backend = "auto",
         threads: int = 0,
+        metrics: tuple[str, ...] = (),
     ) -> None:
         at_least(1, local, "batch")  # 0 means: chosen from the data, which has been done by now
         self.method, self.federation, self.local, self.rounds, self.seed = method, federation, local, rounds, seed
         self.device = choose_device(device)
         arithmetic = choose_precision(precision, self.device)
         self.dtype, self.products = arithmetic.dtype, arithmetic.products
-        self.net = net.to(self.device, self.dtype)
+        self.task = trained_task(federation, local)
+        if not method.supports(self.task):
+            raise BadInput(
+                f"{method.called()} needs classes, but the task is {self.task.name}: use another method, or --task."
+            )
+        self.metrics = metrics_of(self.task, metrics)
+        self.net = net.to(self.device, self.dtype).for_task(self.task)
         if net.integers:
             _check_embedding_inputs(net, federation)
         if local.augment and (net.integers or len(federation.sample_shape) != 3):
@@ -72,8 +83,6 @@ class Clients:
         """Batches that were drawn before their round, by `draw_ahead`."""
         self._roles: dict[str, Role] = {}
         self.counts = self.train.counts.to(self.device, self.dtype)
-        if net.classes < federation.classes:
-            raise BadInput(f"The network predicts {net.classes} classes, but the data has {federation.classes}.")
 
     def roles(self, params: ClientTensors) -> dict[str, Role]:
         """Return the role of each parameter; `Method.role` is called once per name."""
@@ -210,15 +219,26 @@ class Clients:
         ]
 
     @with_own_threads
-    def count_correct_adapted(self, method: Method, cohort: Cohort, moment: Moment) -> tuple[np.ndarray, np.ndarray]:
-        """Count correct predictions of clients after adapting, if the method adapts them."""
-        return self.count_correct(method, self.adapted(method, cohort, moment))
+    def score_adapted(self, method: Method, cohort: Cohort, moment: Moment) -> MetricSums:
+        """Score clients after adapting, if the method adapts them."""
+        return self.score_cohort(method, self.adapted(method, cohort, moment))
 
-    def count_correct(self, method: Method, cohort: Cohort) -> tuple[np.ndarray, np.ndarray]:
-        """Count correct predictions of clients with their current parameters."""
+    def score_cohort(self, method: Method, cohort: Cohort) -> MetricSums:
+        """Score clients with their current parameters on their test samples."""
+        if self.task.has_softmax and [metric.name for metric in self.metrics] == ["accuracy"]:
+            with calling(method, "predict"):
+                predicted = self.engine.predictions(method, cohort, self.test)
+            return measure_accuracy(predicted, self.test.y[cohort.index])
+        return measure(self.metrics, self.predictions(method, cohort))
+
+    def predictions(self, method: Method, cohort: Cohort) -> Predictions:
+        """Return the outputs of clients' networks on their test samples, with the targets, on the CPU."""
         with calling(method, "predict"):
-            predicted = self.engine.predictions(method, cohort, self.test)
-        return count_correct(predicted, self.test.y[cohort.index])
+            outputs = self.engine.predictions(method, cohort, self.test, outputs=True)
+        samples = torch.arange(outputs.shape[1]) < self.test.counts[cohort.clients][:, None]
+        # Small compared to training. In float64, because sums of float32 would differ between devices.
+        outputs = outputs[..., : self.task.outputs].double().cpu()
+        return Predictions(self.task, outputs, self.test.y[cohort.index].cpu(), samples)
 
 
 def _check_embedding_inputs(net: Net, federation: Federation) -> None:

@@ -10,9 +10,6 @@ Scalar = float | int | bool | None
 TraceValue = Scalar | str | list[Any] | dict[str, object]
 """What a method traces per round: usually a number, or a list with one number per participant."""
 
-PRIMARY = "accuracy"
-"""The metric by which rounds are chosen."""
-
 
 @dataclass(frozen=True)
 class MetricRecord:
@@ -23,7 +20,7 @@ class MetricRecord:
     halves: tuple[float | None, float | None] = (None, None)
     """Over the two halves of every client's test samples, from which the honest value is computed."""
     worst_tenth: float | None = None
-    """Mean over the tenth of the clients with the lowest values."""
+    """Mean over the tenth of the clients with the worst values."""
     clients: list[float | None] = field(default_factory=list)
     """Per client (in `RoundRecord.trained`: per participant); None without test samples or before joining."""
 
@@ -33,7 +30,7 @@ class Evaluation:
     """The scores of every client with the model that it would use after this round."""
 
     metrics: dict[str, MetricRecord]
-    """By name of the metric."""
+    """By name of the metric, the primary one first."""
     alternatives: dict[str, dict[str, float | None]] = field(default_factory=dict)
     """Scores of the same clients by other predictions (`Method.beside`): name, then metric."""
 
@@ -66,7 +63,8 @@ class RoundRecord:
     client_loss: list[float] = field(default_factory=list)
     """Training loss of each participant."""
     metrics: dict[str, MetricRecord] = field(default_factory=dict)
-    """Scores of every client with the model it would use after this round, by metric; empty without evaluation."""
+    """Scores of every client with the model it would use after this round, by metric, the primary one first; empty
+    without evaluation."""
     trained: dict[str, MetricRecord] = field(default_factory=dict)
     """Scores of the participants right after local training, before aggregation."""
     alternatives: dict[str, dict[str, float | None]] = field(default_factory=dict)
@@ -81,14 +79,19 @@ class RoundRecord:
     """Deployments only."""
 
     @property
+    def primary(self) -> MetricRecord | None:
+        """The task's primary metric, which is recorded first; None in rounds without evaluation."""
+        return next(iter(self.metrics.values()), None)
+
+    @property
     def accuracy(self) -> float | None:
-        """Accuracy over all test samples; None in rounds without evaluation."""
-        return self.metrics[PRIMARY].value if PRIMARY in self.metrics else None
+        """Accuracy over all test samples; None in rounds without evaluation, and in tasks without classes."""
+        return self.metrics["accuracy"].value if "accuracy" in self.metrics else None
 
     @property
     def client_accuracy(self) -> list[float | None] | None:
-        """Accuracy per client; None in rounds without evaluation."""
-        return self.metrics[PRIMARY].clients if PRIMARY in self.metrics else None
+        """Accuracy per client; None in rounds without evaluation, and in tasks without classes."""
+        return self.metrics["accuracy"].clients if "accuracy" in self.metrics else None
 
     @property
     def rejected(self) -> dict[str, str]:
@@ -114,8 +117,8 @@ class RoundRecord:
                 return metrics[rest].value
             if name.startswith(prefix) and rest.removeprefix("client_") in metrics:
                 return metrics[rest.removeprefix("client_")].clients
-        if name == "worst_tenth" and PRIMARY in self.metrics:
-            return self.metrics[PRIMARY].worst_tenth
+        if name == "worst_tenth" and self.primary is not None:
+            return self.primary.worst_tenth
         if name in self.trace:
             return self.trace[name]
         for owner in (self, self.nodes):
@@ -133,7 +136,7 @@ class MetricSummary:
     """One metric over a whole run."""
 
     best: float
-    """The highest value over rounds, as papers report it: its round is chosen by the samples that score it."""
+    """The best value over rounds, as papers report it: its round is chosen by the samples that score it."""
     best_round: int
     final: float
     """Mean over the last five evaluated rounds."""
@@ -161,16 +164,25 @@ class Summary(Mapping[str, Any]):
     recorded_relations: int = 0
     """Number of rounds in relations.npz."""
 
+    @property
+    def primary(self) -> str | None:
+        """Name of the task's primary metric, which comes first; None without any evaluation."""
+        return next(iter(self.metrics), None)
+
+    def _key(self, key: str, metric: str) -> str:
+        """Return the key in summary.json of what only the primary metric has under its plain name."""
+        return key if metric == self.primary else f"{key}_{metric}"
+
     def as_json(self) -> dict[str, object]:
         """Return the content of summary.json."""
         found: dict[str, object] = {"rounds": self.rounds}
         for name, metric in self.metrics.items():
             found |= {
                 f"best_{name}": metric.best,
-                _of_metric("best_round", name): metric.best_round,
+                self._key("best_round", name): metric.best_round,
                 f"final_{name}": metric.final,
                 f"honest_{name}": metric.honest,
-                _of_metric("worst_tenth", name): metric.worst_tenth,
+                self._key("worst_tenth", name): metric.worst_tenth,
             }
             if metric.final_trained is not None:
                 found[f"final_trained_{name}"] = metric.final_trained
@@ -184,21 +196,22 @@ class Summary(Mapping[str, Any]):
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Summary":
         """Return what `as_json` described; msgspec.ValidationError or KeyError where it does not fit."""
+        names = _between(content, "honest_", "")
         metrics = {
             name: {
                 "best": content[f"best_{name}"],
-                "best_round": content[_of_metric("best_round", name)],
+                "best_round": content["best_round" if name == names[0] else f"best_round_{name}"],
                 "final": content[f"final_{name}"],
                 "honest": content[f"honest_{name}"],
-                "worst_tenth": content[_of_metric("worst_tenth", name)],
+                "worst_tenth": content["worst_tenth" if name == names[0] else f"worst_tenth_{name}"],
                 "final_trained": content.get(f"final_trained_{name}"),
             }
-            for name in _between(content, "honest_", "")
+            for name in names
         }
         alternatives: dict[str, dict[str, tuple[float, float]]] = {}
         for metric in metrics:
             for name in _between(content, "best_", f"_{metric}"):
-                if f"{name}_{metric}" not in metrics:
+                if f"{name}_{metric}" not in metrics and name != "round":  # best_round_METRIC is no alternative
                     values = content[f"best_{name}_{metric}"], content[f"final_{name}_{metric}"]
                     alternatives.setdefault(name, {})[metric] = values
         plain = ("rounds", "seconds", "bytes_up", "bytes_down", "recorded_relations")
@@ -214,11 +227,6 @@ class Summary(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self.as_json())
-
-
-def _of_metric(key: str, metric: str) -> str:
-    """Return the key in summary.json of what only the primary metric has under its plain name."""
-    return key if metric == PRIMARY else f"{key}_{metric}"
 
 
 def _between(content: Mapping[str, Any], prefix: str, suffix: str) -> list[str]:

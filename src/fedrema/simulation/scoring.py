@@ -1,54 +1,60 @@
-"""Compute metrics: correct predictions are counted, rounds are scored, and runs are summarised."""
+"""Score clients, summarise their scores in the record of a round, and summarise the rounds of a run."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedrema.simulation.records import MetricRecord, MetricSummary, RoundRecord, Summary
+from fedrema.tasks import Metric, Predictions, find_metric
+
+MetricSums = dict[str, np.ndarray]
+"""By name of the metric [k, 3, 2]: numerator and denominator over each half and over all of a client's samples."""
 
 
-def count_correct(predicted: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many predictions are correct, and how many samples there are: [k, 2] each, by half.
+def measure(metrics: Sequence[Metric], predictions: Predictions) -> MetricSums:
+    """Return numerators and denominators of metrics for each client."""
+    parts = (predictions.half(0), predictions.half(1), predictions)
+    sums = [[torch.stack(metric.quotients(part), -1) for part in parts] for metric in metrics]
+    found = torch.stack([torch.stack(each, 1) for each in sums]).cpu().numpy()  # one transfer: each waits for the GPU
+    return {metric.name: values for metric, values in zip(metrics, found, strict=True)}
 
-    `predicted` [k, n] is -1 where there is no sample. Test samples are in random order, so every second sample makes
-    a fair half.
-    """
+
+def measure_accuracy(predicted: Tensor, labels: Tensor) -> MetricSums:
+    """Return numerators and denominators of the accuracy, from predicted classes [k, n]; -1 is no sample."""
     is_sample = predicted >= 0
     is_correct = (predicted == labels) & is_sample
-    counts = [flags[:, start::2].sum(1) for flags in (is_correct, is_sample) for start in (0, 1)]
-    found = torch.stack(counts, dim=1).cpu().numpy()  # one transfer: each one waits for the GPU
-    return found[:, :2], found[:, 2:]
+    counts = [flags[:, start::2].sum(1) for start in (0, 1) for flags in (is_correct, is_sample)]
+    halves = torch.stack(counts, dim=1).cpu().numpy().reshape(-1, 2, 2)  # one transfer: each one waits for the GPU
+    return {"accuracy": np.concatenate([halves, halves.sum(axis=1, keepdims=True)], axis=1)}
 
 
-def concatenate_counts(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the counts of several groups of clients as those of one group."""
-    correct, samples = zip(*parts, strict=True)
-    return np.concatenate(correct), np.concatenate(samples)
+def concatenate_sums(parts: Sequence[MetricSums]) -> MetricSums:
+    """Return the sums of several groups of clients as those of one group."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def metric_record(correct: np.ndarray, samples: np.ndarray, rows: Sequence[int], clients: int) -> MetricRecord:
-    """Return the accuracy in a round from counts [k, 2] of correct predictions and of samples, by half.
+def metric_records(sums: MetricSums, rows: Sequence[int], clients: int) -> dict[str, MetricRecord]:
+    """Return the metrics of a round; `rows` are the clients that were scored, of `clients` in all."""
+    return {name: metric_record(find_metric(name), found, rows, clients) for name, found in sums.items()}
 
-    `rows` are the clients that were scored, of `clients` in all.
-    """
+
+def metric_record(metric: Metric, sums: np.ndarray, rows: Sequence[int], clients: int) -> MetricRecord:
+    """Return a metric in a round from its numerators and denominators [k, 3, 2]."""
     values: list[float | None] = [None] * clients
-    for row, right, total in zip(rows, correct.sum(axis=1), samples.sum(axis=1), strict=True):
-        values[row] = ratio(right, total)
-    scored = sorted(value for value in values if value is not None)
+    for row, (numerator, denominator) in zip(rows, sums[:, 2].tolist(), strict=True):
+        values[row] = metric.value(numerator, denominator)
+    scored = sorted((value for value in values if value is not None), reverse=not metric.higher_is_better)
     worst = scored[: math.ceil(len(scored) / 10)]
-    first, second = (ratio(correct[:, half].sum(), samples[:, half].sum()) for half in (0, 1))
-    return MetricRecord(
-        ratio(correct.sum(), samples.sum()), (first, second), float(np.mean(worst)) if worst else None, values
-    )
+    first, second, everything = (metric.value(*sums[:, part].sum(axis=0).tolist()) for part in range(3))
+    return MetricRecord(everything, (first, second), float(np.mean(worst)) if worst else None, values)
 
 
-def ratio(correct: Any, samples: Any) -> float | None:
-    """Return an accuracy; None without samples."""
-    return float(correct / samples) if samples else None
+def overall(sums: MetricSums) -> dict[str, float | None]:
+    """Return each metric over all samples."""
+    return {name: find_metric(name).value(*found[:, 2].sum(axis=0).tolist()) for name, found in sums.items()}
 
 
 def summarise(rounds: Sequence[RoundRecord], period: str | None = None) -> Summary:
@@ -72,7 +78,8 @@ def _metric_summary(rounds: Sequence[RoundRecord], name: str) -> MetricSummary |
     scored = [(record, found) for record in rounds if (found := record.metrics.get(name)) and found.value is not None]
     if not scored:
         return None
-    best_record, best = max(scored, key=lambda pair: _number(pair[1].value))
+    sign = 1 if find_metric(name).higher_is_better else -1
+    best_record, best = max(scored, key=lambda pair: sign * _number(pair[1].value))
     last = scored[-5:]
     trained = [
         _number(found.value) for record, _ in last if (found := record.trained.get(name)) and found.value is not None
@@ -81,7 +88,7 @@ def _metric_summary(rounds: Sequence[RoundRecord], name: str) -> MetricSummary |
         _number(best.value),
         best_record.round,
         float(np.mean([_number(found.value) for _, found in last])),
-        _honest([found.halves for _, found in scored]),
+        _honest([found.halves for _, found in scored], sign),
         float(np.mean([_number(found.worst_tenth) for _, found in last])),
         float(np.mean(trained)) if trained else None,
     )
@@ -94,15 +101,16 @@ def _alternatives(scored: Sequence[RoundRecord]) -> dict[str, dict[str, tuple[fl
     summary: dict[str, dict[str, tuple[float, float]]] = {}
     for name, metric in pairs:
         values = [_number(record.alternatives[name][metric]) for record in scored]
-        summary.setdefault(name, {})[metric] = max(values), float(np.mean(values[-5:]))
+        best = max(values) if find_metric(metric).higher_is_better else min(values)
+        summary.setdefault(name, {})[metric] = best, float(np.mean(values[-5:]))
     return summary
 
 
-def _honest(halves: Sequence[tuple[float | None, float | None]]) -> float | None:
+def _honest(halves: Sequence[tuple[float | None, float | None]], sign: int) -> float | None:
     known = [(first, second) for first, second in halves if first is not None and second is not None]
     if not known:
         return None
-    chosen = [max(known, key=lambda pair: pair[choosing])[1 - choosing] for choosing in (0, 1)]
+    chosen = [max(known, key=lambda pair: sign * pair[choosing])[1 - choosing] for choosing in (0, 1)]
     return float(np.mean(chosen))
 
 

@@ -31,8 +31,8 @@ from fedrema.engine.devices import with_own_threads
 from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.clients import Clients
 from fedrema.simulation.participation import Participation
-from fedrema.simulation.records import PRIMARY, Evaluation, MetricRecord, RoundRecord, TraceValue
-from fedrema.simulation.scoring import concatenate_counts, metric_record, ratio
+from fedrema.simulation.records import Evaluation, MetricRecord, RoundRecord, TraceValue
+from fedrema.simulation.scoring import MetricSums, concatenate_sums, metric_records, overall
 from fedrema.simulation.state import (
     COMMON_ROLES,
     Clock,
@@ -54,7 +54,9 @@ class Simulator(Clients):
         self, method: Method, net: Net, federation: Federation, local: LocalTraining, settings: Simulation
     ) -> None:
         execution = (settings.device, settings.precision, settings.backend, settings.threads)
-        super().__init__(method, net, federation, local, settings.rounds, settings.seed, *execution)
+        super().__init__(
+            method, net, federation, local, settings.rounds, settings.seed, *execution, settings.added_metrics
+        )
         self.settings = settings
         self.participation = Participation(federation.names, settings)
         self.storage = RowStorage(self.device)
@@ -151,7 +153,7 @@ class Simulator(Clients):
         uploads.add(ended, extras, losses, self.roles(ended.params))
         clock.lap("other")
         if self._due(moment, self.settings.evaluate_every):
-            uploads.correct_counts.append(self.count_correct(self.method, ended))
+            uploads.scores.append(self.score_cohort(self.method, ended))
             clock.lap("evaluate")
 
     def _draw_next_round(self, moment: Moment) -> None:
@@ -179,17 +181,14 @@ class Simulator(Clients):
         """Evaluate every client that has joined with the model that it would now use."""
         joined = self.participation.joined(moment.round)
         methods = {"": self.method, **self.method.beside()}
-        counted: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in methods}
+        scored: dict[str, list[MetricSums]] = {name: [] for name in methods}
         for chunk in self.chunks(torch.tensor(joined)):
             cohort = self.cohort(state, chunk)
             for name, method in methods.items():
-                counted[name].append(self.count_correct_adapted(method, cohort, moment))
-        counts = {name: concatenate_counts(parts) for name, parts in counted.items()}
-        metric = metric_record(*counts.pop(""), joined, len(self.federation))
-        alternatives = {
-            name: {PRIMARY: ratio(correct.sum(), samples.sum())} for name, (correct, samples) in counts.items()
-        }
-        return Evaluation({PRIMARY: metric}, alternatives)
+                scored[name].append(self.score_adapted(method, cohort, moment))
+        sums = {name: concatenate_sums(parts) for name, parts in scored.items()}
+        metrics = metric_records(sums.pop(""), joined, len(self.federation))
+        return Evaluation(metrics, {name: overall(found) for name, found in sums.items()})
 
     def _relations(self, uploads: RoundUploads, trace: Mapping[str, Any], moment: Moment) -> dict[str, np.ndarray]:
         """Return the matrices between clients: the method's traces and the similarity of heads; empty if not due."""
@@ -344,10 +343,10 @@ def _with_training(record: RoundRecord, uploads: RoundUploads, answer: Answer, b
 
 def _trained_metrics(uploads: RoundUploads) -> dict[str, MetricRecord]:
     """Return the metrics of the participants right after local training; empty if they were not scored."""
-    if not uploads.correct_counts:
+    if not uploads.scores:
         return {}
-    correct, samples = concatenate_counts(uploads.correct_counts)
-    return {PRIMARY: metric_record(correct, samples, range(len(correct)), len(correct))}
+    clients = len(uploads.names)
+    return metric_records(concatenate_sums(uploads.scores), range(clients), clients)
 
 
 def plain_trace(answer: Answer) -> dict[str, TraceValue]:

@@ -21,6 +21,7 @@ from fedrema.engine.cohort import RowIndex
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.records import RoundRecord
+from fedrema.simulation.scoring import MetricSums
 
 COMMON_ROLES = (Role.SHARED, Role.COLLECTED)
 """Roles of parameters of which all clients have the same copy."""
@@ -124,8 +125,8 @@ class RoundUploads:
         self.velocity = Rows(len(clients), storage)
         self.losses: list[Tensor] = []
         self.names: list[str] = []
-        self.correct_counts: list[tuple[np.ndarray, np.ndarray]] = []
-        """Correct predictions and samples of each chunk right after local training."""
+        self.scores: list[MetricSums] = []
+        """Scores of each chunk right after local training."""
         self.bytes_up = 0
 
     def add(self, cohort: Cohort, extras: Tensors, losses: Tensor, roles: Mapping[str, Role]) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedrema.core import Batch, Client, State, Uploads, cross_entropy
+from fedrema.core import Batch, Client, State, Uploads, task_loss
 from fedrema.models.body_and_head import Net, Tensors
 
 Weighting = Literal["samples", "uniform"]
@@ -58,7 +58,7 @@ def global_prototypes(state: State, uploads: Uploads, weigh: Weighting) -> Tenso
 def aligned_loss(net: Net, client: Client, batch: Batch, strength: float) -> Tensor:
     """Return CE + λ · mean (1/d)‖h − c̄_y‖²; before the server has sent prototypes, the cross-entropy alone."""
     features = net.features(client.params, batch.x)
-    loss = cross_entropy(net.classify(client.params, features), batch)
+    loss = task_loss(net, net.classify(client.params, features), batch)
     if "prototypes" in client.inbox:
         loss = loss + strength * alignment(features, batch, client.inbox["prototypes"], client.inbox["known"])
     return loss

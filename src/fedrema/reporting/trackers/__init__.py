@@ -18,7 +18,7 @@ from fedrema.reporting.matrices import declared_matrix, heat_map, order_by_simil
 from fedrema.reporting.trackers.services import SERVICES, Tracker
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
-from fedrema.simulation.records import PRIMARY, RoundRecord
+from fedrema.simulation.records import RoundRecord
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -85,7 +85,8 @@ def scalars_of(record: RoundRecord, reports: Reports) -> dict[str, float]:
         found |= {f"{prefix}{name}": metric.value for name, metric in metrics.items()}
     found["worst_tenth"] = record.quantity("worst_tenth")
     for name, values in record.alternatives.items():
-        found |= {f"beside/{name}" + ("" if metric == PRIMARY else f"_{metric}"): one for metric, one in values.items()}
+        primary = next(iter(record.metrics), "")
+        found |= {f"beside/{name}" + ("" if metric == primary else f"_{metric}"): one for metric, one in values.items()}
     found |= {f"seconds/{name}": value for name, value in record.seconds.items()}
     found |= {f"trace/{name}": value for name, value in record.trace.items()}
     for trace in reports.traces:
