@@ -37,7 +37,10 @@ _PARTITION_SETTINGS: dict[str, tuple[str, ...]] = {
 def build_federation(settings: DataSettings, download: bool = True) -> Federation:
     """Build the federation that the settings describe; equal settings give equal federations."""
     if settings.federation is not None:
-        return load_user_data(settings.federation, settings.data_seed, settings.test_share)
+        return load_user_data(
+            settings.federation, settings.data_seed, settings.test_share, options=settings.table_options
+        )
+    settings.table_options.refuse("a dataset", "arrays")
     if settings.partition_file is not None:
         pool = load_pool(settings.dataset, settings.data_dir, download)
         return _from_partition_file(settings, settings.partition_file, pool)

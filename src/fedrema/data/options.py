@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from fedrema.base.options import Purpose, option
 from fedrema.data.checks import check_split_settings
 from fedrema.data.datasets import dataset_names
+from fedrema.data.roles import CategoriesName, ScaleName, TableOptions, TaskChoice
 from fedrema.errors import BadInput
 
 PartitionName = Literal["grouped", "dirichlet", "shards", "iid", "quantity"]
@@ -20,7 +21,34 @@ class DataSettings:
     """Dataset: digits (included with scikit-learn), mnist, fmnist or cifar10."""
 
     federation: str | None = option(None, Purpose.SOURCE)
-    """Your own data or a saved federation instead of a dataset: .npz file, folder of .npz files, or module:function."""
+    """Your own data or a saved federation instead of a dataset: a file (.npz, .csv, .csv.gz, .parquet, LEAF's .json), a
+    folder with one file or one folder of images per client, or module:function; docs/own-data.md describes them."""
+
+    target: str | None = option(None, added=True)
+    """Tables: column to predict; several, separated by commas, are labels of 0 and 1. Default: the column target,
+    label, y or class."""
+
+    task: TaskChoice = option("auto", added=True)
+    """Own data: what is predicted. auto chooses by the values of the target; docs/own-data.md explains how."""
+
+    client_column: str | None = option(None, added=True)
+    """Tables: column that names the client. Default: the column client or site."""
+
+    split_column: str | None = option(None, added=True)
+    """Tables: column that marks training and test samples (train and test, or 0 and 1). Default: split, if present."""
+
+    columns: str | None = option(None, added=True)
+    """Tables: input columns, separated by commas. Default: all other columns."""
+
+    scale: ScaleName = option("federation", added=True)
+    """Tables: standardise numbers by mean and standard deviation of all clients (federation), of each client (site), or
+    not at all (none)."""
+
+    categories: CategoriesName = option("onehot", added=True)
+    """Tables: encode categories as one column of 0 and 1 each (onehot), or as one column of whole numbers (embed)."""
+
+    image_size: int = option(0, added=True)
+    """Image files: height and width after resizing. Default: those of the first image, at most 64."""
 
     data_dir: Path | None = option(None, Purpose.PLACE)
     """Folder of the datasets, also for downloads. Default: $FEDREMA_DATA, otherwise the user's cache folder."""
@@ -72,6 +100,12 @@ class DataSettings:
         if not 0 < self.alpha < float("inf"):
             raise BadInput(f"--alpha {self.alpha} is not valid; it must be a finite number above 0.")
         check_split_settings(self.data_seed, self.test_share)
+        self.table_options  # noqa: B018  # validates them
+
+    @property
+    def table_options(self) -> TableOptions:
+        """How own data in tables and images is read."""
+        return TableOptions(**{field.name: getattr(self, field.name) for field in fields(TableOptions)})
 
     def without_unused(self) -> "DataSettings":
         """Return the settings with everything that own data makes irrelevant reset to its default."""

@@ -145,7 +145,8 @@ class Preprocessing:
             }  # fmt: skip
         for each in self.categories:
             entries[each.column] = {
-                "column": each.column, "kind": "category", "encoding": self.encoding, "categories": list(each.categories)
+                "column": each.column, "kind": "category", "encoding": self.encoding,
+                "categories": list(each.categories),
             }  # fmt: skip
         for image in self.images:
             entries[image.column] = {

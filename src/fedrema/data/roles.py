@@ -3,14 +3,15 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from fedrema.data.checks import list_names
 from fedrema.errors import BadInput
+from fedrema.tasks import TASKS
 
 ScaleName = Literal["federation", "site", "none"]
 CategoriesName = Literal["onehot", "embed"]
-TaskName = Literal["auto", "multiclass", "binary", "multilabel", "ordinal", "regression", "count"]
+TaskChoice = Literal["auto", "multiclass", "binary", "multilabel", "ordinal", "regression", "count"]
 
 TARGET_NAMES = ("target", "label", "y", "class")
 CLIENT_NAMES = ("client", "site")
@@ -28,7 +29,15 @@ class TableOptions:
     scale: ScaleName = "federation"
     categories: CategoriesName = "onehot"
     image_size: int = 0
-    task: TaskName = "auto"
+    task: TaskChoice = "auto"
+
+    def __post_init__(self) -> None:
+        """Validate the options that do not depend on the table."""
+        for name, choices in (("scale", get_args(ScaleName)), ("categories", get_args(CategoriesName))):
+            _check_choice(name, getattr(self, name), choices)
+        _check_choice("task", self.task, ("auto", *TASKS))
+        if self.image_size < 0:
+            raise BadInput(f"--image-size {self.image_size} is negative; it must be 0 (automatic) or more.")
 
     def given(self) -> list[str]:
         """Return the names, as on the command line, of the options that differ from their defaults."""
@@ -40,6 +49,11 @@ class TableOptions:
         for name in self.given():
             if name not in allowed:
                 raise BadInput(f"{name} has no meaning for {source}, which holds {what}; leave it out.")
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise BadInput(f"--{name} {value} is unknown; valid are {', '.join(choices)}.")
 
 
 @dataclass(frozen=True)
@@ -59,9 +73,7 @@ class Roles:
         return (*self.inputs, *self.targets, *others)
 
 
-def find_roles(
-    names: Sequence[str], options: TableOptions, parts_are_clients: bool, need_target: bool = True
-) -> Roles:
+def find_roles(names: Sequence[str], options: TableOptions, parts_are_clients: bool, need_target: bool = True) -> Roles:
     """Return the roles of the columns `names`.
 
     `parts_are_clients`: the source has one file per client, so that no column names the client. Without `need_target`,
@@ -71,7 +83,7 @@ def find_roles(
     if parts_are_clients:
         if options.client_column is not None:
             raise BadInput(
-                f"--client-column {options.client_column} has no meaning for data with one part per client; leave it out."
+                f"--client-column {options.client_column} has no meaning for data with a part per client; leave it out."
             )
         client = None
     elif options.client_column is not None:

@@ -73,7 +73,7 @@ class Statistics:
 
 def local_statistics(table: Table, rows: NDArray[np.integer] | NDArray[np.bool_]) -> Statistics:
     """Return the statistics of these rows of a table; give the training samples of one site."""
-    chosen = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+    chosen = np.arange(len(table))[rows]
     numbers: dict[str, NumberSummary] = {}
     units: dict[str, str] = {}
     categories: dict[str, CategorySummary] = {}
@@ -114,9 +114,7 @@ def summarise_numbers(values: NDArray[np.floating]) -> NumberSummary:
     # Differences from the first value: exactly 0 for constant columns, and precise for values far from 0.
     differences = present - present[0]
     shift = float(differences.mean())
-    return NumberSummary(
-        len(present), float(present[0]) + shift, float(np.square(differences - shift).sum()), missing
-    )
+    return NumberSummary(len(present), float(present[0]) + shift, float(np.square(differences - shift).sum()), missing)
 
 
 def summarise_categories(column: CategoryColumn, rows: NDArray[np.integer]) -> CategorySummary:
@@ -206,7 +204,9 @@ def check_statistics(statistics: Statistics, inputs: Sequence[str], targets: Seq
         raise BadInput("the statistics have units of columns that do not hold numbers.")
     found = set(statistics.target_numbers) | set(statistics.target_classes)
     if found != set(targets):
-        raise BadInput(f"the statistics do not have the federation's targets; they differ in {min(found ^ set(targets))!r}.")
+        raise BadInput(
+            f"the statistics do not have the federation's targets; they differ in {min(found ^ set(targets))!r}."
+        )
     if statistics.samples < 0:
         raise BadInput(f"the statistics are of {statistics.samples} samples; the number must be 0 or more.")
     for name, numbers in (*statistics.numbers.items(), *statistics.target_numbers.items()):

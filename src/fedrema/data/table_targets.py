@@ -16,7 +16,7 @@ _TRUTH = {"true": 1, "false": 0, "yes": 1, "no": 0}
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class TableTarget:
     """The values to predict."""
 
     task: str
@@ -26,7 +26,7 @@ class Target:
     """Names of the classes, or of the labels; empty for numbers."""
 
 
-def make_target(table: Table, task: str = "auto", class_names: Sequence[str] | None = None) -> Target:
+def make_target(table: Table, task: str = "auto", class_names: Sequence[str] | None = None) -> TableTarget:
     """Return the target of a table.
 
     `task` is a task or "auto". `class_names` are the classes of the run that the samples are used for; by default,
@@ -40,17 +40,15 @@ def make_target(table: Table, task: str = "auto", class_names: Sequence[str] | N
     if task == "auto":
         task = infer_task(column, class_names)
     if task in ("regression", "count"):
-        return Target(task, _numbers(table, name, column, task), ())
+        return TableTarget(task, _numbers(table, name, column, task), ())
     found, names = _classes(table, name, column, task)
     if class_names is not None:
-        return Target(task, _numbered(table, name, found, names, class_names), tuple(class_names))
+        return TableTarget(task, _numbered(table, name, found, names, class_names), tuple(class_names))
     if len(names) == 1:
         raise BadInput(f"the target {name!r} is {names[0]!r} in all samples; it must have at least two values.")
     if task == "binary" and len(names) > 2:
-        raise BadInput(
-            f"--task binary needs a target with two values; {name!r} has {len(names)}: {list_names(names)}."
-        )
-    return Target(task, found, tuple(names))
+        raise BadInput(f"--task binary needs a target with two values; {name!r} has {len(names)}: {list_names(names)}.")
+    return TableTarget(task, found, tuple(names))
 
 
 def infer_task(column: NumberColumn | CategoryColumn, class_names: Sequence[str] | None = None) -> str:
@@ -77,9 +75,7 @@ def _refuse_missing(table: Table, name: str, column: NumberColumn | CategoryColu
 def _numbers(table: Table, name: str, column: NumberColumn | CategoryColumn, task: str) -> NDArray[np.float64]:
     """Return the target of a regression or of a count."""
     if isinstance(column, CategoryColumn):
-        raise BadInput(
-            f"--task {task} needs a target of numbers; {name!r} has texts such as {column.categories[0]!r}."
-        )
+        raise BadInput(f"--task {task} needs a target of numbers; {name!r} has texts such as {column.categories[0]!r}.")
     values: NDArray[np.float64] = column.values.astype(np.float64, copy=False)
     if task == "count" and (wrong := (values < 0) | (np.mod(values, 1) != 0)).any():
         row = int(np.argmax(wrong))
@@ -130,7 +126,7 @@ def _numbered(
     return numbers
 
 
-def _labels(table: Table, task: str) -> Target:
+def _labels(table: Table, task: str) -> TableTarget:
     """Return the labels of a multilabel task."""
     if task not in ("auto", "multilabel"):
         raise BadInput(f"--task {task} needs one --target; {list_names(list(table.targets))} are given.")
@@ -148,4 +144,4 @@ def _labels(table: Table, task: str) -> Target:
         if (values == values[0]).all():
             raise BadInput(f"the target {name!r} is {values[0]:g} in all samples; it must have at least two values.")
         y[:, place] = values
-    return Target("multilabel", y, tuple(table.targets))
+    return TableTarget("multilabel", y, tuple(table.targets))

@@ -92,7 +92,7 @@ class ColumnBuilder:
             kind, numbers = self._numbers(values)
             if kind is not None:
                 self._check_kind(kind, values)
-            if self.kind is Kind.TEXT:
+            if kind is Kind.TEXT:
                 self._parts = [np.full(len(part), -1, np.int32) for part in self._parts]  # all missing until now
                 self._add_categories(values)
             else:

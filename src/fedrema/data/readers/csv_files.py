@@ -82,7 +82,7 @@ def _opened(path: Path) -> Iterator[TextIO]:
     try:
         with path.open("rb") as raw:
             binary = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-            with io.TextIOWrapper(io.BufferedReader(binary, 1 << 20), "utf-8-sig", newline="") as stream:  # type: ignore[type-var]
+            with io.TextIOWrapper(io.BufferedReader(binary, 1 << 20), "utf-8-sig", newline="") as stream:
                 yield stream
     except UnicodeDecodeError as error:
         raise BadInput(f"{path} is not UTF-8 text (byte {error.object[error.start]:#x}); save it as UTF-8.") from error

@@ -47,7 +47,7 @@ class FolderSource:
         if len(by_name) < len(files):
             twice = next(path for path in files if by_name[client_name(path)] != path)
             raise BadInput(
-                f"{twice.name} and {by_name[client_name(twice)].name} name the same client; there must be one file each."
+                f"{twice.name} and {by_name[client_name(twice)].name} are files of one client; there must be one each."
             )
         self.clients: Sequence[str] | None = sorted_categories(list(by_name))
         self._paths = [by_name[name] for name in self.clients]

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from fedrema.data.checks import BadRow
 from fedrema.data.roles import Roles
-from fedrema.data.table import CategoryColumn, Table, client_rows
-from fedrema.data.text_columns import ColumnBuilder, Kind, KindChanged
+from fedrema.data.table import CategoryColumn, NumberColumn, Table, client_rows
+from fedrema.data.text_columns import MAXIMUM_CATEGORIES, ColumnBuilder, Kind, KindChanged
 from fedrema.errors import BadInput
 
 Block = Mapping[str, Sequence[str] | NDArray[Any]]
@@ -36,22 +36,29 @@ class TableSource(Protocol):
         """Return where a row (counted from 0) of a part is, for messages."""
 
 
-def read_table(source: TableSource, roles: Roles, kinds: Mapping[str, Kind] | None = None) -> Table:
+def read_table(
+    source: TableSource, roles: Roles, kinds: Mapping[str, Kind] | None = None, limit: int | None = MAXIMUM_CATEGORIES
+) -> Table:
     """Read all blocks of a source.
 
     `kinds` says what input columns must hold; by default it is inferred. A column that turns out to be text after
-    blocks of numbers is read again from the start, because the original texts of the numbers are needed.
+    blocks of numbers is read again from the start, because the original texts of the numbers are needed. `limit` is the
+    largest number of categories of an input column.
     """
     found: dict[str, Kind] = {}
     while True:
         try:
-            return _read_once(source, roles, kinds or {}, found)
+            return _read_once(source, roles, kinds or {}, found, limit)
         except KindChanged as change:
             found[change.column] = change.kind
 
 
 def _read_once(
-    source: TableSource, roles: Roles, required: Mapping[str, Kind], inferred: Mapping[str, Kind]
+    source: TableSource,
+    roles: Roles,
+    required: Mapping[str, Kind],
+    inferred: Mapping[str, Kind],
+    limit: int | None,
 ) -> Table:
     builders: dict[str, ColumnBuilder] = {}
     for name in roles.all:
@@ -61,7 +68,7 @@ def _read_once(
             builders[name] = ColumnBuilder(name, inferred.get(name), exact=True, limit=None)
         else:
             kind = inferred.get(name, required.get(name))
-            builders[name] = ColumnBuilder(name, kind, required=name in required)
+            builders[name] = ColumnBuilder(name, kind, required=name in required, limit=limit)
     sizes: list[tuple[int, int]] = []  # part and number of rows of each block
     locate = _locator(source, sizes)
     try:
@@ -108,8 +115,9 @@ def _locator(source: TableSource, sizes: Sequence[tuple[int, int]]) -> Callable[
     return locate
 
 
-def _test_mask(column: Any, name: str, locate: Callable[[int], str]) -> NDArray[np.bool_]:
+def _test_mask(column: NumberColumn | CategoryColumn, name: str, locate: Callable[[int], str]) -> NDArray[np.bool_]:
     """Return which samples the split column marks as test samples."""
+    assert isinstance(column, CategoryColumn)
     values = [_TEST.get(category.lower().removesuffix(".0")) for category in column.categories]
     codes = column.codes
     for code, value in enumerate((*values, None)):
@@ -119,4 +127,5 @@ def _test_mask(column: Any, name: str, locate: Callable[[int], str]) -> NDArray[
             raise BadInput(
                 f"column {name!r} has {shown} in {locate(row)}; valid are train and test, or 0 and 1 (1 = test)."
             )
-    return np.array([bool(value) for value in values], np.bool_)[codes]
+    test: NDArray[np.bool_] = np.array([bool(value) for value in values], np.bool_)[codes]
+    return test
