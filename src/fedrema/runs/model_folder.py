@@ -223,8 +223,8 @@ def _readme(index: ExportIndex, model: PlainModel, left_out: Sequence[str]) -> s
     if facts is not None and facts.preprocessing is not None:
         lines += [
             "",
-            "The model was trained on preprocessed columns of a table or on resized images. `fedrema predict` takes the",
-            f"raw ones: it reads the preprocessing from `{EXPORT_INDEX}`. `fedrema predict THIS_FOLDER DATA --out FILE`.",
+            "The model was trained on preprocessed columns of a table or on resized images. With the raw ones, use",
+            f"`fedrema predict FOLDER DATA --out FILE`, which reads the preprocessing from `{EXPORT_INDEX}`.",
         ]
     if any(entry.added_file for entry in index.clients):
         lines += ["", f"`….added.safetensors` holds tensors that {method} keeps in addition to this network's."]

@@ -78,6 +78,11 @@ def plain_model(
         construction = f"NETWORKS[{network.net!r}]({shape!r}, {classes}, projection={network.projection})"
         imports = ("from fedrema.models.networks import NETWORKS",)
         return PlainModel(net, shape, dtype, own, net.original_names, imports, construction)
+    if network.embed:
+        own = NETWORKS["mlp"](shape, classes, network.hidden, network.projection, network.embedded)
+        arguments = f"{shape!r}, {classes}, {network.hidden}, {network.projection}, {network.embedded!r}"
+        imports = ("from fedrema.models.networks import mlp",)
+        return PlainModel(net, shape, dtype, own, net.original_names, imports, f"mlp({arguments})")
     layers = net.layers()
     places = {layer: place for place, (layer, _) in enumerate(layers)}
     names = {}
