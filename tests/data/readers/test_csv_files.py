@@ -156,7 +156,7 @@ def peak_growth():
     before = process.memory_info().rss
 
     def watch():
-        while not done.wait(0.005):
+        while not done.wait(0.02):
             growth.append(process.memory_info().rss - before)
 
     thread = threading.Thread(target=watch)
