@@ -16,6 +16,7 @@ from fedrema.data import partitions
 from fedrema.data.checks import are_integers
 from fedrema.data.datasets import Pool, is_available, load_pool, pool_size, search_folders
 from fedrema.data.federation import Federation
+from fedrema.data.natural import NATURAL, natural_federation
 from fedrema.data.npz import read_npz
 from fedrema.data.options import DataSettings
 from fedrema.data.user_data import load_user_data
@@ -40,6 +41,8 @@ def build_federation(settings: DataSettings, download: bool = True) -> Federatio
         return load_user_data(
             settings.federation, settings.data_seed, settings.test_share, options=settings.table_options
         )
+    if settings.dataset in NATURAL:
+        return natural_federation(settings.dataset, settings.data_seed, settings.test_share, settings.table_options)
     settings.table_options.refuse("a dataset", "arrays")
     if settings.partition_file is not None:
         pool = load_pool(settings.dataset, settings.data_dir, download)

@@ -10,6 +10,8 @@ from fedrema.data.datasets import dataset_names
 from fedrema.data.roles import CategoriesName, ScaleName, TableOptions, TaskChoice
 from fedrema.errors import BadInput
 
+NATURAL_NAMES = ("nlschools", "insteval", "lung", "adult")
+"""Datasets whose clients are given, so that they are not partitioned."""
 PartitionName = Literal["grouped", "dirichlet", "shards", "iid", "quantity"]
 
 
@@ -18,7 +20,8 @@ class DataSettings:
     """The data and how it is partitioned among clients."""
 
     dataset: str = option("digits", partitions=True)
-    """Dataset: digits (included with scikit-learn), mnist, fmnist or cifar10."""
+    """Dataset: digits (included with scikit-learn), mnist, fmnist or cifar10; or a natural federation: nlschools,
+    insteval, lung or adult."""
 
     federation: str | None = option(None, Purpose.SOURCE)
     """Your own data or a saved federation instead of a dataset: a file (.npz, .csv, .csv.gz, .parquet, LEAF's .json), a
@@ -85,8 +88,11 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         """Validate all settings whose valid range does not depend on the data."""
-        if self.dataset not in dataset_names():
-            raise BadInput(f"--dataset {self.dataset} is unknown; valid are {', '.join(dataset_names())}.")
+        known = (*dataset_names(), *NATURAL_NAMES)
+        if self.dataset not in known:
+            raise BadInput(f"--dataset {self.dataset} is unknown; valid are {', '.join(known)}.")
+        if self.dataset in NATURAL_NAMES and self.partition_file is not None:
+            raise BadInput(f"--partition-file cannot be used with --dataset {self.dataset}, whose clients are given.")
         if self.partition not in get_args(PartitionName):
             raise BadInput(f"--partition {self.partition} is unknown; valid are {', '.join(get_args(PartitionName))}.")
         if self.federation is not None and self.partition_file is not None:
@@ -109,9 +115,11 @@ class DataSettings:
 
     def without_unused(self) -> "DataSettings":
         """Return the settings with everything that own data makes irrelevant reset to its default."""
-        if self.federation is None:
+        if self.federation is None and self.dataset not in NATURAL_NAMES:
             return self
         unused: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in UNUSED}
+        if self.federation is None:
+            del unused["dataset"]
         return replace(self, **unused)
 
 
