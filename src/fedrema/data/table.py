@@ -128,7 +128,7 @@ def compact(values: NDArray[np.float64]) -> NDArray[Any]:
         return values.astype(np.float32)
     low, high = float(present.min()), float(present.max())
     largest, spread = max(-low, high), high - low
-    if largest > np.finfo(np.float32).max:
+    if largest > float(np.finfo(np.float32).max):
         return values
     harmless = largest * 2.0**-24 <= _ROUNDING * spread if spread else float(np.float32(low)) == low
     return values.astype(np.float32) if harmless else values

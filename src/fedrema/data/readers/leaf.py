@@ -57,6 +57,9 @@ def read_leaf(files: LeafFiles) -> tuple[dict[str, dict[str, Any]], dict[str, An
         parts[user] = {"x": _inputs(columns["x"], user, characters), "y": np.asarray(columns["y"])}
         if files[0][1] is not None:
             parts[user]["split"] = np.array(columns["split"])
+    if any(part["x"].dtype.kind == "f" for part in parts.values()):
+        for part in parts.values():  # some users may have whole numbers only
+            part["x"] = part["x"].astype(np.float32)
     return parts, {"characters": "".join(characters)} if characters else {}
 
 
@@ -91,5 +94,4 @@ def _inputs(values: list[Any], user: str, characters: Mapping[str, int]) -> NDAr
         array = np.empty(0, np.object_)
     if array.dtype.kind not in "biuf":
         raise BadInput(f"x of user {user!r} must hold numbers of one shape, or texts of one length.")
-    # Whole numbers that some users have in a column of fractions are fractions, too.
-    return array.astype(np.float32) if array.dtype.kind == "f" else array
+    return array
