@@ -16,6 +16,7 @@ from fedrema.engine import (
     Cohort,
     Order,
     Precision,
+    RoundHook,
     TrainingPlan,
     choose_device,
     choose_precision,
@@ -126,12 +127,13 @@ class Clients:
         ):
             return cohort
 
-        def begin(client: Client, data: Batch) -> dict[str, Tensors]:
+        def begin(client: Client, data: Batch, moment: Moment) -> dict[str, Tensors]:
             begun = self.method.begin(self.net, client, data, moment)
             return _changed_groups(client, check_client(self.method, "begin", begun))
 
+        hook = RoundHook(begin, moment, (self.method, type(self.method).begin, self.net))
         with calling(self.method, "begin"):
-            return _with_groups(cohort, self.engine.apply_hook(begin, cohort, self.train))
+            return _with_groups(cohort, self.engine.apply_hook(hook, cohort, self.train))
 
     @with_own_threads
     def local_training(self, cohort: Cohort, moment: Moment) -> tuple[Cohort, Tensor]:
@@ -146,12 +148,13 @@ class Clients:
         ):
             return cohort, {}
 
-        def end(client: Client, data: Batch) -> dict[str, Tensors]:
+        def end(client: Client, data: Batch, moment: Moment) -> dict[str, Tensors]:
             ended, extras = check_end(self.method, self.method.end(self.net, client, data, moment))
             return {**_changed_groups(client, ended), "extras": extras}
 
+        hook = RoundHook(end, moment, (self.method, type(self.method).end, self.net))
         with calling(self.method, "end"):
-            results = self.engine.apply_hook(end, cohort, self.train)
+            results = self.engine.apply_hook(hook, cohort, self.train)
         return _with_groups(cohort, results), results["extras"]
 
     def adapted(self, method: Method, cohort: Cohort, moment: Moment) -> Cohort:
