@@ -30,6 +30,11 @@ class ClientTensors:
         """Return the client axis of each tensor of `merged`; None for common tensors."""
         return {**dict.fromkeys(self.common, None), **dict.fromkeys(self.own, 0)}
 
+    def having(self, own: Tensors) -> "ClientTensors":
+        """Return these tensors with some of each client added or replaced."""
+        common = {name: value for name, value in self.common.items() if name not in own}
+        return ClientTensors({**self.own, **own}, common)
+
     def copied(self, k: int) -> Tensors:
         """Return a separate copy of every tensor for each of k clients."""
         copies = {name: value.expand(k, *value.shape).clone() for name, value in self.common.items()}

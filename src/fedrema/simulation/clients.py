@@ -30,6 +30,11 @@ from fedrema.errors import BadInput, at_least
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.simulation.scoring import count_correct
 
+GROUPS = ("params", "memory", "inbox")
+"""The tensors of a client that a hook may replace."""
+ADDED = "added to the inbox"
+"""Group of the tensors that a hook added to the inbox, or replaced in it."""
+
 
 class Clients:
     """The clients of a federation with their samples, and the engine that trains cohorts of them.
@@ -258,11 +263,20 @@ def _does_nothing(hook: Callable[[Any, Any], Any]) -> bool:
 
 
 def _changed_groups(before: Client, after: Client) -> dict[str, Tensors]:
-    """Return the groups of tensors that a hook replaced; the others need not be copied."""
-    groups = ("params", "memory", "inbox")
-    return {group: getattr(after, group) for group in groups if getattr(after, group) is not getattr(before, group)}
+    """Return the groups of tensors that a hook replaced; the others need not be copied.
+
+    Of the inbox, only the tensors that a hook added or replaced are returned, unless it removed some: the server's
+    messages, which may contain whole models, remain stored once for all clients.
+    """
+    changed = {group: getattr(after, group) for group in GROUPS if getattr(after, group) is not getattr(before, group)}
+    if "inbox" in changed and before.inbox.keys() <= after.inbox.keys():
+        inbox = changed.pop("inbox")
+        changed[ADDED] = {name: value for name, value in inbox.items() if value is not before.inbox.get(name)}
+    return changed
 
 
 def _with_groups(cohort: Cohort, results: dict[str, Tensors]) -> Cohort:
-    groups: dict[str, Any] = {group: ClientTensors(value) for group, value in results.items() if group != "extras"}
+    groups: dict[str, Any] = {group: ClientTensors(results[group]) for group in GROUPS if group in results}
+    if ADDED in results:
+        groups["inbox"] = cohort.inbox.having(results[ADDED])
     return replace(cohort, **groups)
