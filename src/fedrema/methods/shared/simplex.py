@@ -29,6 +29,12 @@ ALIGNMENT = 8
 """Matrices are padded to a multiple of this size: 64 bytes."""
 LARGEST_BATCH = 2**24
 """How many matrix entries are solved in one batch: 128 MB for each copy of the matrices."""
+SMALL_BATCH = 2**15
+"""Batches of up to this many matrix entries, 32 programs with 32 weights, are solved on the CPU.
+
+A solution takes about 1,700 small operators, so that launching them dominates on a GPU: FedPAC's aggregation took 19 ms
+on an H200 with 20 clients. One CPU core takes 7 ms with 20 clients, 11 with 32, 29 with 50 and 240 with 100.
+"""
 
 
 def minimise_on_simplex(quadratic: Tensor, linear: Tensor) -> Tensor:
@@ -40,8 +46,9 @@ def minimise_on_simplex(quadratic: Tensor, linear: Tensor) -> Tensor:
     entries are not finite, are NaN.
     """
     programs = max(1, LARGEST_BATCH // max(1, quadratic.shape[-1] ** 2))
-    parts = zip(torch.split(quadratic, programs), torch.split(linear, programs), strict=True)
-    return torch.cat([_solve(*part) for part in parts])
+    place = torch.device("cpu") if quadratic.numel() <= SMALL_BATCH else linear.device
+    parts = zip(torch.split(quadratic.to(place), programs), torch.split(linear.to(place), programs), strict=True)
+    return torch.cat([_solve(*part) for part in parts]).to(linear.device)
 
 
 def optimality_gap(quadratic: Tensor, linear: Tensor, weights: Tensor) -> Tensor:
