@@ -69,7 +69,8 @@ class TrainedClients:
         state = self.state
         groups = (params or state.params.row(row), ClientTensors(state.memory).row(row), state.inbox.row(row))
         used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
-        return Client(used, used, memory, inbox, torch.tensor(float(self.manifest.federation.train_counts[row])))
+        count = torch.tensor(self.manifest.federation.train_counts[row], dtype=getattr(torch, self.plain.dtype))
+        return Client(used, used, memory, inbox, count)
 
     def _adapted(self, rows: Sequence[int]) -> dict[int, Tensors]:
         """Return the parameters of clients in some rows after adapting them to their own samples."""
