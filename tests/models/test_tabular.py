@@ -25,9 +25,9 @@ def test_widths_grow_with_the_number_of_codes():
 @pytest.mark.parametrize(
     ("network", "shape", "message"),
     [
-        (dict(embed="0,3"), (3,), "--embed describes 2 columns, but a sample has the shape (3,)"),
-        (dict(embed="0,3", net="lstm"), (2,), "--net lstm takes no columns of category codes"),
-        (dict(embed="a"), (1,), "--embed 'a' must be whole numbers separated by commas"),
+        ({"embed": "0,3"}, (3,), "--embed describes 2 columns, but a sample has the shape (3,)"),
+        ({"embed": "0,3", "net": "lstm"}, (2,), "--net lstm takes no columns of category codes"),
+        ({"embed": "a"}, (1,), "--embed 'a' must be whole numbers separated by commas"),
     ],
 )
 def test_descriptions_that_do_not_fit_are_refused(network, shape, message):

@@ -100,7 +100,8 @@ def test_a_client_can_be_named_for_all_rows(tmp_path):
     new = tmp_path / "new.csv"
     new.write_text("age;city;weight\n44,5;Bern;70\n51;Paris;\n")
     found = run.predict(new, client="south")
-    assert found.clients == ["south", "south"] and len(found.values) == 2
+    assert found.clients == ["south", "south"]
+    assert len(found.values) == 2
 
 
 def test_frames_are_predicted_like_files(tmp_path):
@@ -134,10 +135,12 @@ def test_images_are_predicted_by_the_client_of_their_folder(tmp_path):
     federation = federation_from(tmp_path / "images")
     run = fedrema.run("fedavg", federation=federation, rounds=5, out=tmp_path / "run")
     found = run.predict(tmp_path / "images")
-    assert set(found.clients) == {"a", "b"} and found.labels[0] == "a/dark/0.png"
+    assert set(found.clients) == {"a", "b"}
+    assert found.labels[0] == "a/dark/0.png"
     assert np.mean([value in label for value, label in zip(found.values, found.labels, strict=True)]) > 0.9
     single = run.predict(tmp_path / "images" / "a" / "light" / "0.png", client="b")
-    assert single.values == ["light"] and single.class_names == ("dark", "light")
+    assert single.values == ["light"]
+    assert single.class_names == ("dark", "light")
 
 
 def test_the_command_prints_or_writes_csv(tmp_path, capsys):
@@ -168,7 +171,8 @@ def test_bad_tables_are_refused(tmp_path, capsys, content, message):
     new.write_text(content)
     out = tmp_path / "p.csv"
     assert main(["predict", str(run.path), str(new), "--out", str(out)]) == 2
-    assert message in capsys.readouterr().err.replace("\n", " ") and not out.exists()
+    assert message in capsys.readouterr().err.replace("\n", " ")
+    assert not out.exists()
 
 
 def test_models_that_are_not_sufficient_are_refused(tmp_path):
