@@ -293,11 +293,11 @@ def test_invalid_targets_are_refused(y, settings, message):
 def test_a_network_must_have_the_outputs_of_the_task():
     federation = federation_of(np.linspace(0, 1, 16))
     labels = federation_of([[0, 1, 1], [1, 0, 0]] * 8)
-    with pytest.raises(BadInput, match="The network has 3 outputs, but the task regression needs 1 output."):
+    with pytest.raises(BadInput, match="The network has 3 outputs, but the task regression needs 1 output"):
         make_simulator(FedAvg(), federation, net=network(labels))
-    with pytest.raises(BadInput, match="The network has 1 output, but the task multilabel needs 3 outputs."):
+    with pytest.raises(BadInput, match="The network has 1 output, but the task multilabel needs 3 outputs"):
         make_simulator(FedAvg(), labels, net=network(federation))
-    with pytest.raises(BadInput, match="The network predicts 1 classes, but the data has 3."):
+    with pytest.raises(BadInput, match="The network predicts 1 classes, but the data has 3"):
         make_simulator(FedAvg(), federation_of(CLASSES), net=network(federation))
 
 

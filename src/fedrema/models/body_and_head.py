@@ -98,7 +98,7 @@ class Net:
         self.task = Task("multiclass", self.classes)
         """What the outputs mean, and the loss that trains them."""
         self.class_weights: Tensor | None = None
-        """Weights of the task's classes on the network's device: a CUDA graph cannot contain their copy from the CPU."""
+        """Weights of the task's classes on the network's device; a CUDA graph cannot copy them from the CPU."""
 
     @torch.no_grad()
     def _check_composition(self, whole: nn.Module, sample: Tensor) -> tuple[Tensor, Tensor]:
