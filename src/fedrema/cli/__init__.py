@@ -15,6 +15,7 @@ COMMANDS = {
     "resume": "resume an interrupted run",
     "compare": "compare runs: table, differences with intervals, curves",
     "report": "write an HTML report about runs",
+    "verdict": "is joining worthwhile? each client's gain over Local or FedAvg",
     "watch": "show runs in the browser while they train",
     "grid": "run an experiment from a file: methods × settings × seeds",
     "reproduce": "reproduce the tables and figures of the FedReMa paper",

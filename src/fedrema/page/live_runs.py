@@ -13,6 +13,7 @@ from fedrema.page.reading import DownsampledRun
 from fedrema.page.relations import relations_part
 from fedrema.page.render import Part, PartName
 from fedrema.page.status import Status, status_of
+from fedrema.page.verdict import verdict_part
 from fedrema.runs.directory import RunDirectory
 
 SEARCH = 1.0
@@ -56,7 +57,7 @@ class LiveRuns:
                     changed = True
             if changed:
                 self.runs = self._in_order()
-                self.waiting |= {"main": True, "clients": True}
+                self.waiting |= {"main": True, "clients": True, "verdict": True}
             if self._new_matrices():
                 self.waiting["relations"] = True
             for name in self.PARTS:
@@ -98,6 +99,8 @@ class LiveRuns:
         if name == "main":
             notes = [f"{message} The run is not shown." for _, message in self.damaged.values()]
             return main_part(runs, live=True, notes=notes)
+        if name == "verdict":
+            return verdict_part(runs, live=True)
         return clients_part(runs) if name == "clients" else relations_part(runs)
 
     def _leave_out(self, folder: Path, error: BadInput) -> None:

@@ -1,10 +1,10 @@
 // The document, the state of the controls, and functions that every figure needs.
 const parts = {};
-const state = { run: 0, client: null, round: null, quantity: 'accuracy', difference: 'honest_accuracy', matrix: null, trace: null };
+const state = { run: 0, client: null, round: null, quantity: 'accuracy', difference: 'honest_accuracy', matrix: null, trace: null, verdict: null };
 const byId = (id) => document.getElementById(id);
 
 function readParts() {
-  for (const name of ['main', 'clients', 'relations']) {
+  for (const name of ['main', 'clients', 'relations', 'verdict']) {
     const element = byId(`part-${name}`);
     parts[name] = element ? JSON.parse(element.textContent) : null;
     element?.remove();

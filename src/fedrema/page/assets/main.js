@@ -14,6 +14,10 @@ const controls = {
     state.difference = value;
     redraw('differences');
   },
+  'choose-verdict': (value) => {
+    state.verdict = value;
+    redraw('gains');
+  },
   'choose-matrix': (value) => {
     state.matrix = value;
     redraw('heat');
@@ -147,6 +151,8 @@ function begin() {
   for (const [id, draw] of [
     ['comparison', drawComparison],
     ['differences', drawDifferences],
+    ['verdict', drawVerdict],
+    ['gains', drawGains],
     ['learning', drawLearning],
     ['clients', drawClients],
     ['path', drawPath],
