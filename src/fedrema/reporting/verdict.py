@@ -129,13 +129,14 @@ def verdicts(runs: Sequence[Run], metric: str | None = None, baseline: str | Non
         for place, gain in enumerate(found):
             gains[place].append(ClientGain(name, gain))
     return [
-        _verdict(group.label, against.label, measure, each)
-        for (group, _), each in zip(compared, gains, strict=True)
+        _verdict(group.label, against.label, measure, each) for (group, _), each in zip(compared, gains, strict=True)
     ]
 
 
 def _verdict(label: str, baseline: str, metric: Metric, clients: Sequence[ClientGain]) -> Verdict:
-    ordered = sorted(clients, key=lambda client: -np.inf if client.gain.gain is None else client.gain.gain, reverse=True)
+    ordered = sorted(
+        clients, key=lambda client: -np.inf if client.gain.gain is None else client.gain.gain, reverse=True
+    )
     known = [client.gain.gain for client in clients if client.gain.gain is not None]
     low, high = mean_interval(known, "clients") or (None, None)
     return Verdict(label, baseline, metric, tuple(ordered), float(np.mean(known)) if known else None, low, high)
