@@ -40,6 +40,8 @@ class LiveRuns:
         self.seen: dict[Path, float] = {}
         self.damaged: dict[Path, tuple[object, str]] = {}
         """Runs that cannot be read, with the state of their files and the error message."""
+        self.other_tasks: list[str] = []
+        """Tasks of runs that are not shown because they have another primary metric."""
         self.searched = -SEARCH
 
     def refresh(self) -> None:
@@ -98,6 +100,9 @@ class LiveRuns:
     def _made_of(self, name: PartName, runs: list[DownsampledRun]) -> Part:
         if name == "main":
             notes = [f"{message} The run is not shown." for _, message in self.damaged.values()]
+            if self.other_tasks:
+                words = " and ".join(self.other_tasks)
+                notes.append(f"Runs of other tasks ({words}) are not shown: watch their folders separately.")
             return main_part(runs, live=True, notes=notes)
         if name == "verdict":
             return verdict_part(runs, live=True)
@@ -137,7 +142,14 @@ class LiveRuns:
         return changed
 
     def _in_order(self) -> list[DownsampledRun]:
-        return in_order(list(self.known.values()))
+        """Return the runs that are shown: those that have the task of the run that was started last."""
+        runs = list(self.known.values())
+        if not runs:
+            return []
+        latest = max(runs, key=lambda run: run.manifest.ran_on.started)
+        others = {run.manifest.federation.task.name for run in runs if run.metric != latest.metric}
+        self.other_tasks = sorted(others)
+        return in_order([run for run in runs if run.metric == latest.metric])
 
     def _new_matrices(self) -> bool:
         now = {}
