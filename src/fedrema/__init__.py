@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fedrema.core import average as average
     from fedrema.core import cross_entropy as cross_entropy
     from fedrema.core import mix as mix
+    from fedrema.core import task_loss as task_loss
     from fedrema.data import Federation as Federation
     from fedrema.errors import BadInput as BadInput
     from fedrema.errors import Diverged as Diverged
@@ -54,7 +55,7 @@ _HOMES = {
     "fedrema.methods.shared.second_models": ("copied", "copy_of"),
     "fedrema.core": (
         *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Move", "Phase", "Role", "Uploads"),
-        *("Alternative", "Matrix", "Period", "Reports", "Trace", "average", "cross_entropy", "mix"),
+        *("Alternative", "Matrix", "Period", "Reports", "Trace", "average", "cross_entropy", "mix", "task_loss"),
     ),
     "fedrema.data": ("Federation",),
     "fedrema.errors": ("BadInput", "Diverged", "FedremaError"),

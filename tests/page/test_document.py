@@ -19,7 +19,7 @@ from fedrema.reporting.matrices import order_by_similarity
 from fedrema.reporting.plots import STROKES
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import FederationFacts
-from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord
+from fedrema.simulation.records import MetricRecord, NodeReports, RoundRecord
 from tests.reporting.folders import manifest, round_record, write_run, write_two_groups
 
 
@@ -89,8 +89,8 @@ def test_single_clients(tmp_path):
             participants=[1],
             dropped=[0],
             client_loss=[0.5],
-            metrics={PRIMARY: MetricRecord(0.75, clients=[None, 0.75])},
-            trained={PRIMARY: MetricRecord(1.0, clients=[None, 1.0])},
+            metrics={"accuracy": MetricRecord(0.75, clients=[None, 0.75])},
+            trained={"accuracy": MetricRecord(1.0, clients=[None, 1.0])},
             trace={"set_sizes": [7]},
         ),
         RoundRecord(3, nodes=NodeReports({"south": "it is late"})),

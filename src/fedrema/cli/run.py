@@ -27,6 +27,9 @@ DEMONSTRATION = ("local", "fedavg", "fedrema")
 DEMONSTRATION_SETTINGS: Values = {"seeds": 3, "record": "relations", "threads": 1}
 """Defaults of the demonstration; with one thread per operation, results do not depend on the number of cores."""
 
+OUTCOMES = {"ordinal": "levels", "multilabel": "labels"}
+"""What the outcomes of a task are called; default: classes."""
+
 
 def run(arguments: list[str]) -> int:
     """Train with one method, or compare several."""
@@ -162,7 +165,9 @@ def _chosen(requested: LocalTraining, simulator: Simulator) -> str:
         return ""
     test = int(federation.test.sum())
     data = f"{len(federation)} clients, {len(federation.y) - test} training and {test} test samples"
-    return f"Chosen from the data ({data}, {federation.classes} classes): {' '.join(chosen)}"
+    task = federation.task
+    outcomes = f"{task.classes} {OUTCOMES.get(task.name, 'classes')}" if task.has_classes else task.name
+    return f"Chosen from the data ({data}, {outcomes}): {' '.join(chosen)}"
 
 
 def label_of(settings: Settings) -> str:

@@ -54,8 +54,8 @@ class FedReMa(Method):
 
     The paper compares classifiers. Our extension to other tasks also takes cosines between predictive distributions
     for random features at temperature M: distributions over levels (ordinal); two-class distributions, averaged over
-    labels (multi-label); and for quantities and counts the normal density with mean φ(h̃), in standard deviations of the
-    target, and variance M, whose cosine is exp(−(φ_i(h̃) − φ_j(h̃))² / 4M).
+    labels (multi-label); and for quantities and counts the normal density with mean φ(h̃) and variance M, whose cosine
+    is exp(−(φ_i(h̃) − φ_j(h̃))² / 4M); φ(h̃) is in standard deviations of the quantity, or the logarithm of the rate.
 
     The defaults follow the paper. Where its released code differs, a setting selects that behaviour: `probe_high=0.5,
     probe_per_client=True, peer_temperature=1.0, gap_to_self=False, include_below_gap=False, weigh="uniform",

@@ -69,7 +69,8 @@ class TrainedClients:
         state = self.state
         groups = (params or state.params.row(row), ClientTensors(state.memory).row(row), state.inbox.row(row))
         used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
-        return Client(used, used, memory, inbox, torch.tensor(float(self.manifest.federation.train_counts[row])))
+        count = torch.tensor(self.manifest.federation.train_counts[row], dtype=getattr(torch, self.plain.dtype))
+        return Client(used, used, memory, inbox, count)
 
     def _adapted(self, rows: Sequence[int]) -> dict[int, Tensors]:
         """Return the parameters of clients in some rows after adapting them to their own samples."""
@@ -145,7 +146,7 @@ class TrainedClients:
         else:
             found = copy.deepcopy(self.plain.module).to(dtype)
             found.load_state_dict(self.plain.tensors(method.model(net, client)))
-        found.register_forward_pre_hook(_to_integers if net.integers else _to_floats)
+        convert_inputs(found, net.integers)
         return found.eval()
 
 
@@ -206,6 +207,11 @@ class PredictingClient(nn.Module):
 def _buffer(group: str, name: str) -> str:
     """Return the name of a buffer, which must not contain a dot."""
     return f"{group}/{name.replace('.', '/')}"
+
+
+def convert_inputs(model: nn.Module, integers: bool) -> None:
+    """Let a model accept inputs as a federation holds them."""
+    model.register_forward_pre_hook(_to_integers if integers else _to_floats)
 
 
 def _to_integers(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

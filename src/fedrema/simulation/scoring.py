@@ -100,7 +100,10 @@ def _alternatives(scored: Sequence[RoundRecord]) -> dict[str, dict[str, tuple[fl
     )
     summary: dict[str, dict[str, tuple[float, float]]] = {}
     for name, metric in pairs:
-        values = [_number(record.alternatives[name][metric]) for record in scored]
+        found = [record.alternatives.get(name, {}).get(metric) for record in scored]
+        values = [value for value in found if value is not None]
+        if not values:
+            continue
         best = max(values) if find_metric(metric).higher_is_better else min(values)
         summary.setdefault(name, {})[metric] = best, float(np.mean(values[-5:]))
     return summary
