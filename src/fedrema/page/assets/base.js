@@ -58,6 +58,9 @@ function significant(value) {
   return size >= 999.5 && size < 1e6 ? value.toFixed(0) : value.toPrecision(3);
 }
 const shown = (metric, value) => (metric.percent ? (100 * value).toFixed(1) : significant(value));
+// A standard deviation, with the decimals of the mean.
+const spreadOf = (metric, value, spread) =>
+  metric.percent ? shown(metric, spread) : spread.toFixed(shown(metric, value).split('.')[1]?.length ?? 0);
 const withUnit = (metric, value) =>
   metric.percent ? percent(value) : value == null || Number.isNaN(value) ? '–' : significant(value);
 const signed = (metric, value) => `${value >= 0 ? '+' : '−'}${shown(metric, Math.abs(value))}`;

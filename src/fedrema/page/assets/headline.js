@@ -53,7 +53,7 @@ function drawCards() {
   const metric = primary();
   if (best) {
     const [value, spread] = best.statistics[honest()];
-    const over = best.seeds > 1 ? `mean of ${best.seeds} seeds, spread ± ${shown(metric, spread)}` : 'one seed';
+    const over = best.seeds > 1 ? `mean of ${best.seeds} seeds, spread ± ${spreadOf(metric, value, spread)}` : 'one seed';
     cards.push(
       card(
         several && parts.main.comparable ? `${best.label} leads: ${metric.title}` : `${best.label}: ${metric.title}`,
@@ -104,7 +104,7 @@ function cellText(name, statistic) {
   if (!statistic) return '–';
   const [value, spread] = statistic;
   const metric = metricOf(name);
-  if (metric) return `${shown(metric, value)}${spread == null ? '' : ` ± ${shown(metric, spread)}`}`;
+  if (metric) return `${shown(metric, value)}${spread == null ? '' : ` ± ${spreadOf(metric, value, spread)}`}`;
   if (name.startsWith('bytes')) return bytesInWords(value);
   return value < 100 ? value.toFixed(1) : value.toFixed(0);
 }
