@@ -51,7 +51,9 @@ def paired_gains(metric: Metric, models: Sequence[Predictions], baseline: Predic
     together = [baseline, *models]
     count = int(baseline.mask.sum())
     values = np.array([_whole(metric, each) for each in together])
-    drawn = _resampled(metric, together, count, *key) if count >= FEWEST_SAMPLES else np.full((len(together), 1), np.nan)
+    drawn = (
+        _resampled(metric, together, count, *key) if count >= FEWEST_SAMPLES else np.full((len(together), 1), np.nan)
+    )
     return [
         _gain(metric, count, values[place], values[0], differences(metric, drawn[place], drawn[0]))
         for place in range(1, len(together))
