@@ -123,7 +123,6 @@ def _write_matrix(args: VerdictArguments, file: Path, runs: list["Run"]) -> None
     from fedrema.base.files import write_text
     from fedrema.base.terminal import print_safe
     from fedrema.reporting.matrices import draw_model_matrix, model_matrix_csv
-    from fedrema.reporting.verdict import metric_for
     from fedrema.runs.model_matrix import model_matrix
 
     if len(runs) > 1:
@@ -132,7 +131,7 @@ def _write_matrix(args: VerdictArguments, file: Path, runs: list["Run"]) -> None
     for option in ("csv", "baseline"):
         if getattr(args, option) is not None:
             raise BadInput(f"--{option} is for a comparison of runs and excludes --matrix: leave out one of them.")
-    found = model_matrix(run, metric_for(run.manifest.federation.task, args.metric))
+    found = model_matrix(run, args.metric)
     if file.suffix.lower() == ".csv":
         write_text(file, model_matrix_csv(found))
     else:

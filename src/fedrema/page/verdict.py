@@ -1,4 +1,4 @@
-"""The part of the document about each client's gain over a baseline: is joining worthwhile?"""
+"""The part of the document about each client's gain over a baseline."""
 
 from collections.abc import Sequence
 from typing import Any, TypedDict
@@ -7,7 +7,8 @@ from fedrema.errors import BadInput
 from fedrema.page.encode import plain
 from fedrema.page.reading import DownsampledRun
 from fedrema.reporting.paired_bootstrap import ADDITIVE
-from fedrema.reporting.verdict import EXPLANATION, Verdict, baseline_of, first_runs, metric_for, verdicts
+from fedrema.reporting.verdict import EXPLANATION, Verdict, baseline_of, first_runs, verdicts
+from fedrema.simulation.scoring import metric_for
 
 MOST_SAMPLES = 100_000
 """Test samples of the federation up to which the page computes intervals: about 5 seconds."""

@@ -1,4 +1,4 @@
-"""Is joining worthwhile? For each client, the gain of a federated method over a baseline, with its interval."""
+"""Whether joining is worthwhile: for each client, the gain of a federated method over a baseline, with its interval."""
 
 import csv
 import io
@@ -14,7 +14,8 @@ from fedrema.errors import BadInput
 from fedrema.reporting.groups import Group, group_runs
 from fedrema.reporting.paired_bootstrap import CONCLUSIONS, RESAMPLES, Gain, mean_interval, paired_gains
 from fedrema.runs.run import Run
-from fedrema.tasks import METRICS, Metric, Task, find_metric
+from fedrema.simulation.scoring import metric_for
+from fedrema.tasks import Metric
 
 BASELINES = ("local", "fedavg")
 """Methods that are baselines by default, in order of preference."""
@@ -168,22 +169,14 @@ def baseline_of(groups: Sequence[Group], wanted: str | None = None) -> Group:
     return found[0]
 
 
-def metric_for(task: Task, name: str | None = None) -> Metric:
-    """Return a metric of a task; default: the primary one."""
-    metric = find_metric(name or task.primary)
-    if task.name not in metric.tasks:
-        valid = ", ".join(each.name for each in METRICS.values() if task.name in each.tasks)
-        raise BadInput(f"--metric {name} is not defined for the task {task.name}; valid are {valid}.")
-    return metric
-
-
 def _check_same_data(runs: Sequence[Run]) -> None:
     first = runs[0].manifest.federation
     for run in runs[1:]:
         other = run.manifest.federation
         if other.fingerprint != first.fingerprint:
             raise BadInput(
-                f"{runs[0].path} and {run.path} were trained on different federations: their clients cannot be compared."
+                f"{runs[0].path} and {run.path} were trained on different federations: their clients cannot be"
+                " compared."
             )
         if other.task != first.task:
             raise BadInput(

@@ -11,6 +11,7 @@ from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput
 from fedrema.runs.run import Run
 from fedrema.runs.trained_clients import TrainedClients
+from fedrema.simulation.scoring import metric_for
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
 from fedrema.tasks import Metric
@@ -26,18 +27,20 @@ class ModelMatrix:
     """[K, K] a row per model, a column per client whose samples it predicts; NaN where the metric is undefined."""
 
 
-def model_matrix(run: Run, metric: Metric, module: nn.Module | None = None) -> ModelMatrix:
+def model_matrix(run: Run, metric: str | None = None, module: nn.Module | None = None) -> ModelMatrix:
     """Evaluate each client's model, as of the last checkpoint, on the test samples of every client.
 
     Models are adapted to their own client first, if the method adapts them. The data is built again from the run's
-    settings. `module` is the network, where it was given in Python.
+    settings. `metric` is the name of a metric; default: the task's primary one. `module` is the network, where it was
+    given in Python.
     """
+    measured = metric_for(run.manifest.federation.task, metric)
     if run.manifest.federation.is_deployed:
         raise BadInput(f"{run.path} belongs to a deployment: its test samples never leave the nodes.")
     clients = TrainedClients(run, module or run.module)
     simulator, state = clients.for_inspection("its models cannot be evaluated on it")
     with torch_threads(simulator.threads):
-        return ModelMatrix(metric, tuple(run.names), _evaluate(simulator, state, metric))
+        return ModelMatrix(measured, tuple(run.names), _evaluate(simulator, state, measured))
 
 
 def _evaluate(simulator: Simulator, state: SimulationState, metric: Metric) -> np.ndarray:
