@@ -34,6 +34,7 @@ RUN_LIST_FILE = "runs.json"
 MODELS = "models"
 """Folder of exported models."""
 EXPORT_INDEX = "index.json"
+MODEL_CARD = "MODEL_CARD.md"
 OWN_FILES = (
     *("config.json", "rounds.jsonl", "relations.npz", "summary.json", "clients.npz", "checkpoint/state.safetensors"),
     *("predictions.npz", "report.html", "curves.png", "tracking.json"),
@@ -439,7 +440,7 @@ def exported_files(folder: Path) -> list[Path]:
     plain = [
         name for name in names if isinstance(name, str) and re.fullmatch(r"[\w-]+(\.added|\.held)?\.safetensors", name)
     ]
-    return [file for name in (*plain, "README.md", EXPORT_INDEX) if (file := folder / name).is_file()]
+    return [file for name in (*plain, "README.md", MODEL_CARD, EXPORT_INDEX) if (file := folder / name).is_file()]
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

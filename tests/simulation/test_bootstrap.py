@@ -7,7 +7,7 @@ from scipy import stats
 
 from fedrema.base.random import numpy_generator
 from fedrema.reporting import paired_bootstrap
-from fedrema.reporting.paired_bootstrap import ADDITIVE, RESAMPLES, mean_interval, paired_gains
+from fedrema.simulation.bootstrap import ADDITIVE, RESAMPLES, mean_interval, paired_gains
 from fedrema.tasks import METRICS, TASKS, Predictions, Task
 
 SIZES = {"binary": 2, "multiclass": 4, "multilabel": 3, "ordinal": 4, "regression": 1, "count": 1}

@@ -1,4 +1,4 @@
-"""Paired bootstrap intervals of the difference between two models' metrics on the same samples."""
+"""Bootstrap intervals of metrics, and of the difference between two models' metrics on the same samples."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -58,6 +58,19 @@ def paired_gains(metric: Metric, models: Sequence[Predictions], baseline: Predic
         _gain(metric, count, values[place], values[0], differences(metric, drawn[place], drawn[0]))
         for place in range(1, len(together))
     ]
+
+
+def metric_interval(metric: Metric, model: Predictions, *key: Part) -> tuple[float, float] | None:
+    """Return the bootstrap interval of a metric over the samples of one client [1, n, ...]; None with too few samples.
+
+    Samples are drawn with replacement; resamples in which the metric is undefined are left out.
+    """
+    count = int(model.mask.sum())
+    if count < FEWEST_SAMPLES:
+        return None
+    (drawn,) = _resampled(metric, [model], count, *key)
+    defined = drawn[~np.isnan(drawn)]
+    return None if 2 * len(defined) < len(drawn) else _interval(defined)
 
 
 def mean_interval(gains: Sequence[float], *key: Part) -> tuple[float, float] | None:
