@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from fedrema.models.body_and_head import Net as Net
     from fedrema.reporting.curves import draw_curves as draw_curves
     from fedrema.reporting.tables import comparison_table as comparison_table
+    from fedrema.reporting.verdict import verdicts as verdicts
+    from fedrema.runs.model_matrix import model_matrix as model_matrix
     from fedrema.runs.run import Run as Run
 
 # Where each public name lives. Loaded when first used: `fedrema --help` need not wait for torch.
@@ -63,6 +65,8 @@ _HOMES = {
     "fedrema.models.body_and_head": ("Net",),
     "fedrema.reporting.tables": ("comparison_table",),
     "fedrema.reporting.curves": ("draw_curves",),
+    "fedrema.reporting.verdict": ("verdicts",),
+    "fedrema.runs.model_matrix": ("model_matrix",),
     "fedrema.runs.run": ("Run",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -8,13 +8,19 @@ from fedrema.cli.arguments import parse_arguments, positional
 from fedrema.errors import BadInput
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedrema.base.terminal import Console
+    from fedrema.runs.new_clients import NewClient
     from fedrema.runs.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
 class Personalize:
-    """Make a model for a new client that did not participate in training: match its head once, fine-tune, evaluate."""
+    """Make a model for a new client that did not participate in training: match its head once, fine-tune, evaluate.
+
+    The new model is compared with the one on arrival, and with one that is trained on the client's own samples only.
+    """
 
     data: str
     """The new client's samples: a .npz file with x, y and optionally split (otherwise some samples are set aside for
@@ -69,6 +75,7 @@ def _personalize(args: Personalize, run: "Run", console: "Console") -> None:
         table.add_row(stage, "–" if value is None else f"{value:.1%}" if metric.percent else metric_text(metric, value))
     console.print(Text(f"{safe(name)}: {made.train} samples to train on, {made.test} to test with."))
     console.print(table)
+    console.print(_gains(made))
     if made.peers:
         largest = sorted(made.peers.items(), key=lambda pair: -pair[1])
         named = ", ".join(f"{safe(peer)} {weight:.0%}" for peer, weight in largest[:12])
@@ -78,3 +85,25 @@ def _personalize(args: Personalize, run: "Run", console: "Console") -> None:
         reason = "all clients have the same head" if made.head_role == "shared" else "heads never leave their clients"
         console.print(f"It uses only the shared parameters: with this method {reason}.")
     console.print(Text(f"Model: {out}"), soft_wrap=True)
+
+
+def _gains(made: "NewClient") -> "Table":
+    """Return how much better the fine-tuned model is than the one on arrival, and than one that was trained alone."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedrema.reporting.paired_bootstrap import paired_gains
+    from fedrema.reporting.verdict import shown
+    from fedrema.runs.new_clients import LOCAL
+    from fedrema.simulation.scoring import metric_for
+
+    tuned = made.predictions["fine-tuned"]
+    metric = metric_for(tuned.task)
+    table = Table("fine-tuned compared with", "gain", "95 % interval", "conclusion", box=None, padding=(0, 2, 0, 0))
+    others = {"on arrival": "on arrival", LOCAL: f"Local ({made.local_epochs} epochs)"}
+    for stage, words in others.items():
+        if stage in made.predictions:
+            (gain,) = paired_gains(metric, [tuned], made.predictions[stage], "client", made.name)
+            between = "–" if gain.low is None else f"{shown(metric, gain.low)} to {shown(metric, gain.high)}"
+            table.add_row(*map(Text, (words, shown(metric, gain.gain), between, gain.conclusion)))
+    return table

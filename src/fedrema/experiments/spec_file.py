@@ -171,10 +171,9 @@ def _also(
     if tables and columns[0].name:
         raise BadInput(f"{where}: [also] is only valid in an experiment without columns.")
     periods = {period.name for cell in cells if (period := cell.parsed.method.reports.period)}
-    finals = [f"final_{metric}" for metric in METRICS]
-    valid = [*finals, *(f"{name}_rounds" for name in sorted(periods)), "seconds"]
+    valid = ["final_METRIC", *(f"{name}_rounds" for name in sorted(periods)), "seconds"]
     for quantity, entries in tables.items():
-        if quantity not in valid:
+        if quantity not in valid and quantity.removeprefix("final_") not in METRICS:
             raise BadInput(f"{where}: [also.{quantity}] is unknown; valid are {', '.join(valid)}.")
         if not isinstance(entries, dict):
             raise BadInput(f"{where}: [also.{quantity}] must be a table of numbers by row, got {entries!r}.")

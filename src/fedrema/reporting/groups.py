@@ -103,7 +103,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     if not runs:
         raise BadInput("There is no run to compare: give the folder of at least one run.")
     if len({run.metric for run in runs}) > 1:
-        tasks = " and ".join(sorted({run.manifest.federation.task.name for run in runs}))
+        tasks = ", ".join(sorted({run.manifest.federation.task.name for run in runs}))
         raise BadInput(f"Runs of different tasks ({tasks}) cannot be compared: name runs of one task.")
     members_of: dict[str, list[Run]] = {}
     for run in runs:

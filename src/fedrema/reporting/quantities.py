@@ -145,8 +145,8 @@ def explanation(metrics: Sequence[Metric], seeds: str = "seeds", best: str = "",
 def _others(metrics: Sequence[Metric]) -> str:
     if not metrics:
         return ""
-    words = [
-        metric.title + (" in percent" if metric.percent else "") + ("" if metric.higher_is_better else ", lower better")
-        for metric in metrics
-    ]
-    return f" Also final: {'; '.join(words)}."
+    words = []
+    for metric in metrics:
+        facts = ["percent"] * metric.percent + ["lower is better"] * (not metric.higher_is_better)
+        words.append(f"{metric.title} ({', '.join(facts)})" if facts else metric.title)
+    return f" Also final: {', '.join(words)}."

@@ -5,7 +5,7 @@ import io
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rich import box
@@ -43,6 +43,9 @@ SECONDS = {"seconds": "seconds"}
 TWO_LINES = frozenset(metric.title for metric in METRICS.values())
 """Headings that are split at their first space, in addition to `HEADINGS`."""
 MISSING = "–"
+WIDE = 1000
+"""Characters in which every table fits."""
+NARROW = "The terminal is too narrow for all standard deviations; --format csv has them."
 OTHER_DATA = "The groups ran on different data: their {} are not comparable."
 DIFFERENCES = "Intervals are 95 % t intervals over common seeds, not corrected for the number of comparisons."
 NUMBER = re.compile(r"[+-]?\d[\d.]*(?:e[+-]\d+)?(?: ± [\d.]+(?:e[+-]\d+)?)?")
@@ -60,6 +63,23 @@ class _Comparison:
     headings: tuple[str, ...]
     rows: tuple[tuple[_Cell, ...], ...]
     notes: tuple[str, ...]
+    only_accuracy: bool
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """A table, or a narrower one where it does not fit into the terminal."""
+
+    full: Table
+    narrow: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = console.measure(self.full, options=options.update(width=WIDE)).maximum
+        if width <= options.max_width:
+            yield self.full
+        else:
+            yield self.narrow
+            yield Text(NARROW, "dim")
 
 
 class PrintableTable(JupyterMixin):
@@ -82,11 +102,30 @@ class PrintableTable(JupyterMixin):
 def comparison_table(runs: Sequence[Run]) -> PrintableTable:
     """Return a table with a row per group of runs that differ only in the training seed, and notes on the columns."""
     compared = _compare(runs)
+    full = _terminal_table(compared)
+    table = full if compared.only_accuracy else _Fitting(full, _terminal_table(_without_deviations(compared)))
+    return PrintableTable(table, *(Text(note, "dim") for note in compared.notes))
+
+
+def _terminal_table(compared: "_Comparison") -> Table:
     table = plain_table(compared.headings)
     for row in compared.rows:
         # Without spaces, so that everything fits into 80 columns.
         table.add_row(*(Text(cell.text.replace(" ± ", "±"), "bold" if cell.best else "") for cell in row))
-    return PrintableTable(table, *(Text(note, "dim") for note in compared.notes))
+    return table
+
+
+def _without_deviations(compared: "_Comparison") -> "_Comparison":
+    """Return the table with standard deviations of the honest value only."""
+    kept = compared.headings.index(HEADINGS["honest"])
+    rows = [
+        tuple(
+            cell if place in (0, kept) else replace(cell, text=cell.text.partition(" ± ")[0])
+            for place, cell in enumerate(row)
+        )
+        for row in compared.rows
+    ]
+    return replace(compared, rows=tuple(rows))
 
 
 def differences_table(
@@ -225,7 +264,8 @@ def _compare(runs: Sequence[Run]) -> _Comparison:
         _alternatives(groups),
         "" if same_data else other_data(groups),
     )
-    return _Comparison(("method", "seeds", *columns), tuple(rows), tuple(filter(None, notes)))
+    only_accuracy = [quantity.metric.name for quantity in quantities] == ["accuracy"] * len(HEADINGS)
+    return _Comparison(("method", "seeds", *columns), tuple(rows), tuple(filter(None, notes)), only_accuracy)
 
 
 def other_data(groups: Sequence[Group]) -> str:

@@ -11,22 +11,28 @@ import torch
 from torch import nn
 
 from fedrema.base.user_code import load_object, raised_at, working_folder_importable
-from fedrema.core import Moment, Role, average
+from fedrema.core import LocalTraining, Moment, Role, average
 from fedrema.core.similarity import draw_probes, head_similarity, maximum_difference_segmentation
 from fedrema.data import Federation
 from fedrema.data.federation import parse_meta
 from fedrema.data.npz import read_npz
 from fedrema.engine import ClientTensors, Cohort
 from fedrema.errors import BadInput, FedremaError
+from fedrema.methods import find_method
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
 from fedrema.runs.saved_settings import saved_settings
 from fedrema.runs.trained_clients import counted_clients
-from fedrema.simulation.scoring import overall
+from fedrema.simulation.scoring import measure, overall
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
+from fedrema.tasks import Predictions, find_metric
+
+LOCAL = "Local"
+"""The stage of a model that was trained on the client's own samples only."""
+MOST_LOCAL_EPOCHS = 50
 
 
 @dataclass(frozen=True)
@@ -40,9 +46,14 @@ class NewClient:
     head_role: Role
     """The role of heads in the method."""
     scores: dict[str, float | None]
-    """The task's primary metric on its test samples: on arrival, after matching, after fine-tuning."""
+    """The primary metric on its test samples: on arrival, after matching, after fine-tuning; and of Local."""
     train: int
     test: int
+    name: str
+    predictions: dict[str, Predictions]
+    """What the models of these stages predict for its test samples."""
+    local_epochs: int
+    """Epochs for which the model of the stage Local was trained."""
 
 
 def personalize(
@@ -55,6 +66,10 @@ def personalize(
     with the others' (similarity and the largest gap, as FedReMa does), replaced by the mean of the chosen heads,
     weighted by sample counts, and fine-tuned. If heads are private, the client trains a new one. If the method adapts
     models before use, the model is adapted.
+
+    For comparison, another model is trained on the client's own samples only (Local): from the run's initial weights,
+    for as many epochs as a client of the run has trained in all rounds together, but at most `MOST_LOCAL_EPOCHS`. It is
+    left out if it diverges.
     """
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, own_module=module is not None)
@@ -79,10 +94,20 @@ def personalize(
     matched, peers = _match(simulator, state, trained, counts, names)
     tuned = simulator.adapted(settings.method, _train(simulator, matched, second) if peers else trained, second)
     stages = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned}
-    scores = {stage: _score(simulator, cohort) for stage, cohort in stages.items() if peers or stage != "matched"}
+    predictions = {
+        stage: simulator.predictions(settings.method, cohort)
+        for stage, cohort in stages.items()
+        if peers or stage != "matched"
+    }
+    local_epochs = min(settings.local.epochs * state.round, MOST_LOCAL_EPOCHS)
+    if (alone := _trained_alone(simulator, replace(local, epochs=local_epochs))) is not None:
+        predictions[LOCAL] = alone
+    metric = find_metric(simulator.task.primary)
+    scores = {stage: overall(measure([metric], found))[metric.name] for stage, found in predictions.items()}
     train, test = int(simulator.train.counts[0]), int(simulator.test.counts[0])
     role = next(settings.method.role(net, name) for name in net.initial if net.in_head(name))
-    return NewClient(settings.method.model(net, tuned.one(0)), peers, role, scores, train, test)
+    model, name = settings.method.model(net, tuned.one(0)), new.names[0]
+    return NewClient(model, peers, role, scores, train, test, name, predictions, local_epochs)
 
 
 def read_new_client(data: Path | str, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
@@ -193,5 +218,9 @@ def _match(
     return replace(cohort, params=matched), peers
 
 
-def _score(simulator: Simulator, cohort: Cohort) -> float | None:
-    return overall(simulator.score_cohort(simulator.method, cohort))[simulator.task.primary]
+def _trained_alone(simulator: Simulator, local: LocalTraining) -> Predictions | None:
+    """Return the predictions of a model that was trained on the client's own samples only; None if it diverged."""
+    alone = Simulator(find_method("local")(), simulator.net, simulator.federation, local, simulator.settings)
+    cohort = alone.cohort(alone.start(), torch.zeros(1, dtype=torch.long))
+    trained, losses = alone.local_training(cohort, alone.moment(1))
+    return alone.predictions(alone.method, trained) if torch.isfinite(losses).all() else None

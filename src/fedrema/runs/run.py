@@ -12,6 +12,7 @@ from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import Manifest
+from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.records import MetricSummary, RoundRecord, Summary
 from fedrema.simulation.state import SimulationState
 from fedrema.tasks import find_metric
@@ -124,6 +125,14 @@ class Run:
             found = self.directory.relations()
             counts["relations"] = len(found)
         return found
+
+    def predictions(self) -> FinalPredictions:
+        """Return what each client's final model predicts for its own test samples; finished runs only."""
+        if self.manifest.federation.is_deployed:
+            raise BadInput(f"{self.path} belongs to a deployment: its test samples never leave the nodes.")
+        if not self.finished:
+            raise BadInput(f"{self.path} has not finished: continue it with fedrema resume {self.path}.")
+        return self.directory.predictions()
 
     def state(self) -> SimulationState:
         """Return the last saved state."""

@@ -7,11 +7,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrema.errors import BadInput
 from fedrema.simulation.records import MetricRecord, MetricSummary, RoundRecord, Summary
-from fedrema.tasks import Metric, Predictions, find_metric
+from fedrema.tasks import METRICS, Metric, Predictions, Task, find_metric
 
 MetricSums = dict[str, np.ndarray]
 """By name of the metric [k, 3, 2]: numerator and denominator over each half and over all of a client's samples."""
+
+
+def metric_for(task: Task, name: str | None = None) -> Metric:
+    """Return a metric of a task; default: the primary one."""
+    metric = find_metric(name or task.primary)
+    if task.name not in metric.tasks:
+        valid = ", ".join(each.name for each in METRICS.values() if task.name in each.tasks)
+        raise BadInput(f"--metric {name} is not defined for the task {task.name}; valid are {valid}.")
+    return metric
 
 
 def measure(metrics: Sequence[Metric], predictions: Predictions) -> MetricSums:
