@@ -8,10 +8,10 @@ import torch
 from scipy import integrate, stats
 
 from fedrema.core import LocalTraining, Moment
-from fedrema.core.similarity import draw_probes, head_similarity, similarity_rows
+from fedrema.core.similarity import LEAST_PROBES, draw_probes, head_similarity, similarity_rows
 from fedrema.data import Federation
 from fedrema.methods.fedavg import FedAvg
-from fedrema.methods.fedrema import LEAST_PROBES, FedReMa
+from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import BodyAndHead, Net
 from fedrema.tasks import Task
 from tests.fixtures import make_simulator, run_all, tensor
