@@ -100,7 +100,7 @@ def test_single_clients(tmp_path):
     run.directory.write_label_counts(np.array([[3, 0], [1, 2]]), np.array([[1, 1], [0, 0]]))
     (found,) = clients_part([DownsampledRun(tmp_path / "run")])["runs"]
     assert found["rounds"] == [1, 2, 3]
-    np.testing.assert_allclose(unpacked(found["accuracy"]), [[0.5, 0.25], [np.nan, 0.75], [np.nan] * 2], atol=1e-4)
+    np.testing.assert_allclose(unpacked(found["score"]), [[0.5, 0.25], [np.nan, 0.75], [np.nan] * 2], atol=1e-4)
     np.testing.assert_allclose(unpacked(found["trained"])[1], [np.nan, 1.0], atol=1e-4)
     np.testing.assert_allclose(unpacked(found["loss"])[:2], [[2, 1], [np.nan, 0.5]], atol=1e-4)
     np.testing.assert_array_equal(np.rint(unpacked(found["presence"])), [[2, 2], [1, 2], [0, 1]])

@@ -30,7 +30,7 @@ class Personalize:
 
 
 def personalize(arguments: list[str]) -> int:
-    """Print the accuracy on a new client after each step, and write its model: one for each run."""
+    """Print the primary metric on a new client after each step, and write its model: one for each run."""
     args = parse_arguments(Personalize, arguments, "fedrema personalize")
     from rich.text import Text
 
@@ -55,15 +55,18 @@ def _personalize(args: Personalize, run: "Run", console: "Console") -> None:
     from rich.text import Text
 
     from fedrema.base.terminal import safe
+    from fedrema.reporting.quantities import metric_text
     from fedrema.runs.export import write_model
     from fedrema.runs.new_clients import new_client_name
     from fedrema.runs.new_clients import personalize as make_model
+    from fedrema.tasks import find_metric
 
     made, name = make_model(run.path, args.data, args.epochs), new_client_name(args.data)
     out = write_model(run, made.params, name, args.out, args.overwrite)
-    table = Table("stage", "accuracy", box=None, padding=(0, 2, 0, 0))
-    for stage, accuracy in made.accuracy.items():
-        table.add_row(stage, "–" if accuracy is None else f"{accuracy:.1%}")
+    metric = find_metric(run.metric)
+    table = Table("stage", metric.title, box=None, padding=(0, 2, 0, 0))
+    for stage, value in made.scores.items():
+        table.add_row(stage, "–" if value is None else f"{value:.1%}" if metric.percent else metric_text(metric, value))
     console.print(Text(f"{safe(name)}: {made.train} samples to train on, {made.test} to test with."))
     console.print(table)
     if made.peers:

@@ -39,8 +39,8 @@ class NewClient:
     """The clients over which its head was averaged, with their weights; empty if heads are not personal."""
     head_role: Role
     """The role of heads in the method."""
-    accuracy: dict[str, float | None]
-    """On its test samples: on arrival, after matching, after fine-tuning."""
+    scores: dict[str, float | None]
+    """The task's primary metric on its test samples: on arrival, after matching, after fine-tuning."""
     train: int
     test: int
 
@@ -79,10 +79,10 @@ def personalize(
     matched, peers = _match(simulator, state, trained, counts, names)
     tuned = simulator.adapted(settings.method, _train(simulator, matched, second) if peers else trained, second)
     stages = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned}
-    accuracy = {stage: _accuracy(simulator, cohort) for stage, cohort in stages.items() if peers or stage != "matched"}
+    scores = {stage: _score(simulator, cohort) for stage, cohort in stages.items() if peers or stage != "matched"}
     train, test = int(simulator.train.counts[0]), int(simulator.test.counts[0])
     role = next(settings.method.role(net, name) for name in net.initial if net.in_head(name))
-    return NewClient(settings.method.model(net, tuned.one(0)), peers, role, accuracy, train, test)
+    return NewClient(settings.method.model(net, tuned.one(0)), peers, role, scores, train, test)
 
 
 def read_new_client(data: Path | str, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
@@ -193,5 +193,5 @@ def _match(
     return replace(cohort, params=matched), peers
 
 
-def _accuracy(simulator: Simulator, cohort: Cohort) -> float | None:
+def _score(simulator: Simulator, cohort: Cohort) -> float | None:
     return overall(simulator.score_cohort(simulator.method, cohort))[simulator.task.primary]

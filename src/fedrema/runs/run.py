@@ -2,7 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -12,13 +12,19 @@ from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import Manifest
-from fedrema.simulation.records import RoundRecord, Summary
+from fedrema.simulation.final_predictions import FinalPredictions
+from fedrema.simulation.records import MetricSummary, RoundRecord, Summary
 from fedrema.simulation.state import SimulationState
+from fedrema.tasks import find_metric
 
 
 def is_finished(folder: Path) -> bool:
     """Return whether a folder holds a run that has finished."""
     return (folder / "config.json").is_file() and Run(folder).finished
+
+
+if TYPE_CHECKING:
+    from fedrema.runs.prediction import PredictedSamples
 
 
 class Run:
@@ -29,6 +35,7 @@ class Run:
     >>> run = fedrema.load("runs/fedrema-digits")        # doctest: +SKIP
     >>> run.summary["best_accuracy"]                      # doctest: +SKIP
     >>> run.curve("accuracy")                             # doctest: +SKIP
+    >>> run.metrics[run.metric].honest                    # doctest: +SKIP
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -39,8 +46,10 @@ class Run:
         """The network, where it was given in Python."""
 
     def __repr__(self) -> str:
-        best = self.summary.get("best_accuracy")
-        score = f", best {best:.1%}" if best is not None else ""
+        score, metric = "", find_metric(self.metric)
+        if self.metric in self.metrics:
+            best = metric.shown(self.metrics[self.metric].best)
+            score = f", best {best}%" if metric.percent else f", best {metric.title} {best}"
         return f"Run({str(self.path)!r}: {self.method}, {len(self.rounds)} rounds{score})"
 
     @property
@@ -88,8 +97,22 @@ class Run:
         """Headline numbers; of the rounds so far where the run has not finished."""
         return self.directory.summary() or self.directory.summarise(self.rounds)
 
-    def curve(self, quantity: str = "accuracy") -> tuple[np.ndarray, np.ndarray]:
-        """Return rounds and values of a quantity of the records, or of the method's trace."""
+    @property
+    def metric(self) -> str:
+        """Name of the task's primary metric."""
+        return self.manifest.federation.task.primary
+
+    @property
+    def metrics(self) -> dict[str, MetricSummary]:
+        """Best, honest and final value of each metric, by its name, the primary one first; empty before evaluation."""
+        return dict(self.summary.metrics)
+
+    def curve(self, quantity: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return rounds and values of a quantity of the records, or of the method's trace.
+
+        Default: the task's primary metric.
+        """
+        quantity = quantity or self.metric
         pairs = [(record.round, record.quantity(quantity)) for record in self.rounds]
         known = [(number, value) for number, value in pairs if value is not None]
         if not known:
@@ -102,6 +125,14 @@ class Run:
             found = self.directory.relations()
             counts["relations"] = len(found)
         return found
+
+    def predictions(self) -> FinalPredictions:
+        """Return what each client's final model predicts for its own test samples; finished runs only."""
+        if self.manifest.federation.is_deployed:
+            raise BadInput(f"{self.path} belongs to a deployment: its test samples never leave the nodes.")
+        if not self.finished:
+            raise BadInput(f"{self.path} has not finished: continue it with fedrema resume {self.path}.")
+        return self.directory.predictions()
 
     def state(self) -> SimulationState:
         """Return the last saved state."""
@@ -137,6 +168,23 @@ class Run:
         from fedrema.runs.trained_clients import TrainedClients  # that module imports this one
 
         return TrainedClients(self, module or self.module).predictor(self._row(client, row), adapt)
+
+    def predict(self, data: Any, client: str | None = None, *, adapt: bool = True) -> "PredictedSamples":
+        """Predict raw rows of a table, images or arrays, each with the model of its client.
+
+        Parameters
+        ----------
+        data
+            A table (.csv, .csv.gz, .parquet, or a folder with one file per client), images, a .npz file with `x` and
+            optionally `client`, a pandas or polars frame, or an array of inputs.
+        client
+            The client of all samples; default: a table's client column, or the folder of an image.
+        adapt
+            As for `personal_model`.
+        """
+        from fedrema.runs.prediction import models_of_run  # that module imports this one
+
+        return models_of_run(self, adapt=adapt).predict(data, client)
 
     def personal_parameters(self, client: str | None = None, *, row: int | None = None) -> dict[str, Tensor]:
         """Return a client's parameters as of the last checkpoint, by fedrema's names (`body.…`, `head.…`).

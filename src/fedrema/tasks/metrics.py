@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -39,7 +41,7 @@ class Metric:
     higher_is_better: bool = True
     percent: bool = False
     """Whether it is shown in per cent."""
-    transform: Callable[[float], float] | None = None
+    transform: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None
     """Applied to the quotient, such as a square root."""
 
     def value(self, numerator: float, denominator: float) -> float | None:
@@ -47,7 +49,7 @@ class Metric:
         if not denominator > 0 or not math.isfinite(numerator):
             return None
         quotient = numerator / denominator
-        return quotient if self.transform is None else self.transform(quotient)
+        return quotient if self.transform is None else float(self.transform(np.asarray(quotient)))
 
     def better(self, first: float, second: float) -> bool:
         """Return whether the first value is better than the second."""
@@ -259,7 +261,7 @@ METRICS: dict[str, Metric] = {
             (*_NUMBERS, "ordinal"),
             _mse,
             higher_is_better=False,
-            transform=math.sqrt,
+            transform=np.sqrt,
         ),
         Metric(
             "r2",
