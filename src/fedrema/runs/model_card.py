@@ -151,7 +151,7 @@ def _limitations(run: Run, rows: Sequence[int]) -> Iterator[str]:
     yield "  changes over time, or for groups of people that are rare in it."
     yield "- The number of rounds was set in advance; the metrics above are those of the last round, not of the best."
     if few:
-        yield f"- {few} of {len(rows)} clients have fewer than {FEWEST_SAMPLES} test samples; their metrics are uncertain."
+        yield f"- {few} of {len(rows)} clients have fewer than {FEWEST_SAMPLES} test samples, too few for intervals."
     yield "- A model and its preprocessing contain information about the training data, such as means of columns and"
     yield "  names of categories. Federated learning alone does not make it anonymous."
 
