@@ -233,7 +233,7 @@ def test_the_page_says_why_there_are_no_gains(runs, monkeypatch):
     file = runs / "same" / "fedrema" / "predictions.npz"
     content = file.read_bytes()
     file.write_bytes(content[:-50])
-    with pytest.raises(fedrema.BadInput, match="predictions.npz was altered or damaged"):
+    with pytest.raises(fedrema.BadInput, match=r"predictions\.npz was altered or damaged"):
         verdict_part(pages(runs / "same"))
     assert "cannot be read" in verdict_part(pages(runs / "same"), live=True)["note"]
     file.unlink()
