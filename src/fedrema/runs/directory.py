@@ -213,7 +213,11 @@ class RunDirectory:
 
     def remove_summary(self) -> None:
         """Remove summary.json and then predictions.npz, even damaged ones, before the run continues."""
-        for file in (self.summary_file, self.predictions_file):
+        files = (self.summary_file, self.predictions_file)
+        for file in files:
+            if file.is_dir():  # checked before the first file is removed
+                raise BadInput(f"cannot remove {file}: it is a folder; remove it by hand.")
+        for file in files:
             try:
                 if file.exists():
                     file.unlink()
