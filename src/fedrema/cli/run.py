@@ -14,6 +14,7 @@ from fedrema.cli.run_folders import common_folder
 from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, read_config
 from fedrema.core import LocalTraining
+from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
 from fedrema.runs.execute import Interrupted
