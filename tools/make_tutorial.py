@@ -53,7 +53,13 @@ def draw_gains(table: Path, file: Path) -> None:
     colours = {"gain": "#009E73", "loss": "#D55E00", "no difference shown": "#999999"}
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
     for place, row in enumerate(rows):
-        axes.plot([place, place], [float(row["low"]), float(row["high"])], color=colours[row["conclusion"]], lw=1.5)
+        axes.plot(
+            [place, place],
+            [float(row["low"]), float(row["high"])],
+            color=colours[row["conclusion"]],
+            lw=1.5,
+            solid_capstyle="butt",
+        )
         axes.plot(place, float(row["gain"]), "o", color=colours[row["conclusion"]], ms=3.5)
     for conclusion, colour in colours.items():
         count = sum(row["conclusion"] == conclusion for row in rows)

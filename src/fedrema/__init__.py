@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fedrema.core import mix as mix
     from fedrema.core import task_loss as task_loss
     from fedrema.data import Federation as Federation
+    from fedrema.data import federation_from as federation_from
     from fedrema.errors import BadInput as BadInput
     from fedrema.errors import Diverged as Diverged
     from fedrema.errors import FedremaError as FedremaError
@@ -59,7 +60,7 @@ _HOMES = {
         *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Move", "Phase", "Role", "Uploads"),
         *("Alternative", "Matrix", "Period", "Reports", "Trace", "average", "cross_entropy", "mix", "task_loss"),
     ),
-    "fedrema.data": ("Federation",),
+    "fedrema.data": ("Federation", "federation_from"),
     "fedrema.errors": ("BadInput", "Diverged", "FedremaError"),
     "fedrema.methods": ("find_method", "registry"),
     "fedrema.models.body_and_head": ("Net",),
