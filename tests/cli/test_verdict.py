@@ -15,9 +15,9 @@ from fedrema.cli import main
 from fedrema.page.reading import DownsampledRun
 from fedrema.page.render import write_page
 from fedrema.page.verdict import verdict_part
-from fedrema.reporting.paired_bootstrap import paired_gains
 from fedrema.reporting.verdict import best_and_worst, verdicts
 from fedrema.runs.model_matrix import model_matrix
+from fedrema.simulation.bootstrap import paired_gains
 from fedrema.tasks import METRICS
 from tests.cli.refusals import refused
 from tests.fixtures import make_federation

@@ -1,6 +1,7 @@
 """Predictions from raw rows and images: with a run, with an export, in Python and on the command line."""
 
 import csv
+import re
 
 import numpy as np
 import pytest
@@ -182,3 +183,21 @@ def test_models_that_are_not_sufficient_are_refused(tmp_path):
     with pytest.raises(BadInput, match="fedproto computes predictions in its own way: use the folder of the run"):
         open_models(run.path / "models")
     assert len(run.predict(file).values) == 90
+
+
+def test_the_model_card_states_data_metrics_settings_and_limitations(tmp_path):
+    file = write_table(tmp_path / "data.csv", "binary")
+    run = train(tmp_path, file, "binary", test_share=0.5)
+    export_models(run)
+    card = (run.path / "models" / "MODEL_CARD.md").read_text()
+    for heading in ("# Model card", "## Data", "## Metrics", "## Training", "## Limitations"):
+        assert f"{heading}\n" in card
+    assert "one of 2 classes (no, yes)" in card
+    assert "| city | category | encoding onehot; categories 3: Basel, Bern, Genf |" in card
+    clients = run.rounds[-1].metrics["accuracy"].clients
+    for name, accuracy in zip(run.names, clients, strict=True):
+        assert re.search(rf"\| {name} \| 15 \| {100 * accuracy:.1f} \[[\d.]+, [\d.]+\] \|", card)
+    export_models(run, overwrite=True)
+    assert sorted(path.name for path in (run.path / "models").iterdir()) == [
+        "MODEL_CARD.md", "README.md", "index.json", "north.safetensors", "south.safetensors", "west.safetensors"
+    ]  # fmt: skip

@@ -92,9 +92,9 @@ def _gains(made: "NewClient") -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from fedrema.reporting.paired_bootstrap import paired_gains
     from fedrema.reporting.verdict import shown
     from fedrema.runs.new_clients import LOCAL
+    from fedrema.simulation.bootstrap import paired_gains
     from fedrema.simulation.scoring import metric_for
 
     tuned = made.predictions["fine-tuned"]

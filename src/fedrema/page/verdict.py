@@ -6,8 +6,8 @@ from typing import Any, TypedDict
 from fedrema.errors import BadInput
 from fedrema.page.encode import plain
 from fedrema.page.reading import DownsampledRun
-from fedrema.reporting.paired_bootstrap import ADDITIVE
 from fedrema.reporting.verdict import EXPLANATION, Verdict, baseline_of, first_runs, verdicts
+from fedrema.simulation.bootstrap import ADDITIVE
 from fedrema.simulation.scoring import metric_for
 
 MOST_SAMPLES = 100_000

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedrema.errors import BadInput
 from fedrema.reporting.groups import Group, group_runs
-from fedrema.reporting.paired_bootstrap import CONCLUSIONS, RESAMPLES, Gain, mean_interval, paired_gains
 from fedrema.runs.run import Run
+from fedrema.simulation.bootstrap import CONCLUSIONS, RESAMPLES, Gain, mean_interval, paired_gains
 from fedrema.simulation.scoring import metric_for
 from fedrema.tasks import Metric
 

@@ -34,6 +34,7 @@ RUN_LIST_FILE = "runs.json"
 MODELS = "models"
 """Folder of exported models."""
 EXPORT_INDEX = "index.json"
+MODEL_CARD = "MODEL_CARD.md"
 OWN_FILES = (
     *("config.json", "rounds.jsonl", "relations.npz", "summary.json", "clients.npz", "checkpoint/state.safetensors"),
     *("predictions.npz", "report.html", "curves.png", "tracking.json"),
@@ -212,7 +213,11 @@ class RunDirectory:
 
     def remove_summary(self) -> None:
         """Remove summary.json and then predictions.npz, even damaged ones, before the run continues."""
-        for file in (self.summary_file, self.predictions_file):
+        files = (self.summary_file, self.predictions_file)
+        for file in files:
+            if file.is_dir():  # checked before the first file is removed
+                raise BadInput(f"cannot remove {file}: it is a folder; remove it by hand.")
+        for file in files:
             try:
                 if file.exists():
                     file.unlink()
@@ -439,7 +444,7 @@ def exported_files(folder: Path) -> list[Path]:
     plain = [
         name for name in names if isinstance(name, str) and re.fullmatch(r"[\w-]+(\.added|\.held)?\.safetensors", name)
     ]
-    return [file for name in (*plain, "README.md", EXPORT_INDEX) if (file := folder / name).is_file()]
+    return [file for name in (*plain, "README.md", MODEL_CARD, EXPORT_INDEX) if (file := folder / name).is_file()]
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

@@ -201,3 +201,12 @@ def test_memory_is_proportional_to_the_numbers(tmp_path):
     assert federation.x.nbytes == stored
     # 8 GB for 10 million rows of 50 columns are four times what is stored as float32; blocks add a constant.
     assert max(growth) < 4 * stored + 80e6
+
+
+def test_row_numbers_without_a_name_are_ignored(tmp_path):
+    file = tmp_path / "table.csv"
+    file.write_text('"",a,b\n"1",2,x\n"2",3,y\n')
+    table = CsvFile(file)
+    assert table.names == ["a", "b"]
+    (block,) = table.blocks(["b", "a"])
+    assert {name: list(values) for name, values in block.items()} == {"b": ["x", "y"], "a": ["2", "3"]}

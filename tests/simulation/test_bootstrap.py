@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 
 from fedrema.base.random import numpy_generator
-from fedrema.reporting import paired_bootstrap
-from fedrema.reporting.paired_bootstrap import ADDITIVE, RESAMPLES, mean_interval, paired_gains
+from fedrema.simulation import bootstrap
+from fedrema.simulation.bootstrap import ADDITIVE, RESAMPLES, mean_interval, paired_gains
 from fedrema.tasks import METRICS, TASKS, Predictions, Task
 
 SIZES = {"binary": 2, "multiclass": 4, "multilabel": 3, "ordinal": 4, "regression": 1, "count": 1}
@@ -56,7 +56,7 @@ def naive(metric, mine, theirs, *key):
 
 @pytest.mark.parametrize(("task", "name"), CASES)
 def test_gains_agree_with_a_loop_over_resamples(task, name, monkeypatch):
-    monkeypatch.setattr(paired_bootstrap, "RESAMPLES", 200)
+    monkeypatch.setattr(bootstrap, "RESAMPLES", 200)
     metric, mine, theirs = METRICS[name], predictions(task, seed=1), predictions(task, seed=2)
     gain, resampled = naive(metric, mine, theirs, "client", "north")
     (found,) = paired_gains(metric, [mine], theirs, "client", "north")
@@ -69,7 +69,7 @@ def test_gains_agree_with_a_loop_over_resamples(task, name, monkeypatch):
 def test_sums_over_samples_give_additive_metrics(task, name):
     """A metric whose numerators are no sums over samples must not be listed as additive."""
     metric, model = METRICS[name], predictions(task)
-    samples = paired_bootstrap._per_sample(metric, model).sum(axis=1)
+    samples = bootstrap._per_sample(metric, model).sum(axis=1)
     whole = torch.stack(metric.quotients(model))[:, 0].numpy()
     if name in ADDITIVE:
         np.testing.assert_allclose(samples, whole)
