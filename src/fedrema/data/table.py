@@ -29,10 +29,6 @@ class NumberColumn:
     def __len__(self) -> int:
         return len(self.values)
 
-    def take(self, rows: NDArray[Any]) -> "NumberColumn":
-        """Return the column with these rows only."""
-        return NumberColumn(self.values[rows], self.unit)
-
 
 @dataclass(frozen=True, eq=False)
 class CategoryColumn:
@@ -45,10 +41,6 @@ class CategoryColumn:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def take(self, rows: NDArray[Any]) -> "CategoryColumn":
-        """Return the column with these rows only."""
-        return CategoryColumn(self.codes[rows], self.categories)
-
 
 @dataclass(frozen=True, eq=False)
 class ImageColumn:
@@ -59,10 +51,6 @@ class ImageColumn:
 
     def __len__(self) -> int:
         return len(self.pixels)
-
-    def take(self, rows: NDArray[Any]) -> "ImageColumn":
-        """Return the column with these rows only."""
-        return ImageColumn(self.pixels[rows])
 
 
 Column = NumberColumn | CategoryColumn | ImageColumn
@@ -91,17 +79,6 @@ class Table:
 
     def __len__(self) -> int:
         return len(self.client)
-
-    def take(self, rows: NDArray[Any]) -> "Table":
-        """Return the table with these rows only, and all client names."""
-        return Table(
-            {name: column.take(rows) for name, column in self.inputs.items()},
-            {name: column.take(rows) for name, column in self.targets.items()},
-            self.client[rows],
-            self.names,
-            None if self.test is None else self.test[rows],
-            lambda row: self.locate(int(np.arange(len(self))[rows][row])),
-        )
 
     def rows_by_client(self) -> list[NDArray[np.int64]]:
         """Return for each client the rows of its samples, in ascending order."""

@@ -69,6 +69,24 @@ def test_a_byte_order_mark_and_line_ends_of_windows(tmp_path, encoding):
     assert texts(path) == [{"größe": ("1",), "b": ("ü",)}]
 
 
+def test_blank_lines_before_the_header(tmp_path):
+    path = tmp_path / "table.csv"
+    write(path, "\n\na;b\n1;2\n")
+    assert texts(path) == [{"a": ("1",), "b": ("2",)}]
+
+
+def test_every_sample_needs_a_client(tmp_path):
+    message = r"column 'site' is empty in data row 2 of t.csv; every sample needs a client\.$"
+    with pytest.raises(BadInput, match=message):
+        load_user_data(write(tmp_path / "t.csv", "site,a,y\nn,1,0\n,2,1\n"))
+
+
+def test_a_client_with_test_samples_only_is_refused(tmp_path):
+    text = "site,split,a,y\nn,train,1,0\nn,train,2,1\ns,test,3,1\n"
+    with pytest.raises(BadInput, match=r"client 's' has only test samples; every client needs at least one training"):
+        load_user_data(write(tmp_path / "t.csv", text))
+
+
 def test_fields_with_line_breaks(tmp_path):
     path = tmp_path / "table.csv"
     write(path, 'a,b\n"one\ntwo",1\n3,4\n5\n')

@@ -25,7 +25,7 @@ class CsvFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _opened(path) as stream:
-            self.delimiter = find_delimiter(stream.readline())
+            self.delimiter = find_delimiter(next(filter(str.strip, stream), ""))
             stream.seek(0)
             header = next((row for row in self._reader(stream) if row), None)
         if header is None:
