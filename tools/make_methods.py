@@ -72,7 +72,7 @@ def escaped(lines: Iterable[str]) -> list[str]:
 
 
 def index() -> str:
-    """Return a table of all methods: links to their pages, supported tasks, and the first sentence of each docstring."""
+    """Return a table of all methods: link to the page, name, supported tasks, first sentence of the docstring."""
     rows = []
     for name, kind in registry().items():
         first = " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
