@@ -37,7 +37,7 @@ class Both:
     def __init__(self, method, folder):
         federation = make_federation(counts=(20,))
         self.settings = parse_settings(method, ARGUMENTS, plain=True)
-        self.central = CentralServer(self.settings, federation.sample_shape, federation.classes, 1)
+        self.central = CentralServer(self.settings, federation.sample_shape, federation.task, 1)
         plan = Plan(str(folder), "6", 4, least_clients=1)
         self.run = RunState(folder / "server", self.settings, plan, self.central)
         self.start_node = lambda: Node(self.settings, federation, folder / "node")

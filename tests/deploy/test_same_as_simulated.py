@@ -24,7 +24,7 @@ def run_rounds(settings, federation, folder=None):
     """Run rounds with real nodes, in this process; the simulator decides which of them take part."""
     simulator = build_simulator(settings, federation)
     nodes = [Node(settings, federation.only(row), folder and folder / str(row)) for row in range(len(federation))]
-    central = CentralServer(settings, federation.sample_shape, federation.classes, len(federation))
+    central = CentralServer(settings, federation.sample_shape, federation.task, len(federation))
     records = []
     for number in range(1, settings.simulation.rounds + 1):
         for node, joins in zip(nodes, simulator.participation.joins, strict=True):

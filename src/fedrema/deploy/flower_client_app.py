@@ -95,7 +95,7 @@ def _description(reply: Reply) -> str:
     parts = []
     for score, when in ((reply.received, "of the received model"), (reply.trained, "after training")):
         if score is not None:
-            parts.append(f"accuracy {sum(score.correct) / sum(score.total):.1%} {when}")
+            parts.append(f"{score.described()} {when}")
     if reply.loss is not None:
         parts.append(f"loss {reply.loss:.4f}")
     return ", ".join([f"{reply.count} samples", *parts])

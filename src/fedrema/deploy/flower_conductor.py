@@ -13,7 +13,7 @@ from fedrema.base.terminal import safe, safe_logger
 from fedrema.config.settings import Settings
 from fedrema.deploy.flower_grid import NoResponse, exchange, list_nodes
 from fedrema.deploy.flower_records import FACTS, array_record, read_reply, request_record
-from fedrema.deploy.messages import SCORES_ONLY, Reply
+from fedrema.deploy.messages import Reply
 from fedrema.deploy.run_config import Plan
 from fedrema.deploy.run_state import RunState
 from fedrema.deploy.server import CentralServer
@@ -36,7 +36,7 @@ class Conductor:
     def __init__(self, grid: Grid, settings: Settings, plan: Plan, pause: Callable[[float], None] = time.sleep) -> None:
         self.grid, self.settings, self.plan, self.pause = grid, settings, plan, pause
         self.central = CentralServer(
-            settings, plan.shape, plan.classes, plan.most_clients, plan.most_samples, plan.most_noise
+            settings, plan.shape, plan.predicted, plan.most_clients, plan.most_samples, plan.most_noise, plan.counts
         )
         self.run = RunState(Path(plan.folder), settings, plan, self.central)
         self.failing_since: float | None = None
@@ -196,6 +196,7 @@ class Conductor:
         }
         arrived = exchange(self.grid, list(messages.values()), self.plan.round_seconds)
         names = {message.metadata.message_id: name for name, message in messages.items()}
+        expected = self.central.expected if train else self.central.expected.without_training()
         replies: dict[str, Reply] = {}
         missing = dict.fromkeys(requests, f"no reply within {self.plan.round_seconds:g} s")
         for message in arrived:
@@ -206,7 +207,7 @@ class Conductor:
                 missing[name] = self._reason(message.error)
                 continue
             try:
-                replies[name] = read_reply(message.content, self.central.expected if train else SCORES_ONLY)
+                replies[name] = read_reply(message.content, expected)
                 missing.pop(name, None)
             except FedremaError as error:
                 missing[name] = str(error)

@@ -8,7 +8,16 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.constant import SType
 
-from fedrema.deploy.messages import Reply, Request, check_names, checked_reply, checked_tensor, facts_of, quoted
+from fedrema.deploy.limits import quoted
+from fedrema.deploy.messages import (
+    Expected,
+    Reply,
+    Request,
+    check_names,
+    checked_reply,
+    checked_tensor,
+    facts_of,
+)
 from fedrema.errors import BadInput, FedremaError
 from fedrema.models.body_and_head import Tensors
 
@@ -56,11 +65,11 @@ def reply_record(reply: Reply) -> RecordDict:
     return RecordDict({**tensors, FACTS: ConfigRecord(facts)})
 
 
-def read_reply(content: RecordDict, expected: Reply) -> Reply:
+def read_reply(content: RecordDict, expected: Expected) -> Reply:
     """Return a reply; one with other names, types or shapes than the expected one is refused before it is decoded."""
     try:
         params, extras = _checked(content, "params", expected.params), _checked(content, "extras", expected.extras)
-        return checked_reply(_facts(content), params, extras)
+        return checked_reply(_facts(content), params, extras, expected.scores)
     except FedremaError:
         raise
     except Exception as error:  # no message of a node may stop the server

@@ -16,14 +16,14 @@ from fedrema.config.settings import Settings
 from fedrema.core import Client, Role
 from fedrema.data import DataSettings, Federation, build_federation, load_user_data
 from fedrema.data.npz import read_npz
-from fedrema.deploy.messages import Reply, Request, Score
+from fedrema.deploy.messages import Reply, Request
+from fedrema.deploy.scores import Score
 from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.provenance import check_unchanged, identity_of, inputs_of, revisions_of
-from fedrema.simulation.scoring import MetricSums
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import COMMON_ROLES, Clock, RoundUploads, SimulationState
 
@@ -65,9 +65,10 @@ class Node:
         """Score the received model, train from it, and return the reply."""
         state = self._start_state(request)
         simulator, count = self.simulator, int(self.simulator.train.counts[0])
+        tested = int(simulator.test.counts[0])
         cohort, before = simulator.cohort(state, ROW), simulator.moment(request.round - 1)
         adapted = simulator.adapted(simulator.method, cohort, before)
-        received = _score(simulator.score_cohort(simulator.method, adapted))
+        received = Score.of(simulator.score_cohort(simulator.method, adapted), tested)
         self.client = adapted.one(0)
         if not request.train:
             return Reply(request.round, count, received=received)
@@ -83,7 +84,7 @@ class Node:
             {name: value.cpu() for name, value in _first_row(collected.extras.tensors).items()},
             float(collected.client_losses()[0]),
             received,
-            _score(collected.scores[0]) if collected.scores else None,
+            Score.of(collected.scores[0], tested) if collected.scores else None,
         )
 
     def start_params(self, request: Request) -> Tensors:
@@ -186,11 +187,3 @@ def _network(network: Network, shape: tuple[int, ...], classes: int, seed: int) 
 
 def _first_row(tensors: Tensors) -> Tensors:
     return {name: value[0] for name, value in tensors.items()}
-
-
-def _score(sums: MetricSums) -> Score | None:
-    """Return the score of the only client; None without test samples."""
-    first, second, everything = sums["accuracy"][0]
-    if not everything[1]:
-        return None
-    return Score((int(first[0]), int(second[0])), (int(first[1]), int(second[1])))

@@ -35,7 +35,7 @@ def save_model(folder: Path, settings: Settings, node: Node, number: int, reply:
         "client": node.name,
         "method": method_name(method),
         "train_count": reply.count,
-        "accuracy": None if score is None else sum(score.correct) / sum(score.total),
+        "accuracy": None if score is None else score.value("accuracy"),
         "class_names": list(federation.class_names),
         "predicts_otherwise": overrides(method, "predict"),
         # What `plain_model` builds the network from.

@@ -14,6 +14,7 @@ from fedrema.core import Simulation
 from fedrema.data import Federation
 from fedrema.errors import BadInput, at_least
 from fedrema.runs.provenance import method_name
+from fedrema.tasks import Task
 
 Value = bool | float | int | str
 RunConfig = dict[str, Value]
@@ -73,6 +74,15 @@ class Plan:
     def names(self) -> tuple[str, ...]:
         """The names of the classes."""
         return tuple(json.loads(self.class_names)) if self.class_names else tuple(map(str, range(self.classes)))
+
+    @property
+    def predicted(self) -> Task:
+        """What is predicted."""
+        return Task("binary" if self.classes == 2 else "multiclass", self.classes)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return ()
 
     @property
     def shape(self) -> tuple[int, ...]:

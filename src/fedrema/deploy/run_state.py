@@ -17,9 +17,9 @@ import msgspec
 from fedrema.base.files import write_text
 from fedrema.base.terminal import safe, safe_logger
 from fedrema.config.settings import Settings
-from fedrema.deploy.messages import Score
 from fedrema.deploy.registry import Registry
 from fedrema.deploy.run_config import Plan, identity_values
+from fedrema.deploy.scores import Score
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput, FedremaError
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state

@@ -25,6 +25,7 @@ from fedrema.runs.provenance import GIVEN
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import saved_settings
 from fedrema.simulation.state import SimulationState
+from fedrema.tasks import Task
 
 SAMPLES = 4
 """Number of inputs for testing which tensors a prediction depends on."""
@@ -109,7 +110,7 @@ class TrainedClients:
         if not federation.is_deployed:
             return False
         simulation = replace(settings.simulation.for_inspection(), device="cpu", backend="loop")
-        dummy = dummy_federation(federation.sample_shape, federation.classes)
+        dummy = dummy_federation(federation.sample_shape, federation.task)
         simulator = build_simulator(replace(settings, simulation=simulation), dummy, self.module)
         if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
             return True  # adapts to the client's samples, which the server does not have
@@ -223,7 +224,13 @@ def _changed(tensors: Tensors, change: int) -> Tensors:
     return {name: ~value if change and value.dtype is torch.bool else value + change for name, value in tensors.items()}
 
 
-def dummy_federation(shape: tuple[int, ...], classes: int) -> Federation:
-    """Return a federation that is used for its shapes only."""
+def dummy_federation(shape: tuple[int, ...], task: Task, class_counts: tuple[int, ...] = ()) -> Federation:
+    """Return a federation that is used for its shapes only; `class_counts` are those of the real one."""
     samples = np.zeros((3, *shape), np.float32)  # two training samples: some layers do not accept a batch of one
-    return Federation.from_arrays(samples, [0] * 3, ["dummy"] * 3, [False, False, True], classes=classes)
+    target = np.zeros((3, task.classes), np.int64) if task.name == "multilabel" else np.zeros(3, np.int64)
+    if not task.has_classes:
+        target = np.arange(3)  # a constant quantity is not accepted
+    classes = task.classes if task.has_classes and target.ndim == 1 else None
+    split = [False, False, True]
+    made = Federation.from_arrays(samples, target, ["dummy"] * 3, split, classes=classes, task=task.name)
+    return replace(made, own_task=None if task.has_softmax else task, class_counts=class_counts)

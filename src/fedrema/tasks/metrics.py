@@ -8,6 +8,7 @@ which a metric is undefined has the denominator 0.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -41,6 +42,11 @@ class Metric:
     """Whether it is shown in per cent."""
     transform: Callable[[np.ndarray], np.ndarray] | None = None
     """Applied to the quotient, such as a square root."""
+    denominator: Literal["samples", "samples or 0", "other"] = "other"
+    """What denominators are: numbers of samples, with numerators that add up over parts of a client's samples; numbers
+    of samples, or 0 where the metric is undefined; or something else."""
+    highest: float = float("inf")
+    """The highest possible quotient; the lowest is 0."""
 
     def value(self, numerator: float, denominator: float) -> float | None:
         """Return the metric from sums of numerators and of denominators; None where it is undefined."""
@@ -198,6 +204,8 @@ METRICS: dict[str, Metric] = {
             (*_CLASSES, "multilabel"),
             _accuracy,
             percent=True,
+            denominator="samples",
+            highest=1.0,
         ),
         Metric(
             "balanced_accuracy",
@@ -206,6 +214,8 @@ METRICS: dict[str, Metric] = {
             _CLASSES,
             _balanced_accuracy,
             percent=True,
+            denominator="samples or 0",
+            highest=1.0,
         ),
         Metric(
             "f1",
@@ -214,6 +224,8 @@ METRICS: dict[str, Metric] = {
             (*_CLASSES, "multilabel"),
             _f1,
             percent=True,
+            denominator="samples or 0",
+            highest=1.0,
         ),
         Metric(
             "auc",
@@ -222,6 +234,8 @@ METRICS: dict[str, Metric] = {
             ("multiclass", "binary", "multilabel"),
             _auc,
             percent=True,
+            denominator="samples or 0",
+            highest=1.0,
         ),
         Metric(
             "log_loss",
@@ -230,6 +244,7 @@ METRICS: dict[str, Metric] = {
             (*_CLASSES, "multilabel"),
             _log_loss,
             higher_is_better=False,
+            denominator="samples",
         ),
         Metric(
             "brier",
@@ -238,6 +253,8 @@ METRICS: dict[str, Metric] = {
             (*_CLASSES, "multilabel"),
             _brier,
             higher_is_better=False,
+            denominator="samples",
+            highest=2.0,
         ),
         Metric(
             "calibration_error",
@@ -247,8 +264,18 @@ METRICS: dict[str, Metric] = {
             _calibration_error,
             higher_is_better=False,
             percent=True,
+            denominator="samples or 0",
+            highest=1.0,
         ),
-        Metric("mae", "MAE", "mean absolute error", (*_NUMBERS, "ordinal"), _mae, higher_is_better=False),
+        Metric(
+            "mae",
+            "MAE",
+            "mean absolute error",
+            (*_NUMBERS, "ordinal"),
+            _mae,
+            higher_is_better=False,
+            denominator="samples",
+        ),
         Metric(
             "rmse",
             "RMSE",
@@ -257,6 +284,7 @@ METRICS: dict[str, Metric] = {
             _mse,
             higher_is_better=False,
             transform=np.sqrt,
+            denominator="samples",
         ),
         Metric(
             "r2",
@@ -273,6 +301,7 @@ METRICS: dict[str, Metric] = {
             ("count",),
             _deviance,
             higher_is_better=False,
+            denominator="samples",
         ),
     )
 }
