@@ -108,8 +108,8 @@ def test_data_from_a_function(module, function, names, classes):
         ("my_own_data:constant", "is not a function but int"),
         ("my_absent_module:f", "cannot be loaded: ModuleNotFoundError: No module named 'my_absent_module'"),
         ("my_broken_module:f", "cannot be loaded: ZeroDivisionError"),
-        ("nowhere.npz", "--federation nowhere.npz does not exist; valid are a .npz file, a folder"),
-        ("my_own_data.py", "my_own_data.py is a file but not a .npz"),
+        ("nowhere.npz", "--federation nowhere.npz does not exist; valid are a .npz, .csv, .csv.gz"),
+        ("my_own_data.py", "my_own_data.py is a file of an unknown kind"),
     ],
 )
 def test_invalid_sources_are_refused(module, source, message):
@@ -144,5 +144,5 @@ def test_folders_with_incompatible_clients_are_refused(tmp_path, changes, messag
 
 
 def test_a_folder_without_clients_is_refused(tmp_path):
-    with pytest.raises(BadInput, match=r"is a folder without .npz files; it must contain one per client"):
+    with pytest.raises(BadInput, match=r"is a folder without data; valid are a .npz"):
         load_user_data(str(tmp_path))

@@ -24,9 +24,11 @@ def data(arguments: list[str]) -> int:
     """Print where each dataset is."""
     args = parse_arguments(Data, arguments, "fedrema data")
     from rich.table import Table
+    from rich.text import Text
 
     from fedrema.base.terminal import Console
     from fedrema.data import dataset_status, load_pool
+    from fedrema.data.natural import NATURAL
 
     for name in args.fetch:
         load_pool(name, args.data_dir)
@@ -35,7 +37,18 @@ def data(arguments: list[str]) -> int:
     for status in dataset_status(args.data_dir):
         shape = "×".join(map(str, status.shape))
         table.add_row(status.name, f"{status.samples:,}", shape, str(status.classes), _location(status))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    console.print()
+    natural = Table("natural federation", "samples", "clients", "task", box=None, padding=(0, 2, 0, 0))
+    natural.add_column("content, licence and source", overflow="fold")
+    for each in NATURAL.values():
+        place = "" if each.folder is not None else f" Not installed: {each.install}"
+        natural.add_row(
+            each.name, f"{each.samples:,}", str(each.clients), each.task,
+            Text(f"{each.about}. {each.licence}; {each.source}.{place}"),
+        )  # fmt: skip
+    console.print(natural)
     return 0
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedrema.data.options import NATURAL_NAMES
+
 PlainValue = bool | int | float | str | None
 """A setting as records hold it: paths are text."""
 Value = bool | int | float | str | Path | Sequence[bool | int | float | str | Path] | None
@@ -86,6 +88,8 @@ def training_for(samples: int | None, input_scale: float = 1.0) -> dict[str, flo
 
 def data_defaults(dataset: str) -> Values:
     """Return how a dataset is partitioned by default."""
+    if dataset in NATURAL_NAMES:
+        return {}
     if dataset == "digits":
         # Few, imbalanced samples per client, half of them kept for testing: with 20 clients of 60 that leaves
         # 600 test samples, enough to distinguish methods.
@@ -95,6 +99,8 @@ def data_defaults(dataset: str) -> Values:
 
 def training_defaults(dataset: str) -> Values:
     """Return the default settings of training on a dataset."""
+    if dataset in NATURAL_NAMES:
+        return OWN_DATA
     if dataset == "digits":
         return {"batch": 10, "lr": 0.05, "rounds": 60}
     return {"batch": 100, "lr": 0.01, "rounds": 100}

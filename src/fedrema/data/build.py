@@ -16,6 +16,7 @@ from fedrema.data import partitions
 from fedrema.data.checks import are_integers
 from fedrema.data.datasets import Pool, is_available, load_pool, pool_size, search_folders
 from fedrema.data.federation import Federation
+from fedrema.data.natural import NATURAL, natural_federation
 from fedrema.data.npz import read_npz
 from fedrema.data.options import DataSettings
 from fedrema.data.user_data import load_user_data
@@ -37,7 +38,12 @@ _PARTITION_SETTINGS: dict[str, tuple[str, ...]] = {
 def build_federation(settings: DataSettings, download: bool = True) -> Federation:
     """Build the federation that the settings describe; equal settings give equal federations."""
     if settings.federation is not None:
-        return load_user_data(settings.federation, settings.data_seed, settings.test_share)
+        return load_user_data(
+            settings.federation, settings.data_seed, settings.test_share, options=settings.table_options
+        )
+    if settings.dataset in NATURAL:
+        return natural_federation(settings.dataset, settings.data_seed, settings.test_share, settings.table_options)
+    settings.table_options.refuse("a dataset", "arrays")
     if settings.partition_file is not None:
         pool = load_pool(settings.dataset, settings.data_dir, download)
         return _from_partition_file(settings, settings.partition_file, pool)

@@ -29,6 +29,7 @@ from fedrema.data.checks import (
 )
 from fedrema.data.npz import read_npz
 from fedrema.data.partitions import draw_test_mask
+from fedrema.data.preprocessing import Preprocessing
 from fedrema.data.targets import check_target, task_of
 from fedrema.errors import BadInput
 from fedrema.tasks import CLASSIFICATION, Task
@@ -71,6 +72,8 @@ class Federation:
     """What is predicted; None: classes."""
     class_counts: tuple[int, ...] = ()
     """Training samples of each class in the whole federation, if this is only a part of it."""
+    preprocessing: Preprocessing | None = None
+    """How the samples were computed from the columns of a table; None: the samples were given as arrays."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -207,6 +210,8 @@ class Federation:
             record["class_names"] = self.own_class_names
         if not self.task.has_softmax:
             record["task"] = self.task.name
+        if self.preprocessing is not None:
+            record["preprocessing"] = msgspec.to_builtins(self.preprocessing)
         try:
             meta = json.dumps(record)
         except (TypeError, ValueError) as error:
@@ -247,6 +252,7 @@ class Federation:
                 test_share=test_share,
                 names=meta.names,
                 task=meta.task or task,
+                preprocessing=meta.preprocessing,
             )
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
@@ -268,6 +274,7 @@ class Federation:
         names: Sequence[str] | None = None,
         class_names: Sequence[str] | None = None,
         task: str | None = None,
+        preprocessing: Preprocessing | None = None,
     ) -> "Federation":
         """Validate arrays with one entry per sample and create a federation.
 
@@ -276,7 +283,7 @@ class Federation:
         `class_names` lists them; with `classes`, `y` holds 0 .. classes-1 and `class_names` only names them. `split`
         holds 'train' and 'test', or true (1) for test; without it, each client's test split is drawn from `data_seed`
         and its name. `task` is one of `fedrema.tasks.TASKS`; without it, fractions are a quantity (regression), rows of
-        0 and 1 are labels (multilabel), and everything else is classes.
+        0 and 1 are labels (multilabel), and everything else is classes. `preprocessing` says how `x` was computed.
         """
         check_split_settings(data_seed, test_share)
         identifiers = as_array(client, "client")
@@ -304,7 +311,18 @@ class Federation:
             raise BadInput(f"client {name!r} has only test samples; every client needs at least one training sample.")
         info = dict(info or {"federation": "arrays"})
         own_task = None if target.task in CLASSIFICATION else task_of(target, test)
-        return cls(samples, target.y, rows, test, found, target.classes, info, target.class_names, own_task)
+        return cls(
+            samples,
+            target.y,
+            rows,
+            test,
+            found,
+            target.classes,
+            info,
+            target.class_names,
+            own_task,
+            preprocessing=preprocessing,
+        )
 
     def _of_part(self, part: str) -> NDArray[np.bool_]:
         if part not in ("train", "test"):
@@ -328,6 +346,7 @@ class SavedMeta:
     class_names: list[str] | None = None
     info: dict[str, object] | None = None
     task: str | None = None
+    preprocessing: Preprocessing | None = None
     fingerprint: str | None = None
 
 

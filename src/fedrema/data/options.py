@@ -7,8 +7,11 @@ from typing import Any, Literal, get_args
 from fedrema.base.options import Purpose, option
 from fedrema.data.checks import check_split_settings
 from fedrema.data.datasets import dataset_names
+from fedrema.data.roles import CategoriesName, ScaleName, TableOptions, TaskChoice
 from fedrema.errors import BadInput
 
+NATURAL_NAMES = ("nlschools", "insteval", "lung", "adult")
+"""Datasets whose clients are given, so that they are not partitioned."""
 PartitionName = Literal["grouped", "dirichlet", "shards", "iid", "quantity"]
 
 
@@ -17,10 +20,38 @@ class DataSettings:
     """The data and how it is partitioned among clients."""
 
     dataset: str = option("digits", partitions=True)
-    """Dataset: digits (included with scikit-learn), mnist, fmnist or cifar10."""
+    """Dataset: digits (included with scikit-learn), mnist, fmnist or cifar10; or a natural federation: nlschools,
+    insteval, lung or adult."""
 
     federation: str | None = option(None, Purpose.SOURCE)
-    """Your own data or a saved federation instead of a dataset: .npz file, folder of .npz files, or module:function."""
+    """Your own data or a saved federation instead of a dataset: a file (.npz, .csv, .csv.gz, .parquet, LEAF's .json), a
+    folder with one file or one folder of images per client, or module:function; docs/own-data.md describes them."""
+
+    target: str | None = option(None, added=True)
+    """Tables: column to predict; several, separated by commas, are labels of 0 and 1. Default: the column target,
+    label, y or class."""
+
+    task: TaskChoice = option("auto", added=True)
+    """Own data: what is predicted. auto chooses by the values of the target; docs/own-data.md explains how."""
+
+    client_column: str | None = option(None, added=True)
+    """Tables: column that names the client. Default: the column client or site."""
+
+    split_column: str | None = option(None, added=True)
+    """Tables: column that marks training and test samples (train and test, or 0 and 1). Default: split, if present."""
+
+    columns: str | None = option(None, added=True)
+    """Tables: input columns, separated by commas. Default: all other columns."""
+
+    scale: ScaleName = option("federation", added=True)
+    """Tables: standardise numbers by mean and standard deviation of all clients (federation), of each client (site), or
+    not at all (none)."""
+
+    categories: CategoriesName = option("onehot", added=True)
+    """Tables: encode categories as one column of 0 and 1 each (onehot), or as one column of whole numbers (embed)."""
+
+    image_size: int = option(0, added=True)
+    """Image files: height and width after resizing. Default: those of the first image, at most 64."""
 
     data_dir: Path | None = option(None, Purpose.PLACE)
     """Folder of the datasets, also for downloads. Default: $FEDREMA_DATA, otherwise the user's cache folder."""
@@ -57,8 +88,11 @@ class DataSettings:
 
     def __post_init__(self) -> None:
         """Validate all settings whose valid range does not depend on the data."""
-        if self.dataset not in dataset_names():
-            raise BadInput(f"--dataset {self.dataset} is unknown; valid are {', '.join(dataset_names())}.")
+        known = (*dataset_names(), *NATURAL_NAMES)
+        if self.dataset not in known:
+            raise BadInput(f"--dataset {self.dataset} is unknown; valid are {', '.join(known)}.")
+        if self.dataset in NATURAL_NAMES and self.partition_file is not None:
+            raise BadInput(f"--partition-file cannot be used with --dataset {self.dataset}, whose clients are given.")
         if self.partition not in get_args(PartitionName):
             raise BadInput(f"--partition {self.partition} is unknown; valid are {', '.join(get_args(PartitionName))}.")
         if self.federation is not None and self.partition_file is not None:
@@ -72,12 +106,20 @@ class DataSettings:
         if not 0 < self.alpha < float("inf"):
             raise BadInput(f"--alpha {self.alpha} is not valid; it must be a finite number above 0.")
         check_split_settings(self.data_seed, self.test_share)
+        self.table_options  # noqa: B018  # validates them
+
+    @property
+    def table_options(self) -> TableOptions:
+        """How own data in tables and images is read."""
+        return TableOptions(**{field.name: getattr(self, field.name) for field in fields(TableOptions)})
 
     def without_unused(self) -> "DataSettings":
         """Return the settings with everything that own data makes irrelevant reset to its default."""
-        if self.federation is None:
+        if self.federation is None and self.dataset not in NATURAL_NAMES:
             return self
         unused: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in UNUSED}
+        if self.federation is None:
+            del unused["dataset"]
         return replace(self, **unused)
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from fedrema.config.presets import PlainValue
 from fedrema.core.reports import Reports
+from fedrema.data.preprocessing import Preprocessing
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import verified
 from fedrema.tasks import Task
@@ -45,6 +46,8 @@ class FederationFacts:
     """Deployments only: the last round in which each client's reply was used; 0: none."""
     own_task: Task | None = None
     """What is predicted; None: classes."""
+    preprocessing: Preprocessing | None = None
+    """How the samples are computed from the columns of a table; None: they were given as arrays."""
 
     @property
     def task(self) -> Task:

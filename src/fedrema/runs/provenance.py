@@ -48,6 +48,7 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool, saves_f
         json.loads(json.dumps(federation.info)),  # plain types only
         saves_federation,
         own_task=federation.own_task,
+        preprocessing=federation.preprocessing,
     )
     return Manifest(
         method_name(settings.method),

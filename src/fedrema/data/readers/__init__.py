@@ -1,0 +1,1 @@
+"""Readers of tables, images and federated datasets in other formats."""

@@ -1,0 +1,94 @@
+"""Read CSV files in blocks, with Python's `csv` module."""
+
+import csv
+import gzip
+import io
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from fedrema.data.checks import list_names
+from fedrema.data.readers.source import Block
+from fedrema.errors import BadInput
+
+DELIMITERS = (",", ";", "\t", "|")
+_ROWS = 10_000
+"""Rows per block: 50 columns of text then need about 40 MB."""
+
+
+class CsvFile:
+    """One CSV file, optionally gzipped, with a header."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _opened(path) as stream:
+            self.delimiter = find_delimiter(stream.readline())
+            stream.seek(0)
+            header = next((row for row in self._reader(stream) if row), None)
+        if header is None:
+            raise BadInput(f"{path} is empty; the first line must name the columns.")
+        self.names = [name.strip() for name in header]
+        if "" in self.names:
+            raise BadInput(f"{path}: column {self.names.index('') + 1} of the header has no name; name every column.")
+        if repeated := [name for place, name in enumerate(self.names) if name in self.names[:place]]:
+            raise BadInput(f"{path} has two columns named {repeated[0]!r}; the names of columns must be unique.")
+
+    def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
+        """Return the rows in blocks of texts."""
+        places = [(name, self.names.index(name)) for name in columns]
+        done = 0
+        with _opened(self.path) as stream:
+            rows = self._rows(stream)
+            while block := list(itertools.islice(rows, _ROWS)):
+                if set(map(len, block)) != {len(self.names)}:
+                    self._refuse_ragged(done, block)
+                texts = list(zip(*block, strict=True))
+                yield {name: texts[place] for name, place in places}
+                done += len(block)
+
+    def _reader(self, stream: TextIO) -> "Iterator[list[str]]":
+        return csv.reader(stream, delimiter=self.delimiter, strict=True)
+
+    def _rows(self, stream: TextIO) -> Iterator[list[str]]:
+        """Return the rows after the header, without blank lines."""
+        return itertools.islice(filter(None, self._reader(stream)), 1, None)
+
+    def _refuse_ragged(self, done: int, block: Sequence[Sequence[str]]) -> None:
+        """Raise for the first row of a block that has too few or too many fields."""
+        number, row = next((n, row) for n, row in enumerate(block) if len(row) != len(self.names))
+        with _opened(self.path) as stream:
+            reader = csv.reader(stream, delimiter=self.delimiter, strict=True)
+            for _ in itertools.islice(filter(None, reader), done + number + 2):
+                pass
+            line = reader.line_num
+        raise BadInput(
+            f"{self.path}, line {line} has {len(row)} fields, but the header names {len(self.names)} columns "
+            f"({list_names(self.names)})."
+        )
+
+
+def find_delimiter(header: str) -> str:
+    """Return the delimiter that occurs most often in the header, outside quotes."""
+    outside = "".join(header.split('"')[::2])
+    return max(DELIMITERS, key=outside.count)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """Open a CSV file; report what can go wrong while it is read."""
+    try:
+        with path.open("rb") as raw:
+            binary = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+            with io.TextIOWrapper(io.BufferedReader(binary, 1 << 20), "utf-8-sig", newline="") as stream:
+                yield stream
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path} is not UTF-8 text (byte {error.object[error.start]:#x}); save it as UTF-8.") from error
+    except csv.Error as error:
+        raise BadInput(f"{path} is not a valid CSV file: {error}.") from error
+    except (EOFError, zlib.error) as error:
+        raise BadInput(f"{path} is truncated or damaged: {error}.") from error
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror or error}.") from error
