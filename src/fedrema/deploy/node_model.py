@@ -41,7 +41,7 @@ def save_model(folder: Path, settings: Settings, node: Node, number: int, reply:
         # What `plain_model` builds the network from.
         "config": {
             "settings": {name: flat[name] for name in ("net", "head", "hidden", "projection") if name in flat},
-            "federation": {"sample_shape": list(federation.sample_shape), "classes": federation.classes},
+            "federation": {"sample_shape": list(federation.sample_shape), "classes": federation.task.outputs},
             "ran_on": {"dtype": str(simulator.dtype).removeprefix("torch.")},
         },
     }

@@ -119,6 +119,7 @@ class RunState:
             [sum(registry.test_counts.get(name, ())) for name in registry.names],
             {"network": "Flower"},
             last_counted=[registry.last_used_round.get(name, 0) for name in registry.names],
+            own_task=None if self.plan.predicted.has_softmax else self.plan.predicted,
         )
         method = self.settings.method
         revisions = revisions_of(method, self.central.simulator.device.type)
