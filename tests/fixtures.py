@@ -94,6 +94,33 @@ def sequence_net() -> Net:
         return Net(BodyAndHead(Sequence(), nn.Linear(4, 4)), torch.ones(2, 6))
 
 
+class RowsOfImage(nn.Module):
+    """A body that reads the rows of an image one after another: two layers of an LSTM with dropout between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(width, 5, 2, dropout=0.2, batch_first=True)
+
+    def forward(self, x):
+        return self.recurrent(x[:, 0])[0].mean(dim=1)
+
+
+def dropout_module(shape, classes) -> BodyAndHead:
+    """Return a network with dropout, for `--net tests.fixtures:dropout_module`."""
+    inputs = int(torch.Size(shape).numel())
+    body = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(inputs, 6), nn.ReLU(), nn.Dropout(0.3))
+    return BodyAndHead(body, nn.Linear(6, classes))
+
+
+def lstm_module(shape, classes) -> BodyAndHead:
+    """Return a network with an LSTM and dropout, for `--net tests.fixtures:lstm_module`."""
+    return BodyAndHead(RowsOfImage(shape[-1]), nn.Linear(5, classes))
+
+
+RANDOM_NETWORKS = ("tests.fixtures:dropout_module", "tests.fixtures:lstm_module")
+"""Networks whose layers draw random numbers, as values of `--net` for images."""
+
+
 def run_all(simulator: Simulator):
     """Run all rounds; return the final state and the records."""
     state = simulator.start()

@@ -11,12 +11,20 @@ from fedrema.deploy.node import Node
 from fedrema.deploy.server import CentralServer
 from fedrema.methods import registry
 from fedrema.runs.execute import build_simulator
+from tests.fixtures import RANDOM_NETWORKS
 from tests.quick import quick_arguments
 
 CLIENTS, ROUNDS = 5, 3
 ARGUMENTS = [
     *("--clients", str(CLIENTS), "--samples", "40", "--hidden", "6", "--rounds", str(ROUNDS), "--epochs", "1"),
     *("--precision", "float64", "--backend", "loop", "--device", "cpu", "--seed", "3"),
+]
+# Ordinary training, two phases, two batches per step, training before scoring, two models.
+DIFFERENT = ("fedavg", "fedpac", "per-fedavg", "fedbabu", "ditto")
+OTHER_NETWORKS = [
+    "fedbn --net mlp-bn",
+    *(f"{method} --net {net}" for method in DIFFERENT for net in RANDOM_NETWORKS),
+    f"fedavg --net {RANDOM_NETWORKS[0]} --augment flip,crop,cutout,noise",
 ]
 
 
@@ -37,7 +45,7 @@ def run_rounds(settings, federation, folder=None):
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["all from the start", "some join late"])
-@pytest.mark.parametrize("method", [*registry(), "fedbn --net mlp-bn"])
+@pytest.mark.parametrize("method", [*registry(), *OTHER_NETWORKS])
 def test_personal_models_equal_the_simulators_also_with_absent_clients(method, late):
     # With full participation this is tested through Flower, also for every method.
     method, *more = method.split()

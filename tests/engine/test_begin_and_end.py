@@ -95,3 +95,35 @@ def test_begin_and_end_are_given_all_samples_in_the_original_order(backend):
     assert len({len(y) for y in labels}) > 1, "without padding this would show less"
     expected = [sum((place + 1) ** 3 * (1 + int(label)) for place, label in enumerate(y)) for y in labels]
     assert state.inbox.common["begun"].tolist() == state.inbox.common["ended"].tolist() == expected
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("removes", [False, True])
+def test_messages_of_the_server_stay_common_to_all_clients_if_begin_only_adds_to_them(backend, removes):
+    @dataclass(frozen=True)
+    class Adding(Method):
+        name: ClassVar[str] = "adding"
+
+        def begin(self, net, client, data, moment):
+            kept = {name: value for name, value in client.inbox.items() if not (removes and name == "unused")}
+            renewed = {"renewed": kept["renewed"] + client.count} if "renewed" in kept else {}
+            return client.having(inbox={**kept, **renewed, "added": data.mask.sum()})
+
+        def aggregate(self, net, state, uploads, moment):
+            answer = super().aggregate(net, state, uploads, moment)
+            made = {name: uploads.counts.sum() for name in ("message", "renewed", "unused")}
+            return replace(answer, shared={**answer.shared, **made}, personal={"own": uploads.counts})
+
+    simulator = tanh_simulator(Adding(), backend)
+    state = simulator.start()
+    simulator.run_round(state)
+    before = state.inbox.merged()
+    inbox = simulator.begin(simulator.cohort(state, torch.arange(4)), simulator.moment(2)).inbox
+    assert ("message" in inbox.common) == (not removes)
+    assert ("unused" in inbox.merged()) == (not removes)
+    for row in range(4):
+        found = inbox.row(row)
+        assert found["message"] == before["message"]
+        assert found["own"] == found["added"] == simulator.counts[row]
+        assert found["renewed"] == before["renewed"] + simulator.counts[row]
+    assert "added" not in state.inbox.merged()

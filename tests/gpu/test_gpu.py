@@ -15,6 +15,8 @@ from fedrema.engine import JointTraining, kernels
 from fedrema.methods.ditto import Ditto
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedbn import FedBN
+from fedrema.methods.fedpac import FedPAC
+from fedrema.methods.fedprior import FedPrior
 from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.models.body_and_head import BodyAndHead, Net
@@ -104,6 +106,14 @@ def test_steps_that_cannot_be_captured_run_without_a_graph():
     assert not any(result is None for _, _, result in simulator.engine.graphs.captured.values())
     _, expected, _ = run_simulation(FedAvg(), make_federation(), device="cpu")
     assert apart(state, expected) < 1e-4
+
+
+@pytest.mark.parametrize("method", [FedPAC(), FedPrior()], ids=label)
+def test_feature_statistics_are_captured(method):
+    simulator, _, _ = run_simulation(method, make_federation(), rounds=4)
+    captured = [what[0] for _, what, _ in simulator.engine.graphs.captured]
+    for hook in ("begin", "end"):
+        assert (method, getattr(type(method), hook), simulator.net) in captured, hook
 
 
 def images(clients=5, samples=40, size=16, channels=3):

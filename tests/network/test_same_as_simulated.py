@@ -11,14 +11,16 @@ from fedrema.runs.checkpoint import load_state
 from fedrema.runs.execute import build_simulator
 from fedrema.runs.run import Run
 from tests.deploy.test_models import loaded
+from tests.fixtures import RANDOM_NETWORKS
 from tests.network.federation_of_processes import FEDREMA, Processes, command_lines
 
 pytestmark = pytest.mark.network
 
 
-@pytest.mark.parametrize("method", ["fedrema", "fedavg"])
+@pytest.mark.parametrize("method", ["fedrema", "fedavg", *(f"fedavg --net {net}" for net in RANDOM_NETWORKS)])
 def test_personal_models_equal_those_of_the_simulator(method, tmp_path):
-    with Processes(tmp_path / "federation", method, least_clients=3) as network:
+    method, *more = method.split()
+    with Processes(tmp_path / "federation", method, more=more, least_clients=3) as network:
         network.start_all()
         assert network.finish() == 0, network.output("server")
         assert network.status()["state"] == "finished"

@@ -19,7 +19,7 @@ from fedrema.errors import BadInput, Diverged
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import Interrupted, execute, resume
-from tests.fixtures import make_federation
+from tests.fixtures import BACKENDS, RANDOM_NETWORKS, make_federation
 from tests.runs.damaged import Killed
 
 QUICK = ("--rounds", "6", "--clients", "4", "--samples", "20", "--epochs", "1", "--quiet")
@@ -74,6 +74,19 @@ def test_a_run_resumed_after_an_exception_is_bit_identical(tmp_path, method):
     for number, matrices in whole.items():
         for name, matrix in matrices.items():
             assert np.array_equal(matrix, broken[number][name], equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("more", [*RANDOM_NETWORKS, "augmented"])
+def test_a_resumed_run_with_random_layers_or_images_is_bit_identical(tmp_path, more, backend):
+    more = ("--augment", "flip,crop,cutout,noise") if more == "augmented" else ("--net", more)
+    arguments = (*more, "--backend", backend, "--checkpoint-every", "2")
+    quick_run(tmp_path / "whole", *arguments, method="fedavg")
+    with pytest.raises(Killed):
+        quick_run(tmp_path / "broken", *arguments, method="fedavg", watch=stop_after(5, Killed()))
+    torch.manual_seed(1)  # the position of torch's own generator must not matter
+    assert resume(tmp_path / "broken").finished
+    assert_same_result(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_ctrl_c_saves_and_prints_how_to_continue(tmp_path):

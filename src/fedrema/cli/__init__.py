@@ -21,6 +21,7 @@ COMMANDS = {
     "methods": "list the methods with their settings and papers",
     "data": "list the datasets, or download them",
     "partition": "partition a dataset among clients: print, save, draw",
+    "predict": "predict new rows or images with the clients' models",
     "export": "write each client's model as safetensors, for plain PyTorch",
     "personalize": "make a model for a client that did not participate in training",
     "deploy": "run the same methods on a real network: server, nodes, demo",

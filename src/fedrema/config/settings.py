@@ -147,6 +147,14 @@ class Settings:
         unused -= {"dataset"} if natural else set()
         return {name: value for name, value in self.flat().items() if name not in unused | {"partition-file"}}
 
+    def for_columns(self, federation: Federation) -> "Settings":
+        """Return the same settings with the embeddings that the columns of the federation's table need."""
+        rules = federation.preprocessing
+        if rules is None or not any(rules.cardinalities) or self.network.embed or ":" in self.network.net:
+            return self
+        embed = ",".join(map(str, rules.cardinalities))
+        return dataclasses.replace(self, network=dataclasses.replace(self.network, embed=embed))
+
     def fitted(self, federation: Federation | None, integers: bool = False) -> "Settings":
         """Return the same settings with batch and learning rate chosen from the data, where they are 0.
 
@@ -156,7 +164,9 @@ class Settings:
         if self.local.batch and self.local.lr:
             return self
         samples = None if federation is None else federation.median_train_count
-        scale = 1.0 if federation is None or integers else federation.input_scale
+        # Category codes are embedded, and the other columns are standardised.
+        coded = integers or bool(self.network.embed)
+        scale = 1.0 if federation is None or coded else federation.input_scale
         chosen = training_for(samples, scale)
         batch, lr = self.local.batch or int(chosen.get("batch", 0)), self.local.lr or chosen["lr"]
         return dataclasses.replace(self, local=dataclasses.replace(self.local, batch=batch, lr=lr))

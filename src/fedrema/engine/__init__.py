@@ -3,7 +3,7 @@
 from fedrema.core.options import Backend, Precision
 from fedrema.engine.backends import Engine, make_engine
 from fedrema.engine.batches import Order, Samples, TrainingPlan, draw_order
-from fedrema.engine.cohort import ClientTensors, Cohort, row_index
+from fedrema.engine.cohort import ClientTensors, Cohort, RoundHook, row_index
 from fedrema.engine.devices import Arithmetic, choose_device, choose_precision
 from fedrema.engine.joint import JointEngine, JointTraining
 from fedrema.engine.loop import LoopEngine
@@ -25,6 +25,7 @@ __all__ = [
     "LoopEngine",
     "Order",
     "Precision",
+    "RoundHook",
     "Samples",
     "StackedEngine",
     "TrainingPlan",

@@ -29,7 +29,7 @@ class StaticBuffers:
 
     @classmethod
     def for_predictions(cls, cohort: Cohort) -> "StaticBuffers":
-        """Return buffers whose parameters do not change; common parameters are held once."""
+        """Return buffers of predictions and hooks, whose parameters do not change; common parameters are held once."""
         return cls(cohort, {name: value.clone() for name, value in cohort.params.merged().items()}, {})
 
     def copied(self) -> "StaticBuffers":

@@ -1,12 +1,13 @@
 """Clients that train together, as tensors with a client axis; tensors that are equal for all are stored once."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, Never, cast
 
 import torch
 from torch import Tensor
 
-from fedrema.core import Batch, Client
+from fedrema.core import Batch, Client, Moment
 from fedrema.models.body_and_head import Tensors
 
 
@@ -28,6 +29,11 @@ class ClientTensors:
     def axes(self) -> dict[str, int | None]:
         """Return the client axis of each tensor of `merged`; None for common tensors."""
         return {**dict.fromkeys(self.common, None), **dict.fromkeys(self.own, 0)}
+
+    def having(self, own: Tensors) -> "ClientTensors":
+        """Return these tensors with some of each client added or replaced."""
+        common = {name: value for name, value in self.common.items() if name not in own}
+        return ClientTensors({**self.own, **own}, common)
 
     def copied(self, k: int) -> Tensors:
         """Return a separate copy of every tensor for each of k clients."""
@@ -91,3 +97,34 @@ class Cohort:
 
 Hook = Callable[[Client, Batch], dict[str, Tensors]]
 """A method's hook for one client and its samples; returns groups of named tensors."""
+
+
+@dataclass(frozen=True)
+class RoundHook:
+    """A hook that is called in every round, which may be captured as a CUDA graph if it does not read the moment."""
+
+    function: Callable[[Client, Batch, Moment], dict[str, Tensors]]
+    moment: Moment
+    key: Hashable
+    """Together with the names and shapes of the tensors, determines everything that `function` does, except what it
+    reads from the moment."""
+
+    def __call__(self, client: Client, batch: Batch) -> dict[str, Tensors]:
+        """Apply the hook to one client."""
+        return self.function(client, batch, self.moment)
+
+    def without_moment(self) -> "RoundHook":
+        """Return the same hook, which raises an error if it reads the moment."""
+        return replace(self, moment=cast("Moment", _UnreadableMoment()))
+
+
+class _UnreadableMoment:
+    """Takes the place of the moment during a capture: a replay would use the values of an earlier round."""
+
+    def __getattribute__(self, name: str) -> Never:
+        raise RuntimeError("A hook that reads the moment cannot be captured.")
+
+    def __eq__(self, other: object) -> Any:
+        raise RuntimeError("A hook that compares the moment cannot be captured.")
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Training steps and predictions as CUDA graphs, without which launching kernels would dominate the time of a step."""
+"""Steps, predictions and hooks as CUDA graphs, without which launching kernels would dominate the time of a step."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -27,6 +27,8 @@ class CudaGraphs:
         self.seen: OrderedDict[Hashable, bool] = OrderedDict()
         """Keys that have run before, and whether they can be captured."""
         self.pool: Any = None
+        self.capturing = False
+        """Whether a function is being captured."""
 
     def training_buffers(self, cohort: Cohort) -> StaticBuffers:
         """Return training buffers with this cohort's tensors; cohorts of the same shape share them."""
@@ -34,7 +36,7 @@ class CudaGraphs:
         return self._loaded(key, cohort, cohort.velocity, StaticBuffers.for_training)
 
     def prediction_buffers(self, cohort: Cohort) -> StaticBuffers:
-        """Return prediction buffers with this cohort's tensors."""
+        """Return the buffers of predictions and hooks with this cohort's tensors."""
         return self._loaded(("predict", _shapes(cohort, {})), cohort, {}, StaticBuffers.for_predictions)
 
     def _loaded(
@@ -72,13 +74,16 @@ class CudaGraphs:
         static_input = inputs.clone()
         graph = torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
+        self.capturing = True
         try:
             # "thread_local": other threads may use the GPU during the capture.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 result = function(static_input)
-        except RuntimeError:
+        except Exception:  # an error that is not due to the capture occurs again without it
             self.seen[key] = False
             return False
+        finally:
+            self.capturing = False
         self.captured[key] = (graph, static_input, result)
         return True
 

@@ -14,7 +14,7 @@ from fedrema.engine import kernels
 from fedrema.engine.augmentation import augmented
 from fedrema.engine.batches import Samples, TrainingPlan, pack, stacked_batches
 from fedrema.engine.buffers import StaticBuffers
-from fedrema.engine.cohort import Cohort, Hook
+from fedrema.engine.cohort import Cohort, Hook, RoundHook
 from fedrema.engine.cuda_graphs import CudaGraphs
 from fedrema.engine.devices import Arithmetic, in_training_arithmetic
 from fedrema.engine.sgd import PhaseSGD
@@ -24,8 +24,8 @@ from fedrema.models.body_and_head import Net, Tensors
 class StackedEngine:
     """Takes each step for all clients at once; batches are padded, and clients are inactive after their last step.
 
-    On a GPU, layers run as our own kernels over all clients where these cover them. A step is captured as a CUDA graph
-    when it runs for the second time, and replayed from then on.
+    On a GPU, layers run as our own kernels over all clients where these cover them. Steps, predictions and the hooks of
+    a round are captured as CUDA graphs when they run for the second time, and replayed from then on.
     """
 
     name = "stacked"
@@ -49,16 +49,11 @@ class StackedEngine:
     def apply_hook(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client and stack the results."""
         self.net.train(False)
+        if samples and self.graphs and isinstance(hook, RoundHook):
+            return self._captured_hook(self.graphs, hook, cohort, samples)
         empty = cohort.counts.new_empty((len(cohort), 0))
         data = samples.of_cohort(cohort) if samples else Batch(empty, empty, empty, empty)
-
-        def computed(client: Client, batch: Batch) -> dict[str, Tensors]:
-            with self.precision_context(), self.net.batch_context(batch.mask if samples else None):
-                return hook(client, batch)
-
-        with torch.no_grad():
-            # Hooks draw from the round's generator: the same numbers for each client, as in the loop.
-            results: dict[str, Tensors] = _over_clients(computed, cohort, cohort.all(), data, randomness="same")
+        results = self._hook_results(hook, cohort, cohort.all(), data, masked=samples is not None)
         # Tensors that a hook returns unchanged are copied, as in the loop: later changes in place must not reach them.
         inputs = {
             _storage(value)
@@ -69,6 +64,36 @@ class StackedEngine:
             group: {name: _contiguous(value, _storage(value) in inputs) for name, value in named.items()}
             for group, named in results.items()
         }
+
+    def _captured_hook(
+        self, graphs: CudaGraphs, hook: RoundHook, cohort: Cohort, samples: Samples
+    ) -> dict[str, Tensors]:
+        """Apply a hook of a round on static buffers; it is captured unless it reads the moment."""
+        buffers = graphs.prediction_buffers(cohort)
+        counts = samples.counts[cohort.clients].to(buffers.rows.device, non_blocking=True)
+
+        def computed(static_counts: Tensor) -> dict[str, Tensors]:
+            data = samples.padded(buffers.rows, static_counts)
+            called = hook.without_moment() if graphs.capturing else hook
+            return self._hook_results(called, cohort, buffers.client, data, masked=True)
+
+        results: dict[str, Tensors] = graphs.run(buffers, (hook.key, id(samples.x)), counts, computed)
+        return {
+            group: {name: _contiguous(value, copy=True) for name, value in named.items()}
+            for group, named in results.items()
+        }
+
+    def _hook_results(
+        self, hook: Hook, cohort: Cohort, client: Client, data: Batch, masked: bool
+    ) -> dict[str, Tensors]:
+        def computed(one: Client, batch: Batch) -> dict[str, Tensors]:
+            with self.precision_context(), self.net.batch_context(batch.mask if masked else None):
+                return hook(one, batch)
+
+        with torch.no_grad():
+            # Hooks draw from the round's generator: the same numbers for each client, as in the loop.
+            results: dict[str, Tensors] = _over_clients(computed, cohort, client, data, randomness="same")
+        return results
 
     @in_training_arithmetic
     def predictions(self, method: Method, cohort: Cohort, samples: Samples, outputs: bool = False) -> Tensor:

@@ -1,5 +1,6 @@
 """FedPrior: one global model, combined with each client's class frequencies as a prior."""
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -112,8 +113,9 @@ class FedPrior(Method):
         if not self.held_out:
             return client
         held_out = data.rows(slice(self._every - 1, None, self._every))
-        evidence = net(client.params, held_out.x) / TEMPERATURES.to(log_prior)[:, None, None, None]  # [T, 1, n, C]
-        priors = TRUSTS.to(log_prior)[:, None, None] * log_prior  # [b, 1, C]
+        temperatures, trusts = (on_device(values, data.x.device, dtype) for values in (TEMPERATURES, TRUSTS))
+        evidence = net(client.params, held_out.x) / temperatures[:, None, None, None]  # [T, 1, n, C]
+        priors = trusts[:, None, None] * log_prior  # [b, 1, C]
         log_probabilities = functional.log_softmax(evidence + priors, dim=-1)
         membership = class_membership(held_out, net.classes, dtype)
         losses = -torch.einsum("tbnc,nc->tb", log_probabilities, membership)
@@ -182,7 +184,8 @@ class FedPrior(Method):
             for name, value in copy_of(before, BEST_PREFIX).items()
         }
         used = {name: torch.where(better, newest[name], value) for name, value in best.items()}
-        selected = TEMPERATURES.to(losses)[place // len(TRUSTS)], TRUSTS.to(losses)[place % len(TRUSTS)]
+        temperatures, trusts = (on_device(values, losses.device, losses.dtype) for values in (TEMPERATURES, TRUSTS))
+        selected = temperatures.take(place // len(TRUSTS)), trusts.take(place % len(TRUSTS))  # waits for no value
         pair = {
             name: torch.where(better & (count > 0), value, before[name])
             for name, value in zip(INITIAL_PAIR, selected, strict=True)
@@ -208,13 +211,22 @@ class FedPrior(Method):
         return replace(batch, mask=batch.mask * (batch.index % self._every != self._every - 1))
 
 
+@functools.cache
+def on_device(values: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a copy of candidate values on a device.
+
+    It is made only once: a copy from the CPU waits for the GPU, and `begin` could not be captured with it.
+    """
+    return values.to(device, dtype)
+
+
 def maximum_likelihood_smoothing(counts: Tensor) -> Tensor:
     """Return the a under which class counts n_c [C], with frequencies drawn from Dirichlet(a, …, a), are most likely.
 
     The likelihood is Γ(aC)/Γ(n + aC) · Π_c Γ(n_c + a)/Γ(a). Counts that are no more unequal than expected by chance
     give the largest a: they carry no information, and all classes get equal frequencies.
     """
-    candidates = SMOOTHINGS.to(counts.device)
+    candidates = on_device(SMOOTHINGS, counts.device, SMOOTHINGS.dtype)
     classes, total = len(counts), counts.sum()
     class_terms = (torch.lgamma(counts.double() + candidates[:, None]) - torch.lgamma(candidates)[:, None]).sum(dim=1)
     likelihood = torch.lgamma(candidates * classes) - torch.lgamma(total + candidates * classes) + class_terms

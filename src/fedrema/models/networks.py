@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedrema.base.options import option
 from fedrema.base.random import seed_of
 from fedrema.base.user_code import load_object, raised_at, working_folder_importable
 from fedrema.errors import BadInput, at_least
@@ -15,6 +16,7 @@ from fedrema.models.body_and_head import BodyAndHead, Net
 from fedrema.models.heads import Shape as Shape
 from fedrema.models.heads import check_size, with_head, with_linear_head
 from fedrema.models.sequence import SEQUENCE_NETWORKS
+from fedrema.models.tabular import EmbedColumns
 from fedrema.models.vision import IMAGE_NETWORKS
 
 
@@ -32,22 +34,41 @@ class Network:
     """Number of hidden units of the mlp."""
     projection: int = 0
     """Width of a two-layer projection between body and classifier, as in MOON's released code; 0: none."""
+    embed: str = option("", added=True)
+    """Number of category codes of each column of a table, for the embeddings of the mlp; 0 is a column of numbers.
+    Default: chosen from the data, if --categories embed is used."""
 
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(1, self, "hidden")
         at_least(0, self, "projection")
+        if not all(each.strip().isdigit() for each in self.embed.split(",") if self.embed):
+            raise BadInput(f"--embed {self.embed!r} must be whole numbers separated by commas.")
         if self.projection and ":" in self.net:
             raise BadInput(
                 f"--projection {self.projection} is for built-in networks only: add it to {self.net} itself."
             )
 
+    @property
+    def embedded(self) -> tuple[int, ...]:
+        """The numbers in `embed`."""
+        return tuple(int(each) for each in self.embed.split(",")) if self.embed else ()
 
-def mlp(shape: Shape, classes: int, hidden: int = 32, projection: int = 0) -> nn.Module:
-    """Return a network with one hidden layer as the body and one linear layer as the head."""
+
+def mlp(shape: Shape, classes: int, hidden: int = 32, projection: int = 0, embed: tuple[int, ...] = ()) -> nn.Module:
+    """Return a network with one hidden layer as the body and one linear layer as the head.
+
+    `embed` gives the number of category codes of each column of a table; 0 is a column of numbers.
+    """
     inputs = int(torch.Size(shape).numel())
+    first: nn.Module = nn.Flatten()
+    if embed:
+        if shape != (len(embed),):
+            raise BadInput(f"--embed describes {len(embed)} columns, but a sample has the shape {shape}.")
+        first = EmbedColumns(embed)
+        inputs = first.width
     check_size(f"--hidden {hidden}", inputs, hidden)
-    body = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU())
+    body = nn.Sequential(first, nn.Linear(inputs, hidden), nn.ReLU())
     return with_linear_head(body, hidden, projection, classes)
 
 
@@ -138,7 +159,9 @@ def _module(settings: Network, shape: Shape, classes: int) -> nn.Module:
         # The paper's networks fit the sizes of its images; other data are tables or small images.
         name = "alexnet" if shape[1:] == (32, 32) else "cnn" if shape[1:] == (28, 28) else "mlp"
     if name in ("mlp", "mlp-bn"):
-        return NETWORKS[name](shape, classes, settings.hidden, settings.projection)
+        return NETWORKS[name](shape, classes, settings.hidden, settings.projection, settings.embedded)
+    if settings.embed:
+        raise BadInput(f"--net {name} takes no columns of category codes: use --net mlp, or --categories onehot.")
     if name in NETWORKS:
         if len(shape) != 3 and name not in SEQUENCE_NETWORKS:
             raise BadInput(

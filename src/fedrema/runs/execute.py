@@ -114,6 +114,7 @@ def prepare_new(
     overwrite = settings.output.overwrite
     directory.check_free(overwrite)
     directory.lock().check()
+    settings = settings.for_columns(federation) if module is None else settings
     net = make_net(settings, federation.sample_shape, federation.task.outputs, module)
     settings = settings.fitted(federation, net.integers)
     simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)

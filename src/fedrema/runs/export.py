@@ -17,13 +17,15 @@ from fedrema.runs.model_folder import (
     ExportIndex,
     HeldPart,
     ModelFolder,
+    PredictionFacts,
     ServerParts,
     check_free,
     file_names,
     model_folder,
     save_tensors,
 )
-from fedrema.runs.plain_model import PlainModel, model_of_run
+from fedrema.runs.new_samples import client_column
+from fedrema.runs.plain_model import PlainModel, model_of_run, network_of
 from fedrema.runs.run import Run
 from fedrema.runs.trained_clients import TrainedClients
 from fedrema.simulation.records import RoundRecord
@@ -75,7 +77,21 @@ def _export(
     clients, facts = TrainedClients(run, module), run.manifest.federation
     number, method = clients.state.round, clients.method
     scored = _last_scored(run, number)
-    index = ExportIndex(run.method, number, scored.round if scored else None, facts.labels)
+    index = ExportIndex(
+        run.method,
+        number,
+        scored.round if scored else None,
+        facts.labels,
+        prediction=PredictionFacts(
+            facts.task,
+            network_of(run.manifest),
+            tuple(facts.sample_shape),
+            run.manifest.ran_on.dtype,
+            facts.preprocessing,
+            client_column(run.manifest),
+            method is None or overrides(method, "predict"),
+        ),
+    )
     with model_folder(folder, overwrite, clients.plain, index) as writing:
         if facts.is_deployed:
             _write_server(writing, clients, rows, adapt, scored)

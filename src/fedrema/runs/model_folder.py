@@ -13,10 +13,13 @@ import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from fedrema.data.preprocessing import Preprocessing
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
+from fedrema.models.networks import Network
 from fedrema.runs.directory import EXPORT_INDEX, exported_files
 from fedrema.runs.plain_model import PlainModel
+from fedrema.tasks import Task
 
 # Names that Windows reserves for devices, with any file extension.
 RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
@@ -56,6 +59,20 @@ class ServerParts:
 
 
 @dataclass(frozen=True)
+class PredictionFacts:
+    """What is needed to predict from raw samples with exported models."""
+
+    task: Task
+    network: Network
+    sample_shape: tuple[int, ...]
+    dtype: str
+    preprocessing: Preprocessing | None = None
+    client_column: str | None = None
+    own_prediction: bool = False
+    """Whether the method computes predictions in its own way, so that the files are not sufficient."""
+
+
+@dataclass(frozen=True)
 class ExportIndex:
     """The content of index.json."""
 
@@ -66,6 +83,8 @@ class ExportIndex:
     class_names: list[str]
     """The class of each output of a model."""
     clients: list[ExportedClient] = field(default_factory=list)
+    prediction: PredictionFacts | None = None
+    """None: the export was written by an older version."""
 
     def as_json(self, parts: ServerParts | None = None) -> dict[str, object]:
         """Return the content of the file."""
@@ -185,6 +204,7 @@ def file_names(names: Sequence[str]) -> list[str]:
 
 def _readme(index: ExportIndex, model: PlainModel, left_out: Sequence[str]) -> str:
     method = index.method
+    prediction, meaning = _prediction(index)
     lines = [
         "# Models of clients",
         "",
@@ -192,20 +212,45 @@ def _readme(index: ExportIndex, model: PlainModel, left_out: Sequence[str]) -> s
         "In this folder, with PyTorch and safetensors:",
         "",
         "```python",
-        *model.code(index.clients[0].file),
+        *model.code(index.clients[0].file, prediction),
         "```",
         "",
         *_inputs(model),
         "",
-        f"`classes` holds numbers; `class_names` in `{EXPORT_INDEX}` lists the label of each: "
-        f"{_shown(index.class_names)}.",
+        meaning,
     ]
+    facts = index.prediction
+    if facts is not None and facts.preprocessing is not None:
+        lines += [
+            "",
+            "The model was trained on preprocessed columns of a table or on resized images. With the raw ones, use",
+            f"`fedrema predict FOLDER DATA --out FILE`, which reads the preprocessing from `{EXPORT_INDEX}`.",
+        ]
     if any(entry.added_file for entry in index.clients):
         lines += ["", f"`….added.safetensors` holds tensors that {method} keeps in addition to this network's."]
     if left_out:
         steps = " and ".join(left_out)
         lines += ["", f"Accuracies in `{EXPORT_INDEX}` were measured as clients predict: {method} {steps} first."]
     return "\n".join(lines) + "\n"
+
+
+def _prediction(index: ExportIndex) -> tuple[str, str]:
+    """Return Python that computes predictions from a model's outputs, and what they mean."""
+    task = index.prediction.task if index.prediction is not None else Task("multiclass")
+    named = f"`class_names` in `{EXPORT_INDEX}` lists the label of each: {_shown(index.class_names)}."
+    match task.name:
+        case "multilabel":
+            return "labels = outputs > 0", f"`labels` says for each label whether it applies; {named}"
+        case "ordinal":
+            return (
+                "levels = (outputs.sigmoid().cumprod(dim=1) > 0.5).sum(dim=1)",
+                f"`levels` holds numbers; {named}",
+            )
+        case "regression":
+            return f"values = outputs[:, 0] * {task.scale!r} + {task.centre!r}", "`values` are in the target's units."
+        case "count":
+            return f"rates = outputs[:, 0].exp() * {task.centre!r}", "`rates` are expected counts."
+    return "classes = outputs.argmax(dim=1)", f"`classes` holds numbers; {named}"
 
 
 def _readme_of_parts(method: str, model: PlainModel, shared_file: str | None) -> str:

@@ -43,8 +43,8 @@ class PlainModel:
         precise.load_state_dict({own: params[name] for name, own in self.names.items()}, strict=False)
         return dict(precise.state_dict())
 
-    def code(self, file: str) -> list[str]:
-        """Return Python that builds the network, loads a file, and predicts the classes of `x`."""
+    def code(self, file: str, prediction: str = "classes = outputs.argmax(dim=1)") -> list[str]:
+        """Return Python that builds the network, loads a file, and predicts `x`; `prediction` is its last line."""
         # Models trained in float64 would otherwise silently lose digits on loading.
         precision = ".double()" if self.dtype == "float64" else ""
         return [
@@ -53,7 +53,7 @@ class PlainModel:
             "",
             f"model = {self.construction}",
             f'model{precision}.load_state_dict(load_file("{file}"))',
-            "classes = model.eval()(x).argmax(dim=1)",
+            f"{prediction.replace('outputs', 'model.eval()(x)')}",
         ]
 
 
@@ -78,6 +78,11 @@ def plain_model(
         construction = f"NETWORKS[{network.net!r}]({shape!r}, {classes}, projection={network.projection})"
         imports = ("from fedrema.models.networks import NETWORKS",)
         return PlainModel(net, shape, dtype, own, net.original_names, imports, construction)
+    if network.embed:
+        own = NETWORKS["mlp"](shape, classes, network.hidden, network.projection, network.embedded)
+        arguments = f"{shape!r}, {classes}, {network.hidden}, {network.projection}, {network.embedded!r}"
+        imports = ("from fedrema.models.networks import mlp",)
+        return PlainModel(net, shape, dtype, own, net.original_names, imports, f"mlp({arguments})")
     layers = net.layers()
     places = {layer: place for place, (layer, _) in enumerate(layers)}
     names = {}
@@ -90,11 +95,16 @@ def plain_model(
     return PlainModel(net, shape, dtype, nn.Sequential(*modules), names, ("from torch.nn import *",), construction)
 
 
+def network_of(manifest: Manifest) -> Network:
+    """Return the settings of a run's network."""
+    settings = manifest.settings
+    names = [field.name for field in fields(Network)]
+    return msgspec.convert({name: settings[name] for name in names if name in settings}, Network)
+
+
 def model_of_run(manifest: Manifest, module: nn.Module | None = None) -> PlainModel:
     """Rebuild the network of a run; `module` is the network, if it was given in Python."""
-    settings, federation = manifest.settings, manifest.federation
-    names = [field.name for field in fields(Network)]
-    network = msgspec.convert({name: settings[name] for name in names if name in settings}, Network)
+    federation, network = manifest.federation, network_of(manifest)
     given = network.net == GIVEN
     if given and module is None:
         raise BadInput("The network of this run was given in Python: give it again as module=….")

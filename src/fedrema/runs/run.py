@@ -2,7 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ from fedrema.simulation.state import SimulationState
 def is_finished(folder: Path) -> bool:
     """Return whether a folder holds a run that has finished."""
     return (folder / "config.json").is_file() and Run(folder).finished
+
+
+if TYPE_CHECKING:
+    from fedrema.runs.prediction import PredictedSamples
 
 
 class Run:
@@ -137,6 +141,23 @@ class Run:
         from fedrema.runs.trained_clients import TrainedClients  # that module imports this one
 
         return TrainedClients(self, module or self.module).predictor(self._row(client, row), adapt)
+
+    def predict(self, data: Any, client: str | None = None, *, adapt: bool = True) -> "PredictedSamples":
+        """Predict raw rows of a table, images or arrays, each with the model of its client.
+
+        Parameters
+        ----------
+        data
+            A table (.csv, .csv.gz, .parquet, or a folder with one file per client), images, a .npz file with `x` and
+            optionally `client`, a pandas or polars frame, or an array of inputs.
+        client
+            The client of all samples; default: a table's client column, or the folder of an image.
+        adapt
+            As for `personal_model`.
+        """
+        from fedrema.runs.prediction import models_of_run  # that module imports this one
+
+        return models_of_run(self, adapt=adapt).predict(data, client)
 
     def personal_parameters(self, client: str | None = None, *, row: int | None = None) -> dict[str, Tensor]:
         """Return a client's parameters as of the last checkpoint, by fedrema's names (`body.…`, `head.…`).

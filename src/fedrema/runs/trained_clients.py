@@ -146,7 +146,7 @@ class TrainedClients:
         else:
             found = copy.deepcopy(self.plain.module).to(dtype)
             found.load_state_dict(self.plain.tensors(method.model(net, client)))
-        found.register_forward_pre_hook(_to_integers if net.integers else _to_floats)
+        convert_inputs(found, net.integers)
         return found.eval()
 
 
@@ -207,6 +207,11 @@ class PredictingClient(nn.Module):
 def _buffer(group: str, name: str) -> str:
     """Return the name of a buffer, which must not contain a dot."""
     return f"{group}/{name.replace('.', '/')}"
+
+
+def convert_inputs(model: nn.Module, integers: bool) -> None:
+    """Let a model accept inputs as a federation holds them."""
+    model.register_forward_pre_hook(_to_integers if integers else _to_floats)
 
 
 def _to_integers(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

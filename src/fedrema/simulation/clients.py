@@ -18,6 +18,7 @@ from fedrema.engine import (
     Cohort,
     Order,
     Precision,
+    RoundHook,
     TrainingPlan,
     choose_device,
     choose_precision,
@@ -32,6 +33,11 @@ from fedrema.models.body_and_head import Net, Tensors
 from fedrema.simulation.scoring import MetricSums, measure, measure_accuracy
 from fedrema.tasks import Predictions
 from fedrema.tasks.metrics import metrics_of
+
+GROUPS = ("params", "memory", "inbox")
+"""The tensors of a client that a hook may replace."""
+ADDED = "added to the inbox"
+"""Group of the tensors that a hook added to the inbox, or replaced in it."""
 
 
 class Clients:
@@ -135,12 +141,13 @@ class Clients:
         ):
             return cohort
 
-        def begin(client: Client, data: Batch) -> dict[str, Tensors]:
+        def begin(client: Client, data: Batch, moment: Moment) -> dict[str, Tensors]:
             begun = self.method.begin(self.net, client, data, moment)
             return _changed_groups(client, check_client(self.method, "begin", begun))
 
+        hook = RoundHook(begin, moment, (self.method, type(self.method).begin, self.net))
         with calling(self.method, "begin"):
-            return _with_groups(cohort, self.engine.apply_hook(begin, cohort, self.train))
+            return _with_groups(cohort, self.engine.apply_hook(hook, cohort, self.train))
 
     @with_own_threads
     def local_training(self, cohort: Cohort, moment: Moment) -> tuple[Cohort, Tensor]:
@@ -155,12 +162,13 @@ class Clients:
         ):
             return cohort, {}
 
-        def end(client: Client, data: Batch) -> dict[str, Tensors]:
+        def end(client: Client, data: Batch, moment: Moment) -> dict[str, Tensors]:
             ended, extras = check_end(self.method, self.method.end(self.net, client, data, moment))
             return {**_changed_groups(client, ended), "extras": extras}
 
+        hook = RoundHook(end, moment, (self.method, type(self.method).end, self.net))
         with calling(self.method, "end"):
-            results = self.engine.apply_hook(end, cohort, self.train)
+            results = self.engine.apply_hook(hook, cohort, self.train)
         return _with_groups(cohort, results), results["extras"]
 
     def adapted(self, method: Method, cohort: Cohort, moment: Moment) -> Cohort:
@@ -275,11 +283,20 @@ def _does_nothing(hook: Callable[[Any, Any], Any]) -> bool:
 
 
 def _changed_groups(before: Client, after: Client) -> dict[str, Tensors]:
-    """Return the groups of tensors that a hook replaced; the others need not be copied."""
-    groups = ("params", "memory", "inbox")
-    return {group: getattr(after, group) for group in groups if getattr(after, group) is not getattr(before, group)}
+    """Return the groups of tensors that a hook replaced; the others need not be copied.
+
+    Of the inbox, only the tensors that a hook added or replaced are returned, unless it removed some: the server's
+    messages, which may contain whole models, remain stored once for all clients.
+    """
+    changed = {group: getattr(after, group) for group in GROUPS if getattr(after, group) is not getattr(before, group)}
+    if "inbox" in changed and before.inbox.keys() <= after.inbox.keys():
+        inbox = changed.pop("inbox")
+        changed[ADDED] = {name: value for name, value in inbox.items() if value is not before.inbox.get(name)}
+    return changed
 
 
 def _with_groups(cohort: Cohort, results: dict[str, Tensors]) -> Cohort:
-    groups: dict[str, Any] = {group: ClientTensors(value) for group, value in results.items() if group != "extras"}
+    groups: dict[str, Any] = {group: ClientTensors(results[group]) for group in GROUPS if group in results}
+    if ADDED in results:
+        groups["inbox"] = cohort.inbox.having(results[ADDED])
     return replace(cohort, **groups)

@@ -273,7 +273,9 @@ def test_without_any_solution_weights_are_nan(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_a_gpu_finds_the_same():
+@pytest.mark.parametrize("small", [simplex.SMALL_BATCH, 0], ids=["solved on the CPU", "solved on the GPU"])
+def test_a_gpu_finds_the_same(small, monkeypatch):
+    monkeypatch.setattr(simplex, "SMALL_BATCH", small)
     quadratic, linear = random_batch(20, 20, 25, ridge=0.5)
     found = minimise_on_simplex(quadratic.cuda(), linear.cuda())
     assert found.is_cuda

@@ -92,14 +92,20 @@ def read_image_table(source: TableSource, roles: Roles, column: str, folder: Pat
     return replace(table, inputs={column: ImageColumn(pixels[paths.codes])})
 
 
-def load_images(files: Sequence[Path], size: int = 0) -> NDArray[np.uint8]:
-    """Return images as [N, channels, height, width]; one channel if all of them are grey, otherwise three."""
-    shapes = [_opened(path, lambda image: (image.mode, image.height, image.width)) for path in files]
-    grey = all(mode in _GREY for mode, _, _ in shapes)
-    _, height, width = shapes[0]
-    if size or max(height, width) > MAXIMUM_SIZE:
-        height = width = size or MAXIMUM_SIZE
-    channels = 1 if grey else 3
+def load_images(files: Sequence[Path], size: int = 0, shape: tuple[int, int, int] | None = None) -> NDArray[np.uint8]:
+    """Return images as [N, channels, height, width]; one channel if all of them are grey, otherwise three.
+
+    `shape` gives channels, height and width, instead of choosing them from the images and `size`.
+    """
+    if shape is not None:
+        channels, height, width = shape
+    else:
+        found = [_opened(path, lambda image: (image.mode, image.height, image.width)) for path in files]
+        channels = 1 if all(mode in _GREY for mode, _, _ in found) else 3
+        _, height, width = found[0]
+        if size or max(height, width) > MAXIMUM_SIZE:
+            height = width = size or MAXIMUM_SIZE
+    grey = channels == 1
     check_fits(len(files) * channels * height * width, f"{len(files):,} images of {height}×{width} pixels need")
     pixels = np.empty((len(files), channels, height, width), np.uint8)
     for number, path in enumerate(files):

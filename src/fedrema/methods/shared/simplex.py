@@ -19,7 +19,10 @@ TARGET = 1e-13
 ITERATIONS = 60
 """At most; programs like FedPAC's took up to 16 with 20 clients and 24 with 200."""
 CHECK_EVERY = 4
-"""Iterations between two checks of whether all programs are solved; each check synchronises with the device."""
+"""Iterations between two checks of whether all programs are solved on a GPU, where each check waits for the device.
+
+On a CPU every iteration checks; this changes no result, because solved programs no longer change.
+"""
 REGULARISATION = 1e-13
 """Added to the diagonal of the Newton systems, which a matrix of low rank makes almost singular."""
 PROXIMITY = 1e-9
@@ -29,6 +32,12 @@ ALIGNMENT = 8
 """Matrices are padded to a multiple of this size: 64 bytes."""
 LARGEST_BATCH = 2**24
 """How many matrix entries are solved in one batch: 128 MB for each copy of the matrices."""
+SMALL_BATCH = 2**15
+"""Batches of up to this many matrix entries, 32 programs with 32 weights, are solved on the CPU.
+
+A solution takes about 1,500 small operators, so that launching them dominates on a GPU: FedPAC's aggregation took 19 ms
+on an H200 with 20 clients. One CPU core takes 7 ms with 20 clients, 11 with 32, 29 with 50 and 240 with 100.
+"""
 
 
 def minimise_on_simplex(quadratic: Tensor, linear: Tensor) -> Tensor:
@@ -40,8 +49,9 @@ def minimise_on_simplex(quadratic: Tensor, linear: Tensor) -> Tensor:
     entries are not finite, are NaN.
     """
     programs = max(1, LARGEST_BATCH // max(1, quadratic.shape[-1] ** 2))
-    parts = zip(torch.split(quadratic, programs), torch.split(linear, programs), strict=True)
-    return torch.cat([_solve(*part) for part in parts])
+    place = torch.device("cpu") if quadratic.numel() <= SMALL_BATCH else linear.device
+    parts = zip(torch.split(quadratic.to(place), programs), torch.split(linear.to(place), programs), strict=True)
+    return torch.cat([_solve(*part) for part in parts]).to(linear.device)
 
 
 def optimality_gap(quadratic: Tensor, linear: Tensor, weights: Tensor) -> Tensor:
@@ -86,10 +96,11 @@ def _interior_point(quadratic: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
     gradient = systems.product(weights) + linear
     level = gradient.amin(dim=1, keepdim=True) - 1  # λ
     multipliers = gradient - level
+    check_every = CHECK_EVERY if linear.is_cuda else 1
     for iteration in range(ITERATIONS):
         complementarity = _total(weights * multipliers)  # k µ
         unsolved = complementarity > TARGET
-        if iteration % CHECK_EVERY == 0 and not unsolved.any():
+        if iteration % check_every == 0 and not unsolved.any():
             break
         # A step solves (Q + diag(z/w)) Δw = t − (Qw + c − λ) + Δλ, Σ Δw = 1 − Σ w and Δz = t − z − z/w Δw. The
         # predictor aims at µ = 0, that is t = 0; the corrector adds a smaller µ and the predictor's second-order term.
