@@ -1,8 +1,8 @@
 """Time and peak memory of reading a table: python benchmarks/check_reading.py 10000000. Fails above 8 GB.
 
-Writes a CSV file with 50 input columns (numbers, some of them missing, and categories), reads it into a federation in a
-new process, and deletes it. The file repeats the same 100,000 rows, which does not matter to the reader. Ten million rows
-need 4 GB of disk space.
+Writes a CSV file with 50 input columns (numbers, some of them missing, and categories), reads it into a federation in
+a new process, and deletes it. The file repeats the same 100,000 rows, which does not matter to the reader. Ten million
+rows need 4 GB of disk space.
 """
 
 import argparse

@@ -12,7 +12,9 @@ from fedrema.errors import BadInput
 
 def table(client=(0, 0, 1, 1), names=("north", "south"), **columns):
     inputs = {
-        name: CategoryColumn(np.array([values[1].index(each) if each else -1 for each in values[0]], np.int32), values[1])
+        name: CategoryColumn(
+            np.array([values[1].index(each) if each else -1 for each in values[0]], np.int32), values[1]
+        )
         if isinstance(values, tuple)
         else NumberColumn(np.array(values, np.float64))
         for name, values in columns.items()
@@ -86,7 +88,9 @@ def test_constant_and_empty_columns_are_left_out():
 
 def test_unseen_categories_are_counted_in_one_warning(caplog):
     fitted = fit(table(colour=COLOURS, size=(("s", "s", "l", "l"), ("l", "s"))))
-    new = table(colour=(("pink", "grey", None, "red"), ("grey", "pink", "red")), size=(("s", "m", "l", "l"), ("l", "m", "s")))
+    new = table(
+        colour=(("pink", "grey", None, "red"), ("grey", "pink", "red")), size=(("s", "m", "l", "l"), ("l", "m", "s"))
+    )
     x = fitted.transform(new)
     assert x[:, 2].tolist() == [1, 1, 1, 0]
     assert caplog.messages == [

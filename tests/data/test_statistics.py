@@ -62,7 +62,8 @@ def test_statistics_of_one_site_by_hand():
          "b": CategoryColumn(np.array([0, -1, 0, 1], np.int32), ("x", "z")),
          "days": NumberColumn(np.array([0.0, 1, 2, 3]), "days since 1970-01-01"),
          "image": ImageColumn(np.zeros((4, 3, 5, 6), np.uint8))},
-        {"y": NumberColumn(np.array([1.0, 0, 1, 7])), "z": CategoryColumn(np.array([1, 1, 0, 0], np.int32), ("n", "y"))},
+        {"y": NumberColumn(np.array([1.0, 0, 1, 7])),
+         "z": CategoryColumn(np.array([1, 1, 0, 0], np.int32), ("n", "y"))},
         np.zeros(4, np.int64), ("only",),
     )  # fmt: skip
     found = local_statistics(table, np.array([True, True, True, False]))

@@ -37,7 +37,9 @@ def test_the_task_follows_from_the_values(values, task, names):
     target = make_target(table(y=values))
     assert (target.task, target.names) == (task, names)
     if names:
-        assert [names[code] for code in target.y] == [each if isinstance(each, str) else str(int(each)) for each in values]
+        assert [names[code] for code in target.y] == [
+            each if isinstance(each, str) else str(int(each)) for each in values
+        ]
     else:
         assert target.y.tolist() == values
 
@@ -66,15 +68,27 @@ def test_the_classes_of_a_run_are_used():
 @pytest.mark.parametrize(
     ("values", "task", "message"),
     [
-        ([1, np.nan], "auto", r"^the target 'y' is missing in data row 2 \(client 'north'\); every sample needs one\.$"),
+        (
+            [1, np.nan],
+            "auto",
+            r"^the target 'y' is missing in data row 2 \(client 'north'\); every sample needs one\.$",
+        ),
         (["", "a"], "auto", r"^the target 'y' is missing in data row 1 \(client 'north'\)"),
         (["a", "a"], "auto", r"^the target 'y' is 'a' in all samples; it must have at least two values\.$"),
         ([2, 2], "auto", r"^the target 'y' is '2' in all samples"),
         ([2.5, 2.5], "auto", r"^the target 'y' is 2.5 in all samples"),
         ([1, 2, 3], "binary", r"^--task binary needs a target with two values; 'y' has 3: 1, 2, 3\.$"),
-        ([1.5, 2], "multiclass", r"^--task multiclass needs a target of text or whole numbers; 'y' is 1.5 in data row 1"),
+        (
+            [1.5, 2],
+            "multiclass",
+            r"^--task multiclass needs a target of text or whole numbers; 'y' is 1.5 in data row 1",
+        ),
         (["low", "high"], "ordinal", r"^--task ordinal needs a target of whole numbers; 'y' has texts such as 'high'"),
-        (["low", "high"], "regression", r"^--task regression needs a target of numbers; 'y' has texts such as 'high'\.$"),
+        (
+            ["low", "high"],
+            "regression",
+            r"^--task regression needs a target of numbers; 'y' has texts such as 'high'\.$",
+        ),
         ([1, -1], "count", r"^--task count needs whole numbers of 0 or more; 'y' is -1 in data row 2"),
         ([1, 2], "multilabel", r"^--target: several targets must hold 0 and 1; 'y' is 2 in data row 2"),
         (["a", "no"], "multilabel", r"'y' is a in data row 1"),

@@ -3,23 +3,28 @@
 from fedrema.data.build import build_federation, save_prepared
 from fedrema.data.datasets import DatasetStatus, Pool, dataset_names, dataset_status, load_pool
 from fedrema.data.federation import Federation, Split, to_float
+from fedrema.data.from_source import federation_from
 from fedrema.data.options import DataSettings
 from fedrema.data.plot import draw_federation, federation_table
-from fedrema.data.user_data import load_user_data
+from fedrema.data.preprocessing import Preprocessing
+from fedrema.data.user_data import load_user_data, read_user_table
 
 __all__ = [
     "DataSettings",
     "DatasetStatus",
     "Federation",
     "Pool",
+    "Preprocessing",
     "Split",
     "build_federation",
     "dataset_names",
     "dataset_status",
     "draw_federation",
+    "federation_from",
     "federation_table",
     "load_pool",
     "load_user_data",
+    "read_user_table",
     "save_prepared",
     "to_float",
 ]

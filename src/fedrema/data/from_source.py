@@ -56,5 +56,5 @@ def federation_from(
             f"a federation cannot be made from {type(source).__name__}; valid are pandas and polars frames, Hugging "
             "Face datasets, mappings of client names to frames or PyTorch datasets, and values of --federation."
         )
-    options = LoadOptions(data_seed, test_share, class_names, table, preprocessing)
+    options = LoadOptions(data_seed, test_share, class_names, table, preprocessing=preprocessing)
     return federation_from_object(source, options, info or {"federation": type(source).__name__})

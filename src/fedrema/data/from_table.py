@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedrema.data.checks import check_split_settings, list_names
 from fedrema.data.federation import Federation
-from fedrema.data.load_options import LoadOptions, accepted
+from fedrema.data.load_options import LoadOptions
 from fedrema.data.preprocessing import Preprocessing, fit_preprocessing
 from fedrema.data.readers.image_files import find_image_column, read_image_table
 from fedrema.data.readers.source import TableSource, read_table
@@ -24,24 +24,45 @@ from fedrema.errors import BadInput
 log = logging.getLogger("fedrema")
 _FEW = 3
 """Clients with fewer samples than this are reported."""
+_OF_IMAGES = ("--target", "--task", "--client-column", "--split-column", "--columns", "--image-size")
+"""Options of tables of images."""
 
 
 def federation_from_source(
     source: TableSource, options: LoadOptions, info: Mapping[str, Any], folder: Path = Path()
 ) -> Federation:
     """Read a source of tables and create a federation; paths of images are relative to `folder`."""
-    table = options.table
-    roles = find_roles(source.names, table, source.clients is not None)
+    return federation_from_table(table_from_source(source, options.table, options.preprocessing, folder), options, info)
+
+
+def table_from_source(
+    source: TableSource,
+    options: TableOptions,
+    preprocessing: Preprocessing | None = None,
+    folder: Path = Path(),
+    need_target: bool = True,
+) -> Table:
+    """Read a source of tables, or of paths of images relative to `folder`.
+
+    `preprocessing` says what the columns must hold; by default this is inferred. Without `need_target`, the target may
+    be absent.
+    """
+    roles = find_roles(source.names, options, source.clients is not None, need_target)
     column = find_image_column(source, roles)
     if column is not None:
-        table.refuse(
-            "images", "pixels", "--target", "--task", "--client-column", "--split-column", "--columns", "--image-size"
-        )
-        return federation_from_table(read_image_table(source, roles, column, folder, table.image_size), options, info)
-    if table.image_size:
-        raise BadInput(f"--image-size {table.image_size} has no meaning for a table without image files; leave it out.")
-    kinds = None if options.preprocessing is None else options.preprocessing.kinds()
-    return federation_from_table(read_table(source, roles, kinds), options, info)
+        options.refuse("images", "pixels", *_OF_IMAGES)
+        return read_image_table(source, roles, column, folder, options.image_size, image_shape(preprocessing))
+    if options.image_size:
+        raise BadInput(f"--image-size {options.image_size} has no meaning for a table without image files.")
+    return read_table(source, roles, None if preprocessing is None else preprocessing.kinds())
+
+
+def image_shape(preprocessing: Preprocessing | None) -> tuple[int, int, int] | None:
+    """Return channels, height and width of the images of a federation; None if they are not known."""
+    if preprocessing is None or not preprocessing.images:
+        return None
+    (rule,) = preprocessing.images
+    return rule.channels, rule.height, rule.width
 
 
 def federation_from_table(table: Table, options: LoadOptions, info: Mapping[str, Any]) -> Federation:
@@ -56,7 +77,7 @@ def federation_from_table(table: Table, options: LoadOptions, info: Mapping[str,
     del table  # its columns need as much memory as x
     classes: dict[str, Any] = {"classes": len(target.names), "class_names": target.names} if target.names else {}
     federation = Federation.from_arrays(
-        x, target.y, client, test, info=info, **classes, **accepted(task=target.task, preprocessing=preprocessing)
+        x, target.y, client, test, info=info, **classes, task=target.task, preprocessing=preprocessing
     )
     return replace(federation, names=names)
 

@@ -1,11 +1,9 @@
 """Settings with which users' own data is loaded."""
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedrema.data.federation import Federation
 from fedrema.data.preprocessing import Preprocessing
 from fedrema.data.roles import TableOptions
 
@@ -22,17 +20,17 @@ class LoadOptions:
     """The classes of the run that the data is used for; None: those of the data."""
     table: TableOptions = field(default_factory=TableOptions)
     """How to read and preprocess tables and images."""
+    client: str | None = None
+    """Name of the client of a table file in which no column names the clients."""
     preprocessing: Preprocessing | None = None
     """The preprocessing of the run that the data is used for; None: it is fitted to the data."""
 
     @property
     def for_arrays(self) -> dict[str, Any]:
         """The arguments of `Federation.from_arrays` that these options determine."""
-        arguments = {"data_seed": self.data_seed, "test_share": self.test_share, "class_names": self.class_names}
-        return arguments | accepted(task=None if self.table.task == "auto" else self.table.task)
-
-
-def accepted(**arguments: Any) -> dict[str, Any]:
-    """Return those arguments that `Federation.from_arrays` has."""
-    known = inspect.signature(Federation.from_arrays).parameters
-    return {name: value for name, value in arguments.items() if name in known}
+        return {
+            "data_seed": self.data_seed,
+            "test_share": self.test_share,
+            "class_names": self.class_names,
+            "task": None if self.table.task == "auto" else self.table.task,
+        }

@@ -9,7 +9,7 @@ from typing import Any
 from fedrema.base.user_code import load_object, raised_at, working_folder_importable
 from fedrema.data.client_arrays import federation_from_parts
 from fedrema.data.federation import Federation
-from fedrema.data.from_table import federation_from_source, federation_from_table
+from fedrema.data.from_table import federation_from_source, federation_from_table, image_shape, table_from_source
 from fedrema.data.load_options import LoadOptions
 from fedrema.data.npz import read_npz
 from fedrema.data.objects import federation_from_object, is_known_object
@@ -18,6 +18,7 @@ from fedrema.data.readers.files import FileSource, FolderSource, is_table
 from fedrema.data.readers.image_files import read_image_folder
 from fedrema.data.readers.leaf import leaf_files, read_leaf
 from fedrema.data.roles import TableOptions
+from fedrema.data.table import Table
 from fedrema.errors import BadInput
 
 _FORMS = (
@@ -38,6 +39,7 @@ def load_user_data(
     class_names: Sequence[str] | None = None,
     options: TableOptions | None = None,
     preprocessing: Preprocessing | None = None,
+    client: str | None = None,
 ) -> Federation:
     """Load a federation from a file, a folder, or `module:function`.
 
@@ -53,8 +55,10 @@ def load_user_data(
         How to read tables and images.
     preprocessing
         The preprocessing of the run that the data is used for; by default, it is fitted to the data.
+    client
+        Name of the client of a table file in which no column names the clients.
     """
-    load = LoadOptions(data_seed, test_share, class_names, options or TableOptions(), preprocessing)
+    load = LoadOptions(data_seed, test_share, class_names, options or TableOptions(), client, preprocessing)
     path = Path(source).expanduser()
     if path.is_dir():
         return _load_folder(path, load)
@@ -63,6 +67,30 @@ def load_user_data(
     if _FUNCTION.fullmatch(source):
         return _load_from_function(source, load)
     raise BadInput(f"--federation {source} does not exist; valid are {_FORMS}.")
+
+
+def read_user_table(
+    source: str,
+    options: TableOptions | None = None,
+    preprocessing: Preprocessing | None = None,
+    client: str | None = None,
+    need_target: bool = True,
+) -> Table:
+    """Read a table file, a folder of them, or a folder of images, without preprocessing.
+
+    A site computes its statistics from it (`local_statistics`). The parameters are those of `load_user_data`; without
+    `need_target`, the target may be absent.
+    """
+    given, path = options or TableOptions(), Path(source).expanduser()
+    tables = sorted(filter(is_table, path.iterdir())) if path.is_dir() else []
+    with _prefix_errors(f"--federation {path}"):
+        if tables:
+            return table_from_source(FolderSource(tables), given, preprocessing, path, need_target)
+        if path.is_dir():
+            return read_image_folder(path, given.image_size, image_shape(preprocessing))
+        if path.is_file() and is_table(path):
+            return table_from_source(FileSource(path, client), given, preprocessing, path.parent, need_target)
+    raise BadInput(f"--federation {source} is not a .csv, .csv.gz or .parquet file or a folder of them or of images.")
 
 
 def _load_file(path: Path, options: LoadOptions) -> Federation:
@@ -74,7 +102,7 @@ def _load_file(path: Path, options: LoadOptions) -> Federation:
     info = {"federation": path.name}
     with _prefix_errors(f"--federation {path}"):
         if is_table(path):
-            return federation_from_source(FileSource(path), options, info, path.parent)
+            return federation_from_source(FileSource(path, options.client), options, info, path.parent)
         if path.suffix == ".json":
             options.table.refuse(str(path), "LEAF data", "--task")
             return _load_leaf([(path, None)], options, info)
@@ -101,7 +129,8 @@ def _load_folder(folder: Path, options: LoadOptions) -> Federation:
             return _load_leaf(leaf, options, info)
         if any(path.is_dir() for path in visible):
             options.table.refuse(str(folder), "images", "--task", "--image-size")
-            return federation_from_table(read_image_folder(folder, options.table.image_size), options, info)
+            shape = image_shape(options.preprocessing)
+            return federation_from_table(read_image_folder(folder, options.table.image_size, shape), options, info)
     raise BadInput(f"--federation {folder} is a folder without data; valid are {_FORMS}.")
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from fedrema.data.readers.csv_files import CsvFile
 from fedrema.data.readers.source import Block
+from fedrema.data.roles import CLIENT_NAMES
 from fedrema.data.table import sorted_categories
 from fedrema.errors import BadInput
 
@@ -22,13 +23,13 @@ class TableFile(Protocol):
 
 
 class FileSource:
-    """One file with the samples of all clients."""
+    """One file with the samples of all clients, or of the client `client` if no column names the clients."""
 
-    clients: Sequence[str] | None = None
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, client: str | None = None) -> None:
         self._path, self._file = path, open_file(path)
         self.names = self._file.names
+        alone = client is not None and not set(CLIENT_NAMES) & set(self.names)
+        self.clients: Sequence[str] | None = [client] if client is not None and alone else None
 
     def blocks(self, columns: Sequence[str]) -> Iterator[tuple[int, Block]]:
         """Return the rows in blocks."""

@@ -131,7 +131,7 @@ def texts(values: Any, name: str) -> list[str]:
     """Return Python objects as texts; empty where they are missing."""
     found = []
     for value in values:
-        if value is None or value != value or type(value).__name__ == "NAType":
+        if value is None or type(value).__name__ in ("NAType", "NaTType") or value != value:
             found.append("")
         elif isinstance(value, str | bool | np.bool_ | numbers.Number | datetime.date):
             found.append(str(value))

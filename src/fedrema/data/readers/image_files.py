@@ -27,10 +27,11 @@ _SPLITS = ("train", "test")
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 
 
-def read_image_folder(folder: Path, size: int = 0) -> Table:
+def read_image_folder(folder: Path, size: int = 0, shape: tuple[int, int, int] | None = None) -> Table:
     """Read images root/client/class/image or root/client/{train,test}/class/image.
 
-    `size` is the height and width after resizing; 0: those of the first image, at most 64.
+    `size` is the height and width after resizing; 0: those of the first image, at most 64. `shape` are the channels,
+    height and width that another federation has.
     """
     clients = sorted_categories([path.name for path in _folders(folder)])
     found: list[tuple[int, str, bool, Path]] = []  # client, class, whether it is a test image, file
@@ -55,7 +56,7 @@ def read_image_folder(folder: Path, size: int = 0) -> Table:
     classes = sorted({kind for _, kind, _, _ in found})
     codes = np.array([classes.index(kind) for _, kind, _, _ in found], np.int32)
     return Table(
-        {"image": ImageColumn(load_images(files, size))},
+        {"image": ImageColumn(load_images(files, size, shape))},
         {"class": CategoryColumn(codes, tuple(classes))},
         np.array([number for number, *_ in found], np.int64),
         tuple(clients),
@@ -78,7 +79,14 @@ def find_image_column(source: TableSource, roles: Roles) -> str | None:
     return found[0] if found else None
 
 
-def read_image_table(source: TableSource, roles: Roles, column: str, folder: Path, size: int) -> Table:
+def read_image_table(
+    source: TableSource,
+    roles: Roles,
+    column: str,
+    folder: Path,
+    size: int = 0,
+    shape: tuple[int, int, int] | None = None,
+) -> Table:
     """Read a table whose column `column` holds paths of images, relative to `folder`."""
     if unused := [name for name in roles.inputs if name != column]:
         log.warning("Note: images are the only inputs; these columns are not used: %s.", list_names(unused))
@@ -88,7 +96,7 @@ def read_image_table(source: TableSource, roles: Roles, column: str, folder: Pat
     if (paths.codes < 0).any():
         row = int(np.argmax(paths.codes < 0))
         raise BadInput(f"column {column!r} is empty in {table.where(row)}; every sample needs an image.")
-    pixels = load_images([folder / path for path in paths.categories], size)
+    pixels = load_images([folder / path for path in paths.categories], size, shape)
     return replace(table, inputs={column: ImageColumn(pixels[paths.codes])})
 
 
