@@ -22,6 +22,7 @@ from fedrema.deploy.scores import Score
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.methods import registry
+from fedrema.runs.trained_clients import dummy_federation
 from tests.fixtures import make_federation
 from tests.quick import quick_arguments
 
@@ -43,7 +44,9 @@ class Federated:
         if "--dataset" in more:
             federation = build_federation(self.settings.data)
         self.nodes = [Node(self.settings, federation.only(row)) for row in range(len(counts))]
-        self.central = CentralServer(self.settings, federation.sample_shape, federation.task, len(counts), **limits)
+        self.central = CentralServer(
+            self.settings, dummy_federation(federation.sample_shape, federation.task), len(counts), **limits
+        )
         for node in self.nodes:
             self.central.registry.row(node.name)
         self.records = []

@@ -5,17 +5,14 @@ round becomes final only when the server confirms that the reply was used, so a 
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from fedrema.config.settings import Settings
 from fedrema.core import Client, Role
-from fedrema.data import DataSettings, Federation, build_federation, load_user_data
-from fedrema.data.npz import read_npz
+from fedrema.data import Federation
 from fedrema.deploy.messages import Reply, Request
 from fedrema.deploy.scores import Score
 from fedrema.engine import ClientTensors
@@ -148,39 +145,13 @@ class Node:
 
 def make_simulator(settings: Settings, federation: Federation) -> tuple[Settings, Simulator]:
     """Return the settings fitted to a federation of one client, and its simulator."""
+    settings = settings.for_columns(federation)
     net = _network(settings.network, federation.sample_shape, federation.task.outputs, settings.simulation.seed)
     fitted = settings.fitted(federation, net.integers)
     return fitted, Simulator(fitted.method, net, federation, fitted.local, fitted.simulation)
 
 
-def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[str]) -> Federation:
-    """Read a node's samples, labelled with the federation's classes.
-
-    `data` is a file, a folder or module:function. A single .npz file need not name its client; of several clients, the
-    one called `name` is used.
-    """
-    share, seed = settings.data.test_share, settings.data.data_seed
-    file = Path(data)
-    if file.suffix == ".npz" and file.is_file():
-        arrays = read_npz(file, required=("x", "y"), optional=("split", "client", "meta"))
-        if "client" not in arrays:
-            client = np.full(len(arrays["y"]), name)
-            return Federation.from_arrays(
-                arrays["x"], arrays["y"], client, arrays.get("split"), None, None, seed, share, class_names=class_names
-            )
-    federation = load_user_data(data, seed, share, class_names)
-    if len(federation) > 1 and name not in federation.names:
-        raise BadInput(f"data={data} holds {len(federation)} clients, and none is called {name!r}.")
-    return federation.only(federation.names.index(name)) if len(federation) > 1 else federation
-
-
 @functools.lru_cache(maxsize=1)  # Flower's simulation engine runs many nodes in one process
-def partitioned_dataset(data: DataSettings) -> Federation:
-    """Return the partitioned dataset of a federation whose nodes have no own data."""
-    return build_federation(data)
-
-
-@functools.lru_cache(maxsize=1)  # for the same reason
 def _network(network: Network, shape: tuple[int, ...], classes: int, seed: int) -> Net:
     return build_net(network, shape, classes, seed)
 

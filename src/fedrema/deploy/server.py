@@ -18,12 +18,10 @@ from fedrema.engine import ClientTensors
 from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Tensors
-from fedrema.runs.trained_clients import dummy_federation
 from fedrema.simulation.records import MetricRecord, NodeReports, RoundRecord
 from fedrema.simulation.scoring import MetricSums, metric_records, overall
 from fedrema.simulation.simulator import plain_trace
 from fedrema.simulation.state import RoundUploads, SimulationState, on_device
-from fedrema.tasks import Task
 
 
 class CentralServer:
@@ -33,30 +31,25 @@ class CentralServer:
     ----------
     settings
         Method, network and training.
-    shape, task
-        Shape of a sample, and what is predicted.
+    dummy
+        A federation with the shape of the clients' samples and their task; see `dummy_federation`.
     capacity
         Largest number of clients.
     most_samples, most_noise
         Limits on replies; see `Plan`.
-    class_counts
-        Training samples of each class in the federation, if the loss is weighted by them.
     """
 
     def __init__(
         self,
         settings: Settings,
-        shape: tuple[int, ...],
-        task: Task,
+        dummy: Federation,
         capacity: int,
         most_samples: int = 0,
         most_noise: float = 0.0,
-        class_counts: tuple[int, ...] = (),
     ) -> None:
         self.method, self.capacity = settings.method, capacity
         self.most_samples, self.most_noise = most_samples, most_noise
-        dummy = dummy_federation(shape, task, class_counts)  # the server has no samples
-        _, self.simulator = make_simulator(settings, dummy)
+        _, self.simulator = make_simulator(settings, dummy)  # the server has no samples
         self.net, initial = self.simulator.net, self.simulator.start()
         self.roles = {
             name: role for name, role in self.simulator.roles(initial.params).items() if role is not Role.PRIVATE

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedrema.config.settings import Settings
 from fedrema.core import Client, Method, overrides
-from fedrema.data import Federation, build_federation
+from fedrema.data import Federation, Preprocessing, build_federation
 from fedrema.data.federation import to_float
 from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
@@ -229,8 +229,13 @@ def _changed(tensors: Tensors, change: int) -> Tensors:
     return {name: ~value if change and value.dtype is torch.bool else value + change for name, value in tensors.items()}
 
 
-def dummy_federation(shape: tuple[int, ...], task: Task, class_counts: tuple[int, ...] = ()) -> Federation:
-    """Return a federation that is used for its shapes only; `class_counts` are those of the real one."""
+def dummy_federation(
+    shape: tuple[int, ...],
+    task: Task,
+    class_counts: tuple[int, ...] = (),
+    preprocessing: Preprocessing | None = None,
+) -> Federation:
+    """Return a federation that is used for its shapes only; all arguments are those of the real one."""
     samples = np.zeros((3, *shape), np.float32)  # two training samples: some layers do not accept a batch of one
     target = np.zeros((3, task.classes), np.int64) if task.name == "multilabel" else np.zeros(3, np.int64)
     if not task.has_classes:
@@ -238,4 +243,5 @@ def dummy_federation(shape: tuple[int, ...], task: Task, class_counts: tuple[int
     classes = task.classes if task.has_classes and target.ndim == 1 else None
     split = [False, False, True]
     made = Federation.from_arrays(samples, target, ["dummy"] * 3, split, classes=classes, task=task.name)
-    return replace(made, own_task=None if task.has_softmax else task, class_counts=class_counts)
+    own_task = None if task.has_softmax else task
+    return replace(made, own_task=own_task, class_counts=class_counts, preprocessing=preprocessing)
