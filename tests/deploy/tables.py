@@ -55,7 +55,17 @@ class Tables:
     def __init__(self, folder, task, method="fedavg", more=(), change=None, least=3):
         self.folder, self.task = folder, task
         described = ["--columns", COLUMNS, "--target", TARGETS[task], "--task", task]
-        arguments = ["--nodes", ",".join(NAMES), "--least-clients", str(least), "--wait-seconds", "3", *described, *SETTINGS, *more]
+        arguments = [
+            "--nodes",
+            ",".join(NAMES),
+            "--least-clients",
+            str(least),
+            "--wait-seconds",
+            "3",
+            *described,
+            *SETTINGS,
+            *more,
+        ]
         assert main(["deploy", "init", str(folder), method, *arguments]) == 0
         self.place = ServerFolder.open(folder)
         self.tables = folder / "tables"

@@ -62,7 +62,7 @@ def test_every_task_computes_the_same_models_as_the_simulator(task, tmp_path):
         ("binary", "fedrema", ["--class-weights", "balanced", "--metrics", "log_loss,f1"]),
         ("multilabel", "fedper", ["--class-weights", "balanced"]),
         ("regression", "fedrema", ["--scale", "site", "--regression-loss", "huber"]),
-        ("count", "ditto", ["--scale", "none"]),
+        ("binary", "ditto", ["--scale", "none"]),
         ("multiclass", "fedavg", ["--categories", "embed"]),
     ],
 )
@@ -162,7 +162,8 @@ def test_a_node_writes_a_model_that_predicts_from_raw_rows(tmp_path, capsys):
     made.conduct()
     node = made.folder / "nodes" / "north"
     assert main(["deploy", "model", str(node)]) == 0
-    assert main(["predict", str(node / "model"), str(node / "table.csv"), "--out", str(tmp_path / "found.csv")]) == 0
+    data, out = str(node / "table.csv"), str(tmp_path / "found.csv")
+    assert main(["predict", str(node / "model"), data, "--client", "north", "--out", out]) == 0
     assert len((tmp_path / "found.csv").read_text().splitlines()) == 41
     assert main(["export", str(made.place.run)]) == 0
     capsys.readouterr()

@@ -22,6 +22,7 @@ from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import build_simulator
 from fedrema.runs.new_clients import personalize
+from fedrema.runs.trained_clients import dummy_federation
 from tests.fixtures import label, make_federation, make_simulator
 
 WITH_COPIES = [
