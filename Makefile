@@ -66,6 +66,7 @@ screenshots: $(VENV)/.browsing
 figures: $(VENV)/.installed
 	$(BIN)/python tools/make_figures.py
 	$(BIN)/python tools/make_methods.py
+	$(BIN)/python tools/make_tasks.py
 
 # The tables and figures of results/paper and docs/reproduction.md, from the finished runs; trains nothing.
 results: $(VENV)/.installed

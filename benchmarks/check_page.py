@@ -20,7 +20,7 @@ from fedrema.page.browser import chromium
 from fedrema.page.render import write_page
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import FederationFacts, Manifest, RanOn
-from fedrema.simulation.records import PRIMARY, MetricRecord, RoundRecord
+from fedrema.simulation.records import MetricRecord, RoundRecord
 
 MOST_BYTES = 20e6
 MOST_SECONDS = 3.0
@@ -45,7 +45,7 @@ def write_run(path: Path, rounds: int, clients: int, finished: bool) -> None:
         accuracy = np.clip(1 - difficulty / (1 + number / 40) + generator.normal(0, 0.01, clients), 0, 1)
         critical = number < rounds // 20
         mean, worst = float(accuracy.mean()), float(np.sort(accuracy)[: clients // 10].mean())
-        metrics = {PRIMARY: MetricRecord(mean, (mean, mean), worst, accuracy.tolist())}
+        metrics = {"accuracy": MetricRecord(mean, (mean, mean), worst, accuracy.tolist())}
         record = RoundRecord(
             number,
             list(range(clients)),
@@ -63,7 +63,7 @@ def write_run(path: Path, rounds: int, clients: int, finished: bool) -> None:
             seconds={"train": 1.0, "aggregate": 0.2, "evaluate": 0.3, "other": 0.0},
         )
         directory.append(record)
-        brief = {PRIMARY: MetricRecord(mean, (mean, mean), worst)}
+        brief = {"accuracy": MetricRecord(mean, (mean, mean), worst)}
         records.append(
             replace(record, participants=[], client_loss=[], metrics=brief, trained=brief, trace={"critical": critical})
         )

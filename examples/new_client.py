@@ -16,6 +16,6 @@ others = fedrema.Federation.from_arrays(
 run = fedrema.run("fedrema", federation=others, rounds=30, lr=0.05, batch=10, out="runs/nineteen", overwrite=True)
 
 personalized = personalize(run.path, Path("new_client.npz"))
-for stage, accuracy in personalized.accuracy.items():
+for stage, accuracy in personalized.scores.items():
     print(f"{stage:>10}: {accuracy:.0%}")
 print("learns most from", ", ".join(sorted(personalized.peers, key=personalized.peers.get, reverse=True)[:5]))

@@ -35,7 +35,7 @@ def make_federation(counts=(23, 9, 30, 14), classes=4, features=6, seed=0, names
 
 def network(federation, net="mlp", hidden=7, seed=3) -> Net:
     """Return a small network that fits a federation."""
-    return build_net(Network(net=net, hidden=hidden), federation.sample_shape, federation.classes, seed=seed)
+    return build_net(Network(net=net, hidden=hidden), federation.sample_shape, federation.task.outputs, seed=seed)
 
 
 def make_simulator(

@@ -19,6 +19,7 @@ from draw_ranking import draw_ranking
 
 from fedrema.base.options import field_documentation, valid_choices
 from fedrema.cli import main
+from fedrema.cli.methods import supported_tasks
 from fedrema.core import Method
 from fedrema.methods import registry
 from fedrema.reporting.curves import draw_curves
@@ -71,12 +72,13 @@ def escaped(lines: Iterable[str]) -> list[str]:
 
 
 def index() -> str:
-    """Return a table of all methods: links to their pages, and the first sentence of each docstring."""
+    """Return a table of all methods: link to the page, name, supported tasks, first sentence of the docstring."""
     rows = []
     for name, kind in registry().items():
         first = " ".join(inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].split())
-        rows.append((f"[{kind.title}](methods/{page_name(name)})", f"`{name}`", *escaped([first])))
-    return "\n".join(markdown_lines(("method", "name", "summary"), rows, texts=3))
+        link = f"[{kind.title}](methods/{page_name(name)})"
+        rows.append((link, f"`{name}`", supported_tasks(kind), *escaped([first])))
+    return "\n".join(markdown_lines(("method", "name", "tasks", "summary"), rows, texts=4))
 
 
 def page_name(name: str) -> str:

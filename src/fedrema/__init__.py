@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from fedrema.core import average as average
     from fedrema.core import cross_entropy as cross_entropy
     from fedrema.core import mix as mix
+    from fedrema.core import task_loss as task_loss
     from fedrema.data import Federation as Federation
+    from fedrema.data import federation_from as federation_from
     from fedrema.errors import BadInput as BadInput
     from fedrema.errors import Diverged as Diverged
     from fedrema.errors import FedremaError as FedremaError
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from fedrema.models.body_and_head import Net as Net
     from fedrema.reporting.curves import draw_curves as draw_curves
     from fedrema.reporting.tables import comparison_table as comparison_table
+    from fedrema.reporting.verdict import verdicts as verdicts
+    from fedrema.runs.model_matrix import model_matrix as model_matrix
     from fedrema.runs.run import Run as Run
 
 # Where each public name lives. Loaded when first used: `fedrema --help` need not wait for torch.
@@ -54,14 +58,16 @@ _HOMES = {
     "fedrema.methods.shared.second_models": ("copied", "copy_of"),
     "fedrema.core": (
         *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Move", "Phase", "Role", "Uploads"),
-        *("Alternative", "Matrix", "Period", "Reports", "Trace", "average", "cross_entropy", "mix"),
+        *("Alternative", "Matrix", "Period", "Reports", "Trace", "average", "cross_entropy", "mix", "task_loss"),
     ),
-    "fedrema.data": ("Federation",),
+    "fedrema.data": ("Federation", "federation_from"),
     "fedrema.errors": ("BadInput", "Diverged", "FedremaError"),
     "fedrema.methods": ("find_method", "registry"),
     "fedrema.models.body_and_head": ("Net",),
     "fedrema.reporting.tables": ("comparison_table",),
     "fedrema.reporting.curves": ("draw_curves",),
+    "fedrema.reporting.verdict": ("verdicts",),
+    "fedrema.runs.model_matrix": ("model_matrix",),
     "fedrema.runs.run": ("Run",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

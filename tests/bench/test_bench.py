@@ -16,11 +16,13 @@ from torch.utils.data import TensorDataset
 import fedrema
 from fedrema.bench import Ceilings, Measured, Report, Row, Workload, ceilings, measure, textbook
 from fedrema.bench.textbook import Textbook, train_client
-from fedrema.bench.work import Work, generated, trimmed
+from fedrema.bench.work import Work, generated, operations_counter, trimmed
 from fedrema.cli import main
 from fedrema.cli.arguments import parse_settings
+from fedrema.cli.bench import Bench
 from fedrema.core import Method
 from fedrema.data import DataSettings, Federation
+from fedrema.models.networks import NETWORKS
 from fedrema.runs.execute import Interrupted
 
 CPU = torch.device("cpu")
@@ -52,7 +54,17 @@ def test_several_networks_and_methods_are_measured(capsys, small_and_here):
     command = ["bench", "--network", "mlp,cnn", "--method", "fedrema,fedpac", *TINY, "--json", "speed.json"]
     assert main(command) == 0
     shown = capsys.readouterr().out
-    for words in ("sgemm", "bf16", "copy", "textbook", "×textbook", "of ceiling", "Peak memory", "is fastest"):
+    for words in (
+        "sgemm",
+        "bf16",
+        "copy",
+        "textbook",
+        "×textbook",
+        "of ceiling",
+        "Peak memory",
+        "is fastest",
+        "none of our kernels",
+    ):
         assert words in shown
     assert max(map(len, shown.splitlines())) <= 100
     found = json.loads((small_and_here / "speed.json").read_text())
@@ -87,10 +99,17 @@ def test_several_networks_and_methods_are_measured(capsys, small_and_here):
         epochs = {"fedrema": 1, "fedpac": 2, "plain": textbook.MOST_SAMPLES}[row["method"]]
         assert row["steps"] == epochs * (1 if brief else 3)
         assert ("slow with convolutions" in row["note"]) == brief
+        assert (row["profile"] is None) == (row["backend"] == "textbook")
         if not brief and row["backend"] != "textbook":
             assert set(row["seconds_by_part"]) >= {"train", "aggregate", "evaluate", "other", "logging"}
             around = 1 - row["seconds_by_part"]["train"] / row["seconds_per_round"]
             assert row["share_around_training"] == pytest.approx(around)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_network_is_accepted(network):
+    assert Bench(network=network).networks() == (network,)
+    workload(network).check()
 
 
 @pytest.mark.slow
@@ -254,6 +273,24 @@ def test_operations_equal_a_count_by_hand():
     assert work == Work(steps=6, operations=2 * 2 * 15 * (forward + backward))  # clients × epochs × samples
     torch.set_num_threads(2)  # clients may then train in threads, where operations are not counted
     assert Work.of(settings, generated("mlp", settings.data)) == work
+
+
+@pytest.mark.parametrize(
+    ("layer", "size", "products"),
+    [
+        (nn.Conv2d(4, 8, 3, padding=1), (5, 6), 5 * 6 * 8 * 4 * 9),  # positions × outputs × inputs × filter
+        (nn.Conv2d(8, 8, 3, stride=2, groups=8), (7, 7), 3 * 3 * 8 * 9),  # depthwise: one input per output
+        (nn.Conv2d(8, 12, 3, groups=4), (7, 7), 5 * 5 * 12 * 2 * 9),
+        (nn.Conv1d(4, 8, 3, groups=2), (9,), 7 * 8 * 2 * 3),
+        (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), (5, 5), 5 * 5 * 4 * 3 * 9),  # positions of the input
+    ],
+    ids=str,
+)
+def test_operations_of_grouped_convolutions_equal_a_count_by_hand(layer, size, products):
+    for needs_gradient, passes in ((True, 3), (False, 2)):  # forward, gradient of the weights, gradient of the input
+        with operations_counter() as counter:
+            layer(torch.rand(2, layer.in_channels, *size, requires_grad=needs_gradient)).sum().backward()
+        assert counter.get_total_flops() == passes * 2 * 2 * products  # two samples; a product and a sum
 
 
 def test_operations_of_unequal_clients():

@@ -74,6 +74,37 @@ def test_invalid_requests_are_refused_in_one_sentence(arguments, words, capsys, 
     assert not list(in_an_empty_folder.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        (
+            "fedproto",
+            (),
+            "FedProto does not support the task regression; fedrema methods lists the tasks of each method.",
+        ),
+        ("fedrema", ("--align", "1"), "FedReMa+F does not support the task regression"),
+        (
+            "fedavg",
+            ("--metrics", "auc"),
+            "--metrics auc is not defined for the task regression; valid are mae, rmse, r2.",
+        ),
+        ("fedavg", ("--metrics", "speed"), "--metrics 'speed' is unknown; valid are accuracy, balanced_accuracy, f1,"),
+        (
+            "fedavg",
+            ("--class-weights", "balanced"),
+            "--class-weights balanced needs classes, but the task is regression",
+        ),
+        ("fedavg", ("--regression-loss", "log"), "--regression-loss must be squared, absolute or huber, got 'log'"),
+    ],
+)
+def test_what_does_not_fit_the_task_is_refused_before_the_first_round(
+    method, options, words, capsys, in_an_empty_folder
+):
+    own_data(y=np.linspace(0, 1, 30))
+    assert words in refuse(capsys, "run", method, "--federation", "own.npz", *options, *QUICK)
+    assert not (in_an_empty_folder / "run").exists()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_cuda_without_a_gpu_is_refused(capsys):
     assert "--device cuda: this machine has no usable CUDA device" in refuse(
@@ -86,7 +117,12 @@ def test_cuda_without_a_gpu_is_refused(capsys):
     [
         ({"x": np.full((30, 5), np.nan, np.float32)}, "NaN"),
         ({"y": np.full(30, -1)}, "-1"),
-        ({"y": np.full(30, 0.5)}, "y has values that are not whole numbers"),
+        ({"y": np.full(30, 0.5)}, "y is 0.5 for every sample: there is nothing to predict"),
+        (
+            {"y": np.r_[np.linspace(0, 1, 29), np.nan]},
+            "y is nan in row 29 (client '2'); every sample needs a finite number",
+        ),
+        ({"y": np.full((30, 2), 2)}, "y has 2 in row 0 (client '0'), label 0; labels must be 0 or 1"),
         ({"client": None}, "client"),
         ({"split": np.repeat([1, 0, 0], 10)}, "client '0' has only test samples"),
         ({"y": np.zeros(29, int)}, "29"),

@@ -86,7 +86,7 @@ def test_compare_refuses_in_one_sentence(runs, tmp_path, capsys):
     assert ".png, .svg or .pdf are valid" in refused(capsys, "compare", "runs", "--plot", "x.gif")
     assert "exclude each other" in refused(capsys, "compare", "runs", "--plot", "x.png", "--no-plot")
     said = refused(capsys, "compare", "runs", "--quantity", "speed")
-    assert "--quantity must be honest_accuracy, best_accuracy, final_accuracy or worst_tenth, got 'speed'" in said
+    assert "--quantity 'speed' is unknown; valid are honest, best, final, worst_tenth, or one of them with" in said
     (tmp_path / "file").touch()
     assert "cannot write" in refused(capsys, "compare", "runs", "--no-plot", "--out", "file/a.csv")
 

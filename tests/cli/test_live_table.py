@@ -85,9 +85,9 @@ def test_cells_and_remaining_time_are_updated_by_events(example):
     assert example.shown()[2:5] == ["FedAvg … ·", "FedPer · ·", "FedAvg, small steps: starting"]
     assert re.fullmatch(r"0 of 8 runs finished, about (a second|\d+ seconds) left", example.shown()[-1])
 
-    table.report(Event("round", small, seed=0, round=4, accuracy=0.25))
+    table.report(Event("round", small, seed=0, round=4, score=0.25))
     assert example.shown()[4] == "FedAvg, small steps: round 4/10, seed 1 of 2, accuracy 25.0 %"
-    table.report(Event("round", small, seed=1, round=6, accuracy=0.5))
+    table.report(Event("round", small, seed=1, round=6, score=0.5))
     assert example.shown()[4] == "FedAvg, small steps: round 6/10 of 2 seeds, accuracy 37.5 %"
 
     example.keep(small, 0, 0.5)
@@ -100,7 +100,7 @@ def test_cells_and_remaining_time_are_updated_by_events(example):
     ]  # fmt: skip
     # Two seconds per round, measured by now: 3 tasks of 2 runs of 10 rounds, two at a time.
     assert example.shown()[-1] == "2 of 8 runs finished, about 60 seconds left"
-    table.report(Event("round", large, seed=0, round=10, accuracy=0.5))
+    table.report(Event("round", large, seed=0, round=10, score=0.5))
     table.report(Event("round", large, seed=1, round=5))
     assert example.shown()[4] == "FedAvg, large steps: round 5/10, seed 2 of 2"  # the seeds run one after the other
     assert example.shown()[-1] == "3 of 8 runs finished, about 45 seconds left"
@@ -122,7 +122,7 @@ def test_cells_and_remaining_time_are_updated_by_events(example):
 def test_rounds_of_this_process_belong_to_the_current_task(example):
     task = example.tasks[0]
     example.table.report(Event("started", task))
-    example.table.report(Event("round", seed=1, round=3, accuracy=0.0))
+    example.table.report(Event("round", seed=1, round=3, score=0.0))
     assert "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 0.0 %" in example.shown()
 
 
@@ -137,7 +137,7 @@ def test_without_a_terminal_one_line_is_printed_per_task(example, capsys):
     small, large, *_ = example.tasks
     with example.table as table:
         table.report(Event("started", small))
-        table.report(Event("round", small, round=3, accuracy=0.5))
+        table.report(Event("round", small, round=3, score=0.5))
         assert capsys.readouterr().err == ""
         example.keep(small, 0, 0.5)
         example.keep(small, 1, 0.6)
@@ -154,7 +154,7 @@ def test_progress_of_a_long_task_is_printed_regularly(example, capsys, monkeypat
     task = example.tasks[0]
     example.table.report(Event("started", task))
     capsys.readouterr()
-    example.table.report(Event("round", task, seed=0, round=3, accuracy=0.5))
+    example.table.report(Event("round", task, seed=0, round=3, score=0.5))
     told = capsys.readouterr().err
     state = "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 50.0 %"
     assert told.startswith(f"{state}; 0 of 8 runs finished, about ")

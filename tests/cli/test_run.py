@@ -129,3 +129,18 @@ def test_settings_chosen_from_own_data_are_printed_once_and_recorded(in_an_empty
     assert (settings["batch"], settings["lr"]) == (10, 0.02)
     assert main(["run", "fedavg", "--federation", "mine.npz", "--rounds", "1", "--batch", "5", "--lr", "0.1"]) == 0
     assert "Chosen" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        (np.linspace(0, 1, 90), "18 test samples, regression): "),
+        (np.stack([np.arange(90) % 2, np.arange(90) % 3 == 0], 1), "18 test samples, 2 labels): "),
+        (np.arange(90) % 2, "18 test samples, 2 classes): "),
+    ],
+)
+def test_the_task_that_is_inferred_from_own_data_is_printed(y, said, in_an_empty_folder, capsys):
+    x = np.random.default_rng(0).normal(size=(90, 3))
+    np.savez("mine.npz", x=x, y=y, client=np.repeat([1, 2, 3], 30))
+    assert main(["run", "fedrema", "--federation", "mine.npz", "--rounds", "1", "--out", "r"]) == 0
+    assert said in capsys.readouterr().err

@@ -238,6 +238,11 @@ def test_hugging_face_datasets_of_images():
     federation = federation_from(dataset)
     assert federation.sample_shape == (3, 2, 3)
     assert federation.names == ("a", "b")
+    named = HuggingFace(dataset.columns, {"image": None, "label": ClassLabel(), "site": None})
+    assert federation_from(named).class_names == ("sick", "well")
+    unlabelled = HuggingFace({**dataset.columns, "label": [0, 1, -1, 0]}, named.features)
+    with pytest.raises(BadInput, match=r"the target 'label' is missing in row 2\."):
+        federation_from(unlabelled)
     both = federation_from({"train": dataset, "test": dataset})
     assert both.split("test").count.tolist() == [2, 2]
     mixed = HuggingFace({**dataset.columns, "age": [1, 2, 3, 4]})

@@ -72,6 +72,19 @@ def test_each_site_can_scale_by_its_own_statistics():
     assert fit(gaps, scale="none").transform(gaps).tolist() == [[1, 0], [3, 0], [2, 1], [2, 0]]
 
 
+def test_numbers_that_are_too_large_are_refused():
+    given = table(a=[1, 2, 1e100, 4])
+    with pytest.raises(BadInput, match=r"column 'a' has 1e\+100 in data row 3 \(client 'south'\), which is too large"):
+        fit(given, scale="none").transform(given)
+    assert fit(given).transform(given)[2, 0] == pytest.approx(3**0.5)
+
+
+def test_rows_can_be_transformed_in_another_order():
+    given = table(a=[1, 3, 5, np.nan], colour=COLOURS)
+    fitted = fit(given, scale="site")
+    np.testing.assert_array_equal(fitted.transform(given, np.array([3, 0])), fitted.transform(given)[[3, 0]])
+
+
 def test_constant_and_empty_columns_are_left_out():
     given = table(a=[1, 2, 3, 4], b=[7, 7, 7, 7], c=[np.nan] * 4, d=(("x",) * 4, ("x",)), e=[1, 1, np.nan, 1])
     fitted = fit(given)

@@ -2,7 +2,8 @@
 
 The second word of a fence says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, reduced to
 one round on a CPU), `slow` (reduced with --quick), `network` (starts real nodes), `ray` (starts a Ray cluster), `serve`
-(runs until it is interrupted), `make` (checked with `make -n`), `install` (already done in the test environment).
+(runs until it is interrupted), `pfl` (pfl-research, without which the program says so; reduced with --quick), `make`
+(checked with `make -n`), `install` (already done in the test environment).
 """
 
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import urllib.request
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,20 @@ def test_blocks_that_need_datasets_run(page, run, tmp_path):
         run(language, re.sub(r"$", " --quick", text.strip(), flags=re.M), tmp_path)
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"pfl"})], ids=lambda page: page.name)
+def test_blocks_that_need_pfl_research_run_or_say_that_it_is_missing(page, run, tmp_path):
+    shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
+    for language, text in blocks(page, {"pfl"}):
+        command = f"{text.strip()} --quick"
+        if find_spec("pfl") is None:
+            missing = "compare_pfl: pfl-research is not installed: pip install pfl."
+            run(
+                language, f'error=$({command} 2>&1) || code=$?; test "$code" = 2; test "$error" = "{missing}"', tmp_path
+            )
+        elif "FEDREMA_DATA" in os.environ:
+            run(language, command, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"ray"})], ids=lambda page: page.name)
 def test_blocks_that_start_a_ray_cluster_run(page, run, tmp_path):
@@ -136,7 +152,10 @@ def test_every_fence_is_known():
         for words in re.findall(r"^```(\S.*)$", page.read_text(), re.M):
             kind, _, needs = words.partition(" ")
             assert kind in ("bash", "python", "mermaid"), (page, words)
-            assert needs in ("", "datasets", "gpu", "slow", "make", "install", "network", "serve", "ray"), (page, words)
+            assert needs in ("", "datasets", "gpu", "slow", "make", "install", "network", "serve", "ray", "pfl"), (
+                page,
+                words,
+            )
 
 
 def test_pages_contain_no_local_paths():

@@ -7,12 +7,12 @@ from fedrema.experiments.finished_run import ClientScores, FinishedRun, Machine,
 from fedrema.simulation.records import MetricSummary, Summary
 
 
-def made_summary(rounds=0, seconds=None, critical_rounds=None, **accuracies):
-    """Return a summary with some accuracies; missing ones equal the first, except that the honest one is None."""
-    metrics, given = {}, [value for value in accuracies.values() if value is not None]
+def made_summary(rounds=0, seconds=None, critical_rounds=None, metric="accuracy", **values):
+    """Return a summary with some values of a metric; missing ones equal the first, except that honest is None."""
+    metrics, given = {}, [value for value in values.values() if value is not None]
     if given:
-        best, final = (accuracies.get(f"{name}_accuracy", given[0]) for name in ("best", "final"))
-        metrics["accuracy"] = MetricSummary(best, 1, final, accuracies.get("honest_accuracy"), best)
+        best, final = (values.get(f"{name}_{metric}", given[0]) for name in ("best", "final"))
+        metrics[metric] = MetricSummary(best, 1, final, values.get(f"honest_{metric}"), best)
     periods = {} if critical_rounds is None else {"critical": critical_rounds}
     return Summary(rounds, metrics, {}, periods, seconds or {})
 

@@ -389,8 +389,8 @@ def test_an_encoded_task_decodes_to_the_same_task(vary, tmp_path):
 @pytest.mark.parametrize(
     "event",
     [
-        Event("round", seed=0, round=1, accuracy=0.0),
-        Event("round", seed=3, round=20, accuracy=0.5),
+        Event("round", seed=0, round=1, score=0.0),
+        Event("round", seed=3, round=20, score=0.5),
         Event("round", seed=3, round=20),
         Event("finished", failed=("one: ü", "two")),
         Event("stopped"),

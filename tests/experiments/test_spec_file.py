@@ -89,7 +89,7 @@ def test_published_numbers_of_other_quantities(tmp_path):
         (ROWS + COLUMNS + "[also.seconds]\nfedavg = 1\n", r"\[also\] is only valid in an experiment without columns"),
         (
             ROWS + "[also.luck]\nfedavg = 1\n",
-            r"luck\] is unknown; valid are final_accuracy, critical_rounds, seconds",
+            r"luck\] is unknown; valid are final_METRIC, critical_rounds, seconds",
         ),
         (ROWS + "[also.seconds]\nnobody = 1\n", r"'nobody' in \[also.seconds\] is not a row"),
         (ROWS + "[also.seconds]\nfedavg = 'long'\n", r"'fedavg' in \[also.seconds\] must be a number, got 'long'"),

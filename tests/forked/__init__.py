@@ -5,6 +5,7 @@ every program; the commands are small clients (client.py) that ask the server fo
 """
 
 import contextlib
+import os
 import shlex
 import shutil
 import subprocess
@@ -44,7 +45,9 @@ def programs() -> Iterator[Path]:
             file.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
             file.chmod(0o755)
         server = [sys.executable, HERE / "server.py", address, *LIBRARIES]
-        with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        # scikit-learn imports pandas, and pandas imports pyarrow, whose allocator would start a thread.
+        environment = {**os.environ, "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+        with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == b"open\n"
             yield Path(folder)

@@ -19,7 +19,7 @@ from fedrema.reporting.matrices import order_by_similarity
 from fedrema.reporting.plots import STROKES
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import FederationFacts
-from fedrema.simulation.records import PRIMARY, MetricRecord, NodeReports, RoundRecord
+from fedrema.simulation.records import MetricRecord, NodeReports, RoundRecord
 from tests.reporting.folders import manifest, round_record, write_run, write_two_groups
 
 
@@ -89,8 +89,8 @@ def test_single_clients(tmp_path):
             participants=[1],
             dropped=[0],
             client_loss=[0.5],
-            metrics={PRIMARY: MetricRecord(0.75, clients=[None, 0.75])},
-            trained={PRIMARY: MetricRecord(1.0, clients=[None, 1.0])},
+            metrics={"accuracy": MetricRecord(0.75, clients=[None, 0.75])},
+            trained={"accuracy": MetricRecord(1.0, clients=[None, 1.0])},
             trace={"set_sizes": [7]},
         ),
         RoundRecord(3, nodes=NodeReports({"south": "it is late"})),
@@ -100,7 +100,7 @@ def test_single_clients(tmp_path):
     run.directory.write_label_counts(np.array([[3, 0], [1, 2]]), np.array([[1, 1], [0, 0]]))
     (found,) = clients_part([DownsampledRun(tmp_path / "run")])["runs"]
     assert found["rounds"] == [1, 2, 3]
-    np.testing.assert_allclose(unpacked(found["accuracy"]), [[0.5, 0.25], [np.nan, 0.75], [np.nan] * 2], atol=1e-4)
+    np.testing.assert_allclose(unpacked(found["score"]), [[0.5, 0.25], [np.nan, 0.75], [np.nan] * 2], atol=1e-4)
     np.testing.assert_allclose(unpacked(found["trained"])[1], [np.nan, 1.0], atol=1e-4)
     np.testing.assert_allclose(unpacked(found["loss"])[:2], [[2, 1], [np.nan, 0.5]], atol=1e-4)
     np.testing.assert_array_equal(np.rint(unpacked(found["presence"])), [[2, 2], [1, 2], [0, 1]])

@@ -59,5 +59,5 @@ def test_tables_have_a_column_for_the_period(run):
 
 def test_single_clients(run):
     (found,) = clients_part([run])["runs"]
-    assert found["accuracy"]["shape"] == [9, 5]
+    assert found["score"]["shape"] == [9, 5]
     assert found["traces"] == {}

@@ -28,8 +28,8 @@ def test_short_files_are_read_completely(tmp_path):
     assert (file.count, file.stride) == (10, 1)
     kept = file.kept()
     assert [one.record.round for one in kept] == list(range(1, 11))
-    assert kept[0].clients.accuracy[0] == 0.5
-    assert np.isnan(kept[0].clients.accuracy[1])
+    assert kept[0].clients.score[0] == 0.5
+    assert np.isnan(kept[0].clients.score[1])
     assert kept[0].record == round_record(1, 0.5, [])  # lists over clients are kept as arrays only
 
 

@@ -8,7 +8,7 @@ from fedrema.methods import registry
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import FederationFacts, Manifest, RanOn
 from fedrema.runs.run import Run
-from fedrema.simulation.records import PRIMARY, MetricRecord, MetricSummary, RoundRecord, Summary
+from fedrema.simulation.records import MetricRecord, MetricSummary, RoundRecord, Summary
 
 
 def write_run(
@@ -48,7 +48,7 @@ def write_run(
         metric = MetricSummary(best, accuracies.index(best) + 1, accuracies[-1], honest, accuracies[-1] - 0.1)
         summary = Summary(
             len(records),
-            {PRIMARY: metric},
+            {"accuracy": metric},
             period_rounds={"critical": sum(critical)} if critical else {},
             seconds={"train": 1.0 * len(records), "evaluate": 0.5 * len(records)},
         )
@@ -80,7 +80,7 @@ def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) 
     metrics = {}
     if accuracy is not None:
         each = [accuracy, accuracy] if clients is None else clients
-        metrics[PRIMARY] = MetricRecord(accuracy, (accuracy, accuracy), worst_tenth, each)
+        metrics["accuracy"] = MetricRecord(accuracy, (accuracy, accuracy), worst_tenth, each)
     return RoundRecord(number, metrics=metrics, **more)
 
 

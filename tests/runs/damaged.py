@@ -107,14 +107,14 @@ def report(folder: Path, out: Path) -> tuple[int, object, str]:
 def shown(page: str) -> object:
     """Return the data of a page without times."""
     parts = []
-    for name in ("main", "clients", "relations"):
+    for name in ("main", "clients", "relations", "verdict"):
         text = page.partition(f'id="part-{name}">')[2].partition("</script>")[0]
         parts.append(without_clock(json.loads(text)))
     return parts
 
 
 def without_clock(part: dict) -> dict:
-    for run in part["runs"]:
+    for run in part.get("runs", []):
         if run:
             run.pop("status", None)
     return part | {"made": ""}
@@ -138,6 +138,12 @@ def personalize(folder: Path, out: Path) -> tuple[int, object, str]:
     return code, (text.partition("Model:")[0], model.read_bytes()) if code == 0 else None, complaint
 
 
+def verdict(folder: Path, out: Path) -> tuple[int, object, str]:
+    matrix = out.with_suffix(".csv")
+    code, _, complaint = command("verdict", folder, "--matrix", matrix)
+    return code, matrix.read_text() if code == 0 else None, complaint
+
+
 def watch(folder: Path, out: Path) -> tuple[int, object, str]:
     """Request every part as the page does; a run that is left out counts as refused, with the note as its reason."""
     live = LiveRuns(folder)
@@ -153,4 +159,6 @@ def watch(folder: Path, out: Path) -> tuple[int, object, str]:
     return 0, parts, ""
 
 
-COMMANDS = {each.__name__: each for each in (resume, compare, report, export, export_again, personalize, watch)}
+COMMANDS = {
+    each.__name__: each for each in (resume, compare, report, export, export_again, personalize, verdict, watch)
+}

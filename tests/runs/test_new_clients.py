@@ -140,4 +140,4 @@ def test_personalize_starts_with_the_shared_model(method, tmp_path):
     answers = simulator.net(state.params.common, torch.from_numpy(x[part == "test"])).argmax(1)
     expected = float((answers == torch.from_numpy(y[part == "test"])).float().mean())
     assert expected > 0.4, "the shared model has learnt something"
-    assert personalize(run, data).accuracy["on arrival"] == pytest.approx(expected)
+    assert personalize(run, data).scores["on arrival"] == pytest.approx(expected)

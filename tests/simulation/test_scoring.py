@@ -1,4 +1,4 @@
-"""Accuracies, against numbers counted by hand."""
+"""Metrics of rounds and runs, against numbers computed by hand."""
 
 from dataclasses import asdict
 
@@ -7,40 +7,65 @@ import pytest
 import torch
 
 from fedrema.simulation.records import MetricRecord, RoundRecord, Summary
-from fedrema.simulation.scoring import concatenate_counts, count_correct, metric_record, ratio, summarise
+from fedrema.simulation.scoring import (
+    concatenate_sums,
+    measure,
+    measure_accuracy,
+    metric_record,
+    metric_records,
+    overall,
+    summarise,
+)
+from fedrema.tasks import Predictions, Task, find_metric
+
+ACCURACY = find_metric("accuracy")
+PREDICTED = torch.tensor([[1, 1, 0, 2, 2], [0, 3, 1, -1, -1], [-1, -1, -1, -1, -1]])
+TRUTH = torch.tensor([[1, 0, 0, 2, 1], [0, 3, 0, 0, 0], [0, 0, 0, 0, 0]])
+
+
+def sums_of(correct, samples):
+    """Return numerators and denominators [k, 3, 2] from counts by half [k, 2]."""
+    halves = np.stack([np.array(correct), np.array(samples)], axis=-1)
+    return np.concatenate([halves, halves.sum(axis=1, keepdims=True)], axis=1)
 
 
 def test_halves_consist_of_every_second_sample():
-    predicted = torch.tensor([[1, 1, 0, 2, 2], [0, 3, 1, -1, -1], [-1, -1, -1, -1, -1]])
-    truth = torch.tensor([[1, 0, 0, 2, 1], [0, 3, 0, 0, 0], [0, 0, 0, 0, 0]])
-    correct, asked = count_correct(predicted, truth)
+    found = measure_accuracy(PREDICTED, TRUTH)["accuracy"]
     # client 0: places 0, 2, 4 → right, right, wrong; places 1, 3 → wrong, right
     # client 1: places 0, 2 → right, wrong; place 1 → right; client 2 has no samples
-    assert correct.tolist() == [[2, 1], [1, 1], [0, 0]]
-    assert asked.tolist() == [[3, 2], [2, 1], [0, 0]]
+    assert found[:, :, 0].tolist() == [[2, 1, 3], [1, 1, 2], [0, 0, 0]]
+    assert found[:, :, 1].tolist() == [[3, 2, 5], [2, 1, 3], [0, 0, 0]]
+
+
+def test_the_accuracy_from_outputs_equals_that_from_classes():
+    outputs = torch.nn.functional.one_hot(PREDICTED.clamp(min=0), 4).double()
+    predictions = Predictions(Task("multiclass", 4), outputs, TRUTH, PREDICTED >= 0)
+    found = measure([ACCURACY], predictions)["accuracy"]
+    assert (found == measure_accuracy(PREDICTED, TRUTH)["accuracy"]).all()
 
 
 def test_padding_is_never_counted_as_correct():
-    correct, asked = count_correct(torch.tensor([[-1, 0]]), torch.tensor([[-1, 0]]))
-    assert correct.tolist() == [[0, 1]]
-    assert asked.tolist() == [[0, 1]]
+    found = measure_accuracy(torch.tensor([[-1, 0]]), torch.tensor([[-1, 0]]))["accuracy"]
+    assert found[0].tolist() == [[0, 0], [1, 1], [1, 1]]
 
 
 def test_without_samples_there_is_no_accuracy():
-    assert ratio(0, 0) is None
-    assert ratio(np.int64(1), np.int64(4)) == 0.25
+    assert ACCURACY.value(0, 0) is None
+    assert ACCURACY.value(1, 4) == 0.25
+    assert overall({"accuracy": sums_of([[0, 0]], [[0, 0]])}) == {"accuracy": None}
+    assert overall({"accuracy": sums_of([[1, 0], [0, 2]], [[1, 1], [3, 3]])}) == {"accuracy": 0.375}
 
 
-def test_counts_of_groups_of_clients_are_joined():
-    first, second = (np.array([[1, 0]]), np.array([[2, 2]])), (np.array([[0, 1]]), np.array([[1, 1]]))
-    correct, asked = concatenate_counts([first, second])
-    assert correct.tolist() == [[1, 0], [0, 1]]
-    assert asked.tolist() == [[2, 2], [1, 1]]
+def test_sums_of_groups_of_clients_are_joined():
+    first, second = sums_of([[1, 0]], [[2, 2]]), sums_of([[0, 1]], [[1, 1]])
+    joined = concatenate_sums([{"accuracy": first}, {"accuracy": second}])["accuracy"]
+    assert joined[:, :2, 0].tolist() == [[1, 0], [0, 1]]
+    assert joined[:, :2, 1].tolist() == [[2, 2], [1, 1]]
 
 
 def test_the_accuracy_of_a_round_is_over_samples_and_not_clients():
-    correct, asked = np.array([[2, 1], [1, 1], [0, 0]]), np.array([[3, 2], [2, 1], [0, 0]])
-    record = metric_record(correct, asked, rows=[3, 1, 0], clients=5)
+    sums = sums_of([[2, 1], [1, 1], [0, 0]], [[3, 2], [2, 1], [0, 0]])
+    record = metric_records({"accuracy": sums}, rows=[3, 1, 0], clients=5)["accuracy"]
     assert record.value == pytest.approx(5 / 8)
     assert record.halves == pytest.approx((3 / 5, 2 / 3))
     # Client 0 has no test samples, clients 2 and 4 have not joined.
@@ -55,12 +80,21 @@ def test_the_accuracy_of_a_round_is_over_samples_and_not_clients():
 def test_the_worst_tenth_is_rounded_up(clients, worst):
     # Client k classifies k of 30 samples correctly, from the best to the worst.
     right = np.arange(clients)[::-1]
-    record = metric_record(np.stack([right, 0 * right], 1), np.full((clients, 2), 15), range(clients), clients)
+    sums = sums_of(np.stack([right, 0 * right], 1), np.full((clients, 2), 15))
+    record = metric_record(ACCURACY, sums, range(clients), clients)
     assert record.worst_tenth == pytest.approx(worst / 30)
 
 
+def test_the_worst_tenth_of_an_error_has_the_highest_values():
+    # Twenty clients with one sample per half and absolute errors 0, 1, …, 19: the two worst have 18 and 19.
+    error = np.arange(20.0)
+    sums = sums_of(np.stack([error, error], 1), np.ones((20, 2)))
+    assert metric_record(find_metric("mae"), sums, range(20), 20).worst_tenth == pytest.approx(18.5)
+    assert metric_record(ACCURACY, sums, range(20), 20).worst_tenth == pytest.approx(0.5)
+
+
 def test_without_any_test_sample_there_is_no_accuracy():
-    record = metric_record(np.zeros((2, 2), int), np.zeros((2, 2), int), [0, 1], 2)
+    record = metric_record(ACCURACY, sums_of(np.zeros((2, 2), int), np.zeros((2, 2), int)), [0, 1], 2)
     assert record == MetricRecord(None, (None, None), None, [None, None])
 
 
@@ -83,6 +117,70 @@ def test_honest_accuracy_is_chosen_on_one_half_and_scored_on_the_other():
     assert summary["best_round"] == 2
     # Half 0 chooses round 1 (scores 0.3 on half 1), half 1 chooses round 2 (scores 0.5 on half 0).
     assert summary["honest_accuracy"] == pytest.approx((0.3 + 0.5) / 2)
+
+
+def error_round(number, error, halves, worst=None, trained=None, alternative=None):
+    """Return the record of a round in which RMSE is the primary metric and R² the second."""
+    r2 = 1 - error**2
+    metrics = {
+        "rmse": MetricRecord(error, halves, worst if worst is not None else 2 * error),
+        "r2": MetricRecord(r2, (1 - halves[0] ** 2, 1 - halves[1] ** 2), r2 - 0.1),
+    }
+    return RoundRecord(
+        number,
+        metrics=metrics,
+        trained={} if trained is None else {"rmse": MetricRecord(trained)},
+        alternatives={} if alternative is None else {"generic": {"rmse": alternative, "r2": -alternative}},
+        seconds={"train": 1.0},
+    )
+
+
+def test_the_best_and_the_honest_error_are_the_lowest():
+    rounds = [
+        error_round(1, 0.50, (0.7, 0.3), trained=0.4, alternative=0.9),
+        error_round(2, 0.35, (0.5, 0.2), trained=0.2, alternative=0.6),
+        error_round(3, 0.40, (0.4, 0.4), trained=0.3, alternative=0.8),
+    ]
+    summary = summarise(rounds)
+    assert summary.primary == "rmse"
+    assert (summary["best_rmse"], summary["best_round"]) == (0.35, 2)
+    # Half 0 chooses round 3 (0.4 on half 1), half 1 chooses round 2 (0.5 on half 0).
+    assert summary["honest_rmse"] == pytest.approx((0.4 + 0.5) / 2)
+    assert summary["final_rmse"] == pytest.approx((0.50 + 0.35 + 0.40) / 3)
+    assert summary["worst_tenth"] == pytest.approx(2 * (0.50 + 0.35 + 0.40) / 3)
+    assert summary["final_trained_rmse"] == pytest.approx(0.3)
+    # R² is better if it is higher, so the same rounds are chosen.
+    assert (summary["best_r2"], summary["best_round_r2"]) == (pytest.approx(1 - 0.35**2), 2)
+    assert summary["honest_r2"] == pytest.approx(1 - (0.4**2 + 0.5**2) / 2)
+    assert summary["worst_tenth_r2"] == pytest.approx(0.9 - (0.50**2 + 0.35**2 + 0.40**2) / 3)
+    # Other ways of scoring: the lowest error and the highest R².
+    assert summary["best_generic_rmse"] == 0.6
+    assert summary["best_generic_r2"] == -0.6
+    assert summary["final_generic_rmse"] == pytest.approx(2.3 / 3)
+
+
+def test_a_summary_of_several_metrics_is_read_back_as_it_was_written():
+    summary = summarise([error_round(1, 0.5, (0.7, 0.3), trained=0.4, alternative=0.9)])
+    content = summary.as_json()
+    read = Summary.from_json(content)
+    assert read.primary == "rmse"
+    assert asdict(read) == asdict(summary)
+    assert list(read.as_json()) == list(content)
+
+
+def test_a_metric_whose_name_ends_like_another_is_read_back():
+    scores = {"accuracy": MetricRecord(0.5, (0.5, 0.5), 0.2), "balanced_accuracy": MetricRecord(0.4, (0.4, 0.4), 0.1)}
+    generic = {"generic": {"accuracy": 0.3, "balanced_accuracy": 0.2}}
+    summary = summarise([RoundRecord(1, metrics=scores, trained=scores, alternatives=generic)])
+    assert asdict(Summary.from_json(summary.as_json())) == asdict(summary)
+
+
+def test_quantities_of_several_metrics_are_found_by_name():
+    record = error_round(1, 0.5, (0.7, 0.3), worst=0.8, trained=0.4)
+    names = ("rmse", "r2", "worst_tenth", "trained_rmse", "accuracy")
+    assert [record.quantity(name) for name in names] == [0.5, 0.75, 0.8, 0.4, None]
+    assert record.accuracy is None
+    assert record.client_accuracy is None
 
 
 def test_of_equally_good_rounds_the_first_is_chosen():

@@ -17,9 +17,14 @@ from rich.text import Text
 import fedrema
 from fedrema.base.files import write_text
 from fedrema.bench.ceilings import MEANING
+from fedrema.bench.profile import Profile
 from fedrema.bench.timing import Measured, Row
 
 MISSING = "–"
+LARGEST = 5
+"""Number of PyTorch's operators or kernels that are shown."""
+LONGEST = 60
+"""Characters of their names that are shown: those of templates are very long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Report:
                 f"Warning: other programs were running (load {load:.1f} on {cores} cores). This slows down"
                 " some rows much more than others: measure again on an idle machine."
             )
-        below += [*self.conclusions(), f"Peak memory: {', '.join(memory) or 'unknown'}"]
+        below += [*self.conclusions(), *self.profiles(), f"Peak memory: {', '.join(memory) or 'unknown'}"]
         return Group(
             Text(above), self._ceilings_table(), Text(), self._rows_table(), Text(), *(Text(line) for line in below)
         )
@@ -86,14 +91,10 @@ class Report:
         """Return a sentence for each network."""
         sentences = []
         for network in dict.fromkeys(row.network for row in self.rows):
-            ours = [
-                row for row in self.rows if row.network == network and row.backend != "textbook" and row.ms_per_step
-            ]
-            if not ours:
+            fastest = self._fastest(network)
+            if fastest is None:
                 sentences.append(f"{network}: none of our backends could be measured.")
                 continue
-            # Of one method only, because a step of another may do less work.
-            fastest = min((row for row in ours if row.method == ours[0].method), key=lambda row: row.ms_per_step or 0)
             ratio, part = fastest.ratio_to_textbook, fastest.share_of_ceiling
             relative = "" if ratio is None else f", {ratio:.2f} × the speed of the textbook loop"
             share = "" if part is None else f", {_percent(part)} of {fastest.ceiling}"
@@ -102,6 +103,22 @@ class Report:
                 f"{fastest.ms_per_step:,.4g} ms per step{relative}{share}."
             )
         return sentences
+
+    def profiles(self) -> list[str]:
+        """Return where the time of a step goes, for the fastest backend of each network."""
+        networks = dict.fromkeys(row.network for row in self.rows)
+        found = [row for network in networks if (row := self._fastest(network)) is not None and row.profile is not None]
+        lines = []
+        if any(row.device == "cpu" for row in found):
+            lines.append("On a CPU none of our kernels is used; PyTorch's operators by their share of the time:")
+        return lines + [_profile_line(row, row.profile) for row in found if row.profile is not None]
+
+    def _fastest(self, network: str) -> Row | None:
+        ours = [row for row in self.rows if row.network == network and row.backend != "textbook" and row.ms_per_step]
+        # Of one method only, because a step of another may do less work.
+        return min(
+            (row for row in ours if row.method == ours[0].method), key=lambda row: row.ms_per_step or 0, default=None
+        )
 
     def _ceilings_table(self) -> Table:
         table = Table("ceiling", "what", box=None, padding=(0, 2, 0, 0))
@@ -128,6 +145,19 @@ class Report:
                 MISSING if row.share_around_training is None else _percent(row.share_around_training),
             )
         return table
+
+
+def _profile_line(row: Row, profile: Profile) -> str:
+    label = f"{row.network}, {row.method}, {row.backend}"
+    largest = ", ".join(
+        f"{name[:LONGEST]} {_percent(share)}" for name, share in [*profile.torch_shares.items()][:LARGEST]
+    )
+    if row.device == "cpu":
+        return f"{label}: {largest}"
+    times = f"{_percent(profile.share_outside_kernels)} of a step's time is outside our kernels"
+    waiting = f"the GPU waits {_percent(profile.share_waiting)}"
+    fell_back = f"left to PyTorch: {', '.join(profile.fell_back)}" if profile.routed else "no layer runs as our kernel"
+    return f"{label}: {times} ({waiting}; PyTorch's largest: {largest or 'none'}); {fell_back}."
 
 
 def _digits(value: float) -> str:

@@ -30,12 +30,18 @@ def plain_module(network: Network, shape: Shape, classes: int) -> nn.Module:
 
 
 def train_client(
-    model: nn.Module, dataset: TensorDataset, epochs: int, batch: int, lr: float, device: torch.device
+    model: nn.Module,
+    dataset: TensorDataset,
+    epochs: int,
+    batch: int,
+    lr: float,
+    device: torch.device,
+    momentum: float = MOMENTUM,
 ) -> tuple[nn.Module, list[float]]:
     """Return a trained copy of the model and the loss of every step."""
     model = copy.deepcopy(model).train()
     loader = DataLoader(dataset, batch_size=min(batch, len(dataset)), shuffle=True, drop_last=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
     losses = []
     for _ in range(epochs):
         for x, y in loader:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedrema.bench.ceilings import CEILING_OF, Ceilings
+from fedrema.bench.profile import Profile, profiled
 from fedrema.bench.textbook import Textbook, plain_module
 from fedrema.bench.work import Work, trimmed
 from fedrema.config.settings import Settings
@@ -54,6 +55,8 @@ class Row:
     share_around_training: float | None = None
     seconds_by_part: dict[str, float] | None = None
     """Seconds of a round by part; `logging` is the time between rounds."""
+    profile: Profile | None = None
+    """How the time of a step is divided; None for the textbook loop."""
     note: str = ""
     """The reason why something was not measured, or measured differently."""
 
@@ -146,6 +149,8 @@ def _row(workload: Workload, method: str, backend: Backend, device: torch.device
     try:
         work = Work.of(settings, federation)
         records, walls = _run_rounds(settings, federation, backend, device, textbook)
+        gc.collect()
+        row = dataclasses.replace(row, profile=profiled(_with_backend(settings, backend), federation))
     except (FedremaError, RuntimeError) as error:
         return dataclasses.replace(row, note=reason(error))
     parts = {part: statistics.median(record[part] for record in records) for part in records[0]}
@@ -187,6 +192,10 @@ def _run_rounds(
         except Interrupted:
             raise KeyboardInterrupt from None
         return [record.seconds for record in run.rounds[warm_up:]], walls[warm_up:]
+
+
+def _with_backend(settings: Settings, backend: Backend) -> Settings:
+    return dataclasses.replace(settings, simulation=dataclasses.replace(settings.simulation, backend=backend))
 
 
 def _textbook_row(workload: Workload, textbook: Textbook) -> Row:

@@ -1,6 +1,8 @@
 """The workload: data of a network's input shape, and the number of operations to train on it."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -86,6 +88,26 @@ def _operations(settings: Settings, federation: Federation) -> float:
         simulator = simulator_with("stacked")
     moment = simulator.moment(1)
     cohort = simulator.begin(simulator.cohort(simulator.start(), torch.tensor([0])), moment)
-    with FlopCounterMode(display=False) as counter:
+    with operations_counter() as counter:
         simulator.local_training(cohort, moment)
     return float(counter.get_total_flops())
+
+
+def operations_counter() -> FlopCounterMode:
+    """Return torch's counter of operations, with a formula that is also correct for grouped convolutions."""
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward})
+
+
+def _convolution_backward(
+    output_gradient: Sequence[int], inputs: Sequence[int], weight: Sequence[int], *more: object, **_: object
+) -> int:
+    """Return the operations of a convolution's gradients, from the shapes of its tensors.
+
+    Each gradient takes as many products as the convolution itself. torch's formula for the gradient of the weights
+    multiplies all input channels with all output channels, as if there were one group.
+    """
+    _bias, _stride, _padding, _dilation, transposed, _output_padding, _groups, wanted = more
+    positions = inputs if transposed else output_gradient
+    forward = 2 * inputs[0] * math.prod(positions[2:]) * math.prod(weight)
+    assert isinstance(wanted, Sequence)
+    return forward * sum(map(bool, wanted[:2]))

@@ -2,10 +2,12 @@
 
 import importlib
 import io
+import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from fedrema import __version__
 from fedrema.errors import BadInput, FedremaError
@@ -15,6 +17,7 @@ COMMANDS = {
     "resume": "resume an interrupted run",
     "compare": "compare runs: table, differences with intervals, curves",
     "report": "write an HTML report about runs",
+    "verdict": "is joining worthwhile? each client's gain over Local or FedAvg",
     "watch": "show runs in the browser while they train",
     "grid": "run an experiment from a file: methods × settings × seeds",
     "reproduce": "reproduce the tables and figures of the FedReMa paper",
@@ -40,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         try:
-            return _run(list(sys.argv[1:] if arguments is None else arguments))
+            with _without_repetitions():
+                return _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             sys.stdout.flush()
     except FedremaError as error:
@@ -57,6 +61,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("fedrema: interrupted.", file=sys.stderr)
         return 130
+
+
+class _OnlyOnce(logging.Filter):
+    """Drops messages that were logged before: of several runs on the same data, only the first one's are shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a message is new."""
+        text = record.getMessage()
+        is_new = text not in self._seen
+        self._seen.add(text)
+        return is_new
+
+
+@contextmanager
+def _without_repetitions() -> Iterator[None]:
+    logger, once = logging.getLogger("fedrema"), _OnlyOnce()
+    logger.addFilter(once)
+    try:
+        yield
+    finally:
+        logger.removeFilter(once)
 
 
 def _print_error(sentence: str) -> None:

@@ -28,8 +28,9 @@ class Compare:
 
     dirs: tuple[Path, ...] = positional()
     """At least one folder of a run, or folder that contains runs."""
-    quantity: Literal["honest_accuracy", "best_accuracy", "final_accuracy", "worst_tenth"] = "honest_accuracy"
-    """Quantity whose differences are tested."""
+    quantity: str = "honest"
+    """Quantity whose differences are tested: honest, best, final or worst_tenth, which are those of the task's primary
+    metric; of another metric with its name, such as final_auc."""
     reference: str | None = None
     """Method, or label from the table, with which the others are compared. Default: the best."""
     plot: Path | None = None
@@ -82,7 +83,7 @@ def _show(console: "Console", args: Compare, runs: list["Run"]) -> None:
     console.print(comparison_table(runs))
     if found:
         console.print()
-        console.print(differences_table(found, args.quantity))
+        console.print(differences_table(found, args.quantity, runs[0].metric))
 
 
 def _written(args: Compare, runs: list["Run"], form: Format) -> str:
@@ -103,7 +104,7 @@ def _written(args: Compare, runs: list["Run"], form: Format) -> str:
 def _draw(args: Compare, runs: list["Run"]) -> str:
     from fedrema.reporting.curves import draw_curves
 
-    if args.plot is None and not any(record.accuracy is not None for run in runs for record in run.rounds):
+    if args.plot is None and not any(record.primary is not None for run in runs for record in run.rounds):
         return "Curves: none, because no round has been evaluated yet."
     path = args.plot or common_folder(args.dirs) / "curves.png"
     draw_curves(runs, path)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedrema.cli.arguments import parse_arguments
+from fedrema.errors import BadInput
 
 if TYPE_CHECKING:
     from fedrema.data.datasets import DatasetStatus
@@ -18,6 +19,8 @@ class Data:
     """Folder of the datasets. Default: $FEDREMA_DATA, otherwise the user's cache folder."""
     fetch: tuple[str, ...] = ()
     """Download and verify these datasets now instead of at first use."""
+    csv: str | None = None
+    """Write this natural federation to NAME.csv in the current folder; an existing file is kept."""
 
 
 def data(arguments: list[str]) -> int:
@@ -30,6 +33,8 @@ def data(arguments: list[str]) -> int:
     from fedrema.data import dataset_status, load_pool
     from fedrema.data.natural import NATURAL
 
+    if args.csv is not None:
+        return _save_csv(args.csv)
     for name in args.fetch:
         load_pool(name, args.data_dir)
     table = Table("dataset", "samples", "shape", "classes", box=None, padding=(0, 2, 0, 0))
@@ -49,6 +54,21 @@ def data(arguments: list[str]) -> int:
             Text(f"{each.about}. {each.licence}; {each.source}.{place}"),
         )  # fmt: skip
     console.print(natural)
+    return 0
+
+
+def _save_csv(name: str) -> int:
+    from fedrema.base.terminal import print_safe
+    from fedrema.data.natural import NATURAL, save_csv
+
+    if name not in NATURAL:
+        raise BadInput(f"--csv {name!r} is not a natural federation; valid are {', '.join(NATURAL)}.")
+    file = Path(f"{name}.csv")
+    if file.exists():
+        raise BadInput(f"{file} already exists: rename it, or change to another folder.")
+    save_csv(name, file)
+    dataset = NATURAL[name]
+    print_safe(f"{dataset.samples:,} rows: {file} (--target {dataset.target} --client-column {dataset.client})")
     return 0
 
 

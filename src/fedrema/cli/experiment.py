@@ -162,7 +162,7 @@ def prepare(parts: Sequence[Part], folder: Path) -> None:
         for cell in part.cells:
             for seed in range(part.seeds if cell.vary == "both" else 1):
                 data = cell.settings(seed).data
-                own = data.federation is not None or data.partition_file is not None or data.dataset == "digits"
+                own = not data.is_partitioned or data.partition_file is not None or data.dataset == "digits"
                 if data not in made and not own:
                     made.add(data)
                     print(save_prepared(build_federation(data), folder))

@@ -14,9 +14,11 @@ from fedrema.experiments.forecast import Forecaster, duration
 from fedrema.experiments.launchers import Event
 from fedrema.experiments.spec import Cell, Experiment
 from fedrema.experiments.store import Store, key_of
-from fedrema.experiments.table import OUTDATED, statistic
+from fedrema.experiments.table import OUTDATED, measured, statistic
 from fedrema.experiments.tasks import Task, finished_runs
+from fedrema.reporting.quantities import Quantity, with_unit
 from fedrema.reporting.tables import plain_table
+from fedrema.tasks import find_metric
 
 SECONDS_BETWEEN_LINES = 30.0
 SHOWN_RUNNING = 6
@@ -97,7 +99,8 @@ class LiveTable:
             if not keys & mine:
                 continue
             columned = any(column.title for column in experiment.columns)
-            table = plain_table(["", *(column.title if columned else "accuracy" for column in experiment.columns)])
+            metric = "" if columned else self._measured(experiment, seeds).metric.title
+            table = plain_table(["", *(column.title if columned else metric for column in experiment.columns)])
             for row in experiment.rows:
                 cells = (experiment.cell(row.name, column.name) for column in experiment.columns)
                 table.add_row(row.title, *(self._cell(cell, seeds, experiment.quantity, keys) for cell in cells))
@@ -121,11 +124,12 @@ class LiveTable:
             return f"{task.cell.title}: starting"
         rounds = task.cell.parsed.simulation.rounds
         now = [event for event in started if event.round < rounds] or started[-1:]
-        scored = [event.accuracy for event in now if event.accuracy is not None]
-        accuracy = f", accuracy {100 * sum(scored) / len(scored):.1f} %" if scored else ""
+        scored = [event.score for event in now if event.score is not None]
+        metric = find_metric(now[-1].metric)
+        score = f", {metric.title} {with_unit(metric, sum(scored) / len(scored))}" if scored else ""
         seeds = len(task.seeds)
         together = f" of {seeds} seeds" if len(now) == seeds else f", seed {len(started)} of {seeds}"
-        return f"{task.cell.title}: round {now[-1].round}/{rounds}{together if seeds > 1 else ''}{accuracy}"
+        return f"{task.cell.title}: round {now[-1].round}/{rounds}{together if seeds > 1 else ''}{score}"
 
     def _started(self, task: Task) -> list[Event]:
         return [event for seed in task.seeds if (event := self.rounds.get((id(task), seed)))]
@@ -137,7 +141,11 @@ class LiveTable:
         )
         runs = [run for run in finished_runs(cell, seeds, self.store) if not run.outdated]
         found = statistic(runs, experiment.quantity)
-        return "no result" if found is None else f"{found} ({experiment.quantity.replace('_', ' ')})"
+        return "no result" if found is None else f"{found} ({measured(experiment.quantity, runs).words})"
+
+    def _measured(self, experiment: Experiment, seeds: int) -> Quantity:
+        runs = (run for cell in experiment.cells for run in finished_runs(cell, seeds, self.store))
+        return measured(experiment.quantity, runs)
 
     def _footer(self) -> str:
         done = self.done + sum(

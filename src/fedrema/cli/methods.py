@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fedrema.cli.arguments import as_arguments, parse_arguments, positional
 from fedrema.cli.option_help import text_width
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedrema.base.terminal import Console
     from fedrema.config.presets import Values
     from fedrema.core import Method
+    from fedrema.tasks import TaskName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,20 @@ def _listed(method: str, values: "Values") -> str:
     return "\n".join(lines).replace("\xa0", " ")
 
 
+def supported_tasks(kind: type["Method"]) -> str:
+    """Return which tasks a method supports with its default settings: all, classes, or their names."""
+    from fedrema.tasks import CLASSIFICATION, TASKS, Task
+
+    required = [field for field in dataclasses.fields(kind) if field.default is field.default_factory]
+    if required:  # both are MISSING: there is no method with default settings
+        return "depends on the settings"
+    method = kind()
+    found = [name for name in TASKS if method.supports(Task(cast("TaskName", name), 2))]
+    if len(found) == len(TASKS):
+        return "all"
+    return "classes" if set(found) == CLASSIFICATION else ", ".join(found) or "none"
+
+
 def _print_method(console: "Console", kind: type["Method"], in_full: bool) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -77,6 +92,7 @@ def _print_method(console: "Console", kind: type["Method"], in_full: bool) -> No
     console.print(Text.assemble((kind.title, "bold"), f"  (fedrema run {called})"), highlight=False)
     console.print(text, highlight=False)
     console.print(kind.paper, style="dim", highlight=False)
+    console.print(f"Tasks: {supported_tasks(kind)}", style="dim", highlight=False)
     settings = field_documentation(kind)
     if settings:
         table = Table("setting", "default", "meaning", box=None, padding=(0, 2, 0, 0))

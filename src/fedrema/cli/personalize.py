@@ -8,13 +8,19 @@ from fedrema.cli.arguments import parse_arguments, positional
 from fedrema.errors import BadInput
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedrema.base.terminal import Console
+    from fedrema.runs.new_clients import NewClient
     from fedrema.runs.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
 class Personalize:
-    """Make a model for a new client that did not participate in training: match its head once, fine-tune, evaluate."""
+    """Make a model for a new client that did not participate in training: match its head once, fine-tune, evaluate.
+
+    The new model is compared with the one on arrival, and with one that is trained on the client's own samples only.
+    """
 
     data: str
     """The new client's samples: a .npz file with x, y and optionally split (otherwise some samples are set aside for
@@ -30,7 +36,7 @@ class Personalize:
 
 
 def personalize(arguments: list[str]) -> int:
-    """Print the accuracy on a new client after each step, and write its model: one for each run."""
+    """Print the primary metric on a new client after each step, and write its model: one for each run."""
     args = parse_arguments(Personalize, arguments, "fedrema personalize")
     from rich.text import Text
 
@@ -55,17 +61,21 @@ def _personalize(args: Personalize, run: "Run", console: "Console") -> None:
     from rich.text import Text
 
     from fedrema.base.terminal import safe
+    from fedrema.reporting.quantities import metric_text
     from fedrema.runs.export import write_model
     from fedrema.runs.new_clients import new_client_name
     from fedrema.runs.new_clients import personalize as make_model
+    from fedrema.tasks import find_metric
 
     made, name = make_model(run.path, args.data, args.epochs), new_client_name(args.data)
     out = write_model(run, made.params, name, args.out, args.overwrite)
-    table = Table("stage", "accuracy", box=None, padding=(0, 2, 0, 0))
-    for stage, accuracy in made.accuracy.items():
-        table.add_row(stage, "–" if accuracy is None else f"{accuracy:.1%}")
+    metric = find_metric(run.metric)
+    table = Table("stage", metric.title, box=None, padding=(0, 2, 0, 0))
+    for stage, value in made.scores.items():
+        table.add_row(stage, "–" if value is None else f"{value:.1%}" if metric.percent else metric_text(metric, value))
     console.print(Text(f"{safe(name)}: {made.train} samples to train on, {made.test} to test with."))
     console.print(table)
+    console.print(_gains(made))
     if made.peers:
         largest = sorted(made.peers.items(), key=lambda pair: -pair[1])
         named = ", ".join(f"{safe(peer)} {weight:.0%}" for peer, weight in largest[:12])
@@ -75,3 +85,25 @@ def _personalize(args: Personalize, run: "Run", console: "Console") -> None:
         reason = "all clients have the same head" if made.head_role == "shared" else "heads never leave their clients"
         console.print(f"It uses only the shared parameters: with this method {reason}.")
     console.print(Text(f"Model: {out}"), soft_wrap=True)
+
+
+def _gains(made: "NewClient") -> "Table":
+    """Return how much better the fine-tuned model is than the one on arrival, and than one that was trained alone."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedrema.reporting.verdict import shown
+    from fedrema.runs.new_clients import LOCAL
+    from fedrema.simulation.bootstrap import paired_gains
+    from fedrema.simulation.scoring import metric_for
+
+    tuned = made.predictions["fine-tuned"]
+    metric = metric_for(tuned.task)
+    table = Table("fine-tuned compared with", "gain", "95 % interval", "conclusion", box=None, padding=(0, 2, 0, 0))
+    others = {"on arrival": "on arrival", LOCAL: f"Local ({made.local_epochs} epochs)"}
+    for stage, words in others.items():
+        if stage in made.predictions:
+            (gain,) = paired_gains(metric, [tuned], made.predictions[stage], "client", made.name)
+            between = "–" if gain.low is None else f"{shown(metric, gain.low)} to {shown(metric, gain.high)}"
+            table.add_row(*map(Text, (words, shown(metric, gain.gain), between, gain.conclusion)))
+    return table

@@ -1,4 +1,4 @@
-"""Progress of runs: a bar with round, accuracy and time left; without a terminal a line every half minute."""
+"""Progress of runs: a bar with round, primary metric and time left; without a terminal a line every half minute."""
 
 import sys
 import time
@@ -8,7 +8,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fedrema.base.terminal import Console, print_safe
 from fedrema.core import Period
+from fedrema.reporting.quantities import metric_text
 from fedrema.simulation.state import Round
+from fedrema.tasks import Metric, find_metric
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -59,20 +61,25 @@ class Watch:
 
     def __init__(self, progress: Progress, task: TaskID, period: Period | None, lines: bool) -> None:
         self.progress, self.task, self.period, self.lines = progress, task, period, lines
-        self.accuracy = ""
+        self.score = ""
         self.written = time.monotonic()
 
     def __call__(self, finished: Round) -> None:
         """Show a round."""
         record = finished.record
-        if record.accuracy is not None:
-            self.accuracy = f"accuracy {record.accuracy:6.1%}"
+        if record.primary is not None and record.primary.value is not None:
+            self.score = self._text(find_metric(next(iter(record.metrics))), record.primary.value)
         inside = None if self.period is None else record.trace.get(self.period.name)
         period = "" if self.period is None or inside is None else self.period.inside if inside else self.period.after
-        state = f"{self.accuracy}  {period}".rstrip()
+        state = f"{self.score}  {period}".rstrip()
         self.progress.update(self.task, completed=record.round, state=state)
         if self.lines and time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
             self.written = time.monotonic()
             task = self.progress.tasks[self.task]
             done = f"round {record.round}/{int(task.total or 0)}"
             print_safe(f"{task.description} {done} {state}", file=sys.stderr, flush=True)
+
+    @staticmethod
+    def _text(metric: Metric, value: float) -> str:
+        """Return a metric as text, with the same width in most rounds."""
+        return f"{metric.title} " + (f"{value:6.1%}" if metric.percent else f"{metric_text(metric, value):>6}")

@@ -14,6 +14,7 @@ from fedrema.cli.run_folders import common_folder
 from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, read_config
 from fedrema.core import LocalTraining
+from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
 from fedrema.runs.execute import Interrupted
@@ -26,6 +27,8 @@ from fedrema.simulation.simulator import Simulator
 DEMONSTRATION = ("local", "fedavg", "fedrema")
 DEMONSTRATION_SETTINGS: Values = {"seeds": 3, "record": "relations", "threads": 1}
 """Defaults of the demonstration; with one thread per operation, results do not depend on the number of cores."""
+
+"""What the outcomes of a task are called; default: classes."""
 
 
 def run(arguments: list[str]) -> int:
@@ -162,7 +165,20 @@ def _chosen(requested: LocalTraining, simulator: Simulator) -> str:
         return ""
     test = int(federation.test.sum())
     data = f"{len(federation)} clients, {len(federation.y) - test} training and {test} test samples"
-    return f"Chosen from the data ({data}, {federation.classes} classes): {' '.join(chosen)}"
+    return f"Chosen from the data ({data}, {_target(federation)}): {' '.join(chosen)}"
+
+
+def _target(federation: Federation) -> str:
+    """Return what is predicted, in words."""
+    number = federation.classes
+    return {
+        "multiclass": f"{number} classes",
+        "binary": "2 classes",
+        "multilabel": f"{number} labels: multilabel",
+        "ordinal": f"{number} levels: ordinal",
+        "regression": "a quantity: regression",
+        "count": "a count: Poisson regression",
+    }[federation.task.name]
 
 
 def label_of(settings: Settings) -> str:

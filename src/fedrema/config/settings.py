@@ -25,7 +25,6 @@ from fedrema.config.presets import (
 from fedrema.config.values import WrongValue, convert, field_types, listed
 from fedrema.core import LocalTraining, Method, Simulation
 from fedrema.data import DataSettings, Federation
-from fedrema.data.options import NATURAL_NAMES
 from fedrema.errors import BadInput, at_least
 from fedrema.methods import find_method
 from fedrema.models.networks import Network
@@ -140,11 +139,10 @@ class Settings:
 
     def described(self) -> dict[str, PlainValue]:
         """Return the settings that apply, by name: with own data, not those that partition a dataset."""
-        natural = self.data.dataset in NATURAL_NAMES
-        if self.data.federation is None and not natural:
+        if self.data.is_partitioned:
             return self.flat()
         unused = {_dashed(field.name) for field in dataclasses.fields(DataSettings) if field.metadata.get("partitions")}
-        unused -= {"dataset"} if natural else set()
+        unused -= {"dataset"} if self.data.federation is None else set()
         return {name: value for name, value in self.flat().items() if name not in unused | {"partition-file"}}
 
     def for_columns(self, federation: Federation) -> "Settings":

@@ -22,7 +22,7 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 def task_loss(net: Net, outputs: Tensor, batch: Batch) -> Tensor:
     """Return the mean loss of the task over the real samples of a batch: for classes, the cross-entropy."""
-    return net.task.loss(outputs, batch.y, batch.mask)
+    return net.task.loss(outputs, batch.y, batch.mask, net.class_weights)
 
 
 @dataclass(frozen=True)

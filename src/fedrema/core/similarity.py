@@ -12,10 +12,16 @@ from fedrema.models.body_and_head import Net, Tensors
 
 NO_GAP = 1e-6
 """Smaller gaps are rounding errors: similarities do not distinguish the clients, so all of them are relevant."""
+LEAST_PROBES = 16
+"""Random features for tasks without a softmax: a single one gives each head only one number to be compared by."""
 
 
 def draw_probes(net: Net, moment: Moment, count: int, high: float, names: Sequence[str] = ()) -> Tensor:
-    """Return random features h̃ ~ U[0, high)^d of a round [1, count, d], or separate ones per name [k, count, d]."""
+    """Return random features h̃ ~ U[0, high)^d of a round [1, count, d], or separate ones per name [k, count, d].
+
+    For tasks without a softmax, there are at least `LEAST_PROBES`.
+    """
+    count = count if net.task.has_softmax else max(count, LEAST_PROBES)
     purposes = [f"probe of {name}" for name in names] or ["probe"]
     draws = [
         torch.rand(count, net.features_count, generator=moment.generator(purpose), dtype=torch.float64)

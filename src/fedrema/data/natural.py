@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from fedrema.base.files import write_text
 from fedrema.data.federation import Federation
 from fedrema.data.from_table import federation_from_source
 from fedrema.data.load_options import LoadOptions
@@ -59,12 +60,9 @@ class NaturalDataset:
         return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
-def natural_federation(
-    name: str, data_seed: int = 0, test_share: float = 0.2, options: TableOptions | None = None
-) -> Federation:
-    """Load a natural federation; `options` may override its task, scaling and encoding, and select input columns."""
-    dataset, given = NATURAL[name], options or TableOptions()
-    given.refuse(f"--dataset {name}", "a table with known columns", "--task", "--scale", "--categories", "--columns")
+def read_columns(name: str) -> Columns:
+    """Read the columns of a natural federation as text."""
+    dataset = NATURAL[name]
     folder = dataset.folder
     if folder is None:
         raise BadInput(f"--dataset {name} is part of the package {dataset.package}: install it with {dataset.install}.")
@@ -75,6 +73,28 @@ def natural_federation(
     found = len(columns[dataset.target])
     if found != dataset.samples:
         raise BadInput(f"--dataset {name} in {folder} has {found} samples instead of {dataset.samples}.")
+    return columns
+
+
+def save_csv(name: str, file: Path) -> None:
+    """Write a natural federation as a CSV file that --federation takes: client, inputs, target, and split if any."""
+    dataset, columns = NATURAL[name], read_columns(name)
+    split = ["split"] if "split" in columns else []
+    chosen = [dataset.client, *dataset.columns, dataset.target, *split]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(chosen)
+    writer.writerows(zip(*(columns[each] for each in chosen), strict=True))
+    write_text(file, text.getvalue())
+
+
+def natural_federation(
+    name: str, data_seed: int = 0, test_share: float = 0.2, options: TableOptions | None = None
+) -> Federation:
+    """Load a natural federation; `options` may override its task, scaling and encoding, and select input columns."""
+    dataset, given = NATURAL[name], options or TableOptions()
+    given.refuse(f"--dataset {name}", "a table with known columns", "--task", "--scale", "--categories", "--columns")
+    columns = read_columns(name)
     table = replace(
         given,
         target=dataset.target,

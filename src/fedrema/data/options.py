@@ -113,9 +113,14 @@ class DataSettings:
         """How own data in tables and images is read."""
         return TableOptions(**{field.name: getattr(self, field.name) for field in fields(TableOptions)})
 
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether the data is a dataset that is partitioned among simulated clients."""
+        return self.federation is None and self.dataset not in NATURAL_NAMES
+
     def without_unused(self) -> "DataSettings":
         """Return the settings with everything that own data makes irrelevant reset to its default."""
-        if self.federation is None and self.dataset not in NATURAL_NAMES:
+        if self.is_partitioned:
             return self
         unused: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in UNUSED}
         if self.federation is None:

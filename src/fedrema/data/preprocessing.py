@@ -102,8 +102,8 @@ class Preprocessing:
         numbers = {rule.column: Kind.DATE if rule.unit else Kind.NUMBER for rule in self.numbers}
         return numbers | {rule.column: Kind.TEXT for rule in self.categories}
 
-    def transform(self, table: Table) -> NDArray[Any]:
-        """Return the inputs of a network.
+    def transform(self, table: Table, order: NDArray[np.integer] | None = None) -> NDArray[Any]:
+        """Return the inputs of a network for the rows of a table, or for its rows `order`.
 
         They are float32 [N, columns]; int32 if all columns hold codes for embeddings; uint8 [N, channels, height,
         width] for images. Clients without statistics of their own are scaled by those of the federation.
@@ -111,25 +111,26 @@ class Preprocessing:
         if missing := [name for name in self.inputs if name not in table.inputs and name not in self.left_out]:
             raise BadInput(f"column {missing[0]!r} is missing; the columns are {list_names(list(table.inputs))}.")
         if self.images:
-            return self._pixels(table)
+            return self._pixels(table) if order is None else self._pixels(table)[order]
         width = len(self.output_names)
         kind = np.int32 if self.categories and all(self.cardinalities) else np.float32
-        check_fits(4 * len(table) * width, f"{len(table):,} samples with {width:,} columns after preprocessing need")
-        x = np.zeros((len(table), width), kind)
+        samples = len(table) if order is None else len(order)
+        check_fits(4 * samples * width, f"{samples:,} samples with {width:,} columns after preprocessing need")
+        x = np.zeros((samples, width), kind)
         codes = {rule.column: self._codes(rule, table) for rule in self.categories}
         _warn_unseen(codes, {rule.column: len(rule.categories) for rule in self.categories}, table)
         scales = {rule.column: _scales(rule, table) for rule in self.numbers} if self.scale == "site" else {}
-        for start in range(0, len(table), _ROWS):
-            rows = slice(start, min(start + _ROWS, len(table)))
+        for start in range(0, samples, _ROWS):
+            block = x[start : start + _ROWS]
+            rows = np.arange(start, start + len(block)) if order is None else order[start : start + len(block)]
             place = 0
             for rule in self._rules():
                 if isinstance(rule, NumberRule):
-                    self._fill_numbers(x[rows], place, rule, table, rows, scales.get(rule.column))
+                    self._fill_numbers(block, place, rule, table, rows, scales.get(rule.column))
                 elif self.encoding == "embed":
-                    x[rows, place] = codes[rule.column][rows]
+                    block[:, place] = codes[rule.column][rows]
                 else:
-                    code = codes[rule.column][rows]
-                    x[rows][np.arange(len(code)), place + code] = 1
+                    block[np.arange(len(block)), place + codes[rule.column][rows]] = 1
                 place += len(self._names_of(rule))
         return x
 
@@ -195,7 +196,7 @@ class Preprocessing:
         place: int,
         rule: NumberRule,
         table: Table,
-        rows: slice,
+        rows: NDArray[np.integer],
         scales: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
     ) -> None:
         column = table.inputs[rule.column]
@@ -210,6 +211,13 @@ class Preprocessing:
             mean, deviation = (rule.mean, rule.deviation) if scales is None else (each[client] for each in scales)
             values = (values - mean) / deviation
             values[missing] = 0.0
+        too_large = np.abs(values) > float(np.finfo(np.float32).max)
+        if too_large.any():
+            row = int(rows[np.argmax(too_large)])
+            raise BadInput(
+                f"column {rule.column!r} has {column.values[row]:g} in {table.where(row)}, which is too large for "
+                "float32; use another --scale."
+            )
         x[:, place] = values
         if rule.indicator:
             x[:, place + 1] = missing

@@ -114,7 +114,9 @@ def summarise_numbers(values: NDArray[np.floating]) -> NumberSummary:
     # Differences from the first value: exactly 0 for constant columns, and precise for values far from 0.
     differences = present - present[0]
     shift = float(differences.mean())
-    return NumberSummary(len(present), float(present[0]) + shift, float(np.square(differences - shift).sum()), missing)
+    with np.errstate(over="ignore"):  # `check_statistics` refuses sums that are not finite
+        m2 = float(np.square(differences - shift).sum())
+    return NumberSummary(len(present), float(present[0]) + shift, m2, missing)
 
 
 def summarise_categories(column: CategoryColumn, rows: NDArray[np.integer]) -> CategorySummary:

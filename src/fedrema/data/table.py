@@ -11,6 +11,8 @@ from fedrema.data.checks import are_integers
 from fedrema.data.partitions import draw_test_mask
 from fedrema.errors import BadInput
 
+_FIRST = 65_536
+"""Number of values for which a column reserves memory at first."""
 _ROUNDING = 1e-4
 """Largest rounding error of float32, as a fraction of the range of the values, with which numbers are stored so."""
 
@@ -27,10 +29,6 @@ class NumberColumn:
     def __len__(self) -> int:
         return len(self.values)
 
-    def take(self, rows: NDArray[Any]) -> "NumberColumn":
-        """Return the column with these rows only."""
-        return NumberColumn(self.values[rows], self.unit)
-
 
 @dataclass(frozen=True, eq=False)
 class CategoryColumn:
@@ -43,10 +41,6 @@ class CategoryColumn:
     def __len__(self) -> int:
         return len(self.codes)
 
-    def take(self, rows: NDArray[Any]) -> "CategoryColumn":
-        """Return the column with these rows only."""
-        return CategoryColumn(self.codes[rows], self.categories)
-
 
 @dataclass(frozen=True, eq=False)
 class ImageColumn:
@@ -57,10 +51,6 @@ class ImageColumn:
 
     def __len__(self) -> int:
         return len(self.pixels)
-
-    def take(self, rows: NDArray[Any]) -> "ImageColumn":
-        """Return the column with these rows only."""
-        return ImageColumn(self.pixels[rows])
 
 
 Column = NumberColumn | CategoryColumn | ImageColumn
@@ -90,17 +80,6 @@ class Table:
     def __len__(self) -> int:
         return len(self.client)
 
-    def take(self, rows: NDArray[Any]) -> "Table":
-        """Return the table with these rows only, and all client names."""
-        return Table(
-            {name: column.take(rows) for name, column in self.inputs.items()},
-            {name: column.take(rows) for name, column in self.targets.items()},
-            self.client[rows],
-            self.names,
-            None if self.test is None else self.test[rows],
-            lambda row: self.locate(int(np.arange(len(self))[rows][row])),
-        )
-
     def rows_by_client(self) -> list[NDArray[np.int64]]:
         """Return for each client the rows of its samples, in ascending order."""
         order = np.argsort(self.client, kind="stable")
@@ -119,6 +98,33 @@ class Table:
     def where(self, row: int) -> str:
         """Return where a sample is in the source, and its client."""
         return f"{self.locate(row)} (client {self.names[self.client[row]]!r})"
+
+
+class Buffer:
+    """A one-dimensional array that grows; appended blocks of a wider type convert it.
+
+    Many small arrays that are joined at the end would need twice the memory, because the allocator keeps what they
+    occupied. Memory that was reserved but never written to is not occupied.
+    """
+
+    def __init__(self) -> None:
+        self._array: NDArray[Any] = np.empty(0, np.int8)
+        self._length = 0
+
+    def append(self, block: NDArray[Any]) -> None:
+        """Append a block."""
+        end = self._length + len(block)
+        kind = block.dtype if not self._length else np.promote_types(self._array.dtype, block.dtype)
+        if end > len(self._array) or kind != self._array.dtype:
+            grown = np.empty(max(end, _FIRST, 2 * self._length if end > len(self._array) else len(self._array)), kind)
+            grown[: self._length] = self._array[: self._length]
+            self._array = grown
+        self._array[self._length : end] = block
+        self._length = end
+
+    def array(self) -> NDArray[Any]:
+        """Return what was appended."""
+        return self._array[: self._length]
 
 
 def compact(values: NDArray[np.float64]) -> NDArray[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrema.data.checks import BadRow
-from fedrema.data.table import CategoryColumn, NumberColumn, compact
+from fedrema.data.table import Buffer, CategoryColumn, NumberColumn, compact
 from fedrema.errors import BadInput
 
 log = logging.getLogger("fedrema")
@@ -79,7 +79,7 @@ class ColumnBuilder:
     ) -> None:
         self.name, self.kind, self.required, self.exact, self.limit = name, kind, required, exact, limit
         self._given = kind is not None
-        self._parts: list[NDArray[Any]] = []
+        self._buffer = Buffer()
         self._codes: dict[str, int] = {}
         self._rows = 0
         self._comma = ""
@@ -93,7 +93,8 @@ class ColumnBuilder:
             if kind is not None:
                 self._check_kind(kind, values)
             if kind is Kind.TEXT:
-                self._parts = [np.full(len(part), -1, np.int32) for part in self._parts]  # all missing until now
+                self._buffer = Buffer()
+                self._buffer.append(np.full(self._rows, -1, np.int32))  # all missing until now
                 self._add_categories(values)
             else:
                 assert numbers is not None
@@ -101,24 +102,24 @@ class ColumnBuilder:
                 if infinite.any():
                     row = self._rows + int(np.argmax(infinite))
                     raise BadRow(f"column {self.name!r} has an infinite value", row, "; values must be finite.")
-                self._parts.append(numbers if self.exact else compact(numbers))
+                self._buffer.append(numbers if self.exact else compact(numbers))
         self._rows += len(values)
 
     def finish(self) -> NumberColumn | CategoryColumn:
         """Return the column, and log a warning if its values were interpreted."""
-        parts, self._parts = self._parts, []
+        values = self._buffer.array()
         if self.kind is Kind.TEXT:
             names = sorted(self._codes)
             place = np.empty(len(names) + 1, np.int32)
             place[[self._codes[name] for name in names]] = np.arange(len(names), dtype=np.int32)
             place[-1] = -1
-            return CategoryColumn(place[np.concatenate(parts)], tuple(names))
+            return CategoryColumn(place[values], tuple(names))
         if self._comma:
             number = self._comma.replace(",", ".")
             log.warning("Warning: column %r has a decimal comma: %s is read as %s.", self.name, self._comma, number)
         if self.kind is not None and self.kind.is_date:
             log.warning("Warning: column %r holds %s; they are used as %s.", self.name, self.kind.value, DAYS)
-        return NumberColumn(np.concatenate(parts), DAYS if self.kind is not None and self.kind.is_date else "")
+        return NumberColumn(values, DAYS if self.kind is not None and self.kind.is_date else "")
 
     def _numbers(self, values: Sequence[str] | NDArray[Any]) -> tuple[Kind | None, NDArray[np.float64] | None]:
         """Return the kind of a block and its values as numbers; None for a block without values, and for text."""
@@ -165,7 +166,7 @@ class ColumnBuilder:
                 f"column {self.name!r} has more than {self.limit:,} different texts; name the columns to use with "
                 "--columns."
             )
-        self._parts.append(np.fromiter(map(block.__getitem__, texts), np.int32, len(texts)))
+        self._buffer.append(np.fromiter(map(block.__getitem__, texts), np.int32, len(texts)))
 
 
 def common_kind(one: Kind, other: Kind) -> Kind:

@@ -72,12 +72,13 @@ def make_engine(
     on_cpu = sample.device.type == "cpu"
     operations = operations_per_step(net, sample, batch) if on_cpu else 0.0
     name = backend
-    if backend != "loop":
+    if backend == "auto" and operations >= SMALL_STEP:  # without the check below, which takes a second here
+        name = "loop"
+    elif backend != "loop":
         obstacle = why_not_stackable(net, sample)
         if obstacle and backend == "stacked":
             raise BadInput(f"--backend stacked cannot train this network: {obstacle}; use --backend loop.")
-        if backend == "auto":
-            name = "loop" if obstacle or operations >= SMALL_STEP else "stacked"
+        name = "loop" if obstacle else "stacked"
     if not on_cpu:
         return LoopEngine(net, arithmetic) if name == "loop" else StackedEngine(net, arithmetic)
     stacked, available = name == "stacked", torch.get_num_threads()

@@ -71,9 +71,8 @@ def samples_on_device(
         def on_device(split: Split) -> Samples:
             x = torch.from_numpy(split.x).to(device)
             x = x.long() if integers else to_float(x, dtype)
-            y = torch.from_numpy(split.y).to(device)
-            y = y.to(dtype) if y.is_floating_point() else y
-            return Samples(x, y, torch.from_numpy(split.count), dtype)
+            # Quantities stay in float64: far from 0, the differences between them can be too small for float32.
+            return Samples(x, torch.from_numpy(split.y).to(device), torch.from_numpy(split.count), dtype)
 
         copies[key] = on_device(federation.split("train")), on_device(federation.split("test"))
     return copies[key]

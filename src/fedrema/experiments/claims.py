@@ -10,9 +10,11 @@ from fedrema.experiments.comparisons import Comparison, Runs, compare, compare_r
 from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Claim, ClaimKind, Experiment, MatchingCurve
 from fedrema.experiments.store import Store
-from fedrema.experiments.table import ABOUT_OUTDATED, OUTDATED
+from fedrema.experiments.table import ABOUT_OUTDATED, OUTDATED, measured
+from fedrema.reporting.quantities import Quantity, number
 from fedrema.reporting.statistics import Scores
 from fedrema.reporting.tables import markdown_lines
+from fedrema.tasks import Metric
 
 Verdict = Literal["holds", "does not hold", "not decided"]
 SIGNIFICANT = 0.05
@@ -27,7 +29,7 @@ class Judgement:
     verdict: Verdict
     evidence: str
     honest_verdict: Verdict | None = None
-    """The verdict by honest accuracy, for claims about accuracies that another quantity decides."""
+    """The verdict by the honest value, for claims about a metric that another quantity decides."""
     outdated: bool = False
     """Whether some of its runs were computed by an older revision."""
 
@@ -59,15 +61,17 @@ def _judged(claim: Claim, experiment: Experiment, runs: Runs) -> Judgement:
     if claim.kind in JUDGES:
         findings = JUDGES[claim.kind](claim, experiment, runs)
         return Judgement(claim, _overall(claim, findings), _evidence(findings))
-    findings = _ordered(claim, experiment, runs, experiment.quantity)
+    quantity = measured(experiment.quantity, (run for several in runs.values() for run in several))
+    findings = _ordered(claim, experiment, runs, quantity)
     verdict, evidence = _overall(claim, findings), _evidence(findings)
-    if experiment.quantity == "honest_accuracy":
+    if quantity.kind == "honest":
         return Judgement(claim, verdict, evidence)
-    honest = _ordered(claim, experiment, runs, "honest_accuracy")
+    by_honest = replace(quantity, kind="honest")
+    honest = _ordered(claim, experiment, runs, by_honest)
     honest_verdict = _overall(claim, honest)
     in_some = sum(finding.verdict == "holds" for finding in honest)
     some = f" (holds in {in_some} of {len(honest)} columns)" if 0 < in_some < len(honest) else ""
-    return Judgement(claim, verdict, f"{evidence} By honest accuracy: {honest_verdict}{some}.", honest_verdict)
+    return Judgement(claim, verdict, f"{evidence} By {by_honest.words}: {honest_verdict}{some}.", honest_verdict)
 
 
 def claims_markdown(judgements: Sequence[Judgement]) -> str:
@@ -103,21 +107,24 @@ def _evidence(findings: Sequence[Finding]) -> str:
     return "; ".join(parts) + "."
 
 
-def _ordered(claim: Claim, experiment: Experiment, runs: Runs, quantity: str) -> list[Finding]:
-    """Judge `first` (a row is above every other) and `above` (rows are above others)."""
-    table = scores(runs, quantity)
-    return [_ordered_in(column, claim, experiment, runs, table) for column in claim.columns]
+def _ordered(claim: Claim, experiment: Experiment, runs: Runs, quantity: Quantity) -> list[Finding]:
+    """Judge `first` (a row is better than every other) and `above` (rows are better than others)."""
+    table = scores(runs, quantity.name)
+    return [_ordered_in(column, claim, experiment, runs, table, quantity) for column in claim.columns]
 
 
-def _ordered_in(column: str, claim: Claim, experiment: Experiment, runs: Runs, table: Scores) -> Finding:
+def _ordered_in(
+    column: str, claim: Claim, experiment: Experiment, runs: Runs, table: Scores, quantity: Quantity
+) -> Finding:
     where = experiment.title_of(column)
     rows = claim.rows[:1] if claim.kind == "first" else claim.rows
     over = [row for row in claim.over if row not in rows]
     counts = {row: sum(name == column for name, _ in table[row]) for row in (*rows, *over)}
     lack = _lacking(counts, column, experiment, runs, needed=2) or ("" if over else NO_OTHER_ROW)
     comparisons = compare_rows(table, column, rows, over)
-    nearest_first = sorted((each for each in comparisons if each.pairs), key=lambda each: each.mean)
-    verdicts = [_sign(each) for each in nearest_first]
+    sign = quantity.sign
+    nearest_first = sorted((each for each in comparisons if each.pairs), key=lambda each: sign * each.mean)
+    verdicts = [_sign(each, sign) for each in nearest_first]
     verdict = _all_of(verdicts)
     if verdict == "does not hold":  # regardless of the missing runs
         lack = ""
@@ -126,12 +133,13 @@ def _ordered_in(column: str, claim: Claim, experiment: Experiment, runs: Runs, t
     parts = [lack] if lack else []
     if nearest_first:
         deciding = nearest_first[0 if lack else verdicts.index(verdict)]
-        parts.append(("so far " if lack else "") + _comparison_text(deciding, experiment))
+        parts.append(("so far " if lack else "") + _comparison_text(deciding, experiment, quantity.metric))
     return Finding(verdict, where, ", ".join(parts))
 
 
 def _collapse(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]:
-    best, final = (scores(runs, f"{name}_accuracy") for name in ("best", "final"))
+    best, final = (scores(runs, name) for name in ("best", "final"))
+    metric = measured("best", (run for several in runs.values() for run in several)).metric
     findings = []
     for column, row in itertools.product(claim.columns, claim.rows):
         where = experiment.title_of(column)
@@ -140,8 +148,10 @@ def _collapse(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]
             findings.append(Finding("not decided", where, lack))
             continue
         high, low = (mean(table[row][key] for key in keys) for table in (best, final))
-        verdict: Verdict = "holds" if low <= (1 - claim.share) * high else "does not hold"
-        text = f"{experiment.title_of(row)} best {high:.1f}, final {low:.1f} ({_seeds_text(len(keys))})"
+        lost = low <= (1 - claim.share) * high if metric.higher_is_better else low >= (1 + claim.share) * high
+        verdict: Verdict = "holds" if lost else "does not hold"
+        shown = [f"{value:.1f}" if metric.percent else number(value) for value in (high, low)]
+        text = f"{experiment.title_of(row)} best {shown[0]}, final {shown[1]} ({_seeds_text(len(keys))})"
         findings.append(Finding(verdict, where, text))
     return findings
 
@@ -193,11 +203,11 @@ def _falls(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]:
             text = f"{title}: {claim.curve} was not recorded in two rounds or more"
             findings.append(Finding("not decided", where, text))
             continue
-        certainty = _certainty(test, 2) if test.tested else "1 seed, no test"
+        certainty = _certainty(test, _two_digits) if test.tested else "1 seed, no test"
         text = (
             f"{title}: {claim.curve} {mean(part.early.values()):.2f} in rounds {part.early_rounds},"
             f" {mean(part.late.values()):.2f} in rounds {part.late_rounds}"
-            f" (difference {_number(test.mean, 2)}, {certainty})"
+            f" (difference {_two_digits(test.mean)}, {certainty})"
         )
         findings.append(Finding(_sign(test, claimed=-1), where, text))
     return findings
@@ -238,18 +248,31 @@ def _sign(comparison: Comparison, claimed: Literal[1, -1] = 1) -> Verdict:
     return "holds" if claimed * comparison.mean > 0 else "does not hold"
 
 
-def _comparison_text(comparison: Comparison, experiment: Experiment) -> str:
+def _comparison_text(comparison: Comparison, experiment: Experiment, metric: Metric) -> str:
     row, other = experiment.title_of(comparison.row), experiment.title_of(comparison.other)
-    points = f"{abs(comparison.mean):.1f} points"
+    points = f"{abs(comparison.mean):.1f} points" if metric.percent else number(abs(comparison.mean))
     how = f"{points} above" if comparison.mean > 0 else f"{points} below" if comparison.mean < 0 else "level with"
-    return f"{row} {how} {other} ({_certainty(comparison, 1) if comparison.tested else '1 seed, no test'})"
+    certainty = _certainty(comparison, _one_digit if metric.percent else _significant)
+    return f"{row} {how} {other} ({certainty if comparison.tested else '1 seed, no test'})"
 
 
-def _certainty(comparison: Comparison, digits: int) -> str:
-    """Return interval, corrected p and seeds as text."""
+def _certainty(comparison: Comparison, shown: Callable[[float], str]) -> str:
+    """Return interval, corrected p and seeds as text; `shown` returns a bound of the interval as text."""
     p = "< 0.001" if comparison.corrected < 0.001 else f"= {comparison.corrected:.3f}"
-    low, high = _number(comparison.test.low, digits), _number(comparison.test.high, digits)
+    low, high = shown(comparison.test.low), shown(comparison.test.high)
     return f"95 % {low} to {high}, corrected p {p}, {_seeds_text(comparison.pairs)}"
+
+
+def _one_digit(value: float) -> str:
+    return _number(value, 1)
+
+
+def _two_digits(value: float) -> str:
+    return _number(value, 2)
+
+
+def _significant(value: float) -> str:
+    return number(value).replace("-", "−")
 
 
 def _number(value: float, digits: int) -> str:

@@ -1,6 +1,6 @@
 """Paired comparisons between the rows of an experiment, corrected for their number, and tables of them."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
 
@@ -9,16 +9,19 @@ import numpy as np
 from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell, Experiment
 from fedrema.experiments.store import Store
-from fedrema.experiments.table import ABOUT_OUTDATED, MISSING, OUTDATED
+from fedrema.experiments.table import ABOUT_OUTDATED, MISSING, OUTDATED, measured
 from fedrema.experiments.tasks import finished_runs
+from fedrema.reporting.quantities import signed_number
 from fedrema.reporting.statistics import PairedTest, Scores, holm, paired_test
 from fedrema.reporting.tables import markdown_lines
+from fedrema.tasks import METRICS, Metric
 
 HEADINGS = ["row", "data", "compared with", "difference", "95 %", "p", "corrected p", "seeds"]
 EXPLANATION = (
-    "Differences in points, paired by training seed, with their 95 % t intervals and the p of a paired t test;"
+    "Differences in {unit}, paired by training seed, with their 95 % t intervals and the p of a paired t test;"
     " corrected for their number by Holm's method, over all of this table."
 )
+ACCURACY = METRICS["accuracy"]
 
 Runs = Mapping[tuple[str, str], list[FinishedRun]]
 """By names of row and column."""
@@ -57,12 +60,13 @@ def runs_of(cells: Iterable[Cell], seeds: int, store: Store) -> Runs:
 
 
 def scores(runs: Runs, quantity: str) -> Scores:
-    """Return a quantity of all runs that have it, in percent."""
+    """Return a quantity of all runs that have it; shares in percent."""
+    measure = measured(quantity, (run for several in runs.values() for run in several))
     found: dict[str, dict[tuple[str, int], float]] = {row: {} for row, _ in runs}
     for (row, column), several in runs.items():
         for run in several:
-            if run.summary.get(quantity) is not None:
-                found[row][column, run.seed] = 100 * run.summary[quantity]
+            if run.summary.get(measure.name) is not None:
+                found[row][column, run.seed] = measure.factor * run.summary[measure.name]
     return found
 
 
@@ -77,7 +81,9 @@ def compare_rows(table: Scores, column: str, rows: Iterable[str], over: Sequence
     return corrected([_compared(table, row, other, column) for row, other in pairs])
 
 
-def compare_with_reference(table: Scores, columns: Iterable[str], reference: str | None = None) -> list[Comparison]:
+def compare_with_reference(
+    table: Scores, columns: Iterable[str], reference: str | None = None, higher_is_better: bool = True
+) -> list[Comparison]:
     """Compare all rows with one, in every column, corrected over all of these.
 
     Parameters
@@ -87,8 +93,10 @@ def compare_with_reference(table: Scores, columns: Iterable[str], reference: str
     columns
         In which columns.
     reference
-        A row; default: in each column the one with the highest mean. Because it is chosen by the same runs, the
+        A row; default: in each column the one with the best mean. Because it is chosen by the same runs, the
         differences from it are slightly larger than new runs would show.
+    higher_is_better
+        Which values are better.
     """
     found = []
     for column in columns:
@@ -96,7 +104,7 @@ def compare_with_reference(table: Scores, columns: Iterable[str], reference: str
             row: float(np.mean(list(values.values()))) for row in table if (values := _by_seed(table, row, column))
         }
         if means:
-            against = reference or max(means, key=lambda row: means[row])
+            against = reference or (max if higher_is_better else min)(means, key=lambda row: means[row])
             found += [_compared(table, row, against, column) for row in table if row != against]
     return corrected(found)
 
@@ -116,26 +124,34 @@ def _compared(table: Scores, row: str, other: str, column: str) -> Comparison:
 
 
 def comparisons_markdown(
-    comparisons: Sequence[Comparison], experiment: Experiment, outdated: Container[tuple[str, str]] = ()
+    comparisons: Sequence[Comparison],
+    experiment: Experiment,
+    outdated: Container[tuple[str, str]] = (),
+    metric: Metric = ACCURACY,
 ) -> str:
     """Return a table of paired tests with an explanation of its columns; outdated cells are marked."""
     marked = [{(each.row, each.column), (each.other, each.column)} for each in comparisons]
     marks = [OUTDATED if any(cell in outdated for cell in cells) else "" for cells in marked]
-    rows = comparison_lines(comparisons, experiment)
+    rows = comparison_lines(comparisons, experiment, metric)
     lines = [[*row[:3], f"{row[3]}{mark}", *row[4:]] for row, mark in zip(rows, marks, strict=True)]
-    explanation = EXPLANATION + (ABOUT_OUTDATED if any(marks) else "")
+    unit = "points" if metric.percent else metric.title
+    unit += "" if metric.higher_is_better else ", where negative is better"
+    explanation = EXPLANATION.format(unit=unit) + (ABOUT_OUTDATED if any(marks) else "")
     return "\n".join([*markdown_lines(HEADINGS, lines, texts=len(HEADINGS)), "", explanation, ""])
 
 
-def comparison_lines(comparisons: Sequence[Comparison], experiment: Experiment) -> list[list[str]]:
+def comparison_lines(
+    comparisons: Sequence[Comparison], experiment: Experiment, metric: Metric = ACCURACY
+) -> list[list[str]]:
     """Return the cells of that table as text, in the order of `HEADINGS`."""
+    shown: Callable[[float], str] = "{:+.2f}".format if metric.percent else signed_number
     return [
         [
             experiment.title_of(each.row),
             experiment.title_of(each.column) or MISSING,
             experiment.title_of(each.other),
-            MISSING if isnan(each.mean) else f"{each.mean:+.2f}",
-            f"{each.test.low:+.2f} to {each.test.high:+.2f}" if each.tested else MISSING,
+            MISSING if isnan(each.mean) else shown(each.mean),
+            f"{shown(each.test.low)} to {shown(each.test.high)}" if each.tested else MISSING,
             *(f"{p:.2g}" if each.tested else MISSING for p in (each.test.p, each.corrected)),
             f"{each.pairs} ({each.test.reason})" if each.test.reason else str(each.pairs),
         ]

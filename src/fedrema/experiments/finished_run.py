@@ -1,4 +1,4 @@
-"""What a grid keeps of a finished run: summary, curves, accuracy per client, some matrices, and where it ran."""
+"""What a grid keeps of a finished run: summary, curves, scores per client, some matrices, and where it ran."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,6 @@ from fedrema.runs.run import Run
 from fedrema.simulation.records import Summary
 
 FORMAT = 3
-CURVES = ("accuracy", "seconds")
-"""What is kept of every round, in addition to the traces that the method declares."""
 SHOWN = (0.0, 0.1, 0.2, 0.3, 1.0)
 """After which share of the rounds similarities are kept: of 500 rounds the 1st, 50th, 100th, 150th and last."""
 PEERS = ("weights", "counts")
@@ -40,9 +38,17 @@ class ClientScores:
 
     names: list[str] = field(default_factory=list)
     accuracy: list[float | None] = field(default_factory=list)
-    """Mean over the last five evaluated rounds; None for a client that was never scored."""
+    """Mean over the last five evaluated rounds; None for a client that was never scored. Empty for tasks with another
+    primary metric."""
     groups: list[int] | None = None
     """The group of each client, where the data was partitioned in groups."""
+    scores: list[float | None] = field(default_factory=list)
+    """The same as `accuracy`, of the primary metric of tasks that have another."""
+
+    @property
+    def primary(self) -> list[float | None]:
+        """Each client's mean of the primary metric over the last five evaluated rounds."""
+        return self.accuracy or self.scores
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ def as_array(rows: Rows) -> np.ndarray:
 def finished_run(key: str, settings: Settings, run: Run, concurrent_tasks: int = 0) -> FinishedRun:
     """Return what is kept of a run; `concurrent_tasks` is how many other tasks used its device at the same time."""
     curves: dict[str, list[bool | int | float | None]] = {"round": [record.round for record in run.rounds]}
-    for name in (CURVES[0], *(trace.name for trace in settings.method.reports.traces), *CURVES[1:]):
+    for name in (run.metric, *(trace.name for trace in settings.method.reports.traces), "seconds"):
         values = [record.quantity(name) for record in run.rounds]
         if any(value is not None for value in values):
             curves[name] = [_brief(value) for value in values]
@@ -200,10 +206,12 @@ def _brief(value: Any, digits: int = 5) -> Any:
 
 
 def _clients(run: Run) -> ClientScores:
-    last = [accuracies for record in run.rounds if (accuracies := record.client_accuracy)][-5:]
+    last = [record.primary.clients for record in run.rounds if record.primary is not None][-5:]
     columns = [[value for value in column if value is not None] for column in zip(*last, strict=True)]
-    accuracy = [_brief(column) for column in columns]
-    return ClientScores(run.names, accuracy, true_groups(run.settings, len(run.names)))
+    scores, groups = [_brief(column) for column in columns], true_groups(run.settings, len(run.names))
+    if run.metric == "accuracy":
+        return ClientScores(run.names, scores, groups)
+    return ClientScores(run.names, groups=groups, scores=scores)
 
 
 def _matrices(settings: Settings, run: Run) -> tuple[dict[str, dict[int, Rows]], Matching | None]:

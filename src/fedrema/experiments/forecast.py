@@ -99,7 +99,7 @@ class Forecaster:
 
     def _guess(self, task: Task) -> float | None:
         settings = task.cell.parsed
-        if settings.data.federation is not None:
+        if not settings.data.is_partitioned:
             return None
         samples = int(settings.data.samples * (1 - settings.data.test_share))
         taking_part = settings.data.clients * settings.simulation.participation
@@ -111,7 +111,7 @@ class Forecaster:
 
     def _gigabytes(self, task: Task) -> float | None:
         settings = task.cell.parsed
-        if settings.data.federation is not None:
+        if not settings.data.is_partitioned:
             return None
         together = len(task.seeds) if self.device == "cuda" else 1
         samples, shape = (

@@ -33,7 +33,10 @@ class Event:
     task: Task | None = None
     seed: int = 0
     round: int = 0
-    accuracy: float | None = None
+    score: float | None = None
+    """The primary metric after the round."""
+    metric: str = "accuracy"
+    """Name of the primary metric."""
     failed: tuple[str, ...] = ()
     """Why the task, or runs of it, did not finish."""
 
@@ -44,20 +47,22 @@ class Event:
 
     def encoded(self) -> str:
         """Return the event as JSON, without the task, which the receiver knows."""
-        return msgspec.json.encode(_Sent(self.kind, self.seed, self.round, self.accuracy, self.failed)).decode()
+        sent = _Sent(self.kind, self.seed, self.round, self.score, self.metric, self.failed)
+        return msgspec.json.encode(sent).decode()
 
     @classmethod
     def decoded(cls, text: str, task: Task) -> "Event":
         """Return the event that `encoded` described."""
         sent = msgspec.json.decode(text, type=_Sent)
-        return cls(sent.kind, task, sent.seed, sent.round, sent.accuracy, sent.failed)
+        return cls(sent.kind, task, sent.seed, sent.round, sent.score, sent.metric, sent.failed)
 
 
 class _Sent(msgspec.Struct, frozen=True):
     kind: EventKind
     seed: int
     round: int
-    accuracy: float | None
+    score: float | None
+    metric: str
     failed: tuple[str, ...]
 
 
@@ -142,7 +147,9 @@ def reporting(report: EventCallback) -> Callable[[Settings], RoundCallback]:
             if time.monotonic() - reported >= MIN_SECONDS_BETWEEN_REPORTS:
                 reported = time.monotonic()
                 record, seed = finished.record, settings.simulation.seed
-                report(Event("round", seed=seed, round=record.round, accuracy=record.accuracy))
+                score = None if record.primary is None else record.primary.value
+                metric = next(iter(record.metrics), "accuracy")
+                report(Event("round", seed=seed, round=record.round, score=score, metric=metric))
 
         return callback
 

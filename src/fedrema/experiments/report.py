@@ -37,10 +37,11 @@ def write_report(experiment: Experiment, seeds: int, store: Store, out: Path) ->
     runs = runs_of(experiment.cells, seeds, store)
     older = {cell for cell, several in runs.items() if any(run.outdated for run in several)}
     table = scores(runs, experiment.quantity)
-    tested = [each for each in compare_with_reference(table, [line.name for line in experiment.columns]) if each.tested]
-    if tested:
-        quantity = experiment.quantity.replace("_", " ")
-        parts += [f"### Differences to the best in {quantity}", "", comparisons_markdown(tested, experiment, older)]
+    columns, metric = [line.name for line in experiment.columns], sheet.quantity.metric
+    compared = compare_with_reference(table, columns, higher_is_better=metric.higher_is_better)
+    if tested := [each for each in compared if each.tested]:
+        parts += [f"### Differences to the best in {sheet.quantity.words}", ""]
+        parts += [comparisons_markdown(tested, experiment, older, metric)]
     parts += [f"![{file.stem.replace('-', ' ')}]({file.name})\n" for file in drawn if file.suffix == ".png"]
     write_text(out / f"{experiment.name}.md", "\n".join(parts))
     write_text(out / f"{experiment.name}.csv", sheet.comma_separated())

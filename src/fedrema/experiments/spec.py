@@ -8,7 +8,6 @@ from typing import Literal
 from fedrema.config.settings import Settings, make_settings
 
 Vary = Literal["training", "both"]
-Quantity = Literal["best_accuracy", "honest_accuracy", "final_accuracy", "worst_tenth"]
 ClaimKind = Literal["first", "above", "collapse", "faster", "falls"]
 MatchingCurve = Literal["precision", "recall"]
 FigureKind = Literal["curves", "samples", "similarity", "matching", "period", "peers", "clients", "ranks"]
@@ -34,7 +33,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Published:
-    """What others report, in percent."""
+    """What others report, in the unit of the table: accuracies in percent."""
 
     mean: float
     deviation: float | None = None
@@ -53,7 +52,7 @@ class Claim:
     columns: tuple[str, ...]
     """The columns in which it is to hold; the name is "" in an experiment without columns."""
     share: float
-    """collapse: the share of the best accuracy that is lost by the end; faster: the highest ratio of the seconds."""
+    """collapse: the share of the best value that is lost by the end; faster: the highest ratio of the seconds."""
     curve: MatchingCurve
     """falls: precision or recall."""
 
@@ -106,8 +105,9 @@ class Experiment:
     title: str
     about: str
     seeds: int
-    quantity: Quantity
-    """What published numbers are compared with; best_accuracy is what papers report."""
+    quantity: str
+    """What published numbers are compared with: honest, best, final or worst_tenth of the task's primary metric, or of
+    another metric with its name, such as best_accuracy. The best is what papers report."""
     rows: tuple[Line, ...]
     columns: tuple[Line, ...]
     cells: tuple[Cell, ...] = field(repr=False)

@@ -20,11 +20,12 @@ from fedrema.experiments.spec import (
     Line,
     MatchingCurve,
     Published,
-    Quantity,
     Values,
     Vary,
 )
 from fedrema.experiments.sweep import expanded
+from fedrema.reporting.quantities import find_quantity
+from fedrema.tasks import METRICS
 
 T = TypeVar("T")
 SHARES: dict[ClaimKind, float] = {"collapse": 0.2, "faster": 1.0}
@@ -63,7 +64,7 @@ class GridFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str = ""
     about: str = ""
     seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
-    quantity: Quantity = "best_accuracy"
+    quantity: str = "best"
     vary: Vary = "training"
     settings: Tables = {}
     rows: Tables = {}
@@ -87,6 +88,7 @@ def read_experiment(file: Path, changes: Values | None = None) -> Experiment:
     """
     where = f"The grid file {file}"
     content = _converted(read_toml(file, "The grid file"), GridFile, where)
+    find_quantity(content.quantity, "accuracy", f"{where}: quantity")
     rows = tuple(_line(name, "rows", value, where) for name, value in content.rows.items())
     columns = tuple(_line(name, "columns", value, where) for name, value in content.columns.items())
     if not rows:
@@ -169,9 +171,9 @@ def _also(
     if tables and columns[0].name:
         raise BadInput(f"{where}: [also] is only valid in an experiment without columns.")
     periods = {period.name for cell in cells if (period := cell.parsed.method.reports.period)}
-    valid = ["final_accuracy", *(f"{name}_rounds" for name in sorted(periods)), "seconds"]
+    valid = ["final_METRIC", *(f"{name}_rounds" for name in sorted(periods)), "seconds"]
     for quantity, entries in tables.items():
-        if quantity not in valid:
+        if quantity not in valid and quantity.removeprefix("final_") not in METRICS:
             raise BadInput(f"{where}: [also.{quantity}] is unknown; valid are {', '.join(valid)}.")
         if not isinstance(entries, dict):
             raise BadInput(f"{where}: [also.{quantity}] must be a table of numbers by row, got {entries!r}.")

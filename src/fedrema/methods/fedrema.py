@@ -35,9 +35,6 @@ from fedrema.methods.shared.prototypes import (
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.tasks import Task
 
-LEAST_PROBES = 16
-"""Random features for tasks without a softmax: a single one gives each head only one number to be compared by."""
-
 
 @dataclass(frozen=True)
 class FedReMa(Method):
@@ -54,8 +51,8 @@ class FedReMa(Method):
 
     The paper compares classifiers. Our extension to other tasks also takes cosines between predictive distributions
     for random features at temperature M: distributions over levels (ordinal); two-class distributions, averaged over
-    labels (multi-label); and for quantities and counts the normal density with mean φ(h̃), in standard deviations of the
-    target, and variance M, whose cosine is exp(−(φ_i(h̃) − φ_j(h̃))² / 4M).
+    labels (multi-label); and for quantities and counts the normal density with mean φ(h̃) and variance M, whose cosine
+    is exp(−(φ_i(h̃) − φ_j(h̃))² / 4M); φ(h̃) is in standard deviations of the quantity, or the logarithm of the rate.
 
     The defaults follow the paper. Where its released code differs, a setting selects that behaviour: `probe_high=0.5,
     probe_per_client=True, peer_temperature=1.0, gap_to_self=False, include_below_gap=False, weigh="uniform",
@@ -227,8 +224,7 @@ class FedReMa(Method):
     def _relevant(self, net: Net, heads: dict[str, Tensor], uploads: Uploads, moment: Moment) -> tuple[Tensor, Tensor]:
         """Return the sets of relevant clients A_k [k, k] and the largest gaps Δs* [k], from the similarities S."""
         names = uploads.names or tuple(str(client) for client in uploads.clients.tolist())
-        count = self.probes if net.task.has_softmax else max(self.probes, LEAST_PROBES)
-        probes = draw_probes(net, moment, count, self.probe_high, names if self.probe_per_client else ())
+        probes = draw_probes(net, moment, self.probes, self.probe_high, names if self.probe_per_client else ())
         sets: list[Tensor] = []
         gaps: list[Tensor] = []
         for rows in similarity_rows(net, heads, probes, self.temperature, self.peer_temperature):

@@ -97,6 +97,8 @@ class Net:
         """Number of outputs; in classification, of classes."""
         self.task = Task("multiclass", self.classes)
         """What the outputs mean, and the loss that trains them."""
+        self.class_weights: Tensor | None = None
+        """Weights of the task's classes on the network's device; a CUDA graph cannot copy them from the CPU."""
 
     @torch.no_grad()
     def _check_composition(self, whole: nn.Module, sample: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,10 +246,15 @@ class Net:
 
     def for_task(self, task: Task) -> "Net":
         """Set the task that the network is trained for."""
-        if self.classes < task.outputs:
-            wanted = f"{task.outputs} outputs" if task.name == "ordinal" else f"{task.classes}"
-            raise BadInput(f"The network predicts {self.classes} classes, but the data has {wanted}.")
+        if task.has_softmax and self.classes < task.outputs:
+            raise BadInput(f"The network predicts {self.classes} classes, but the data has {task.classes}.")
+        if not task.has_softmax and self.classes != task.outputs:
+            raise BadInput(
+                f"The network has {_outputs(self.classes)}, but the task {task.name} needs {_outputs(task.outputs)}."
+            )
         self.task = task
+        like = next(iter(self.initial.values()))
+        self.class_weights = task.weight_tensor(like.device, like.dtype)
         return self
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Net":
@@ -264,6 +271,10 @@ class Net:
             result: Tensor = functional_call(module, given, (value,))
         # Layers may compute in 16 bits; methods see results in the precision of the parameters.
         return result.to(next(iter(given.values())).dtype) if given else result
+
+
+def _outputs(number: int) -> str:
+    return f"{number} output{'s' if number != 1 else ''}"
 
 
 def _head_name(module: nn.Module, head: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The part of the document about single clients: accuracy by round, class counts, participation."""
+"""The part of the document about single clients: primary metric by round, class counts, participation."""
 
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict, TypeVar
@@ -7,6 +7,7 @@ import numpy as np
 
 from fedrema.page.encode import Packed, packed
 from fedrema.page.reading import DownsampledRun
+from fedrema.tasks import find_metric
 
 CELLS = 750_000
 """Rounds × clients of all runs together, about eight bytes each."""
@@ -19,18 +20,19 @@ class ClientsOfRun(TypedDict):
 
     rounds: list[int]
     labels: dict[str, Packed] | None
-    """Samples by client and class, for `train` and `test`; None where unknown."""
+    """Samples by client and class, for `train` and `test`; None where unknown, and for tasks without classes."""
     note: NotRequired[str]
-    accuracy: NotRequired[Packed]
+    score: NotRequired[Packed]
+    """The primary metric."""
     trained: NotRequired[Packed]
-    """Accuracy right after local training."""
+    """The primary metric right after local training."""
     loss: NotRequired[Packed]
     presence: NotRequired[Packed]
     """0: absent, 1: failed, 2: participated."""
     traces: NotRequired[dict[str, Packed]]
     """What the method traces per client, by name."""
     final: NotRequired[Packed]
-    """Mean accuracy over the last five evaluated rounds, by client."""
+    """Mean of the primary metric over the last five evaluated rounds, by client."""
 
 
 class ClientsPart(TypedDict):
@@ -53,9 +55,10 @@ def _clients(run: DownsampledRun, most: int) -> ClientsOfRun:
     if len(kept) < len(run.kept):
         found["note"] = f"Single clients are shown in {len(kept)} of these rounds."
     rows = [one.clients for one in kept]
-    if (accuracy := _stacked([one.accuracy for one in rows], 1.0)) is not None:
-        found["accuracy"] = accuracy
-    if (trained := _stacked([one.trained for one in rows], 1.0)) is not None:
+    highest = 1.0 if find_metric(run.metric).percent else None
+    if (score := _stacked([one.score for one in rows], highest)) is not None:
+        found["score"] = score
+    if (trained := _stacked([one.trained for one in rows], highest)) is not None:
         found["trained"] = trained
     if (loss := _stacked([one.loss for one in rows])) is not None:
         found["loss"] = loss
@@ -63,7 +66,7 @@ def _clients(run: DownsampledRun, most: int) -> ClientsOfRun:
     traces = {name: _stacked([one.traces[name] for one in rows]) for name in run.file.traces}
     found["traces"] = {name: values for name, values in traces.items() if values is not None}
     if (final := _final(run)) is not None:
-        found["final"] = packed(final, 1.0)
+        found["final"] = packed(final, highest)
     return found
 
 
@@ -74,7 +77,7 @@ def _stacked(rows: Sequence[np.ndarray], highest: float | None = None) -> Packed
 
 
 def _final(run: DownsampledRun) -> np.ndarray | None:
-    every = np.stack([one.clients.accuracy for one in run.kept])
+    every = np.stack([one.clients.score for one in run.kept])
     evaluated = every[~np.isnan(every).all(axis=1)][-5:]
     if not len(evaluated):
         return None
@@ -93,6 +96,8 @@ def evenly_spaced(items: Sequence[T], most: int) -> list[T]:
 
 
 def _labels(run: DownsampledRun) -> dict[str, Packed] | None:
+    if not run.manifest.federation.task.has_classes:
+        return None
     counts = run.directory.label_counts()
     if counts is None or len(counts["train"]) != len(run.names):
         return None

@@ -17,14 +17,14 @@ from fedrema.experiments.matching import true_groups
 from fedrema.page.encode import plain
 from fedrema.page.reading import DownsampledRun, thinned_notes
 from fedrema.page.status import Status, status_of
-from fedrema.reporting.curves import WORDS, group_curve, looks_of
-from fedrema.reporting.groups import Group, data_title, group_runs, paired_differences
+from fedrema.reporting.curves import TRAINED, group_curve, looks_of, quantity_words
+from fedrema.reporting.groups import Group, data_title, group_runs, metrics_of, paired_differences
 from fedrema.reporting.plots import Look
-from fedrema.reporting.tables import DIFFERENCES, EXPLANATION, OTHER_DATA, period_columns
+from fedrema.reporting.quantities import KINDS, WORST_TENTH, Quantity, explanation
+from fedrema.reporting.tables import DIFFERENCES, other_data, period_columns
 from fedrema.runs.manifest import FederationFacts
+from fedrema.tasks import Metric
 
-ACCURACIES = ("honest_accuracy", "best_accuracy", "final_accuracy", "worst_tenth")
-QUANTITIES = ("accuracy", "worst_tenth", "trained_accuracy", "loss")
 COSTS = ("seconds", "bytes_up", "bytes_down")
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 HIDDEN = Settings.names(Purpose.OUTPUT, Purpose.PLACE) - {"partition-file"}
@@ -36,8 +36,18 @@ Json = dict[str, Any]
 """A JSON object of config.json or of a method's reports, copied unchanged."""
 
 
+class MetricPart(TypedDict):
+    """A metric, as `fedrema.tasks.Metric` has it."""
+
+    name: str
+    title: str
+    description: str
+    percent: bool
+    higher_is_better: bool
+
+
 class CurvePart(TypedDict):
-    """A quantity by round, over the seeds of a group; accuracies in percent."""
+    """A quantity by round, over the seeds of a group; shares in percent."""
 
     rounds: list[int]
     mean: list[float]
@@ -78,6 +88,8 @@ class RunPart(TypedDict):
     names: list[str]
     classes: int
     class_names: list[str] | None
+    outcome: str | None
+    """What the task predicts one of: class, level or label; None for quantities and counts."""
     true_groups: list[int] | None
     train_counts: list[int] | None
     test_counts: list[int] | None
@@ -112,7 +124,10 @@ class MainPart(TypedDict):
     notes: list[str]
     explanation: str
     confidence: str
+    metrics: list[MetricPart]
+    """The primary one first."""
     words: dict[str, tuple[str, str]]
+    """Title and label of each quantity by round."""
     periods: dict[str, str]
     """Headings of the columns with the lengths of methods' periods, by name."""
     groups: list[GroupPart]
@@ -127,22 +142,26 @@ def main_part(runs: Sequence[DownsampledRun], live: bool = False, notes: Sequenc
     shown = _runs_of(groups)
     same_data = len({group.fingerprint for group in groups}) <= 1
     periods = period_columns(groups)
+    metrics = metrics_of(groups)
+    names = [quantity.name for quantity in _quantities(metrics)]
+    curves = _curves(metrics)
     part: MainPart = {
         "title": data_title(groups) if groups else "",
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": fedrema.__version__,
         "live": live,
-        "notes": [*notes, *thinned_notes(shown), *([] if same_data else [OTHER_DATA])],
-        "explanation": EXPLANATION,
+        "notes": [*notes, *thinned_notes(shown), *([] if same_data else [other_data(groups)])],
+        "explanation": explanation(metrics) if metrics else "",
         "confidence": DIFFERENCES,
-        "words": {quantity: WORDS[quantity] for quantity in QUANTITIES},
+        "metrics": [_metric(metric) for metric in metrics],
+        "words": {quantity: quantity_words(quantity, groups) for quantity in curves},
         "periods": periods,
         "groups": [
-            _group(group, look, (*ACCURACIES, *periods, *COSTS))
+            _group(group, look, (*names, *periods, *COSTS), curves)
             for group, look in zip(groups, looks_of(groups), strict=True)
         ],
         "runs": [_run(run, next(number for number, group in enumerate(groups) if run in group.runs)) for run in shown],
-        "differences": {quantity: _differences(shown, quantity) for quantity in ACCURACIES} if groups else {},
+        "differences": {quantity: _differences(shown, quantity) for quantity in names},
         "comparable": same_data,
     }
     found: MainPart = plain(part)
@@ -158,8 +177,32 @@ def _runs_of(groups: Sequence[Group]) -> list[DownsampledRun]:
     return [run for group in groups for run in group.runs if isinstance(run, DownsampledRun)]
 
 
-def _group(group: Group, look: Look, quantities: Sequence[str]) -> GroupPart:
-    curves = {quantity: _curve(group, look, quantity) for quantity in QUANTITIES}
+def _quantities(metrics: Sequence[Metric]) -> list[Quantity]:
+    """Return the quantities of the table: all of the primary metric, final ones of the others."""
+    found = [Quantity(kind, metric) for metric in metrics[:1] for kind in KINDS]
+    return found + [Quantity("final", metric, is_primary=False) for metric in metrics[1:]]
+
+
+def _curves(metrics: Sequence[Metric]) -> list[str]:
+    """Return the names of the quantities that are shown by round."""
+    if not metrics:
+        return []
+    primary, *others = (metric.name for metric in metrics)
+    return [primary, WORST_TENTH, f"{TRAINED}{primary}", "loss", *others]
+
+
+def _metric(metric: Metric) -> MetricPart:
+    return {
+        "name": metric.name,
+        "title": metric.title,
+        "description": metric.description,
+        "percent": metric.percent,
+        "higher_is_better": metric.higher_is_better,
+    }
+
+
+def _group(group: Group, look: Look, quantities: Sequence[str], by_round: Sequence[str]) -> GroupPart:
+    curves = {quantity: _curve(group, look, quantity) for quantity in by_round}
     reports = replace(group.reports, matrices=(HEAD_SIMILARITY, *group.reports.matrices))
     return {
         "label": group.label,
@@ -201,6 +244,7 @@ def _run(run: DownsampledRun, group: int) -> RunPart:
         "names": run.names,
         "classes": federation.classes,
         "class_names": federation.class_names or None,
+        "outcome": _outcome(federation),
         "true_groups": _true_groups(run),
         "train_counts": federation.train_counts or None,
         "test_counts": federation.test_counts or None,
@@ -227,9 +271,17 @@ def _settings(run: DownsampledRun) -> Json:
 
 def _holds(federation: FederationFacts) -> dict[str, int]:
     """Return the size of the data; the server of a deployment may not know the number of samples."""
-    facts = {"number of clients": len(federation.names), "number of classes": federation.classes}
+    outcomes = {None: "", "class": "classes"}.get(outcome := _outcome(federation), f"{outcome}s")
+    facts = {"number of clients": len(federation.names)}
+    facts |= {f"number of {outcomes}": federation.classes} if outcomes else {}
     counts = {"training samples": federation.train_counts, "test samples": federation.test_counts}
     return {**facts, **{name: sum(each) for name, each in counts.items() if each}}
+
+
+def _outcome(federation: FederationFacts) -> str | None:
+    if not federation.task.has_classes:
+        return None
+    return {"ordinal": "level", "multilabel": "label"}.get(federation.task.name, "class")
 
 
 def _true_groups(run: DownsampledRun) -> list[int] | None:

@@ -13,6 +13,7 @@ from fedrema.page.reading import DownsampledRun
 from fedrema.page.relations import relations_part
 from fedrema.page.render import Part, PartName
 from fedrema.page.status import Status, status_of
+from fedrema.page.verdict import verdict_part
 from fedrema.runs.directory import RunDirectory
 
 SEARCH = 1.0
@@ -39,6 +40,8 @@ class LiveRuns:
         self.seen: dict[Path, float] = {}
         self.damaged: dict[Path, tuple[object, str]] = {}
         """Runs that cannot be read, with the state of their files and the error message."""
+        self.other_tasks: list[str] = []
+        """Tasks of runs that are not shown because they have another primary metric."""
         self.searched = -SEARCH
 
     def refresh(self) -> None:
@@ -56,7 +59,7 @@ class LiveRuns:
                     changed = True
             if changed:
                 self.runs = self._in_order()
-                self.waiting |= {"main": True, "clients": True}
+                self.waiting |= {"main": True, "clients": True, "verdict": True}
             if self._new_matrices():
                 self.waiting["relations"] = True
             for name in self.PARTS:
@@ -97,7 +100,12 @@ class LiveRuns:
     def _made_of(self, name: PartName, runs: list[DownsampledRun]) -> Part:
         if name == "main":
             notes = [f"{message} The run is not shown." for _, message in self.damaged.values()]
+            if self.other_tasks:
+                words = " and ".join(self.other_tasks)
+                notes.append(f"Runs of other tasks ({words}) are not shown: watch their folders separately.")
             return main_part(runs, live=True, notes=notes)
+        if name == "verdict":
+            return verdict_part(runs, live=True)
         return clients_part(runs) if name == "clients" else relations_part(runs)
 
     def _leave_out(self, folder: Path, error: BadInput) -> None:
@@ -134,7 +142,14 @@ class LiveRuns:
         return changed
 
     def _in_order(self) -> list[DownsampledRun]:
-        return in_order(list(self.known.values()))
+        """Return the runs that are shown: those that have the task of the run that was started last."""
+        runs = list(self.known.values())
+        if not runs:
+            return []
+        latest = max(runs, key=lambda run: run.manifest.ran_on.started)
+        others = {run.manifest.federation.task.name for run in runs if run.metric != latest.metric}
+        self.other_tasks = sorted(others)
+        return in_order([run for run in runs if run.metric == latest.metric])
 
     def _new_matrices(self) -> bool:
         now = {}

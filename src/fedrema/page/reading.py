@@ -25,9 +25,10 @@ ABSENT, FAILED, PARTICIPATED = 0, 1, 2
 class ClientRows:
     """The values of a record per client, as arrays [clients]; NaN where unknown."""
 
-    accuracy: np.ndarray
+    score: np.ndarray
+    """The primary metric."""
     trained: np.ndarray
-    """Accuracy right after local training."""
+    """The primary metric right after local training."""
     loss: np.ndarray
     presence: np.ndarray
     """ABSENT, FAILED or PARTICIPATED."""

@@ -12,23 +12,30 @@ from fedrema.page.clients import ClientsPart, clients_part
 from fedrema.page.document import MainPart, in_order, main_part
 from fedrema.page.reading import DownsampledRun
 from fedrema.page.relations import RelationsPart, relations_part
+from fedrema.page.verdict import VerdictPart, verdict_part
 from fedrema.runs.directory import find_runs
 
 SCRIPTS = (
-    "base.js", "charts.js", "headline.js", "learning.js", "clients.js", "path.js", "relations.js", "graph.js",
-    "peers.js", "traces.js", "cost.js", "settings.js", "live.js", "main.js",
+    "base.js", "charts.js", "headline.js", "verdict.js", "learning.js", "clients.js", "path.js", "relations.js",
+    "graph.js", "peers.js", "traces.js", "cost.js", "settings.js", "live.js", "main.js",
 )  # fmt: skip
 """In the order in which they depend on each other."""
 
-PartName = Literal["main", "clients", "relations"]
-Part = MainPart | ClientsPart | RelationsPart
+PartName = Literal["main", "clients", "relations", "verdict"]
+Part = MainPart | ClientsPart | RelationsPart | VerdictPart
 """A part of the document; parts are updated separately."""
 
 
 def write_page(folders: Sequence[Path], path: Path) -> None:
     """Write the page about all runs in the folders and below them."""
     runs = in_order([DownsampledRun(folder) for folder in find_runs(folders)])
-    write_text(path, page({"main": main_part(runs), "clients": clients_part(runs), "relations": relations_part(runs)}))
+    parts: dict[PartName, Part] = {
+        "main": main_part(runs),
+        "clients": clients_part(runs),
+        "relations": relations_part(runs),
+        "verdict": verdict_part(runs),
+    }
+    write_text(path, page(parts))
 
 
 def page(parts: Mapping[PartName, Part]) -> str:

@@ -10,6 +10,7 @@ from fedrema.core.reports import Trace
 from fedrema.errors import BadInput
 from fedrema.reporting.groups import Group, data_title, group_runs
 from fedrema.reporting.plots import (
+    LEAST_FRAME,
     Curve,
     Look,
     about_curves,
@@ -19,33 +20,29 @@ from fedrema.reporting.plots import (
     looks,
     name_curves,
 )
+from fedrema.reporting.quantities import WORST_TENTH, capitalised
 from fedrema.runs.run import Run
+from fedrema.tasks import METRICS, Metric
 
-WORDS = {
-    "accuracy": ("Accuracy", "Test accuracy of the clients' models (%)"),
-    "trained_accuracy": ("Accuracy after local training", "Test accuracy right after local training (%)"),
-    "worst_tenth": ("Accuracy of the worst tenth", "Test accuracy of the worst tenth of the clients (%)"),
-    "loss": ("Training loss", "Mean training loss"),
-}
-"""Title and y label of the quantities that every method has."""
-PERCENT = ("accuracy", "trained_accuracy", "worst_tenth")
+TRAINED = "trained_"
 
 
 def draw_curves(
     runs: Sequence[Run],
     path: Path | str,
-    quantity: str = "accuracy",
+    quantity: str | None = None,
     size: tuple[float, float] = (7.2, 4.4),
     dots_per_inch: int = 200,
 ) -> None:
     """Draw a mean curve per group of runs, with a band over its seeds, as PNG, SVG or PDF by the file's suffix.
 
-    `quantity` is any number in a round's record or in the method's trace; groups without it are left out. `size` is in
-    inches.
+    `quantity` is any number in a round's record or in the method's trace; groups without it are left out. Default: the
+    task's primary metric. `size` is in inches.
     """
     path = Path(path)
     kind = image_format(path)
     groups = group_runs(runs)
+    quantity = quantity or groups[0].metric.name
     shown = zip(groups, looks_of(groups), strict=True)
     curves = [curve for group, look in shown if (curve := group_curve(group, look, quantity))]
     if not curves:
@@ -58,7 +55,9 @@ def draw_curves(
     draw_lines(axes, curves)
     title, label = quantity_words(quantity, groups)
     axes.set_ylabel(label)
-    cut = quantity in PERCENT and cut_start(axes, curves)
+    metric = metric_of(quantity, groups[0].metric)
+    least = LEAST_FRAME if metric is not None and metric.percent else 0.0
+    cut = cut_start(axes, curves, metric.higher_is_better, least) if metric else ""
     axes.set_title(f"{title} by round: {data_title(groups)}", fontsize=10.5, loc="left")
     figure.supxlabel(_caption(curves, cut), fontsize=8, color="0.35", x=0.01, ha="left")
     name_curves(figure, [(axes, [curve.end for curve in curves])])
@@ -92,9 +91,11 @@ def group_curve(group: Group, look: Look, quantity: str) -> Curve | None:
             raise BadInput(f"Quantity {quantity!r} cannot be drawn: it is not one number per round.")
         found.append(dict(zip(rounds.tolist(), values.astype(float).tolist(), strict=True)))
     trace = declared_trace(quantity, [group])
-    factor = 100 if quantity in PERCENT or (trace is not None and trace.percent) else 1
+    metric = metric_of(quantity, group.metric)
+    is_percent = metric.percent if metric is not None else trace is not None and trace.percent
     period = group.reports.period
-    return curve_over_seeds(group.label, look, found, factor, period_end(group), period.title if period else "period")
+    factor, title = 100 if is_percent else 1, period.title if period else "period"
+    return curve_over_seeds(group.label, look, found, factor, period_end(group), title)
 
 
 def declared_trace(quantity: str, groups: Sequence[Group]) -> Trace | None:
@@ -119,14 +120,31 @@ def period_end(group: Group) -> float | None:
 
 def quantity_words(quantity: str, groups: Sequence[Group]) -> tuple[str, str]:
     """Return the title and the y label of a quantity."""
-    if quantity in WORDS:
-        return WORDS[quantity]
+    if quantity == "loss":
+        return "Training loss", "Mean training loss"
+    metric = metric_of(quantity, groups[0].metric)
+    if metric is not None:
+        whose = "of the clients' models"
+        title = capitalised(metric.title)
+        if quantity == WORST_TENTH:
+            title, whose = f"{title} of the worst tenth", "of the worst tenth of the clients"
+        elif quantity.startswith(TRAINED):
+            title, whose = f"{title} after local training", "right after local training"
+        direction = "" if metric.higher_is_better else ", lower is better"
+        return title, f"Test {metric.title} {whose}{direction}{' (%)' if metric.percent else ''}"
     trace = declared_trace(quantity, groups)
     words = trace.title if trace else quantity.replace("_", " ")
     title = words[:1].upper() + words[1:]
     return title, f"{title} (%)" if trace and trace.percent else title
 
 
-def _caption(curves: Sequence[Curve], cut: bool) -> str:
+def metric_of(quantity: str, primary: Metric) -> Metric | None:
+    """Return the metric that a quantity of a round's record is a value of; None for any other."""
+    if quantity == WORST_TENTH:
+        return primary
+    return METRICS.get(quantity.removeprefix(TRAINED))
+
+
+def _caption(curves: Sequence[Curve], cut: str) -> str:
     sentences = about_curves(curves, cut)
     return "\n".join([" ".join(sentences[:2]), *sentences[2:]])

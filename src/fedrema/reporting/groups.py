@@ -13,8 +13,10 @@ from fedrema.config.presets import PlainValue
 from fedrema.config.settings import Settings
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
+from fedrema.reporting.quantities import Quantity, find_quantity
 from fedrema.reporting.statistics import t_interval
 from fedrema.runs.run import Run
+from fedrema.tasks import Metric, find_metric
 
 # Own data is identified by its fingerprint, not by the setting that names its source.
 IGNORED = Settings.names(*(purpose for purpose in Purpose if purpose not in (Purpose.RESULT, Purpose.ROUNDS)))
@@ -52,6 +54,11 @@ class Group:
         """The quantities and matrices that the method reports."""
         return self.runs[0].reports
 
+    @property
+    def metric(self) -> Metric:
+        """The task's primary metric."""
+        return find_metric(self.runs[0].metric)
+
     @cached_property
     def counted(self) -> tuple[Run, ...]:
         """The runs that statistics are over: the finished ones, or all if none is finished."""
@@ -66,6 +73,12 @@ class Group:
         many = f"{len(running)} of {len(self.runs)} " if len(self.runs) > 1 else ""
         reached = min(_last_round(run) for run in running)
         return f"({many}running, round {reached}/{running[0].settings['rounds']})"
+
+    @cached_property
+    def metrics(self) -> tuple[Metric, ...]:
+        """The metrics of its runs, the primary one first, also before it has been evaluated."""
+        names = (self.metric.name, *(name for run in self.counted for name in run.summary.metrics))
+        return tuple(find_metric(name) for name in dict.fromkeys(names))
 
     def values(self, quantity: str) -> dict[int, float]:
         """Return a quantity of the summaries by training seed, for the counted runs that have it."""
@@ -89,6 +102,9 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     """
     if not runs:
         raise BadInput("There is no run to compare: give the folder of at least one run.")
+    if len({run.metric for run in runs}) > 1:
+        tasks = ", ".join(sorted({run.manifest.federation.task.name for run in runs}))
+        raise BadInput(f"Runs of different tasks ({tasks}) cannot be compared: name runs of one task.")
     members_of: dict[str, list[Run]] = {}
     for run in runs:
         _check_settings(run)
@@ -101,6 +117,11 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     ]
     methods = [group.method for group in groups]
     return sorted(groups, key=lambda group: (methods.index(group.method), group.label))
+
+
+def metrics_of(groups: Sequence[Group]) -> tuple[Metric, ...]:
+    """Return the metrics of all groups, the primary one first."""
+    return tuple({metric.name: metric for group in groups for metric in group.metrics}.values())
 
 
 def data_title(groups: Sequence[Group]) -> str:
@@ -192,9 +213,7 @@ class Difference:
     """Why there is no interval, if there is none."""
 
 
-def paired_differences(
-    runs: Sequence[Run], quantity: str = "honest_accuracy", reference: str | None = None
-) -> list[Difference]:
+def paired_differences(runs: Sequence[Run], quantity: str = "honest", reference: str | None = None) -> list[Difference]:
     """Compare every group with the reference: mean paired difference and its 95 % t interval.
 
     The same seed gives all methods the same initial network and the same batches, so that paired differences vary less
@@ -205,7 +224,8 @@ def paired_differences(
     runs
         Runs of any number of methods, settings and seeds.
     quantity
-        best_accuracy, honest_accuracy, final_accuracy or worst_tenth, as in summary.json.
+        honest, best, final or worst_tenth, which are those of the task's primary metric; of another metric as in
+        summary.json, such as final_auc.
     reference
         A method's name or a group's label; default: the group with the best mean.
 
@@ -215,16 +235,17 @@ def paired_differences(
         One for every group but the reference; empty if there is no other, or if no run has been scored.
     """
     groups = group_runs(runs)
-    against = _reference(groups, quantity, reference)
+    compared = find_quantity(quantity, groups[0].metric.name)
+    against = _reference(groups, compared, reference)
     if against is None:
         return []
-    return [_difference(group, against, quantity) for group in groups if group is not against]
+    return [_difference(group, against, compared.name) for group in groups if group is not against]
 
 
-def _reference(groups: Sequence[Group], quantity: str, wanted: str | None) -> Group | None:
+def _reference(groups: Sequence[Group], quantity: Quantity, wanted: str | None) -> Group | None:
     if wanted is None:
-        means = [(statistic.mean, group) for group in groups if (statistic := group.statistic(quantity))]
-        return max(means, key=lambda pair: pair[0])[1] if means else None
+        means = [(statistic.mean, group) for group in groups if (statistic := group.statistic(quantity.name))]
+        return max(means, key=lambda pair: quantity.sign * pair[0])[1] if means else None
     name = wanted.casefold()
     found = [group for group in groups if group.label.casefold() == name]
     found = found or [group for group in groups if name in (group.method.casefold(), group.title.casefold())]

@@ -9,6 +9,7 @@ SPECIAL = {
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
     "×": r"$\times$",
+    "²": "$^2$",
     "–": "--",
     "…": r"\dots{}",
     **{

@@ -1,17 +1,24 @@
 """Matrices between clients: which of them a run has, the order of clients, and heat maps."""
 
+import csv
+import io
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedrema.base.files import atomic_file
 from fedrema.core.reports import HEAD_SIMILARITY, Matrix, MatrixKind, Reports
+from fedrema.runs.model_matrix import ModelMatrix
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OPTIMALLY_ORDERED = 300
 """Number of clients up to which the leaves of the clustering are ordered optimally; the time grows quadratically."""
+NAMED = 60
+"""Number of clients up to which their names are written beside a matrix."""
 PEER_KINDS: tuple[MatrixKind, ...] = ("counts", "weights", "selection")
 """Kinds of matrices that show who learns from whom, the most informative first."""
 
@@ -41,6 +48,44 @@ def order_by_similarity(similarity: np.ndarray) -> np.ndarray:
     np.fill_diagonal(distance, 0)
     tree = linkage(squareform(distance, checks=False), "average", optimal_ordering=len(distance) <= OPTIMALLY_ORDERED)
     return np.asarray(leaves_list(tree))
+
+
+def draw_model_matrix(found: ModelMatrix, path: Path, title: str) -> None:
+    """Draw each client's model on each client's test samples, as PNG, SVG or PDF by the file's suffix."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    metric, clients = found.metric, len(found.names)
+    side = min(max(3.2, 0.26 * clients), 9.0)
+    figure = Figure(figsize=(side + 1.4, side + 0.6), layout="constrained")
+    axes = figure.subplots()
+    colours = colormaps["viridis" if metric.higher_is_better else "viridis_r"].with_extremes(bad="0.85")
+    image = axes.imshow((100 if metric.percent else 1) * found.values, cmap=colours, interpolation="nearest")
+    if clients <= NAMED:
+        places, names = range(clients), [name if len(name) <= 14 else f"{name[:13]}…" for name in found.names]
+        axes.set_xticks(places, names, rotation=90, fontsize=7, parse_math=False)
+        axes.set_yticks(places, names, fontsize=7, parse_math=False)
+    else:
+        axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize=10.5, loc="left", parse_math=False)
+    axes.set_xlabel("test samples of", fontsize=9)
+    axes.set_ylabel("model of", fontsize=9)
+    bar = figure.colorbar(image, ax=axes, shrink=0.85)
+    bar.set_label(f"{metric.title} (%)" if metric.percent else metric.title, fontsize=9)
+    bar.outline.set_visible(False)
+    with atomic_file(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.lstrip(".").lower(), dpi=200)
+
+
+def model_matrix_csv(found: ModelMatrix) -> str:
+    """Return a row per model and a column per client whose samples it predicts; percentages as shares."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(["model", *found.names])
+    for name, row in zip(found.names, found.values.tolist(), strict=True):
+        writer.writerow([name, *("" if np.isnan(value) else value for value in row)])
+    return stream.getvalue()
 
 
 def heat_map(matrix: np.ndarray, title: str) -> "Figure":

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -134,19 +134,30 @@ def dress(axes: "Axes") -> None:
     axes.margins(y=0.04)
 
 
-def cut_start(axes: "Axes", curves: Sequence[Curve]) -> bool:
-    """Cut low values of the first rounds off the y axis if they would compress the rest; return whether it was done."""
+def cut_start(
+    axes: "Axes", curves: Sequence[Curve], higher_is_better: bool = True, least: float = LEAST_FRAME
+) -> Literal["", "below", "above"]:
+    """Cut bad values of the first rounds off the y axis if they would compress the rest.
+
+    `least` is the minimum height of the axis. Returns where the cut values are; "" if nothing was cut.
+    """
     if min(len(curve.rounds) for curve in curves) < FEW_ROUNDS:
-        return False
-    lowest = min(float(curve.low[max(2, len(curve.low) // 8) :].min()) for curve in curves)
-    highest = max(float(curve.high.max()) for curve in curves)
-    lowest = min(lowest, highest - LEAST_FRAME)
+        return ""
+    settled = [max(2, len(curve.rounds) // 8) for curve in curves]
+    if higher_is_better:
+        lowest = min(float(curve.low[start:].min()) for curve, start in zip(curves, settled, strict=True))
+        highest = max(float(curve.high.max()) for curve in curves)
+        lowest = min(lowest, highest - least)
+    else:
+        lowest = min(float(curve.low.min()) for curve in curves)
+        highest = max(float(curve.high[start:].max()) for curve, start in zip(curves, settled, strict=True))
+        highest = max(highest, lowest + least)
     bottom, top = axes.get_ylim()
     margin = 0.06 * (highest - lowest)
     if highest - lowest + 2 * margin > 0.6 * (top - bottom):
-        return False
+        return ""
     axes.set_ylim(lowest - margin, highest + margin)
-    return True
+    return "below" if higher_is_better else "above"
 
 
 def name_curves(figure: "Figure", panels: Sequence[tuple["Axes", Sequence[End]]], size: float = 9) -> None:
@@ -217,8 +228,8 @@ def count_seeds(counts: Iterable[int], seeds: str = "training seeds") -> str:
     return f"{most} {seeds}" if fewest == most else f"{fewest} to {most} {seeds}"
 
 
-def about_curves(curves: Sequence[Curve], cut: bool, seeds: str = "training seeds") -> list[str]:
-    """Return the sentences of a caption that explain lines, bands and markers."""
+def about_curves(curves: Sequence[Curve], cut: str, seeds: str = "training seeds") -> list[str]:
+    """Return the sentences of a caption that explain lines, bands and markers; `cut` is what `cut_start` returned."""
     count = count_seeds([curve.seeds for curve in curves], seeds)
     sentences = [f"Line: mean over {count}; band: lowest to highest seed."]
     if all(curve.seeds == 1 for curve in curves):
@@ -227,5 +238,5 @@ def about_curves(curves: Sequence[Curve], cut: bool, seeds: str = "training seed
     if ended:
         sentences.append(f"Dotted: end of the {' or '.join(ended)}.")
     if cut:
-        sentences.append("Some of the first rounds are below the visible range.")
+        sentences.append(f"Some of the first rounds are {cut} the visible range.")
     return sentences

@@ -1,4 +1,4 @@
-"""Statistics over seeds: t intervals, paired tests, Holm's correction, average ranks. Numbers in, numbers out."""
+"""Statistics over seeds and clients: intervals, paired tests, Holm's correction, average ranks. Numbers in and out."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,6 +13,9 @@ NO_DIFFERENCE = 1e-9
 """Numbers that are closer count as equal: 0.7 - 0.6 and 0.6 - 0.5 differ by rounding only."""
 COLUMNS_FOR_RANKS = 3
 """With fewer columns, the blocks of a ranking are single runs instead of datasets."""
+RESAMPLES = 2000
+DRAWS_AT_ONCE = 2_000_000
+"""Numbers that a bootstrap draws at a time, so that it needs little memory with any number of clients."""
 
 Scores = Mapping[str, Mapping[tuple[str, int], float]]
 """By row, then by column and training seed."""
@@ -90,6 +93,21 @@ def t_interval(differences: Sequence[float]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def bootstrap_interval(values: Sequence[float], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % percentile interval of the mean over clients, which are drawn again with replacement.
+
+    The draws depend on nothing but `seed` and the number of values.
+    """
+    known, generator = np.asarray(values, np.float64), np.random.default_rng(seed)
+    at_once = max(1, DRAWS_AT_ONCE // len(known))
+    means = [
+        known[generator.integers(0, len(known), (min(at_once, resamples - start), len(known)))].mean(axis=1)
+        for start in range(0, resamples, at_once)
+    ]
+    low, high = np.quantile(np.concatenate(means), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
 def welch_interval(difference: float, first: tuple[float, int], second: tuple[float, int]) -> tuple[float, float]:
     """Return the 95 % interval of a difference of two means by Welch's t test.
 
@@ -121,8 +139,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in adjusted]
 
 
-def rank(table: Scores) -> Ranking | None:
-    """Rank rows within blocks, where 1 is the highest score, and test whether their average ranks differ.
+def rank(table: Scores, higher_is_better: bool = True) -> Ranking | None:
+    """Rank rows within blocks, where 1 is the best score, and test whether their average ranks differ.
 
     With three columns or more a block is a column, with the mean over its seeds, because these tests assume independent
     datasets (Demšar, JMLR 2006); with fewer it is a column and a seed. A row must have a run in every column; of its
@@ -153,7 +171,7 @@ def rank(table: Scores) -> Ranking | None:
     if len(blocks) < 2 or not all(seeds):
         return None
     values = np.array([[np.mean([table[row][key] for key in block]) for row in names] for block in blocks]).round(9)
-    each = stats.rankdata(-values, axis=1)
+    each = stats.rankdata(-values if higher_is_better else values, axis=1)
     differs = bool((np.ptp(each, axis=1) > 0).any())  # else scipy would divide by zero
     p = float(stats.friedmanchisquare(*values.T).pvalue) if differs else 1.0
     ranks = each.mean(axis=0)

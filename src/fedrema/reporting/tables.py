@@ -5,7 +5,8 @@ import io
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -13,9 +14,12 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
-from fedrema.reporting.groups import Difference, Group, Statistic, group_runs, paired_differences
+from fedrema.reporting.groups import Difference, Group, Statistic, group_runs, metrics_of, paired_differences
 from fedrema.reporting.latex import escaped, tabular
+from fedrema.reporting.quantities import Kind, Quantity, explanation, find_quantity, metric_text
+from fedrema.reporting.statistics import bootstrap_interval
 from fedrema.runs.run import Run
+from fedrema.tasks import METRICS
 
 __all__ = [
     "comparison_csv",
@@ -28,22 +32,23 @@ __all__ = [
     "plain_table",
 ]
 
-ACCURACIES = {
-    "best_accuracy": "best (peeks)",
-    "honest_accuracy": "honest",
-    "final_accuracy": "final (last 5)",
+HEADINGS: dict[Kind, str] = {
+    "best": "best (peeks)",
+    "honest": "honest",
+    "final": "final (last 5)",
     "worst_tenth": "worst tenth",
 }
+"""Of the primary metric."""
 SECONDS = {"seconds": "seconds"}
+TWO_LINES = frozenset(metric.title for metric in METRICS.values())
+"""Headings that are split at their first space, in addition to `HEADINGS`."""
 MISSING = "–"
-EXPLANATION = (
-    "Accuracy in percent, mean ± standard deviation over seeds. best: the round is chosen by the samples that score"
-    " it; honest: by the other half of them; final: mean of the last 5 evaluated rounds; worst tenth: final, of the"
-    " tenth of the clients with the lowest accuracy."
-)
-OTHER_DATA = "The groups ran on different data: their accuracies are not comparable."
+WIDE = 1000
+"""Characters in which every table fits."""
+NARROW = "The terminal is too narrow for all standard deviations; --format csv has them."
+OTHER_DATA = "The groups ran on different data: their {} are not comparable."
 DIFFERENCES = "Intervals are 95 % t intervals over common seeds, not corrected for the number of comparisons."
-NUMBER = re.compile(r"[+-]?\d[\d.]*(?: ± [\d.]+)?")
+NUMBER = re.compile(r"[+-]?\d[\d.]*(?:e[+-]\d+)?(?: ± [\d.]+(?:e[+-]\d+)?)?")
 DIFFERENCE_HEADINGS = ("method", "difference", "95 % interval", "pairs")
 
 
@@ -58,6 +63,23 @@ class _Comparison:
     headings: tuple[str, ...]
     rows: tuple[tuple[_Cell, ...], ...]
     notes: tuple[str, ...]
+    only_accuracy: bool
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """A table, or a narrower one where it does not fit into the terminal."""
+
+    full: Table
+    narrow: Table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = console.measure(self.full, options=options.update(width=WIDE)).maximum
+        if width <= options.max_width:
+            yield self.full
+        else:
+            yield self.narrow
+            yield Text(NARROW, "dim")
 
 
 class PrintableTable(JupyterMixin):
@@ -80,19 +102,40 @@ class PrintableTable(JupyterMixin):
 def comparison_table(runs: Sequence[Run]) -> PrintableTable:
     """Return a table with a row per group of runs that differ only in the training seed, and notes on the columns."""
     compared = _compare(runs)
+    full = _terminal_table(compared)
+    table = full if compared.only_accuracy else _Fitting(full, _terminal_table(_without_deviations(compared)))
+    return PrintableTable(table, *(Text(note, "dim") for note in compared.notes))
+
+
+def _terminal_table(compared: "_Comparison") -> Table:
     table = plain_table(compared.headings)
     for row in compared.rows:
         # Without spaces, so that everything fits into 80 columns.
         table.add_row(*(Text(cell.text.replace(" ± ", "±"), "bold" if cell.best else "") for cell in row))
-    return PrintableTable(table, *(Text(note, "dim") for note in compared.notes))
+    return table
 
 
-def differences_table(found: Sequence[Difference], quantity: str = "honest_accuracy") -> PrintableTable:
-    """Return the paired differences as a table."""
-    table = plain_table(DIFFERENCE_HEADINGS)
+def _without_deviations(compared: "_Comparison") -> "_Comparison":
+    """Return the table with standard deviations of the honest value only."""
+    kept = compared.headings.index(HEADINGS["honest"])
+    rows = [
+        tuple(
+            cell if place in (0, kept) else replace(cell, text=cell.text.partition(" ± ")[0])
+            for place, cell in enumerate(row)
+        )
+        for row in compared.rows
+    ]
+    return replace(compared, rows=tuple(rows))
+
+
+def differences_table(
+    found: Sequence[Difference], quantity: str = "honest", primary: str = "accuracy"
+) -> PrintableTable:
+    """Return the paired differences as a table; `primary` is the primary metric of the runs."""
+    table, compared = plain_table(DIFFERENCE_HEADINGS), find_quantity(quantity, primary)
     for one in found:
-        table.add_row(*(Text(cell) for cell in _difference_cells(one)))
-    return PrintableTable(Text(_difference_title(found, quantity)), table, Text(DIFFERENCES, "dim"))
+        table.add_row(*(Text(cell) for cell in _difference_cells(one, compared)))
+    return PrintableTable(Text(_difference_title(found, compared)), table, Text(DIFFERENCES, "dim"))
 
 
 def plain_table(headings: Sequence[str], texts: int = 1) -> Table:
@@ -113,7 +156,7 @@ def markdown_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], texts
     return [first, "|" + "---|" * texts + "---:|" * (len(headings) - texts), *rest]
 
 
-def comparison_markdown(runs: Sequence[Run], quantity: str = "honest_accuracy", reference: str | None = None) -> str:
+def comparison_markdown(runs: Sequence[Run], quantity: str = "honest", reference: str | None = None) -> str:
     """Return the table, its notes and the paired differences as Markdown."""
     compared = _compare(runs)
     lines = markdown_lines(
@@ -124,13 +167,14 @@ def comparison_markdown(runs: Sequence[Run], quantity: str = "honest_accuracy", 
         lines += ["", note]
     found = paired_differences(runs, quantity, reference)
     if found:
-        rows = [list(_difference_cells(one)) for one in found]
-        lines += ["", f"**{_difference_title(found, quantity)}**", ""]
+        tested = find_quantity(quantity, runs[0].metric)
+        rows = [list(_difference_cells(one, tested)) for one in found]
+        lines += ["", f"**{_difference_title(found, tested)}**", ""]
         lines += [*markdown_lines(DIFFERENCE_HEADINGS, rows), "", DIFFERENCES]
     return "\n".join(lines) + "\n"
 
 
-def comparison_latex(runs: Sequence[Run], quantity: str = "honest_accuracy", reference: str | None = None) -> str:
+def comparison_latex(runs: Sequence[Run], quantity: str = "honest", reference: str | None = None) -> str:
     """Return the table and the paired differences for a paper (booktabs); notes are comments."""
     compared = _compare(runs)
     rows = [[_latex_cell(cell, place) for place, cell in enumerate(row)] for row in compared.rows]
@@ -138,8 +182,9 @@ def comparison_latex(runs: Sequence[Run], quantity: str = "honest_accuracy", ref
     lines += tabular([escaped(heading) for heading in compared.headings], rows, _columns(compared.headings))
     found = paired_differences(runs, quantity, reference)
     if found:
-        cells = [[escaped(one.label), *map(_numbers, _difference_cells(one)[1:])] for one in found]
-        lines += ["", f"% {_difference_title(found, quantity)}. {DIFFERENCES}"]
+        tested = find_quantity(quantity, runs[0].metric)
+        cells = [[escaped(one.label), *map(_numbers, _difference_cells(one, tested)[1:])] for one in found]
+        lines += ["", f"% {_difference_title(found, tested)}. {DIFFERENCES}"]
         lines += tabular([escaped(heading) for heading in DIFFERENCE_HEADINGS], cells, _columns(DIFFERENCE_HEADINGS))
     return "\n".join(lines) + "\n"
 
@@ -159,11 +204,12 @@ def _numbers(text: str, form: str = "%s") -> str:
     return "".join(itertools.chain.from_iterable(itertools.zip_longest(map(escaped, words), found, fillvalue="")))
 
 
-def comparison_csv(runs: Sequence[Run], quantity: str = "honest_accuracy", reference: str | None = None) -> str:
-    """Return the table as CSV: accuracies and differences from 0 to 1 with all digits; empty where unknown."""
+def comparison_csv(runs: Sequence[Run], quantity: str = "honest", reference: str | None = None) -> str:
+    """Return the table as CSV: values and differences with all digits, shares from 0 to 1; empty where unknown."""
     differences = {one.label: one for one in paired_differences(runs, quantity, reference)}
     groups = group_runs(runs)
-    quantities = (*ACCURACIES, *period_columns(groups), *SECONDS)
+    tested = find_quantity(quantity, groups[0].metric.name)
+    quantities = (*(one.name for one in shown_quantities(groups)), *period_columns(groups), *SECONDS)
     heading = ["method", "seeds", "running", "data"]
     heading += [column for name in quantities for column in (name, f"{name}_std")]
     heading += ["compared", "reference", "difference", "difference_low", "difference_high", "pairs"]
@@ -176,7 +222,7 @@ def comparison_csv(runs: Sequence[Run], quantity: str = "honest_accuracy", refer
             statistic = group.statistic(name)
             row += [statistic.mean, statistic.spread] if statistic else [None, None]
         one = differences.get(group.label)
-        row += [quantity, one.reference, one.mean, one.low, one.high, one.pairs] if one else [None] * 6
+        row += [tested.name, one.reference, one.mean, one.low, one.high, one.pairs] if one else [None] * 6
         writer.writerow(row)
     return stream.getvalue()
 
@@ -187,33 +233,103 @@ def period_columns(groups: Sequence[Group]) -> dict[str, str]:
     return {f"{period.name}_rounds": f"{period.inside} rounds" for period in periods if period is not None}
 
 
+def shown_quantities(groups: Sequence[Group]) -> dict[Quantity, str]:
+    """Return the quantities of the table with their headings: all of the primary metric, final ones of the others."""
+    primary, *others = metrics_of(groups)
+    found = {Quantity(kind, primary): heading for kind, heading in HEADINGS.items()}
+    return found | {Quantity("final", metric, is_primary=False): metric.title for metric in others}
+
+
 def _compare(runs: Sequence[Run]) -> _Comparison:
     groups = group_runs(runs)
     same_data = len({group.fingerprint for group in groups}) == 1
-    periods = period_columns(groups)
-    headings = ACCURACIES | periods | SECONDS
-    columns = {name: [group.statistic(name) for group in groups] for name in headings}
-    columns = {name: column for name, column in columns.items() if name not in periods or any(column)}
-    cells = {name: _column(name, statistics, same_data) for name, statistics in columns.items()}
+    quantities, periods = shown_quantities(groups), period_columns(groups)
+    others = {name: [group.statistic(name) for group in groups] for name in (*periods, *SECONDS)}
+    others = {name: column for name, column in others.items() if name not in periods or any(column)}
+    columns = {
+        **{
+            heading: _column(quantity, [group.statistic(quantity.name) for group in groups], same_data)
+            for quantity, heading in quantities.items()
+        },
+        **{(periods | SECONDS)[name]: [_Cell(_cost(each)) for each in column] for name, column in others.items()},
+    }
     rows = [
-        (_Cell(_named(group)), _Cell(str(len(group.counted))), *(cells[name][place] for name in columns))
+        (_Cell(_named(group)), _Cell(str(len(group.counted))), *(cells[place] for cells in columns.values()))
         for place, group in enumerate(groups)
     ]
-    notes = tuple(filter(None, (EXPLANATION, _alternatives(groups), "" if same_data else OTHER_DATA)))
-    return _Comparison(("method", "seeds", *(headings[name] for name in columns)), tuple(rows), notes)
+    notes = (
+        explanation(metrics_of(groups)),
+        _over_clients(groups),
+        _undefined(groups),
+        _alternatives(groups),
+        "" if same_data else other_data(groups),
+    )
+    only_accuracy = [quantity.metric.name for quantity in quantities] == ["accuracy"] * len(HEADINGS)
+    return _Comparison(("method", "seeds", *columns), tuple(rows), tuple(filter(None, notes)), only_accuracy)
+
+
+def other_data(groups: Sequence[Group]) -> str:
+    """Return a sentence that warns of comparing results on different data."""
+    return OTHER_DATA.format("accuracies" if groups[0].metric.name == "accuracy" else "results")
+
+
+def _over_clients(groups: Sequence[Group]) -> str:
+    """Return a sentence with the mean over clients of each single run, and its interval; "" for multiclass runs."""
+    found = []
+    for group in groups:
+        run = group.counted[0]
+        if len(group.counted) > 1 or run.manifest.federation.task.name == "multiclass":
+            continue
+        values = [value for value in final_of_clients(run) if value is not None]
+        if len(values) > 1:
+            mean, *bounds = (metric_text(group.metric, each) for each in (fmean(values), *bootstrap_interval(values)))
+            found.append(f"{group.label} {mean} ({' to '.join(bounds)})")
+    if not found:
+        return ""
+    return f"Mean over clients of the final {groups[0].metric.title}, 95 % bootstrap interval: {'; '.join(found)}."
+
+
+def final_of_clients(run: Run) -> list[float | None]:
+    """Return each client's mean primary metric over the last five evaluated rounds; None where it was never scored."""
+    last = [record.primary.clients for record in run.rounds if record.primary is not None][-5:]
+    columns = [[value for value in column if value is not None] for column in zip(*last, strict=False)]
+    return [fmean(column) if column else None for column in columns]
+
+
+def _undefined(groups: Sequence[Group]) -> str:
+    """Return a sentence on clients for which a metric is undefined, such as the AUC of a single class."""
+    if [metric.name for metric in metrics_of(groups)] == ["accuracy"]:  # defined for every client with test samples
+        return ""
+    most: dict[str, tuple[int, int]] = {}
+    for group in groups:
+        for metric, found in undefined_clients(group.counted[0]).items():
+            most[metric] = max(most.get(metric, (0, 0)), found)
+    parts = [f"{METRICS[metric].title}, {count} of {of} clients" for metric, (count, of) in most.items()]
+    return f"Excluded, because the metric is undefined on their test samples: {'; '.join(parts)}." if parts else ""
+
+
+def undefined_clients(run: Run) -> dict[str, tuple[int, int]]:
+    """Return for metrics in the last evaluated round: clients without a value, and clients that were scored."""
+    last = next((record for record in reversed(run.rounds) if record.metrics), None)
+    if last is None:
+        return {}
+    clients = list(zip(*(metric.clients for metric in last.metrics.values()), strict=True))
+    scored = [values for values in clients if any(value is not None for value in values)]
+    missing = {name: sum(values[at] is None for values in scored) for at, name in enumerate(last.metrics)}
+    return {name: (count, len(scored)) for name, count in missing.items() if count}
 
 
 def _alternatives(groups: Sequence[Group]) -> str:
-    """Return a sentence with the accuracies under other ways of scoring, which some methods declare."""
-    found = []
+    """Return a sentence with the primary metric under other ways of scoring, which some methods declare."""
+    found, metric = [], groups[0].metric
     for group in groups:
         titles = {alternative.name: alternative.title for alternative in group.reports.alternatives}
         names = {name for run in group.counted for name in run.summary.alternatives}
         for name in sorted(names):
-            best, final = (group.statistic(f"{kind}_{name}_accuracy") for kind in ("best", "final"))
+            best, final = (group.statistic(f"{kind}_{name}_{metric.name}") for kind in ("best", "final"))
             if best and final:
                 words = f"{group.label}, {titles.get(name, name)}"
-                found.append(f"{words}: {100 * best.mean:.1f} best, {100 * final.mean:.1f} final")
+                found.append(f"{words}: {metric_text(metric, best.mean)} best, {metric_text(metric, final.mean)} final")
     return f"Scored in other ways: {'; '.join(found)}." if found else ""
 
 
@@ -221,40 +337,34 @@ def _named(group: Group) -> str:
     return f"{group.label} {group.progress}".rstrip()
 
 
-def _column(name: str, statistics: Sequence[Statistic | None], same_data: bool) -> list[_Cell]:
+def _column(quantity: Quantity, statistics: Sequence[Statistic | None], same_data: bool) -> list[_Cell]:
     known = [statistic.mean for statistic in statistics if statistic]
     # The best value is highlighted only where there is another to compare it with.
-    highest = max(known) if name in ACCURACIES and same_data and len(known) > 1 else None
+    best = quantity.best(known) if same_data and len(known) > 1 else None
     return [
-        _Cell(_format(name, statistic), statistic is not None and statistic.mean == highest) for statistic in statistics
+        _Cell(quantity.text(found.mean, found.spread), found.mean == best) if found else _Cell(MISSING)
+        for found in statistics
     ]
 
 
-def _format(name: str, statistic: Statistic | None) -> str:
+def _cost(statistic: Statistic | None) -> str:
     if statistic is None:
         return MISSING
-    if name not in ACCURACIES:
-        return f"{statistic.mean:.1f}" if statistic.mean < 100 else f"{statistic.mean:.0f}"
-    spread = "" if statistic.spread is None else f" ± {100 * statistic.spread:.1f}"
-    return f"{100 * statistic.mean:.1f}{spread}"
+    return f"{statistic.mean:.1f}" if statistic.mean < 100 else f"{statistic.mean:.0f}"
 
 
 def _two_lines(heading: str) -> str:
-    splits = heading in ACCURACIES.values() or heading.endswith(" rounds")
+    splits = heading in (*HEADINGS.values(), *TWO_LINES) or heading.endswith(" rounds")
     return "\n".join(heading.split(" ", 1)) if splits else heading
 
 
-def _difference_title(found: Sequence[Difference], quantity: str) -> str:
-    return f"Difference to {found[0].reference} in {quantity.replace('_', ' ')}, percentage points"
+def _difference_title(found: Sequence[Difference], quantity: Quantity) -> str:
+    return f"Difference to {found[0].reference} in {quantity.words}, {quantity.difference_unit}"
 
 
-def _difference_cells(one: Difference) -> tuple[str, str, str, str]:
-    mean = MISSING if one.mean is None else _signed(one.mean)
+def _difference_cells(one: Difference, quantity: Quantity) -> tuple[str, str, str, str]:
+    mean = MISSING if one.mean is None else quantity.signed(one.mean)
     interval = one.reason
     if one.low is not None and one.high is not None:
-        interval = f"{_signed(one.low)} to {_signed(one.high)}"
+        interval = f"{quantity.signed(one.low)} to {quantity.signed(one.high)}"
     return one.label, mean, interval, str(one.pairs)
-
-
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}"

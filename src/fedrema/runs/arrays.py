@@ -14,11 +14,12 @@ Relations = dict[int, dict[str, np.ndarray]]
 """Matrices between clients [K, K]: by round, then by name."""
 
 
-def write_arrays(file: Path, arrays: dict[str, np.ndarray], belongs_to: str) -> None:
+def write_arrays(file: Path, arrays: dict[str, np.ndarray], belongs_to: str, compress: bool = True) -> None:
     """Write a `.npz` with a checksum, completely or not at all."""
+    save = np.savez_compressed if compress else np.savez
     with atomic_file(file) as temporary, temporary.open("wb") as stream:
         checksum = np.array(_checksum(arrays, belongs_to))
-        np.savez_compressed(stream, allow_pickle=False, **arrays, **{CHECKSUM: checksum})
+        save(stream, allow_pickle=False, **arrays, **{CHECKSUM: checksum})
 
 
 def read_arrays(file: Path, belongs_to: str, remedy: str) -> dict[str, np.ndarray]:

@@ -23,6 +23,7 @@ from fedrema.runs.checksums import REMEDY, verified, with_checksum
 from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
 from fedrema.runs.manifest import Manifest, is_config, read_object, verified_config
 from fedrema.runs.records import RecordChain, read_lines
+from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.records import RoundRecord, Summary
 from fedrema.simulation.scoring import summarise
 
@@ -33,11 +34,14 @@ RUN_LIST_FILE = "runs.json"
 MODELS = "models"
 """Folder of exported models."""
 EXPORT_INDEX = "index.json"
+MODEL_CARD = "MODEL_CARD.md"
 OWN_FILES = (
     *("config.json", "rounds.jsonl", "relations.npz", "summary.json", "clients.npz", "checkpoint/state.safetensors"),
-    *("report.html", "curves.png", "tracking.json"),
+    *("predictions.npz", "report.html", "curves.png", "tracking.json"),
 )
 """Files that fedrema may write into a run's folder."""
+MOST_PREDICTIONS = 200_000_000
+"""Bytes above which predictions.npz is not written."""
 OWN_PATTERNS = ("newcomers/*.safetensors", "tensorboard/events.out.tfevents.*")
 
 
@@ -48,8 +52,9 @@ class RunDirectory:
     file and the remedy.
 
     Files: config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once the run has
-    finished), clients.npz (how many samples of each class each client holds), checkpoint/, models/ (after fedrema
-    export); run.lock, and running.json while a process writes to the folder.
+    finished), predictions.npz (what the final models predict for test samples), clients.npz (how many samples of each
+    class each client holds), checkpoint/, models/ (after fedrema export); run.lock, and running.json while a process
+    writes to the folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,6 +63,7 @@ class RunDirectory:
         self.rounds_file = self.path / "rounds.jsonl"
         self.relations_file = self.path / "relations.npz"
         self.summary_file = self.path / "summary.json"
+        self.predictions_file = self.path / "predictions.npz"
         self.clients_file = self.path / "clients.npz"
         self.checkpoint_file = self.path / "checkpoint" / "state.safetensors"
         self._end: tuple[int, RecordChain] | None = None
@@ -206,13 +212,18 @@ class RunDirectory:
         self.write_json(self.summary_file, summary.as_json())
 
     def remove_summary(self) -> None:
-        """Remove summary.json, even a damaged one, before the run continues."""
-        try:
-            if self.summary_file.exists():
-                self.summary_file.unlink()
-                sync(self.path)
-        except OSError as error:
-            raise BadInput(f"cannot remove {self.summary_file}: {error.strerror}; remove it by hand.") from error
+        """Remove summary.json and then predictions.npz, even damaged ones, before the run continues."""
+        files = (self.summary_file, self.predictions_file)
+        for file in files:
+            if file.is_dir():  # checked before the first file is removed
+                raise BadInput(f"cannot remove {file}: it is a folder; remove it by hand.")
+        for file in files:
+            try:
+                if file.exists():
+                    file.unlink()
+                    sync(self.path)
+            except OSError as error:
+                raise BadInput(f"cannot remove {file}: {error.strerror}; remove it by hand.") from error
 
     def remove_unfinished_files(self) -> None:
         """Remove temporary files of a process that was killed while it wrote a file."""
@@ -382,6 +393,22 @@ class RunDirectory:
             raise BadInput(f"{self.clients_file} lacks 'train' or 'test': {remedy}.")
         return {part: arrays[part] for part in ("train", "test")}
 
+    def write_predictions(self, predictions: FinalPredictions) -> None:
+        """Write predictions.npz."""
+        # Not compressed: outputs are almost incompressible, and it would take longer than to compute them.
+        write_arrays(self.predictions_file, predictions.as_arrays(), self.identity(), compress=False)
+
+    def predictions(self) -> FinalPredictions:
+        """Return predictions.npz."""
+        remedy = f"fedrema resume {self.path} writes it again"
+        if not self.predictions_file.exists():
+            limit = f"unless it would exceed {MOST_PREDICTIONS / 1e6:.0f} MB"
+            raise BadInput(f"{self.predictions_file} is missing: fedrema resume {self.path} writes it, {limit}.")
+        arrays = read_arrays(self.predictions_file, self.identity(), remedy)
+        if not {"rows", "offsets", "outputs", "targets"} <= arrays.keys():
+            raise BadInput(f"{self.predictions_file} lacks some of its arrays: {remedy}.")
+        return FinalPredictions.from_arrays(self.manifest().federation.task, arrays)
+
     def write_relations(self, relations: Relations) -> None:
         """Write relations.npz, if there are any matrices."""
         if relations:
@@ -417,7 +444,7 @@ def exported_files(folder: Path) -> list[Path]:
     plain = [
         name for name in names if isinstance(name, str) and re.fullmatch(r"[\w-]+(\.added|\.held)?\.safetensors", name)
     ]
-    return [file for name in (*plain, "README.md", EXPORT_INDEX) if (file := folder / name).is_file()]
+    return [file for name in (*plain, "README.md", MODEL_CARD, EXPORT_INDEX) if (file := folder / name).is_file()]
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from fedrema.base.terminal import safe_logger
 from fedrema.config.settings import Settings
 from fedrema.data import Federation, build_federation
 from fedrema.errors import BadInput, Diverged
@@ -19,7 +20,7 @@ from fedrema.models.body_and_head import Net
 from fedrema.models.networks import build_net
 from fedrema.runs.arrays import Relations
 from fedrema.runs.checkpoint import RECORDED_RELATIONS, load_state, read_checkpoint, required_rounds, save_state
-from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
+from fedrema.runs.directory import FEDERATION_FILE, MOST_PREDICTIONS, RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.provenance import check_same_data, check_unchanged, describe, identity_of
 from fedrema.runs.run import Run
@@ -30,6 +31,8 @@ from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import Round, SimulationState
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
+
+log = safe_logger("fedrema")
 
 RoundCallback = Callable[[Round], None]
 """Callback that receives the result of every round."""
@@ -261,10 +264,24 @@ class PreparedRun:
         self._save(relations)
         if state.round < self.simulator.settings.rounds:
             raise Interrupted(f"Stopped after round {state.round}; resume it with: fedrema resume {directory.path}")
+        self._write_predictions()
         directory.write_summary(records, len(relations))
         for observer in observers:
             observer.finish()
         return Run(directory.path)
+
+    def _write_predictions(self) -> None:
+        """Write what the final models predict for test samples, unless that is very large."""
+        size = self.simulator.prediction_bytes()
+        if size > MOST_PREDICTIONS:
+            log.warning(
+                "predictions.npz is not written: it would have %.0f MB, and the limit is %.0f MB. fedrema verdict "
+                "needs it.",
+                size / 1e6,
+                MOST_PREDICTIONS / 1e6,
+            )
+            return
+        self.directory.write_predictions(self.simulator.predict_tests(self.state))
 
     def _checkpoint_due(self, seconds: float) -> bool:
         every = self.settings.output.checkpoint_every

@@ -11,6 +11,7 @@ from fedrema.core import Client, Method, overrides
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.directory import MODELS
+from fedrema.runs.model_card import model_card
 from fedrema.runs.model_folder import (
     OWN_PREDICTION,
     ExportedClient,
@@ -61,8 +62,8 @@ def export_models(
     -------
     list[Path]
         A file per client; of a deployed run, per client whose model the server has. The folder also has index.json
-        (client, file, accuracy and sample count of each model) and README.md (three lines of plain PyTorch that load a
-        model).
+        (client, file, accuracy and sample count of each model, and the preprocessing), README.md (lines of plain
+        PyTorch that load a model) and MODEL_CARD.md.
     """
     folder = Path(out) if out is not None else run.path / MODELS
     check_free(folder, overwrite)
@@ -97,7 +98,7 @@ def _export(
             _write_server(writing, clients, rows, adapt, scored)
         else:
             _write_clients(writing, clients, rows, file_names(run.names), adapt, scored)
-            writing.finish(_left_out(method, adapt))
+            writing.finish(_left_out(method, adapt), card=model_card(run, rows))
     return [folder / entry.file for entry in index.clients]
 
 
@@ -136,7 +137,8 @@ def _write_server(
     if state.params.common and not writing.index.clients:
         shared_file = writing.add_part(f"{shared_name}.safetensors", state.params.common)
     never_counted = [names[row] for row in rows if row not in counted]
-    writing.finish(_left_out(clients.settings.method, adapt), ServerParts(held, never_counted, shared_file))
+    parts = ServerParts(held, never_counted, shared_file)
+    writing.finish(_left_out(clients.settings.method, adapt), parts, model_card(clients.run, counted))
 
 
 def _tensors(model: PlainModel, method: Method | None, client: Client) -> tuple[Tensors, Tensors]:

@@ -17,7 +17,7 @@ from fedrema.data.preprocessing import Preprocessing
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 from fedrema.models.networks import Network
-from fedrema.runs.directory import EXPORT_INDEX, exported_files
+from fedrema.runs.directory import EXPORT_INDEX, MODEL_CARD, exported_files
 from fedrema.runs.plain_model import PlainModel
 from fedrema.tasks import Task
 
@@ -116,8 +116,11 @@ class ModelFolder:
         save_tensors({names.get(name, name): value.detach().cpu() for name, value in params.items()}, self.path / file)
         return file
 
-    def finish(self, left_out: Sequence[str], parts: ServerParts | None = None) -> None:
-        """Write index.json and README.md; `left_out` describes what clients do in addition to using their models."""
+    def finish(self, left_out: Sequence[str], parts: ServerParts | None = None, card: str = "") -> None:
+        """Write index.json, README.md and, if there is one, the model card.
+
+        `left_out` describes what clients do in addition to using their models.
+        """
         if self.index.clients:
             readme = _readme(self.index, self.model, left_out)
         else:
@@ -125,6 +128,8 @@ class ModelFolder:
         index = json.dumps(self.index.as_json(parts), indent=2) + "\n"
         (self.path / EXPORT_INDEX).write_text(index, encoding="utf-8")
         (self.path / "README.md").write_text(readme, encoding="utf-8")
+        if card:
+            (self.path / MODEL_CARD).write_text(card, encoding="utf-8")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Personalises a model for a client that did not participate in training: match its head once, fine-tune, score."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,31 @@ import torch
 from torch import nn
 
 from fedrema.base.user_code import load_object, raised_at, working_folder_importable
-from fedrema.core import Moment, Role, average
+from fedrema.core import LocalTraining, Moment, Role, average
 from fedrema.core.similarity import draw_probes, head_similarity, maximum_difference_segmentation
-from fedrema.data import Federation
+from fedrema.data import DataSettings, Federation, load_user_data
 from fedrema.data.federation import parse_meta
+from fedrema.data.natural import NATURAL
 from fedrema.data.npz import read_npz
+from fedrema.data.preprocessing import Preprocessing
 from fedrema.engine import ClientTensors, Cohort
 from fedrema.errors import BadInput, FedremaError
+from fedrema.methods import find_method
 from fedrema.models.body_and_head import Tensors
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
+from fedrema.runs.manifest import FederationFacts
 from fedrema.runs.saved_settings import saved_settings
 from fedrema.runs.trained_clients import counted_clients
-from fedrema.simulation.scoring import overall
+from fedrema.simulation.scoring import measure, overall
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
+from fedrema.tasks import Predictions, find_metric
+
+LOCAL = "Local"
+"""The stage of a model that was trained on the client's own samples only."""
+MOST_LOCAL_EPOCHS = 50
 
 
 @dataclass(frozen=True)
@@ -39,10 +48,15 @@ class NewClient:
     """The clients over which its head was averaged, with their weights; empty if heads are not personal."""
     head_role: Role
     """The role of heads in the method."""
-    accuracy: dict[str, float | None]
-    """On its test samples: on arrival, after matching, after fine-tuning."""
+    scores: dict[str, float | None]
+    """The primary metric on its test samples: on arrival, after matching, after fine-tuning; and of Local."""
     train: int
     test: int
+    name: str
+    predictions: dict[str, Predictions]
+    """What the models of these stages predict for its test samples."""
+    local_epochs: int
+    """Epochs for which the model of the stage Local was trained."""
 
 
 def personalize(
@@ -55,13 +69,17 @@ def personalize(
     with the others' (similarity and the largest gap, as FedReMa does), replaced by the mean of the chosen heads,
     weighted by sample counts, and fine-tuned. If heads are private, the client trains a new one. If the method adapts
     models before use, the model is adapted.
+
+    For comparison, another model is trained on the client's own samples only (Local): from the run's initial weights,
+    for as many epochs as a client of the run has trained in all rounds together, but at most `MOST_LOCAL_EPOCHS`. It is
+    left out if it diverges.
     """
     directory = RunDirectory.open(path)
     settings = saved_settings(directory, own_module=module is not None)
     manifest = directory.manifest()
     trained_on = manifest.federation
     net = make_net(settings, trained_on.sample_shape, trained_on.task.outputs, module)
-    new = read_new_client(data, trained_on.labels, data_seed, settings.data.test_share)
+    new = read_new_client(data, trained_on, settings.data, data_seed)
     if new.sample_shape != trained_on.sample_shape:
         raise BadInput(
             f"--data {data} has samples of shape {new.sample_shape}; the run was trained on {trained_on.sample_shape}."
@@ -79,15 +97,60 @@ def personalize(
     matched, peers = _match(simulator, state, trained, counts, names)
     tuned = simulator.adapted(settings.method, _train(simulator, matched, second) if peers else trained, second)
     stages = {"on arrival": arrived, "matched": matched, "fine-tuned": tuned}
-    accuracy = {stage: _accuracy(simulator, cohort) for stage, cohort in stages.items() if peers or stage != "matched"}
+    predictions = {
+        stage: simulator.predictions(settings.method, cohort)
+        for stage, cohort in stages.items()
+        if peers or stage != "matched"
+    }
+    local_epochs = min(settings.local.epochs * state.round, MOST_LOCAL_EPOCHS)
+    if (alone := _trained_alone(simulator, replace(local, epochs=local_epochs))) is not None:
+        predictions[LOCAL] = alone
+    metric = find_metric(simulator.task.primary)
+    scores = {stage: overall(measure([metric], found))[metric.name] for stage, found in predictions.items()}
     train, test = int(simulator.train.counts[0]), int(simulator.test.counts[0])
     role = next(settings.method.role(net, name) for name in net.initial if net.in_head(name))
-    return NewClient(settings.method.model(net, tuned.one(0)), peers, role, accuracy, train, test)
+    model, name = settings.method.model(net, tuned.one(0)), new.names[0]
+    return NewClient(model, peers, role, scores, train, test, name, predictions, local_epochs)
 
 
-def read_new_client(data: Path | str, class_names: Sequence[str], data_seed: int, test_share: float) -> Federation:
-    """Read one client's `x`, `y` (labels of the run) and optional `split`, from a `.npz` or `module:function`."""
-    file = str(data)
+def read_new_client(
+    data: Path | str, trained_on: FederationFacts, settings: DataSettings, data_seed: int = 0
+) -> Federation:
+    """Read one client's samples, with the classes, the task and the preprocessing of the run.
+
+    `data` is a table or a folder with images of one client, if the run was trained on such; otherwise a `.npz` file or
+    `module:function` with `x`, `y` and optionally `split`.
+    """
+    if trained_on.preprocessing is not None and not is_function(str(data)):
+        new = _read_table(str(data), trained_on.preprocessing, trained_on, settings, data_seed)
+    else:
+        new = _read_samples(str(data), trained_on, data_seed, settings.test_share)
+    # Quantities are standardised as in the run.
+    return new if trained_on.own_task is None else replace(new, own_task=trained_on.own_task)
+
+
+def _read_table(
+    file: str, rules: Preprocessing, trained_on: FederationFacts, settings: DataSettings, data_seed: int
+) -> Federation:
+    natural, options = NATURAL.get(settings.dataset), settings.table_options
+    if settings.federation is None and natural is not None:
+        options = replace(options, target=natural.target)
+    columns = None if rules.images else [name for name in rules.inputs if name not in rules.left_out]
+    options = replace(options, client_column=None, columns=columns, task=trained_on.task.name, image_size=0)
+    classes = trained_on.labels if trained_on.task.has_classes else None
+    try:
+        new = load_user_data(
+            file, data_seed, settings.test_share, classes, options, rules, client=new_client_name(file)
+        )
+    except BadInput as error:
+        raise BadInput(f"--data {str(error).removeprefix('--federation ')}") from error
+    if len(new) > 1:
+        raise BadInput(f"--data {file} holds {len(new)} clients; it must hold the samples of one.")
+    return new
+
+
+def _read_samples(file: str, trained_on: FederationFacts, data_seed: int, test_share: float) -> Federation:
+    class_names = trained_on.labels if trained_on.task.has_classes else ()
     arrays = _read_arrays(file)
     meta = parse_meta(arrays.get("meta"), Path(file))
     saved = meta.classes is not None  # by Federation.save: y holds numbers, and meta their class names
@@ -101,7 +164,8 @@ def read_new_client(data: Path | str, class_names: Sequence[str], data_seed: int
             meta.classes,
             data_seed=data_seed,
             test_share=test_share,
-            class_names=meta.class_names if saved else class_names,
+            class_names=meta.class_names if saved else class_names or None,
+            task=None if trained_on.task.has_softmax else trained_on.task.name,
         ).relabelled(class_names)
     except BadInput as error:
         raise BadInput(f"--data {file}: {error}") from error
@@ -193,5 +257,9 @@ def _match(
     return replace(cohort, params=matched), peers
 
 
-def _accuracy(simulator: Simulator, cohort: Cohort) -> float | None:
-    return overall(simulator.score_cohort(simulator.method, cohort))[simulator.task.primary]
+def _trained_alone(simulator: Simulator, local: LocalTraining) -> Predictions | None:
+    """Return the predictions of a model that was trained on the client's own samples only; None if it diverged."""
+    alone = Simulator(find_method("local")(), simulator.net, simulator.federation, local, simulator.settings)
+    cohort = alone.cohort(alone.start(), torch.zeros(1, dtype=torch.long))
+    trained, losses = alone.local_training(cohort, alone.moment(1))
+    return alone.predictions(alone.method, trained) if torch.isfinite(losses).all() else None

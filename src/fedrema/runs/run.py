@@ -12,8 +12,10 @@ from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import Manifest
-from fedrema.simulation.records import RoundRecord, Summary
+from fedrema.simulation.final_predictions import FinalPredictions
+from fedrema.simulation.records import MetricSummary, RoundRecord, Summary
 from fedrema.simulation.state import SimulationState
+from fedrema.tasks import find_metric
 
 
 def is_finished(folder: Path) -> bool:
@@ -33,6 +35,7 @@ class Run:
     >>> run = fedrema.load("runs/fedrema-digits")        # doctest: +SKIP
     >>> run.summary["best_accuracy"]                      # doctest: +SKIP
     >>> run.curve("accuracy")                             # doctest: +SKIP
+    >>> run.metrics[run.metric].honest                    # doctest: +SKIP
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -43,8 +46,10 @@ class Run:
         """The network, where it was given in Python."""
 
     def __repr__(self) -> str:
-        best = self.summary.get("best_accuracy")
-        score = f", best {best:.1%}" if best is not None else ""
+        score, metric = "", find_metric(self.metric)
+        if self.metric in self.metrics:
+            best = metric.shown(self.metrics[self.metric].best)
+            score = f", best {best}%" if metric.percent else f", best {metric.title} {best}"
         return f"Run({str(self.path)!r}: {self.method}, {len(self.rounds)} rounds{score})"
 
     @property
@@ -92,8 +97,22 @@ class Run:
         """Headline numbers; of the rounds so far where the run has not finished."""
         return self.directory.summary() or self.directory.summarise(self.rounds)
 
-    def curve(self, quantity: str = "accuracy") -> tuple[np.ndarray, np.ndarray]:
-        """Return rounds and values of a quantity of the records, or of the method's trace."""
+    @property
+    def metric(self) -> str:
+        """Name of the task's primary metric."""
+        return self.manifest.federation.task.primary
+
+    @property
+    def metrics(self) -> dict[str, MetricSummary]:
+        """Best, honest and final value of each metric, by its name, the primary one first; empty before evaluation."""
+        return dict(self.summary.metrics)
+
+    def curve(self, quantity: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return rounds and values of a quantity of the records, or of the method's trace.
+
+        Default: the task's primary metric.
+        """
+        quantity = quantity or self.metric
         pairs = [(record.round, record.quantity(quantity)) for record in self.rounds]
         known = [(number, value) for number, value in pairs if value is not None]
         if not known:
@@ -106,6 +125,14 @@ class Run:
             found = self.directory.relations()
             counts["relations"] = len(found)
         return found
+
+    def predictions(self) -> FinalPredictions:
+        """Return what each client's final model predicts for its own test samples; finished runs only."""
+        if self.manifest.federation.is_deployed:
+            raise BadInput(f"{self.path} belongs to a deployment: its test samples never leave the nodes.")
+        if not self.finished:
+            raise BadInput(f"{self.path} has not finished: continue it with fedrema resume {self.path}.")
+        return self.directory.predictions()
 
     def state(self) -> SimulationState:
         """Return the last saved state."""

@@ -24,6 +24,7 @@ from fedrema.runs.plain_model import model_of_run
 from fedrema.runs.provenance import GIVEN
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import saved_settings
+from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
 from fedrema.tasks import Task
 
@@ -70,27 +71,33 @@ class TrainedClients:
         state = self.state
         groups = (params or state.params.row(row), ClientTensors(state.memory).row(row), state.inbox.row(row))
         used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
-        return Client(used, used, memory, inbox, torch.tensor(float(self.manifest.federation.train_counts[row])))
+        count = torch.tensor(self.manifest.federation.train_counts[row], dtype=getattr(torch, self.plain.dtype))
+        return Client(used, used, memory, inbox, count)
 
-    def _adapted(self, rows: Sequence[int]) -> dict[int, Tensors]:
-        """Return the parameters of clients in some rows after adapting them to their own samples."""
+    def for_inspection(self, if_changed: str, if_missing: str = "") -> tuple[Simulator, SimulationState]:
+        """Return a simulator on the run's data with its last state.
+
+        `if_changed` and `if_missing` end the sentences about data that has changed, and that cannot be built.
+        """
         run, settings = self.run, self.settings
         try:
             federation = build_federation(settings.data)
         except BadInput as error:
-            reason = str(error).rstrip(".")
-            raise BadInput(
-                f"{reason}; {run.method} adapts models on the run's data: to skip that, use --no-adapt (adapt=False)."
-            ) from error
+            if not if_missing:
+                raise
+            raise BadInput(f"{str(error).rstrip('.')}; {if_missing}.") from error
         if federation.fingerprint != self.manifest.federation.fingerprint:
-            raise BadInput(
-                f"The data of {run.path} has changed since training: its models cannot be adapted; use --no-adapt"
-                " (adapt=False)."
-            )
-        simulator = build_simulator(
-            replace(settings, simulation=settings.simulation.for_inspection()), federation, self.module
+            raise BadInput(f"The data of {run.path} has changed since training: {if_changed}.")
+        simulation = settings.simulation.for_inspection()
+        simulator = build_simulator(replace(settings, simulation=simulation), federation, self.module)
+        return simulator, load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
+
+    def _adapted(self, rows: Sequence[int]) -> dict[int, Tensors]:
+        """Return the parameters of clients in some rows after adapting them to their own samples."""
+        simulator, state = self.for_inspection(
+            "its models cannot be adapted; use --no-adapt (adapt=False)",
+            f"{self.run.method} adapts models on the run's data: to skip that, use --no-adapt (adapt=False)",
         )
-        state = load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
         adapted: dict[int, Tensors] = {}
         # In the same groups as for scoring: the last bits depend on which clients are computed together.
         for part in simulator.chunks(torch.arange(state.clients)):

@@ -69,7 +69,8 @@ class Clients:
         self.task = trained_task(federation, local)
         if not method.supports(self.task):
             raise BadInput(
-                f"{method.called()} needs classes, but the task is {self.task.name}: use another method, or --task."
+                f"{method.called()} does not support the task {self.task.name}; fedrema methods lists the tasks of each"
+                " method."
             )
         self.metrics = metrics_of(self.task, metrics)
         self.net = net.to(self.device, self.dtype).for_task(self.task)
@@ -245,8 +246,7 @@ class Clients:
             outputs = self.engine.predictions(method, cohort, self.test, outputs=True)
         samples = torch.arange(outputs.shape[1]) < self.test.counts[cohort.clients][:, None]
         # Small compared to training. In float64, because sums of float32 would differ between devices.
-        outputs = outputs[..., : self.task.outputs].double().cpu()
-        return Predictions(self.task, outputs, self.test.y[cohort.index].cpu(), samples)
+        return Predictions(self.task, outputs.double().cpu(), self.test.y[cohort.index].cpu(), samples)
 
 
 def _check_embedding_inputs(net: Net, federation: Federation) -> None:

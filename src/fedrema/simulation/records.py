@@ -209,11 +209,12 @@ class Summary(Mapping[str, Any]):
             for name in names
         }
         alternatives: dict[str, dict[str, tuple[float, float]]] = {}
-        for metric in metrics:
-            for name in _between(content, "best_", f"_{metric}"):
-                if f"{name}_{metric}" not in metrics and name != "round":  # best_round_METRIC is no alternative
-                    values = content[f"best_{name}_{metric}"], content[f"final_{name}_{metric}"]
-                    alternatives.setdefault(name, {})[metric] = values
+        for name in _between(content, "best_", ""):
+            # The longest name that fits: best_generic_balanced_accuracy is no accuracy.
+            metric = max((each for each in metrics if name.endswith(f"_{each}")), key=len, default="")
+            alternative = name.removesuffix(f"_{metric}")
+            if metric and name not in metrics and alternative != "round":
+                alternatives.setdefault(alternative, {})[metric] = content[f"best_{name}"], content[f"final_{name}"]
         plain = ("rounds", "seconds", "bytes_up", "bytes_down", "recorded_relations")
         found = {name: content[name] for name in plain if name in content}
         found["period_rounds"] = {name: content[f"{name}_rounds"] for name in _between(content, "", "_rounds")}

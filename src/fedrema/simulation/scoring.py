@@ -7,11 +7,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrema.errors import BadInput
 from fedrema.simulation.records import MetricRecord, MetricSummary, RoundRecord, Summary
-from fedrema.tasks import Metric, Predictions, find_metric
+from fedrema.tasks import METRICS, Metric, Predictions, Task, find_metric
 
 MetricSums = dict[str, np.ndarray]
 """By name of the metric [k, 3, 2]: numerator and denominator over each half and over all of a client's samples."""
+
+
+def metric_for(task: Task, name: str | None = None) -> Metric:
+    """Return a metric of a task; default: the primary one."""
+    metric = find_metric(name or task.primary)
+    if task.name not in metric.tasks:
+        valid = ", ".join(each.name for each in METRICS.values() if task.name in each.tasks)
+        raise BadInput(f"--metric {name} is not defined for the task {task.name}; valid are {valid}.")
+    return metric
 
 
 def measure(metrics: Sequence[Metric], predictions: Predictions) -> MetricSums:
@@ -100,7 +110,10 @@ def _alternatives(scored: Sequence[RoundRecord]) -> dict[str, dict[str, tuple[fl
     )
     summary: dict[str, dict[str, tuple[float, float]]] = {}
     for name, metric in pairs:
-        values = [_number(record.alternatives[name][metric]) for record in scored]
+        found = [record.alternatives.get(name, {}).get(metric) for record in scored]
+        values = [value for value in found if value is not None]
+        if not values:
+            continue
         best = max(values) if find_metric(metric).higher_is_better else min(values)
         summary.setdefault(name, {})[metric] = best, float(np.mean(values[-5:]))
     return summary

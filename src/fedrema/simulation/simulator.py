@@ -30,6 +30,7 @@ from fedrema.engine.costs import GIGABYTE, client_bytes, clients_at_once, free_b
 from fedrema.engine.devices import with_own_threads
 from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.clients import Clients
+from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.participation import Participation
 from fedrema.simulation.records import Evaluation, MetricRecord, RoundRecord, TraceValue
 from fedrema.simulation.scoring import MetricSums, concatenate_sums, metric_records, overall
@@ -189,6 +190,22 @@ class Simulator(Clients):
         sums = {name: concatenate_sums(parts) for name, parts in scored.items()}
         metrics = metric_records(sums.pop(""), joined, len(self.federation))
         return Evaluation(metrics, {name: overall(found) for name, found in sums.items()})
+
+    @with_own_threads
+    def predict_tests(self, state: SimulationState) -> FinalPredictions:
+        """Return what every client that has joined predicts for its test samples with the model it would now use."""
+        moment = self.moment(state.round)
+        joined = self.participation.joined(moment.round)
+        parts = []
+        for chunk in self.chunks(torch.tensor(joined)):  # the same chunks as in `score`
+            cohort = self.adapted(self.method, self.cohort(state, chunk), moment)
+            parts.append(self.predictions(self.method, cohort))
+        return FinalPredictions.of_parts(self.task, joined, parts, self.dtype)
+
+    def prediction_bytes(self) -> int:
+        """Return the size of what `predict_tests` returns if all clients have joined."""
+        per_target = self.test.y[0, 0].nbytes if self.test.y.shape[1] else 0
+        return int(self.test.counts.sum()) * (self.task.outputs * self.dtype.itemsize + per_target)
 
     def _relations(self, uploads: RoundUploads, trace: Mapping[str, Any], moment: Moment) -> dict[str, np.ndarray]:
         """Return the matrices between clients: the method's traces and the similarity of heads; empty if not due."""

@@ -6,12 +6,14 @@ metric that is no mean over samples, such as AUC, is averaged over clients in pr
 which a metric is undefined has the denominator 0.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -40,7 +42,7 @@ class Metric:
     higher_is_better: bool = True
     percent: bool = False
     """Whether it is shown in per cent."""
-    transform: Callable[[np.ndarray], np.ndarray] | None = None
+    transform: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None
     """Applied to the quotient, such as a square root."""
     denominator: Literal["samples", "samples or 0", "other"] = "other"
     """What denominators are: numbers of samples, with numerators that add up over parts of a client's samples; numbers
@@ -49,11 +51,11 @@ class Metric:
     """The highest possible quotient; the lowest is 0."""
 
     def value(self, numerator: float, denominator: float) -> float | None:
-        """Return the metric from sums of numerators and of denominators; None where it is undefined."""
-        if not denominator > 0:
+        """Return the metric from sums of numerators and of denominators; None where it is undefined or infinite."""
+        if not denominator > 0 or not math.isfinite(numerator):
             return None
-        quotient = np.float64(numerator) / np.float64(denominator)
-        return float(quotient if self.transform is None else self.transform(np.asarray(quotient)))
+        quotient = numerator / denominator
+        return quotient if self.transform is None else float(self.transform(np.asarray(quotient)))
 
     def better(self, first: float, second: float) -> bool:
         """Return whether the first value is better than the second."""
@@ -91,8 +93,9 @@ def _confusion(found: Predictions) -> tuple[Tensor, Tensor, Tensor]:
     if found.task.name == "multilabel":
         target, predicted = found.target * mask, found.predicted * mask
     else:
-        classes = found.task.classes
-        target, predicted = (functional.one_hot(each, classes) * mask for each in (found.target, found.predicted))
+        classes, outputs = found.task.classes, max(found.task.classes, found.outputs.shape[-1])
+        each = (functional.one_hot(labels, outputs)[..., :classes] for labels in (found.target, found.predicted))
+        target, predicted = (flags * mask for flags in each)
     return (target * predicted).sum(1), target.sum(1), predicted.sum(1)
 
 
@@ -150,7 +153,7 @@ def _log_loss(found: Predictions) -> Quotients:
 def _brier(found: Predictions) -> Quotients:
     if found.task.name == "multilabel":
         return found.mean((found.probabilities - found.target).square().mean(-1))
-    if found.task.name == "binary":
+    if found.task.classes == 2:
         return found.mean((found.probabilities[..., 1] - found.target).square())
     wanted = functional.one_hot(found.target, found.task.classes)
     return found.mean((found.probabilities - wanted).square().sum(-1))
@@ -159,7 +162,7 @@ def _brier(found: Predictions) -> Quotients:
 def _calibration_error(found: Predictions) -> Quotients:
     confidence, predicted = found.probabilities.max(-1)
     excess = confidence - (predicted == found.target).to(confidence.dtype)
-    bins = (confidence * BINS).ceil().clamp(1, BINS).long() - 1
+    bins = (confidence.nan_to_num() * BINS).ceil().clamp(1, BINS).long() - 1
     sums = confidence.new_zeros(len(confidence), BINS)
     sums.scatter_add_(1, bins, torch.where(found.mask, excess, 0))
     return sums.abs().sum(1), found.counts
@@ -181,6 +184,8 @@ def _unexplained(found: Predictions) -> Quotients:
     """Return the sums of squared errors, and of squared deviations from the client's mean."""
     errors, _ = found.mean(_error(found).square())
     target = found.target.to(found.outputs.dtype)
+    # Relative to the client's first sample, so that equal targets deviate by exactly 0.
+    target = target - target[:, :1]
     total, count = found.mean(target)
     deviations, _ = found.mean((target - (total / count.clamp(min=1))[:, None]).square())
     return errors, deviations

@@ -31,7 +31,7 @@ class Predictions:
         """[k, n, C] probabilities of classes, levels or labels."""
         found = self.task.probabilities(self.outputs)
         assert found is not None, self.task.name
-        return found
+        return found[..., : self.task.classes]  # a network can have outputs for classes that do not occur
 
     @cached_property
     def counts(self) -> Tensor:

@@ -73,33 +73,34 @@ class Task:
             "count": ("deviance", "rmse"),
         }[self.name]
 
-    def loss(self, outputs: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean loss over the real samples, weighted by class if the task has weights."""
-        losses = self.losses(outputs, target)
-        if not self.weights or self.name == "multilabel":  # labels are weighted within a sample
+    def weight_tensor(self, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+        """Return the weights as a tensor; None if all are equal."""
+        return torch.tensor(self.weights, device=device, dtype=dtype) if self.weights else None
+
+    def loss(self, outputs: Tensor, target: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean loss over the real samples, with `weight_tensor` weighted by class."""
+        losses = self.losses(outputs, target, weights)
+        if weights is None or self.name == "multilabel":  # labels are weighted within a sample
             return (losses * mask).sum() / mask.sum().clamp(min=1)
-        weight = mask * torch.tensor(self.weights, dtype=mask.dtype, device=mask.device)[target]
+        weight = mask * weights[target]
         total = weight.sum()
         return (losses * weight).sum() / torch.where(total > 0, total, 1)
 
-    def losses(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of each sample [n]."""
+    def losses(self, outputs: Tensor, target: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the loss of each sample [n]; `weights` apply to labels only."""
         if self.has_softmax:
             return functional.cross_entropy(outputs, target, reduction="none")
         if self.name == "multilabel":
             each = functional.binary_cross_entropy_with_logits(outputs, target.to(outputs.dtype), reduction="none")
-            if not self.weights:
-                return each.mean(-1)
-            weights = torch.tensor(self.weights, dtype=each.dtype, device=each.device)
-            return (each * weights).sum(-1) / weights.sum()
+            return each.mean(-1) if weights is None else (each * weights).sum(-1) / weights.sum()
         if self.name == "ordinal":
             levels = torch.arange(outputs.shape[-1], device=outputs.device)
             above = (target[..., None] > levels).to(outputs.dtype)
             reached = (target[..., None] >= levels).to(outputs.dtype)
             each = functional.binary_cross_entropy_with_logits(outputs, above, reduction="none")
             return (each * reached).sum(-1)
-        wanted = self.standardised(target)
-        output = outputs[..., 0].to(wanted.dtype)
+        wanted = self.standardised(target).to(outputs.dtype)
+        output = outputs[..., 0]
         if self.name == "count":
             return output.exp() - wanted * output
         if self.loss_name == "absolute":

@@ -69,6 +69,24 @@ def test_a_byte_order_mark_and_line_ends_of_windows(tmp_path, encoding):
     assert texts(path) == [{"größe": ("1",), "b": ("ü",)}]
 
 
+def test_blank_lines_before_the_header(tmp_path):
+    path = tmp_path / "table.csv"
+    write(path, "\n\na;b\n1;2\n")
+    assert texts(path) == [{"a": ("1",), "b": ("2",)}]
+
+
+def test_every_sample_needs_a_client(tmp_path):
+    message = r"column 'site' is empty in data row 2 of t.csv; every sample needs a client\.$"
+    with pytest.raises(BadInput, match=message):
+        load_user_data(write(tmp_path / "t.csv", "site,a,y\nn,1,0\n,2,1\n"))
+
+
+def test_a_client_with_test_samples_only_is_refused(tmp_path):
+    text = "site,split,a,y\nn,train,1,0\nn,train,2,1\ns,test,3,1\n"
+    with pytest.raises(BadInput, match=r"client 's' has only test samples; every client needs at least one training"):
+        load_user_data(write(tmp_path / "t.csv", text))
+
+
 def test_fields_with_line_breaks(tmp_path):
     path = tmp_path / "table.csv"
     write(path, 'a,b\n"one\ntwo",1\n3,4\n5\n')
@@ -183,3 +201,12 @@ def test_memory_is_proportional_to_the_numbers(tmp_path):
     assert federation.x.nbytes == stored
     # 8 GB for 10 million rows of 50 columns are four times what is stored as float32; blocks add a constant.
     assert max(growth) < 4 * stored + 80e6
+
+
+def test_row_numbers_without_a_name_are_ignored(tmp_path):
+    file = tmp_path / "table.csv"
+    file.write_text('"",a,b\n"1",2,x\n"2",3,y\n')
+    table = CsvFile(file)
+    assert table.names == ["a", "b"]
+    (block,) = table.blocks(["b", "a"])
+    assert {name: list(values) for name, values in block.items()} == {"b": ["x", "y"], "a": ["2", "3"]}

@@ -20,30 +20,33 @@ _ROWS = 10_000
 
 
 class CsvFile:
-    """One CSV file, optionally gzipped, with a header."""
+    """One CSV file, optionally gzipped, with a header; a first column without a name is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with _opened(path) as stream:
-            self.delimiter = find_delimiter(stream.readline())
+            self.delimiter = find_delimiter(next(filter(str.strip, stream), ""))
             stream.seek(0)
             header = next((row for row in self._reader(stream) if row), None)
         if header is None:
             raise BadInput(f"{path} is empty; the first line must name the columns.")
-        self.names = [name.strip() for name in header]
+        self._fields = [name.strip() for name in header]
+        # pandas and R write row numbers as a first column without a name.
+        self.names = self._fields[1:] if len(header) > 1 and not self._fields[0] else self._fields
         if "" in self.names:
-            raise BadInput(f"{path}: column {self.names.index('') + 1} of the header has no name; name every column.")
+            place = len(self._fields) - len(self.names) + self.names.index("") + 1
+            raise BadInput(f"{path}: column {place} of the header has no name; name every column.")
         if repeated := [name for place, name in enumerate(self.names) if name in self.names[:place]]:
             raise BadInput(f"{path} has two columns named {repeated[0]!r}; the names of columns must be unique.")
 
     def blocks(self, columns: Sequence[str]) -> Iterator[Block]:
         """Return the rows in blocks of texts."""
-        places = [(name, self.names.index(name)) for name in columns]
+        places = [(name, self._fields.index(name)) for name in columns]
         done = 0
         with _opened(self.path) as stream:
             rows = self._rows(stream)
             while block := list(itertools.islice(rows, _ROWS)):
-                if set(map(len, block)) != {len(self.names)}:
+                if set(map(len, block)) != {len(self._fields)}:
                     self._refuse_ragged(done, block)
                 texts = list(zip(*block, strict=True))
                 yield {name: texts[place] for name, place in places}
@@ -58,14 +61,14 @@ class CsvFile:
 
     def _refuse_ragged(self, done: int, block: Sequence[Sequence[str]]) -> None:
         """Raise for the first row of a block that has too few or too many fields."""
-        number, row = next((n, row) for n, row in enumerate(block) if len(row) != len(self.names))
+        number, row = next((n, row) for n, row in enumerate(block) if len(row) != len(self._fields))
         with _opened(self.path) as stream:
             reader = csv.reader(stream, delimiter=self.delimiter, strict=True)
             for _ in itertools.islice(filter(None, reader), done + number + 2):
                 pass
             line = reader.line_num
         raise BadInput(
-            f"{self.path}, line {line} has {len(row)} fields, but the header names {len(self.names)} columns "
+            f"{self.path}, line {line} has {len(row)} fields, but the header names {len(self._fields)} columns "
             f"({list_names(self.names)})."
         )
 

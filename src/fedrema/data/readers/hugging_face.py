@@ -24,7 +24,7 @@ def hugging_face_block(dataset: Any, start: int, end: int, columns: Sequence[str
     arrays = _arrays(dataset, start, end, columns)
     block: dict[str, Sequence[str] | NDArray[Any]] = {}
     for name, array in arrays.items():
-        classes = getattr((dataset.features or {}).get(name), "names", None)
+        classes = _class_names(dataset, name)
         if array.ndim != 1:
             raise BadInput(f"column {name!r} holds arrays; arrays are valid as the only input: use --columns {name}.")
         if classes is not None:
@@ -55,9 +55,20 @@ def arrays_of(source: "FramesSource", options: TableOptions) -> dict[str, Any] |
     if x.dtype == np.uint8 and x.ndim >= 3:  # images
         x = x[:, None] if x.ndim == 3 else np.moveaxis(x, -1, 1)
     targets = [columns[name] for name in roles.targets]
+    classes = _class_names(source.frames[0], roles.targets[0])
+    if len(targets) == 1 and classes is not None:
+        if (targets[0] < 0).any():
+            raise BadInput(f"the target {roles.targets[0]!r} is missing in row {int(np.argmax(targets[0] < 0))}.")
+        targets = [np.array(classes)[targets[0]]]
     client = np.repeat(source.clients, sizes) if source.clients is not None else columns[str(roles.client)]
     split = np.repeat(source.splits, sizes) if source.splits is not None else columns.get(str(roles.split))
     return {"x": x, "y": targets[0] if len(targets) == 1 else np.stack(targets, 1), "client": client, "split": split}
+
+
+def _class_names(dataset: Any, name: str) -> Sequence[str] | None:
+    """Return the names of the classes of a column; None if it holds something else."""
+    names: Sequence[str] | None = getattr((dataset.features or {}).get(name), "names", None)
+    return names
 
 
 def _arrays(dataset: Any, start: int, end: int, columns: Sequence[str]) -> dict[str, NDArray[Any]]:

@@ -11,6 +11,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from fedrema.engine.kernels import record
+
 if TYPE_CHECKING:
     from fedrema.engine.kernels.products import Geometry
 
@@ -71,11 +73,12 @@ class Operators(TorchFunctionMode):
         """Replace a call that the kernels cover; leave others to torch."""
         kwargs = kwargs or {}
         route = self.routes.get(func)
-        if route is not None:
-            taken = route(*args, **kwargs)
-            if taken is not None:
-                return taken
-        elif getattr(func, "__name__", "") in HARMLESS_IN_BF16:
+        taken = None if route is None else route(*args, **kwargs)
+        for routed in record.active:
+            routed.add(func, taken is not None)
+        if taken is not None:
+            return taken
+        if route is None and getattr(func, "__name__", "") in HARMLESS_IN_BF16:
             return func(*args, **kwargs)
         change = _plain if getattr(func, "__name__", "") in PLAIN_ORDER else _widened
         return func(*tree_map(change, args), **tree_map(change, kwargs))

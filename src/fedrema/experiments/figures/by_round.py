@@ -1,4 +1,4 @@
-"""Figures with rounds on the horizontal axis: accuracy, precision and recall of the peers, the end of a period."""
+"""Figures by round: the primary metric, precision and recall of the peers, the end of a period."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from fedrema.experiments.figures.panels import (
     SMALL,
     Results,
     add_texts,
+    metric_label,
     new_figure,
     outer_labels,
     panel_title,
@@ -19,6 +20,7 @@ from fedrema.experiments.figures.panels import (
 from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell, Line, MatchingCurve
 from fedrema.reporting.plots import (
+    LEAST_FRAME,
     Curve,
     Look,
     about_curves,
@@ -30,6 +32,7 @@ from fedrema.reporting.plots import (
     fit_rounds,
     name_curves,
 )
+from fedrema.reporting.quantities import factor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,8 +48,9 @@ TICKS = (1, 3, 10, 30, 100, 300, 1000, 3000)
 
 
 def figure_of_curves(results: Results) -> "Figure | None":
-    """Draw test accuracy by round: a panel per column, a curve per row."""
-    columns = {column.name: _accuracies(results, column) for column in results.columns}
+    """Draw the primary metric by round: a panel per column, a curve per row."""
+    metric = results.metric
+    columns = {column.name: _metric_curves(results, column) for column in results.columns}
     columns = {name: curves for name, curves in columns.items() if curves}
     if not columns:
         return None
@@ -59,21 +63,26 @@ def figure_of_curves(results: Results) -> "Figure | None":
         draw_lines(panel, curves, THIN if len(curves[0].rounds) > MANY_ROUNDS else MEDIUM)
         panel_title(panel, results.experiment.title_of(name))
     fit_rounds(axes[0], shown)
-    cuts = [cut_start(panel, shown if share else curves) for panel, curves in zip(axes, columns.values(), strict=True)]
-    outer_labels(axes, PER_LINE, ROUND, "Test accuracy (%)")
-    caption = [*about_curves(shown, any(cuts), results.seed_words), *results.missing()]
-    add_texts(figure, results.title("Test accuracy by round"), caption)
+    least = LEAST_FRAME if metric.percent else 0.0
+    cuts = [
+        cut_start(panel, shown if share else curves, metric.higher_is_better, least)
+        for panel, curves in zip(axes, columns.values(), strict=True)
+    ]
+    outer_labels(axes, PER_LINE, ROUND, metric_label(metric))
+    caption = [*about_curves(shown, max(cuts), results.seed_words), *results.missing()]
+    add_texts(figure, results.title(f"Test {metric.title} by round"), caption)
     _name(figure, axes, list(columns.values()))
     return figure
 
 
-def _accuracies(results: Results, column: Line) -> list[Curve]:
+def _metric_curves(results: Results, column: Line) -> list[Curve]:
     found = []
     for row in results.rows:
-        runs = [run for run in results.runs(row, column) if run.curve("accuracy")]
-        values = [run.curve("accuracy") for run in runs]
+        name, scale = results.metric.name, factor(results.metric)
+        runs = [run for run in results.runs(row, column) if run.curve(name)]
+        values = [run.curve(name) for run in runs]
         found.append(
-            curve_over_seeds(row.title, results.looks[row.name], values, 100, *_period_of(results, row, column, runs))
+            curve_over_seeds(row.title, results.looks[row.name], values, scale, *_period_of(results, row, column, runs))
         )
     return [curve for curve in found if curve]
 
@@ -113,7 +122,7 @@ def figure_of_matching(results: Results) -> "Figure | None":
         "Chosen: the peers above the largest gap in a client's similarities. Precision: the share of them in the",
         "client's own group; recall: the share of that group that is chosen.",
         "Dashed: precision of choosing at random.",
-        *about_curves(shown, False, results.seed_words),
+        *about_curves(shown, "", results.seed_words),
         *results.missing(),
         results.lacking("Without recorded similarities, or without true groups", _has_matching),
     ]

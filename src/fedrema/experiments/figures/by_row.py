@@ -1,4 +1,4 @@
-"""Figures that compare rows: accuracy against samples per client, every client's accuracy, average ranks."""
+"""Figures that compare rows: the primary metric against samples per client, and of every client; average ranks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from fedrema.experiments.figures.panels import (
     SMALL,
     Results,
     add_texts,
+    metric_label,
     new_figure,
     outer_labels,
     panel_title,
@@ -19,17 +20,19 @@ from fedrema.experiments.figures.panels import (
 )
 from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell
-from fedrema.experiments.table import Statistic, statistic
+from fedrema.experiments.table import Statistic, measured, statistic
 from fedrema.reporting.plots import COLOURS, End, count_seeds, dress, name_curves
+from fedrema.reporting.quantities import capitalised, factor
 from fedrema.reporting.statistics import Ranking, rank
+from fedrema.tasks import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 QUANTITIES = {
-    "best_accuracy": "Best round, as papers report it",
-    "honest_accuracy": "Honest: round chosen by other samples",
+    "best": "Best round, as papers report it",
+    "honest": "Honest: round chosen by other samples",
 }
 STRIP = 0.34
 """Half the height of a strip, in distances between strips."""
@@ -42,8 +45,8 @@ BAR = 0.13
 
 
 def figure_of_samples(results: Results) -> "Figure | None":
-    """Draw accuracy against samples per client, a line per row: best accuracy in one panel, honest in the other."""
-    if not any(results.cells(lambda _, run: run.summary.get("best_accuracy") is not None)):
+    """Draw the primary metric against samples per client, a line per row: best in one panel, honest in the other."""
+    if not any(results.cells(lambda _, run: bool(run.summary.metrics))):
         return None
     figure = new_figure(3.7)
     axes = panels(figure, len(QUANTITIES), len(QUANTITIES))
@@ -51,13 +54,17 @@ def figure_of_samples(results: Results) -> "Figure | None":
     for panel, title in zip(axes, QUANTITIES.values(), strict=True):
         panel_title(panel, title)
     _tick(axes, sorted({samples for lines in drawn for line in lines.values() for samples in line}))
-    outer_labels(axes, len(axes), "Samples per client (log scale)", "Test accuracy (%)")
+    outer_labels(axes, len(axes), "Samples per client (log scale)", metric_label(results.metric))
     counts = [point.count for lines in drawn for line in lines.values() for point in line.values()]
     seeds = count_seeds(counts, results.seed_words)
     about = f"Mean over {seeds}; bars: one standard deviation to either side."
     if max(counts) == 1:
         about = f"{seeds.capitalize()}."
-    add_texts(figure, results.title("Accuracy against samples per client"), [about, *results.missing()])
+    add_texts(
+        figure,
+        results.title(f"{capitalised(results.metric.title)} against samples per client"),
+        [about, *results.missing()],
+    )
     ends = [[_end(results, row, line) for row, line in lines.items() if line] for lines in drawn]
     name_curves(figure, list(zip(axes, ends, strict=True)), SMALL)
     return figure
@@ -108,16 +115,16 @@ def _tick(axes: list["Axes"], samples: list[int]) -> None:
 
 
 def figure_of_clients(results: Results) -> "Figure | None":
-    """Draw each client's accuracy as a dot: a strip per row, a panel per column."""
+    """Draw each client's primary metric as a dot: a strip per row, a panel per column."""
     means: Means = {}
     groups: dict[str, list[int]] = {}
     cells = sorted(results.cells(_has_scores), key=lambda cell: results.columns.index(cell[1]))
     for row, column, runs in cells:
-        means.setdefault(column.name, {})[row.name] = client_means(runs)
-        groups[column.name] = runs[0].clients.groups or [0] * len(runs[0].clients.accuracy)
+        means.setdefault(column.name, {})[row.name] = client_means(runs, factor(results.metric))
+        groups[column.name] = runs[0].clients.groups or [0] * len(runs[0].clients.primary)
     if not cells:
         return None
-    order = _row_order(means)
+    order = _row_order(means, results.metric)
     per_line = min(2, len(means))
     figure = new_figure(0.4 + (0.3 * len(order) + 0.3) * -(-len(means) // per_line))
     axes = panels(figure, len(means), per_line, share_x=results.comparable)
@@ -126,34 +133,35 @@ def figure_of_clients(results: Results) -> "Figure | None":
         panel_title(panel, results.experiment.title_of(name))
     axes[0].set_yticks(range(len(order)), [results.experiment.title_of(row) for row in order])
     axes[0].set_ylim(len(order) - 0.5, -0.5)
-    outer_labels(axes, per_line, "Test accuracy of a client's model (%)", "")
+    outer_labels(axes, per_line, metric_label(results.metric, " of a client's model"), "")
     most = max(max(some) for some in groups.values()) + 1
     if most > 1:
         _group_legend(axes[per_line - 1], most)
     caption = _clients_caption(results, [len(runs) for *_, runs in cells], most > 1)
-    add_texts(figure, results.title("Accuracy of every client"), caption)
+    add_texts(figure, results.title(f"{capitalised(results.metric.title)} of every client"), caption)
     return figure
 
 
 def _has_scores(cell: Cell, run: FinishedRun) -> bool:
-    return any(value is not None for value in run.clients.accuracy)
+    return any(value is not None for value in run.clients.primary)
 
 
-def client_means(runs: Sequence[FinishedRun]) -> np.ndarray:
-    """Return each client's accuracy in percent, averaged over seeds; NaN where it was never scored."""
-    values = np.array([run.clients.accuracy for run in runs], float)
+def client_means(runs: Sequence[FinishedRun], scale: int = 100) -> np.ndarray:
+    """Return each client's primary metric, averaged over seeds and scaled; NaN where it was never scored."""
+    values = np.array([run.clients.primary for run in runs], float)
     known = (~np.isnan(values)).sum(axis=0)
     sums = np.nansum(values, axis=0)
     means = np.full(len(sums), np.nan)
-    np.divide(100 * sums, known, out=means, where=known > 0)
+    np.divide(scale * sums, known, out=means, where=known > 0)
     return means
 
 
-def _row_order(means: Means) -> list[str]:
-    """Return rows by their mean over clients and columns, highest first; rows that lack columns last."""
+def _row_order(means: Means, metric: Metric) -> list[str]:
+    """Return rows by their mean over clients and columns, best first; rows that lack columns last."""
+    sign = -1 if metric.higher_is_better else 1
     rows = dict.fromkeys(row for column in means.values() for row in column)
     found = {row: [float(np.nanmean(column[row])) for column in means.values() if row in column] for row in rows}
-    return sorted(rows, key=lambda row: (-len(found[row]), -np.mean(found[row])))
+    return sorted(rows, key=lambda row: (-len(found[row]), sign * np.mean(found[row])))
 
 
 def _draw_clients(axes: "Axes", rows: Mapping[str, np.ndarray], order: Sequence[str], groups: np.ndarray) -> None:
@@ -207,7 +215,8 @@ def _clients_caption(results: Results, counts: Sequence[int], grouped: bool) -> 
 def figure_of_ranks(results: Results) -> "Figure | None":
     """Draw average ranks on an axis; bars join rows that do not differ significantly."""
     runs = {(row.name, column.name): results.runs(row, column) for row in results.rows for column in results.columns}
-    ranking = rank(scores(runs, results.experiment.quantity))
+    quantity = measured(results.experiment.quantity, (run for several in runs.values() for run in several))
+    ranking = rank(scores(runs, quantity.name), quantity.metric.higher_is_better)
     if ranking is None:
         return None
     bars = BAR * len(ranking.cliques) + 0.12
@@ -223,8 +232,7 @@ def figure_of_ranks(results: Results) -> "Figure | None":
     columns = ", ".join(column.title for column in results.columns if column not in started)
     left_out = ", ".join(results.experiment.title_of(name) for name in ranking.left_out)
     caption = [
-        f"Average rank by {results.experiment.quantity.replace('_', ' ')}, the best at the left,"
-        f" over {ranking.blocks_are}.",
+        f"Average rank by {quantity.words}, the best at the left, over {ranking.blocks_are}.",
         f"Friedman's test that all are equal: {p}.",
         "Bars join rows that do not differ at the 5 % level by Nemenyi's test (CD: the critical difference).",
         f"Left out, as runs are missing: {left_out}." if left_out else "",

@@ -10,8 +10,10 @@ import numpy as np
 from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell, Experiment, FigureSpec, Line
 from fedrema.experiments.store import Store
+from fedrema.experiments.table import primary_of
 from fedrema.experiments.tasks import finished_runs
 from fedrema.reporting.plots import Look, looks
+from fedrema.tasks import METRICS, Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,6 +46,11 @@ class Results:
             for row in self.rows
             for column in self.columns
         }
+
+    @cached_property
+    def metric(self) -> Metric:
+        """The primary metric of the runs."""
+        return METRICS[primary_of(run for runs in self._all.values() for run in runs)]
 
     def title(self, shown: str) -> str:
         """Return the figure's own title, or the experiment's with what is shown of it."""
@@ -145,6 +152,11 @@ class Results:
             where = [column.title for column in self.columns if (row.name, column.name) in rest]
             names += [f"{row.title} at {', '.join(where)}"] if where else []
         return between.join(names)
+
+
+def metric_label(metric: Metric, whose: str = "") -> str:
+    """Return the label of an axis with a metric on test samples."""
+    return f"Test {metric.title}{whose}{' (%)' if metric.percent else ''}"
 
 
 def period_end(runs: Sequence[FinishedRun]) -> float | None:

@@ -5,10 +5,8 @@ solves each one exactly on its support, the set of positive weights. The few pro
 accuracy are solved again with Clarabel, one by one on the CPU.
 """
 
-import clarabel
 import numpy as np
 import torch
-from scipy import sparse
 from torch import Tensor
 from torch.nn import functional
 
@@ -194,6 +192,10 @@ def _longest_step(weights: Tensor, step: Tensor, multipliers: Tensor, multiplier
 
 def _by_clarabel(quadratic: Tensor, linear: Tensor) -> Tensor:
     """Return the weights of one program [k]; NaN if Clarabel fails, too."""
+    # Imported here, because only this rare case needs them, and every command imports all methods.
+    import clarabel
+    from scipy import sparse
+
     size = len(linear)
     # The constraint matrix [1ᵀ; −I] in the solver's column format: the sum is 1, each weight at least 0.
     values = np.tile([1.0, -1.0], size)

@@ -1,10 +1,10 @@
 // The document, the state of the controls, and functions that every figure needs.
 const parts = {};
-const state = { run: 0, client: null, round: null, quantity: 'accuracy', difference: 'honest_accuracy', matrix: null, trace: null };
+const state = { run: 0, client: null, round: null, quantity: null, difference: null, matrix: null, trace: null, verdict: null };
 const byId = (id) => document.getElementById(id);
 
 function readParts() {
-  for (const name of ['main', 'clients', 'relations']) {
+  for (const name of ['main', 'clients', 'relations', 'verdict']) {
     const element = byId(`part-${name}`);
     parts[name] = element ? JSON.parse(element.textContent) : null;
     element?.remove();
@@ -42,7 +42,29 @@ function pageOf(stack, at) {
 
 const percent = (share, digits = 1) =>
   share == null || Number.isNaN(share) ? '–' : `${(100 * share).toFixed(digits)} %`;
-const signed = (share) => `${share >= 0 ? '+' : '−'}${Math.abs(100 * share).toFixed(1)}`;
+// Metrics, the task's primary one first; that of a quantity by round or of a statistic, null for any other.
+const primary = () => parts.main.metrics[0];
+const metricOf = (quantity) =>
+  quantity === 'worst_tenth'
+    ? primary()
+    : (parts.main.metrics.find((one) => one.name === quantity.replace(/^(trained|honest|best|final)_/, '')) ?? null);
+const factorOf = (metric) => (metric.percent ? 100 : 1);
+const signOf = (metric) => (metric.higher_is_better ? 1 : -1);
+const axisTitle = (metric) => `${capitalised(metric.title)}${metric.percent ? ' (%)' : ''}`;
+// A number with three significant digits; large ones without decimals.
+function significant(value) {
+  const size = Math.abs(value);
+  if (size === 0) return '0';
+  return size >= 999.5 && size < 1e6 ? value.toFixed(0) : value.toPrecision(3);
+}
+const shown = (metric, value) => (metric.percent ? (100 * value).toFixed(1) : significant(value));
+// A standard deviation, with the decimals of the mean.
+const spreadOf = (metric, value, spread) =>
+  metric.percent ? shown(metric, spread) : spread.toFixed(shown(metric, value).split('.')[1]?.length ?? 0);
+const withUnit = (metric, value) =>
+  metric.percent ? percent(value) : value == null || Number.isNaN(value) ? '–' : significant(value);
+const signed = (metric, value) => `${value >= 0 ? '+' : '−'}${shown(metric, Math.abs(value))}`;
+const forHover = (metric, axis) => `%{${axis}:${metric.percent ? '.1f' : '.3~g'}}${metric.percent ? ' %' : ''}`;
 const known = (values) => Array.from(values).filter((value) => value != null && !Number.isNaN(value));
 const mean = (values) => (values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : NaN);
 function quantile(sorted, share) {

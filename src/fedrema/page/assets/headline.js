@@ -1,22 +1,27 @@
 // Results: cards, table of methods, differences with confidence intervals.
-const accuracies = [
-  ['honest_accuracy', 'honest', 'honest accuracy'],
-  ['best_accuracy', 'best (peeks)', 'best accuracy'],
-  ['final_accuracy', 'final (last 5)', 'final accuracy'],
-  ['worst_tenth', 'worst tenth', 'accuracy of the worst tenth'],
-];
+const honest = () => `honest_${primary().name}`;
+function scoreColumns() {
+  const [{ name, title }, ...others] = parts.main.metrics;
+  return [
+    [`honest_${name}`, 'honest', `honest ${title}`],
+    [`best_${name}`, 'best (peeks)', `best ${title}`],
+    [`final_${name}`, 'final (last 5)', `final ${title}`],
+    ['worst_tenth', 'worst tenth', `${title} of the worst tenth`],
+    ...others.map((metric) => [`final_${metric.name}`, metric.title, `final ${metric.title}`]),
+  ];
+}
 const columns = () => [
-  ...accuracies,
+  ...scoreColumns(),
   ...Object.entries(parts.main.periods),
   ['seconds', 'seconds'],
   ['bytes_up', 'sent'],
   ['bytes_down', 'received'],
 ];
-const isAccuracy = (name) => name.endsWith('accuracy') || name === 'worst_tenth';
 
 function leader() {
-  const scored = parts.main.groups.filter((group) => group.statistics.honest_accuracy);
-  return scored.sort((a, b) => b.statistics.honest_accuracy[0] - a.statistics.honest_accuracy[0])[0] ?? null;
+  const scored = parts.main.groups.filter((group) => group.statistics[honest()]);
+  const value = (group) => signOf(primary()) * group.statistics[honest()][0];
+  return scored.sort((a, b) => value(b) - value(a))[0] ?? null;
 }
 
 function card(name, value, more) {
@@ -45,31 +50,37 @@ function drawCards() {
   const best = leader();
   const cards = [];
   const several = parts.main.groups.length > 1;
+  const metric = primary();
   if (best) {
-    const [value, spread] = best.statistics.honest_accuracy;
-    const over = best.seeds > 1 ? `mean of ${best.seeds} seeds, spread ± ${(100 * spread).toFixed(1)}` : 'one seed';
+    const [value, spread] = best.statistics[honest()];
+    const over = best.seeds > 1 ? `mean of ${best.seeds} seeds, spread ± ${spreadOf(metric, value, spread)}` : 'one seed';
     cards.push(
       card(
-        several && parts.main.comparable ? `${best.label} leads: accuracy` : `${best.label}: accuracy`,
-        percent(value),
-        `honest accuracy; ${over}`,
+        several && parts.main.comparable ? `${best.label} leads: ${metric.title}` : `${best.label}: ${metric.title}`,
+        withUnit(metric, value),
+        `honest ${metric.title}${metric.higher_is_better ? '' : ', lower is better'}; ${over}`,
       ),
     );
-    const found = parts.main.differences.honest_accuracy?.rows.filter((row) => row.mean != null) ?? [];
-    const next = found.sort((a, b) => b.mean - a.mean)[0];
+    const found = parts.main.differences[honest()]?.rows.filter((row) => row.mean != null) ?? [];
+    const next = found.sort((a, b) => signOf(metric) * (b.mean - a.mean))[0];
     if (next) {
-      const between = next.low == null ? next.reason : `between ${signed(-next.high)} and ${signed(-next.low)}`;
+      const bounds = [next.low, next.high].map((bound) => -signOf(metric) * bound).sort((a, b) => a - b);
+      const between =
+        next.low == null ? next.reason : `between ${bounds.map((bound) => signed(metric, bound)).join(' and ')}`;
       const sure =
         next.low == null
           ? between
           : next.low <= 0 && next.high >= 0
             ? `not significant: ${between}, 95 % confidence`
             : `95 % confidence: ${between}`;
-      cards.push(card(`Ahead of ${next.label} by`, `${Math.abs(100 * next.mean).toFixed(1)} points`, sure));
+      const lead = shown(metric, Math.abs(next.mean));
+      cards.push(card(`Ahead of ${next.label} by`, metric.percent ? `${lead} points` : lead, sure));
     }
     const worst = best.statistics.worst_tenth;
     if (worst)
-      cards.push(card('Worst tenth of the clients', percent(worst[0]), `${best.label}, last five evaluated rounds`));
+      cards.push(
+        card('Worst tenth of the clients', withUnit(metric, worst[0]), `${best.label}, last five evaluated rounds`),
+      );
     const { period } = best.reports;
     const lasted = period && best.statistics[`${period.name}_rounds`];
     if (lasted)
@@ -81,7 +92,7 @@ function drawCards() {
         ),
       );
   } else {
-    cards.push(card('Accuracy', '–', 'no round has been evaluated yet'));
+    cards.push(card(capitalised(metric.title), '–', 'no round has been evaluated yet'));
   }
   const run = currentRun();
   if (cards.length < 4)
@@ -92,23 +103,27 @@ function drawCards() {
 function cellText(name, statistic) {
   if (!statistic) return '–';
   const [value, spread] = statistic;
-  if (isAccuracy(name)) return `${(100 * value).toFixed(1)}${spread == null ? '' : ` ± ${(100 * spread).toFixed(1)}`}`;
+  const metric = metricOf(name);
+  if (metric) return `${shown(metric, value)}${spread == null ? '' : ` ± ${spreadOf(metric, value, spread)}`}`;
   if (name.startsWith('bytes')) return bytesInWords(value);
   return value < 100 ? value.toFixed(1) : value.toFixed(0);
 }
 
 function drawComparison() {
   const groups = parts.main.groups;
-  const shown = columns().filter(([name]) => groups.some((group) => group.statistics[name]));
+  const columnsShown = columns().filter(([name]) => groups.some((group) => group.statistics[name]));
   const highest = Object.fromEntries(
-    shown
-      .filter(([name]) => isAccuracy(name))
-      .map(([name]) => [name, Math.max(...groups.map((group) => group.statistics[name]?.[0] ?? -1))]),
+    columnsShown
+      .filter(([name]) => metricOf(name))
+      .map(([name]) => {
+        const means = known(groups.map((group) => group.statistics[name]?.[0]));
+        return [name, metricOf(name).higher_is_better ? Math.max(...means) : Math.min(...means)];
+      }),
   );
   const head = make(
     'tr',
     {},
-    ...['method', 'seeds', ...shown.map(([, label]) => label)].map((label) => make('th', { scope: 'col' }, label)),
+    ...['method', 'seeds', ...columnsShown.map(([, label]) => label)].map((label) => make('th', { scope: 'col' }, label)),
   );
   const body = groups.map((group) => {
     const name = make(
@@ -120,7 +135,7 @@ function drawComparison() {
       }),
       `${group.label} ${progressOf(group)}`.trim(),
     );
-    const cells = shown.map(([column]) => {
+    const cells = columnsShown.map(([column]) => {
       const best =
         groups.length > 1 &&
         parts.main.comparable &&
@@ -134,11 +149,11 @@ function drawComparison() {
     .querySelector('.scroll')
     .replaceChildren(make('table', {}, make('thead', {}, head), make('tbody', {}, ...body)));
   const rows = () => [
-    ['method', 'seeds', ...shown.flatMap(([name]) => [name, `${name}_std`])],
+    ['method', 'seeds', ...columnsShown.flatMap(([name]) => [name, `${name}_std`])],
     ...groups.map((group) => [
       group.label,
       group.seeds,
-      ...shown.flatMap(([name]) => group.statistics[name] ?? ['', '']),
+      ...columnsShown.flatMap(([name]) => group.statistics[name] ?? ['', '']),
     ]),
   ];
   return { rows, caption: `${parts.main.explanation} Sent and received: by all clients, over the whole run.` };
@@ -148,13 +163,15 @@ function drawDifferences() {
   const found = parts.main.differences[state.difference];
   if (parts.main.groups.length < 2) return { hidden: true };
   if (!found) return { empty: 'No comparison is available yet.' };
-  const drawn = found.rows.filter((row) => row.mean != null).sort((a, b) => a.mean - b.mean);
+  const metric = metricOf(state.difference);
+  const [factor, unit] = metric.percent ? [100, ' points'] : [1, ''];
+  const drawn = found.rows.filter((row) => row.mean != null).sort((a, b) => signOf(metric) * (a.mean - b.mean));
   if (!drawn.length) return { empty: found.rows.map((row) => `${row.label}: ${row.reason}`).join('; ') };
   const trace = {
     type: 'scatter',
     mode: 'markers',
     y: drawn.map((row) => safe(row.label)),
-    x: drawn.map((row) => 100 * row.mean),
+    x: drawn.map((row) => factor * row.mean),
     marker: {
       size: 11,
       color: drawn.map((row) => ink(parts.main.groups.find((group) => group.label === row.label).colour)),
@@ -165,18 +182,18 @@ function drawDifferences() {
       thickness: 2,
       width: 6,
       color: css('muted'),
-      array: drawn.map((row) => (row.high == null ? 0 : 100 * (row.high - row.mean))),
-      arrayminus: drawn.map((row) => (row.low == null ? 0 : 100 * (row.mean - row.low))),
+      array: drawn.map((row) => (row.high == null ? 0 : factor * (row.high - row.mean))),
+      arrayminus: drawn.map((row) => (row.low == null ? 0 : factor * (row.mean - row.low))),
     },
     customdata: drawn.map((row) =>
-      row.low == null ? row.reason : `${signed(row.low)} to ${signed(row.high)}, ${row.pairs} seeds`,
+      row.low == null ? row.reason : `${signed(metric, row.low)} to ${signed(metric, row.high)}, ${row.pairs} seeds`,
     ),
-    hovertemplate: '%{y}: %{x:+.1f} points<br>%{customdata}<extra></extra>',
+    hovertemplate: `%{y}: %{x:${metric.percent ? '+.1f' : '+.3~g'}}${unit}<br>%{customdata}<extra></extra>`,
   };
   const words = drawn
     .map(
       (row) =>
-        `${row.label}: ${signed(row.mean)} points${row.low == null ? '' : `, ${signed(row.low)} to ${signed(row.high)}`}`,
+        `${row.label}: ${signed(metric, row.mean)}${unit}${row.low == null ? '' : `, ${signed(metric, row.low)} to ${signed(metric, row.high)}`}`,
     )
     .join('; ');
   const rest = found.rows
@@ -191,7 +208,7 @@ function drawDifferences() {
       showlegend: false,
       yaxis: axis({ showgrid: false }),
       xaxis: axis({
-        title: `Difference to ${safe(found.reference)}, percentage points`,
+        title: `Difference to ${safe(found.reference)}${metric.percent ? ', percentage points' : ` in ${metric.title}`}${metric.higher_is_better ? '' : ', negative is better'}`,
         zeroline: true,
         zerolinewidth: 2,
         zerolinecolor: css('muted'),

@@ -1,18 +1,31 @@
 // Curves by round, with a band over seeds, the end of methods' periods, and the selected client.
-const explained = {
-  accuracy: "Share of test samples that the clients' own models classify correctly, over all clients.",
-  worst_tenth: 'Mean accuracy of the tenth of the clients with the lowest accuracy.',
-  trained_accuracy: 'Accuracy right after local training, before aggregation.',
-  loss: 'Mean loss of local training. A low loss with a low accuracy indicates overfitting.',
-};
+function explained(quantity) {
+  const { title, higher_is_better: higher } = primary();
+  if (quantity === 'loss') {
+    const bad = `a ${higher ? 'low' : 'high'} ${title}`;
+    return `Mean loss of local training. A low loss with ${bad} indicates overfitting.`;
+  }
+  if (quantity === 'worst_tenth')
+    return `Mean ${title} of the tenth of the clients with the ${higher ? 'lowest' : 'highest'} ${title}.`;
+  if (quantity.startsWith('trained_')) return `${capitalised(title)} right after local training, before aggregation.`;
+  if (quantity === 'accuracy')
+    return "Share of test samples that the clients' own models classify correctly, over all clients.";
+  const metric = metricOf(quantity);
+  const direction = metric.higher_is_better ? 'Higher' : 'Lower';
+  return `${capitalised(metric.title)} of the clients' own models on all test samples: ${metric.description}. ${direction} is better.`;
+}
 
-// Low values of the first rounds would compress the rest: they may be cut off.
-function firstRoundsCut(curves) {
+// Bad values of the first rounds would compress the rest: they may be cut off.
+function firstRoundsCut(curves, metric) {
   if (Math.min(...curves.map((curve) => curve.rounds.length)) < 10) return null;
-  const later = curves.flatMap((curve) => curve.low.slice(Math.max(2, Math.floor(curve.low.length / 8))));
-  const highest = Math.max(...curves.flatMap((curve) => curve.high));
-  const lowest = Math.min(...later, highest - 10);
-  const all = highest - Math.min(...curves.flatMap((curve) => curve.low));
+  const later = (values) => values.slice(Math.max(2, Math.floor(values.length / 8)));
+  const higher = metric.higher_is_better;
+  const least = metric.percent ? 10 : 0;
+  const lows = curves.flatMap((curve) => (higher ? later(curve.low) : curve.low));
+  const highs = curves.flatMap((curve) => (higher ? curve.high : later(curve.high)));
+  const [low, high] = [Math.min(...lows), Math.max(...highs)];
+  const [lowest, highest] = higher ? [Math.min(low, high - least), high] : [low, Math.max(high, low + least)];
+  const all = Math.max(...curves.flatMap((curve) => curve.high)) - Math.min(...curves.flatMap((curve) => curve.low));
   const margin = 0.06 * (highest - lowest);
   return highest - lowest + 2 * margin > 0.6 * all ? null : [lowest - margin, highest + margin];
 }
@@ -21,7 +34,10 @@ function drawLearning() {
   const quantity = state.quantity;
   const groups = parts.main.groups.filter((group) => group.curves[quantity]);
   if (!groups.length) return { empty: 'No round has been evaluated yet.' };
-  const isShare = quantity !== 'loss';
+  const metric = metricOf(quantity);
+  const isShare = Boolean(metric?.percent);
+  const format = isShare ? '.1f' : metric ? '.3~g' : '.3f';
+  const text = (value) => (metric && !isShare ? significant(value) : value.toFixed(isShare ? 1 : 3));
   const every = groups.flatMap((group) => group.curves[quantity].rounds);
   const data = [];
   const shapes = [];
@@ -69,10 +85,11 @@ function drawLearning() {
       y: curve.mean,
       line: { color: ink(group.colour), dash: group.dash, width: 1.8 * group.emphasis },
       opacity: state.client == null ? 1 : 0.45,
-      hovertemplate: `round %{x}: %{y:.${isShare ? 1 : 3}f}${isShare ? ' %' : ''}<extra>${safe(group.label)}</extra>`,
+      hovertemplate: `round %{x}: %{y:${format}}${isShare ? ' %' : ''}<extra>${safe(group.label)}</extra>`,
     });
   }
-  const own = { accuracy: 'accuracy', trained_accuracy: 'trained', loss: 'loss' }[quantity];
+  const { name } = primary();
+  const own = { [name]: 'score', [`trained_${name}`]: 'trained', loss: 'loss' }[quantity];
   const table = unpack(clientsOfRun()?.[own]);
   if (state.client != null && table) {
     data.push({
@@ -84,12 +101,17 @@ function drawLearning() {
       line: { color: css('ink'), width: 2.2 },
       marker: { size: 4, color: css('ink') },
       connectgaps: true,
-      hovertemplate: `round %{x}: %{y:.${isShare ? 1 : 3}f}<extra>client ${safe(nameOf(state.client))}</extra>`,
+      hovertemplate: `round %{x}: %{y:${format}}<extra>client ${safe(nameOf(state.client))}</extra>`,
     });
   }
-  const cut = isShare ? firstRoundsCut(groups.map((group) => group.curves[quantity])) : null;
+  const cut = metric
+    ? firstRoundsCut(
+        groups.map((group) => group.curves[quantity]),
+        metric,
+      )
+    : null;
   const ends = groups
-    .map((group) => `${group.label} ends at ${group.curves[quantity].mean.at(-1).toFixed(isShare ? 1 : 3)}`)
+    .map((group) => `${group.label} ends at ${text(group.curves[quantity].mean.at(-1))}`)
     .join(', ');
   return {
     data,
@@ -98,17 +120,19 @@ function drawLearning() {
       height: isNarrow() ? 340 : 430,
       shapes,
       xaxis: roundAxis(every, { range: spanOf(every) }),
-      yaxis: axis({ title: isShare ? 'Accuracy (%)' : 'Loss', ...(cut ? { range: cut } : {}) }),
+      yaxis: axis({ title: metric ? axisTitle(metric) : 'Loss', ...(cut ? { range: cut } : {}) }),
     },
     caption: [
-      explained[quantity],
+      explained(quantity),
       banded
         ? 'Line: mean over training seeds; band: lowest to highest seed.'
         : groups.length > 1
           ? 'One training seed each.'
           : 'One training seed.',
       ended.size ? `Dotted: end of the ${[...ended].join(' or ')}.` : '',
-      cut ? 'Some of the first rounds are below the visible range; double-click to show all.' : '',
+      cut
+        ? `Some of the first rounds are ${metric.higher_is_better ? 'below' : 'above'} the visible range; double-click to show all.`
+        : '',
       state.client != null && table ? `Thick line: client ${nameOf(state.client)} in ${runLabel(currentRun())}.` : '',
     ]
       .filter(Boolean)

@@ -14,6 +14,10 @@ const controls = {
     state.difference = value;
     redraw('differences');
   },
+  'choose-verdict': (value) => {
+    state.verdict = value;
+    redraw('gains');
+  },
   'choose-matrix': (value) => {
     state.matrix = value;
     redraw('heat');
@@ -33,6 +37,8 @@ function follow(client) {
 
 // Resets choices that the selected run does not have.
 function keepChoice() {
+  if (!parts.main.words[state.quantity]) state.quantity = primary().name;
+  if (!metricOf(state.difference ?? '')) state.difference = honest();
   const traces = clientTraces();
   if (!traces.some((trace) => trace.name === state.trace)) state.trace = traces[0]?.name ?? null;
   if (state.client != null && state.client >= currentRun().names.length) state.client = null;
@@ -45,6 +51,13 @@ function keepChoice() {
   if (state.round == null || state.round >= found.rounds.length) state.round = found.rounds.length - 1;
   if (!found.matrices[state.matrix])
     state.matrix = firstOfKind(found, ['similarity', 'counts', 'weights', 'selection']) ?? Object.keys(found.matrices)[0];
+}
+
+// The title of a quantity as it is written within a sentence.
+function asOption(name) {
+  const title = parts.main.words[name][0];
+  const metric = metricOf(name);
+  return metric ? `${metric.title}${title.slice(metric.title.length)}` : title.toLowerCase();
 }
 
 function showChoices() {
@@ -63,12 +76,12 @@ function showChoices() {
   const quantities = Object.keys(main.words).filter((name) => main.groups.some((group) => group.curves[name]));
   options(
     byId('choose-quantity'),
-    quantities.map((name) => [name, main.words[name][0].toLowerCase()]),
+    quantities.map((name) => [name, asOption(name)]),
     state.quantity,
   );
   options(
     byId('choose-difference'),
-    accuracies.map(([name, , words]) => [name, words]),
+    scoreColumns().map(([name, , words]) => [name, words]),
     state.difference,
   );
   const traces = clientTraces();
@@ -143,10 +156,12 @@ function firstRun() {
 function begin() {
   setTheme(window.matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light');
   readParts();
-  state.run = firstRun();
+  if (parts.main.runs.length) state.run = firstRun();
   for (const [id, draw] of [
     ['comparison', drawComparison],
     ['differences', drawDifferences],
+    ['verdict', drawVerdict],
+    ['gains', drawGains],
     ['learning', drawLearning],
     ['clients', drawClients],
     ['path', drawPath],

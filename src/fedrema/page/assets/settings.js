@@ -1,7 +1,7 @@
 // Settings and versions, one column per group.
 function drawSettings() {
   const firsts = parts.main.groups.map((_, at) => parts.main.runs.find((run) => run.group === at));
-  const shown = (value) =>
+  const text = (value) =>
     value == null
       ? '–'
       : value === true
@@ -26,7 +26,7 @@ function drawSettings() {
   const of = (pick, kind) =>
     [...new Set(firsts.flatMap((run) => Object.keys(pick(run))))]
       .filter((name) => kind !== 'setting' || name !== 'seed')
-      .map((name) => ({ kind, name, values: firsts.map((run) => shown(pick(run)[name])) }));
+      .map((name) => ({ kind, name, values: firsts.map((run) => text(pick(run)[name])) }));
   const seeds = {
     kind: 'setting',
     name: 'seeds run',

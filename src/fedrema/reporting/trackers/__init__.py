@@ -104,12 +104,13 @@ def scalars_of(record: RoundRecord, reports: Reports) -> dict[str, float]:
 def drawn_figures(run: Run) -> Iterator[tuple[int, dict[str, Path]]]:
     """Yield the last round and the figures of a run as PNG files, which are deleted afterwards.
 
-    They show the accuracy, what the method traces by round, and the matrices between clients that were recorded; of
+    They show the metrics, what the method traces by round, and the matrices between clients that were recorded; of
     these, the selection of one round is left out.
     """
     with tempfile.TemporaryDirectory() as folder:
         files: dict[str, Path] = {}
-        for quantity in ("accuracy", *(trace.name for trace in run.reports.traces if not trace.per_client)):
+        traces = (trace.name for trace in run.reports.traces if not trace.per_client)
+        for quantity in (*run.metrics, *traces):
             if any(quantity in record for record in run.rounds):
                 files[quantity] = Path(folder) / f"{quantity}.png"
                 draw_curves([run], files[quantity], quantity)
