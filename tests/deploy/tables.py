@@ -52,7 +52,7 @@ def write_table(file, seed, task, rows=40, change=lambda row: row):
 class Tables:
     """A federation that `fedrema deploy init` created, with a table in each node's folder."""
 
-    def __init__(self, folder, task, method="fedavg", more=(), change=None, least=3):
+    def __init__(self, folder, task, method="fedavg", more=(), change=None, least=3, wait=3):
         self.folder, self.task = folder, task
         described = ["--columns", COLUMNS, "--target", TARGETS[task], "--task", task]
         arguments = [

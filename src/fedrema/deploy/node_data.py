@@ -91,13 +91,12 @@ def _target_statistics(
     """Return the classes with their training samples, and the summary of a quantity."""
     task = plan.predicted
     if needs.target:
-        found = make_target(table.take(training), task.name)
-        return {}, summarise_numbers(found.y)
+        return {}, summarise_numbers(make_target(table, task.name).y[training])
     if not needs.class_names and not needs.class_counts:
         return {}, None
     if task.name == "multilabel":
-        found = make_target(table.take(training), task.name, plan.names)
-        return dict(zip(found.names, map(int, found.y.sum(axis=0)), strict=True)), None
+        found = make_target(table, task.name, plan.names)
+        return dict(zip(found.names, map(int, found.y[training].sum(axis=0)), strict=True)), None
     targets = replace(table, inputs={})
     (column,) = table.targets
     held, trained = (_classes(local_statistics(targets, chosen), column, task.name) for chosen in (rows, training))
