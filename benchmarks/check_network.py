@@ -95,7 +95,7 @@ def flowers(file: Path, nodes: int, rounds: int) -> dict[str, float]:
     @client.train()
     def train(message: Message, context: Context) -> Message:
         from fedrema.data import DataSettings
-        from fedrema.deploy.node import partitioned_dataset
+        from fedrema.deploy.node_data import partitioned_dataset
 
         # Read once per process, as our own client does: reading files is not part of the comparison.
         one = partitioned_dataset(DataSettings(federation=str(file))).only(int(context.node_config["partition-id"]))

@@ -81,7 +81,7 @@ def assert_nothing_else_left(made, conductor, params):
         facts = set(reply.content.config_records["facts"])
         assert facts <= {
             *("round", "count", "loss", "name"),
-            *("received-correct", "received-total", "trained-correct", "trained-total"),
+            *("received-accuracy", "received-total", "trained-accuracy", "trained-total"),
         }
 
 

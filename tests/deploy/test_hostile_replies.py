@@ -16,12 +16,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from fedrema.cli.arguments import parse_settings
 from fedrema.data import build_federation
 from fedrema.deploy.flower_records import read_reply, reply_record
-from fedrema.deploy.messages import SCORES_ONLY, Score
 from fedrema.deploy.node import Node
 from fedrema.deploy.registry import Registry
+from fedrema.deploy.scores import Score
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.methods import registry
+from fedrema.runs.trained_clients import dummy_federation
 from tests.fixtures import make_federation
 from tests.quick import quick_arguments
 
@@ -43,7 +44,9 @@ class Federated:
         if "--dataset" in more:
             federation = build_federation(self.settings.data)
         self.nodes = [Node(self.settings, federation.only(row)) for row in range(len(counts))]
-        self.central = CentralServer(self.settings, federation.sample_shape, federation.classes, len(counts), **limits)
+        self.central = CentralServer(
+            self.settings, dummy_federation(federation.sample_shape, federation.task), len(counts), **limits
+        )
         for node in self.nodes:
             self.central.registry.row(node.name)
         self.records = []
@@ -70,7 +73,7 @@ class Federated:
         """Return a node's accuracy with the model that it receives."""
         node = self.nodes[row]
         score = node.reply_to(self.central.request(node.name, train=False)).received
-        return sum(score.correct) / sum(score.total)
+        return score.value("accuracy")
 
 
 def arrays(content, group="params"):
@@ -113,6 +116,12 @@ def with_facts(**changes):
     return attack
 
 
+def score(name, total, correct=(0, 0)):
+    """Return the facts of a score with these numbers of correct predictions and of test samples, by half."""
+    pairs = [*zip(correct, total, strict=True), (sum(correct), sum(total))]
+    return {f"{name}_total": list(total), f"{name}_accuracy": [float(number) for pair in pairs for number in pair]}
+
+
 def declaring(shape, array):
     """Return an array whose header describes another shape than the one it declares."""
     header = io.BytesIO()
@@ -141,11 +150,21 @@ UNREADABLE = {
     "loss 1e308": (with_facts(loss=1e308), "loss must be a number"),
     "epsilon a list": (with_facts(epsilon=[1.0]), "epsilon must be a number"),
     "score over 2^62": (with_facts(received_total=[2**62, 2**62]), "score must be a whole number"),
-    "score of three": (with_facts(received_total=[3, 3, 3]), "two pairs"),
-    "score of one number": (with_facts(received_correct=3), "two pairs"),
-    "half a score": (with_facts(trained_correct=None), "two pairs"),
-    "negative score": (with_facts(received_correct=[-1, 0]), "score must be a whole number"),
-    "more right than asked": (with_facts(received_correct=[10**6, 10**6]), "correct predictions of"),
+    "score of three": (with_facts(received_total=[3, 3, 3]), "a pair of numbers"),
+    "score of one number": (with_facts(received_accuracy=3), "six numbers"),
+    "score of four numbers": (with_facts(received_accuracy=[3.0] * 4), "six numbers"),
+    "half a score": (with_facts(trained_accuracy=None), "six numbers"),
+    "score without samples": (with_facts(trained_total=None), "a pair of numbers"),
+    "negative score": (with_facts(**score("received", (5, 5), (-1, 0))), "score must be a whole number"),
+    "half a prediction": (with_facts(**score("received", (5, 5), (0.5, 0))), "score must be a whole number"),
+    "score NaN": (with_facts(**score("received", (5, 5), (float("nan"), 0))), "score must be a whole number"),
+    "more right than asked": (with_facts(**score("received", (5, 5), (10**6, 10**6))), "correct predictions of"),
+    "score over other samples": (with_facts(received_total=[5, 4]), "samples instead of"),
+    "halves that do not add up": (
+        with_facts(received_total=[5, 5], received_accuracy=[1.0, 5.0, 1.0, 5.0, 3.0, 10.0]),
+        "3 in all, but 2 in both halves",
+    ),
+    "unknown metric": (with_facts(received_auc=[0.0] * 6), "'received-auc' is not expected"),
     "unknown fact": (with_facts(evil="x" * 10**6), "'evil' is not expected"),
     "10^13 elements": (with_array(lambda array: declaring((10**13,), array)), "does not describe"),
     "10^13 elements declared": (
@@ -239,7 +258,7 @@ def test_an_honest_reply_arrives_as_it_was_sent(good):
     assert found.params.keys() == reply.params.keys()
     assert all(torch.equal(found.params[name], value) for name, value in reply.params.items())
     with pytest.raises(BadInput, match="is not expected"):  # a reply with scores only has no tensors
-        read_reply(reply_record(reply), SCORES_ONLY)
+        read_reply(reply_record(reply), central.expected.without_training())
 
 
 def reversed_update(central, factor):
@@ -273,20 +292,24 @@ REJECTED = {
     "count 1e9": ("fedrema", with_facts(count=10**9), "1000000000 training samples, more than 10 times the median"),
     "tests 1e9": (
         "fedrema",
-        with_facts(received_total=[10**9, 10**9], trained_total=[10**9, 10**9]),
+        with_facts(**score("received", (10**9, 10**9)), **score("trained", (10**9, 10**9))),
         "2000000000 test samples, more than 10 times the median",
     ),
     "uneven halves": (
         "fedrema",
-        with_facts(received_total=[30, 0], received_correct=[0, 0], trained_total=[30, 0], trained_correct=[0, 0]),
+        with_facts(**score("received", (30, 0)), **score("trained", (30, 0))),
         "halves of its score",
     ),
     "a large trained score": (
         "fedrema",
-        with_facts(received_total=None, received_correct=None, trained_total=[10**9] * 2, trained_correct=[0, 0]),
+        with_facts(received_total=None, received_accuracy=None, **score("trained", (10**9, 10**9))),
         "2000000000 test samples",
     ),
-    "two numbers of tests": ("fedrema", with_facts(trained_total=[30, 30]), "different numbers of test samples"),
+    "two numbers of tests": (
+        "fedrema",
+        with_facts(**score("trained", (30, 30))),
+        "different numbers of test samples",
+    ),
     "negative counts": (
         "fedproto",
         with_values(lambda value: -value, "extras", "label_counts".__eq__),
@@ -329,8 +352,8 @@ def test_the_others_learn_as_if_the_hostile_node_were_absent(attack, nodes):
     [
         {"count": 10**9},
         {"count": 41},
-        {"received_total": [2**39, 2**39], "received_correct": [2**39, 0]},
-        {"trained_total": [2**39, 2**39], "trained_correct": [0, 0]},
+        score("received", (2**38, 2**38), (2**38, 0)),
+        score("trained", (2**38, 2**38)),
     ],
     ids=str,
 )
@@ -366,7 +389,12 @@ def test_the_final_scores_are_bounded_as_well():
     scores = {node.name: node.reply_to(made.central.request(node.name, train=False)).received for node in made.nodes}
     honest = made.central.metrics({name: score for name, score in scores.items() if name != "n1"})
     for asked in ((2**62, 2**62), (10**9, 10**9), (3, 3)):
-        assert made.central.metrics({**scores, "n1": Score((0, 0), asked)}) == honest
+        assert (
+            made.central.metrics(
+                {**scores, "n1": Score(asked, {"accuracy": ((0, asked[0]), (0, asked[1]), (0, sum(asked)))})}
+            )
+            == honest
+        )
 
 
 def test_a_moderate_excess_is_clipped_at_first_and_rejected_when_it_is_repeated():

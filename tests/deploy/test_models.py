@@ -15,7 +15,7 @@ import fedrema
 from fedrema.cli import main
 from fedrema.core import overrides
 from fedrema.data import build_federation
-from fedrema.deploy.node import partitioned_dataset
+from fedrema.deploy.node_data import partitioned_dataset
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.execute import build_simulator

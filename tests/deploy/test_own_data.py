@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedrema.deploy.node import own_samples
+from fedrema.deploy.node_data import own_samples
 from fedrema.deploy.run_config import read_run_config
 from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated
@@ -111,7 +111,7 @@ def test_nodes_use_the_classes_of_the_federation_and_not_their_own(tmp_path):
         made.grid.contexts[7 + row].node_config = {"data": str(file), "folder": str(tmp_path / f"node-{row}")}
     settings, plan = read_run_config(made.config)
     for row, expected in enumerate(([0, 1, 2], [1, 2], [2])):
-        held = plan.relabelled(own_samples(str(files[row]), settings, "north", plan.names))
+        held = plan.relabelled(own_samples(str(files[row]), settings, "north", plan))
         assert (sorted(set(held.y.tolist())), held.class_names) == (expected, tuple(names))
     made.conductor().conduct()
     (record,) = Run(tmp_path / "server").rounds

@@ -12,8 +12,9 @@ pytest.importorskip("opacus")
 
 from flwr.app import ConfigRecord
 
-from fedrema.deploy.messages import Reply, Score
+from fedrema.deploy.messages import Reply
 from fedrema.deploy.privacy import ACCOUNT, Account, PrivacyGuard, PrivacySettings
+from fedrema.deploy.scores import Score
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import with_checksum
 from fedrema.runs.run import Run
@@ -24,7 +25,7 @@ TRAINED = {"a": torch.tensor([4.0, 2.0]), "b": torch.tensor([[4.0]])}  # a chang
 
 
 def reply(**more):
-    score = Score((1, 1), (2, 2))
+    score = Score((2, 2), {"accuracy": ((1, 2), (1, 2), (2, 4))})
     return Reply(3, 7, dict(TRAINED), {}, 0.5, score, score, **more)
 
 
@@ -120,7 +121,7 @@ def test_a_federation_with_protected_nodes(tmp_path):
     conductor.conduct()
     for node, message in made.grid.received:
         facts = message.content.get("facts", ConfigRecord({})) if not message.has_error() else {}
-        assert not (node in (7, 8) and {"loss", "received-correct", "trained-correct"} & set(facts))
+        assert not (node in (7, 8) and {"loss", "received-accuracy", "trained-accuracy"} & set(facts))
     first, second = Run(tmp_path / "server").rounds
     assert first["participants"] == list(range(CLIENTS))
     assert first["epsilon"]["0"] == pytest.approx(by_hand(1, 4.0, 1e-5), rel=1e-6)

@@ -11,6 +11,7 @@ from fedrema.deploy.run_state import RunState
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.methods.ditto import Ditto
+from fedrema.runs.trained_clients import dummy_federation
 from tests.fixtures import make_federation
 
 ARGUMENTS = ("--hidden", "4", "--rounds", "3", "--epochs", "1", "--batch", "5", "--device", "cpu")
@@ -37,7 +38,7 @@ class Both:
     def __init__(self, method, folder):
         federation = make_federation(counts=(20,))
         self.settings = parse_settings(method, ARGUMENTS, plain=True)
-        self.central = CentralServer(self.settings, federation.sample_shape, federation.classes, 1)
+        self.central = CentralServer(self.settings, dummy_federation(federation.sample_shape, federation.task), 1)
         plan = Plan(str(folder), "6", 4, least_clients=1)
         self.run = RunState(folder / "server", self.settings, plan, self.central)
         self.start_node = lambda: Node(self.settings, federation, folder / "node")

@@ -11,6 +11,7 @@ from fedrema.deploy.node import Node
 from fedrema.deploy.server import CentralServer
 from fedrema.methods import registry
 from fedrema.runs.execute import build_simulator
+from fedrema.runs.trained_clients import dummy_federation
 from tests.fixtures import RANDOM_NETWORKS
 from tests.quick import quick_arguments
 
@@ -32,7 +33,7 @@ def run_rounds(settings, federation, folder=None):
     """Run rounds with real nodes, in this process; the simulator decides which of them take part."""
     simulator = build_simulator(settings, federation)
     nodes = [Node(settings, federation.only(row), folder and folder / str(row)) for row in range(len(federation))]
-    central = CentralServer(settings, federation.sample_shape, federation.classes, len(federation))
+    central = CentralServer(settings, dummy_federation(federation.sample_shape, federation.task), len(federation))
     records = []
     for number in range(1, settings.simulation.rounds + 1):
         for node, joins in zip(nodes, simulator.participation.joins, strict=True):

@@ -18,7 +18,7 @@ from fedrema.cli import main
 from fedrema.cli.arguments import parse_settings
 from fedrema.data import load_user_data
 from fedrema.deploy.folder import NodeFolder, ServerFolder
-from fedrema.deploy.node import own_samples
+from fedrema.deploy.node_data import own_samples
 from fedrema.deploy.run_config import read_run_config
 from fedrema.deploy.tls import make_authority, make_server_certificate, public_half, read_public_key, valid_until
 from fedrema.errors import BadInput
@@ -245,7 +245,7 @@ def test_nodes_with_their_own_data_get_the_defaults_of_own_data(tmp_path, capsys
     simulated = parse_settings("fedavg", ["--federation", "mine.npz"])
     assert settings.data.test_share == simulated.data.test_share == 0.2
     np.savez(tmp_path / "data.npz", x=np.zeros((50, 6), "float32"), y=np.arange(50) % 4)
-    assert own_samples(str(tmp_path / "data.npz"), settings, "node-1", plan.names).test.sum() == 10
+    assert own_samples(str(tmp_path / "data.npz"), settings, "node-1", plan).test.sum() == 10
 
 
 def test_class_names_become_part_of_the_plan(tmp_path, capsys):

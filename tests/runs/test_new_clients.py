@@ -22,6 +22,7 @@ from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import build_simulator
 from fedrema.runs.new_clients import personalize
+from fedrema.runs.trained_clients import dummy_federation
 from tests.fixtures import label, make_federation, make_simulator
 
 WITH_COPIES = [
@@ -98,7 +99,7 @@ def test_a_node_that_joins_late_starts_with_the_shared_model(method):
     settings = parse_settings(method, [*ARGUMENTS, "--precision", "float64"])
     federation = build_federation(settings.data)
     nodes = [Node(settings, federation.only(row)) for row in range(4)]
-    central = CentralServer(settings, federation.sample_shape, federation.classes, 4)
+    central = CentralServer(settings, dummy_federation(federation.sample_shape, federation.task), 4)
     for _ in range(3):
         central.complete_round({node.name: node.reply_to(central.request(node.name)) for node in nodes[:3]})
     request = central.request(nodes[3].name)
@@ -114,7 +115,7 @@ def test_a_node_that_joined_in_the_first_round_is_not_late():
     settings = parse_settings("ditto", ARGUMENTS)
     federation = build_federation(settings.data)
     nodes = [Node(settings, federation.only(row)) for row in range(4)]
-    central = CentralServer(settings, federation.sample_shape, federation.classes, 4)
+    central = CentralServer(settings, dummy_federation(federation.sample_shape, federation.task), 4)
     central.request(nodes[1].name)  # a request without a reply
     central.complete_round({nodes[0].name: nodes[0].reply_to(central.request(nodes[0].name))})
     assert not central.request(nodes[1].name).late

@@ -151,22 +151,25 @@ def say(sentence: str) -> None:
 def show(folder: Path) -> None:
     """Print the status of a federation as a table."""
     from fedrema.deploy.folder import ServerFolder
+    from fedrema.deploy.scores import shown
     from fedrema.deploy.status import read_status
+    from fedrema.tasks import find_metric
 
     federation = read_status(ServerFolder.open(folder))
     console = Console()
-    accuracy = "" if federation.accuracy is None else f", accuracy {federation.accuracy:.1%}"
+    metric = find_metric(federation.metric or "accuracy")
+    value = "" if federation.value is None else f", {metric.title} {shown(metric, federation.value)}"
     progress = f"round {federation.round} of {federation.rounds}"
-    console.print(f"{federation.method}: {safe(federation.state)}; {progress}{accuracy}", highlight=False)
+    console.print(f"{federation.method}: {safe(federation.state)}; {progress}{value}", highlight=False)
     if federation.checkpoint_age is not None:
         saved = f"last checkpoint saved {federation.checkpoint_age:.0f} s ago"
         console.print(f"{saved}; certificate valid for {federation.certificate_days} days")
     private = any(member.epsilon is not None for member in federation.members)
-    table = Table("node", "state", "last used", "accuracy", *(["ε spent"] if private else []), "problem", box=None)
+    table = Table("node", "state", "last used", metric.title, *(["ε spent"] if private else []), "problem", box=None)
     for member in federation.members:
         spent = ["–" if member.epsilon is None else f"{member.epsilon:.2f}"] if private else []
         table.add_row(
             *(safe(member.name), member.state, str(member.last_round or "–")),
-            *("–" if member.accuracy is None else f"{member.accuracy:.1%}", *spent, safe(member.problem)),
+            *("–" if member.value is None else shown(metric, member.value), *spent, safe(member.problem)),
         )
     console.print(table)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fedrema.cli.arguments import (
     asks_for_help,
@@ -17,6 +17,8 @@ from fedrema.cli.deploy import say, show
 from fedrema.cli.option_help import options_of
 from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, make_settings
+from fedrema.data import Federation
+from fedrema.data.roles import TaskChoice
 from fedrema.errors import BadInput
 
 DEMO_ROUNDS = 5
@@ -42,11 +44,14 @@ class Init:
     deal: bool = False
     """For a trial: partition --dataset among the nodes, as data.npz in each node's folder."""
     sample_shape: str = ""
-    """Shape of a sample in the nodes' own data, such as 3x32x32; not needed with --deal."""
+    """Shape of a sample in the nodes' own data, such as 3x32x32; not needed with --deal, and for tables."""
     classes: int = 0
-    """Number of classes in the nodes' own data, with labels 0, 1, 2, …; not needed with --deal."""
+    """Number of classes, levels or labels in the nodes' own data, numbered from 0; not needed with --deal, for tables,
+    and for quantities and counts."""
     class_names: str = ""
-    """Labels in the nodes' own data, separated by commas, instead of --classes: sick,healthy."""
+    """Classes in the nodes' own data, separated by commas, instead of --classes: sick,healthy."""
+    example: Path | None = None
+    """For tables: a table with the columns of the nodes' tables, instead of --columns, --target and --task."""
     least_clients: int = 2
     """A round needs usable replies from at least this many nodes."""
     most_clients: int = 100
@@ -70,6 +75,7 @@ def init(arguments: list[str]) -> int:
     if not hosts:
         raise BadInput("--host must name the server, got an empty value.")
     members = Members(_names(args.nodes), hosts, args.port)
+    settings = _for_tables(args, settings)
     create_federation(args.dir, members, settings, _plan(args, settings), partition=args.deal)
     local = settings.local
     batch = f"--batch {local.batch}" if local.batch else "a batch that each node chooses from its number of samples"
@@ -201,27 +207,109 @@ def _names(nodes: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in nodes.split(","))
 
 
+def _for_tables(args: Init, settings: Settings) -> Settings:
+    """Return the settings with the columns, the target and the task of the example, if there is one."""
+    if args.example is None:
+        return settings
+    from fedrema.data import read_user_table
+    from fedrema.data.table_targets import infer_task
+
+    data = settings.data
+    table = read_user_table(str(args.example), data.table_options, client="example")
+    for name in (*table.inputs, *table.targets):
+        if "," in name:
+            raise BadInput(f"--example {args.example}: column {name!r} has a comma in its name: rename it.")
+    task: str = data.task
+    if task == "auto" and len(table.targets) > 1:
+        task = "multilabel"
+    elif task == "auto":
+        inferred = infer_task(next(iter(table.targets.values())))
+        task = "multiclass" if inferred == "binary" else inferred  # the nodes may have more classes
+    columns, target = ",".join(table.inputs), ",".join(table.targets)
+    found = dataclasses.replace(data, columns=columns, target=target, task=cast(TaskChoice, task))
+    return dataclasses.replace(settings, data=found)
+
+
 def _plan(args: Init, settings: Settings) -> Any:
     from fedrema.data import build_federation
     from fedrema.deploy.run_config import Plan
     from fedrema.deploy.setup import NO_FOLDER
 
-    shape, classes = args.sample_shape, args.classes
     names = tuple(name.strip() for name in args.class_names.split(",")) if args.class_names else ()
-    if args.deal:
-        federation = build_federation(settings.data)
-        shape, classes = "x".join(map(str, federation.sample_shape)), federation.classes
-        names = federation.own_class_names
-    elif not shape or not (classes or names):
-        raise BadInput(
-            "--sample-shape and --classes must describe the nodes' own data (or --class-names); for a trial,"
-            " --deal partitions a dataset instead."
-        )
-    elif classes and names:
+    if args.classes and names:
         raise BadInput("--classes and --class-names exclude each other: give one of them.")
-    elif len(set(names)) < len(names) or "" in names:
+    if len(set(names)) < len(names) or "" in names:
         raise BadInput(f"--class-names must name each class once, got {args.class_names!r}.")
-    named = json.dumps(names) if names else ""
+    if args.deal:
+        values = _plan_of(build_federation(settings.data), settings)
+    elif settings.data.columns:
+        values = _plan_for_tables(args, settings, names)
+    else:
+        values = _plan_for_arrays(args, settings, names)
     limited = ("least_clients", "most_clients", "most_samples", "most_noise", "wait_seconds", "round_seconds")
-    limits = {name: getattr(args, name) for name in limited}
-    return Plan(NO_FOLDER, shape, len(names) or classes, named, **limits)
+    return Plan(NO_FOLDER, **values, **{name: getattr(args, name) for name in limited})
+
+
+def _plan_of(federation: Federation, settings: Settings) -> dict[str, Any]:
+    """Return the values of the plan that describe a federation that is known completely."""
+    task, names = federation.task, federation.own_class_names
+    values: dict[str, Any] = {
+        "sample_shape": "x".join(map(str, federation.sample_shape)),
+        "classes": federation.classes,
+        "class_names": json.dumps(names) if names else "",
+    }
+    if not task.has_softmax:
+        values["task"] = task.name
+    if not task.has_classes:
+        values |= {"target_centre": task.centre, "target_scale": task.scale}
+    elif settings.local.class_weights == "balanced":
+        values["class_counts"] = json.dumps(federation.label_counts("train").sum(axis=0).tolist())
+    return values
+
+
+def _plan_for_tables(args: Init, settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values of the plan for nodes whose data are tables."""
+    from fedrema.deploy.agreement import listed
+    from fedrema.deploy.run_config import COLUMNS
+
+    if args.sample_shape:
+        raise BadInput("--sample-shape is for arrays, --columns and --example are for tables: give one of them.")
+    task, targets = settings.data.task, listed(settings.data.target)
+    if not targets:
+        raise BadInput("--target must name the column to predict in the nodes' tables.")
+    if task == "auto" and len(targets) > 1:
+        task = "multilabel"
+    if task == "auto" and not names and not args.classes:
+        raise BadInput("--task must say what the nodes predict, unless --class-names or --example does.")
+    if task == "multilabel":
+        names = targets
+    elif len(targets) > 1:
+        raise BadInput(f"--task {task} needs one --target, got {settings.data.target}.")
+    quantity = task in ("regression", "count")
+    if quantity and (names or args.classes):
+        raise BadInput(f"--task {task} has no classes: leave --classes and --class-names out.")
+    return {
+        "sample_shape": COLUMNS,
+        "classes": 1 if quantity else len(names) or args.classes,
+        "class_names": json.dumps(names) if names else "",
+        "task": "" if task in ("auto", "multiclass") else task,
+    }
+
+
+def _plan_for_arrays(args: Init, settings: Settings, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values of the plan for nodes whose data are arrays."""
+    task = settings.data.task
+    quantity = task in ("regression", "count")
+    if not args.sample_shape or not (args.classes or names or quantity):
+        raise BadInput(
+            "--sample-shape and --classes must describe the nodes' own data (or --class-names, or --task regression;"
+            " for tables, --columns or --example); for a trial, --deal partitions a dataset instead."
+        )
+    if quantity and (names or args.classes):
+        raise BadInput(f"--task {task} has no classes: leave --classes and --class-names out.")
+    return {
+        "sample_shape": args.sample_shape,
+        "classes": 1 if quantity else len(names) or args.classes,
+        "class_names": json.dumps(names) if names else "",
+        "task": "" if task in ("auto", "multiclass", "binary") else task,
+    }

@@ -129,9 +129,13 @@ class Settings:
 
     def identifying(self, *purposes: Purpose) -> dict[str, PlainValue]:
         """Return the settings for identities and keys: without those that were added later and have their defaults."""
+        left_out = self.added_defaults()
+        return {name: value for name, value in self.values_for(*purposes).items() if name not in left_out}
+
+    def added_defaults(self) -> frozenset[str]:
+        """Return the names of the settings that were added later and have their defaults."""
         added = {_dashed(field.name): field.default for field in _run_fields() if field.metadata.get("added")}
-        found = self.values_for(*purposes)
-        return {name: value for name, value in found.items() if name not in added or value != added[name]}
+        return frozenset(name for name, value in self.flat().items() if name in added and value == added[name])
 
     def described(self) -> dict[str, PlainValue]:
         """Return the settings that apply, by name: with own data, not those that partition a dataset."""

@@ -143,13 +143,13 @@ def _merge_two(one: Statistics, other: Statistics) -> Statistics:
         if texts and all(value.count == 0 for value in values):  # a site without values cannot know their kind
             categories[name] = reduce(_merge_categories, texts, CategorySummary({}, sum(v.missing for v in values)))
         elif len(values) == 2:
-            numbers[name] = _merge_numbers(*values)
+            numbers[name] = merge_numbers(*values)
         elif kinds != {True}:
             raise BadInput(f"column {name!r} holds numbers at one site and text at another; all must hold the same.")
     if one.images != other.images:
         raise BadInput("the sites have images of different sizes; set --image-size.")
     target_numbers = {
-        name: _merge_numbers(one.target_numbers[name], other.target_numbers[name])
+        name: merge_numbers(one.target_numbers[name], other.target_numbers[name])
         for name in one.target_numbers
         if name in other.target_numbers
     }
@@ -173,7 +173,7 @@ def _merge_two(one: Statistics, other: Statistics) -> Statistics:
     )
 
 
-def _merge_numbers(one: NumberSummary, other: NumberSummary) -> NumberSummary:
+def merge_numbers(one: NumberSummary, other: NumberSummary) -> NumberSummary:
     """Merge two summaries as Chan, Golub and LeVeque (1983) do."""
     count, missing = one.count + other.count, one.missing + other.missing
     if not one.count or not other.count:

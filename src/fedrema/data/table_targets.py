@@ -35,7 +35,7 @@ def make_target(table: Table, task: str = "auto", class_names: Sequence[str] | N
     for name, column in table.targets.items():
         _refuse_missing(table, name, column)
     if len(table.targets) > 1 or task == "multilabel":
-        return _labels(table, task)
+        return _labels(table, task, part=class_names is not None)
     ((name, column),) = table.targets.items()
     if task == "auto":
         task = infer_task(column, class_names)
@@ -126,8 +126,8 @@ def _numbered(
     return numbers
 
 
-def _labels(table: Table, task: str) -> TableTarget:
-    """Return the labels of a multilabel task."""
+def _labels(table: Table, task: str, part: bool) -> TableTarget:
+    """Return the labels of a multilabel task; in a part of a run's samples, a label may be absent."""
     if task not in ("auto", "multilabel"):
         raise BadInput(f"--task {task} needs one --target; {list_names(list(table.targets))} are given.")
     y = np.empty((len(table), len(table.targets)), np.int64)
@@ -141,7 +141,7 @@ def _labels(table: Table, task: str) -> TableTarget:
             row = int(np.argmax(wrong))
             shown = column.categories[column.codes[row]] if isinstance(column, CategoryColumn) else f"{values[row]:g}"
             raise BadInput(f"--target: several targets must hold 0 and 1; {name!r} is {shown} in {table.where(row)}.")
-        if (values == values[0]).all():
+        if not part and (values == values[0]).all():
             raise BadInput(f"the target {name!r} is {values[0]:g} in all samples; it must have at least two values.")
         y[:, place] = values
     return TableTarget("multilabel", y, tuple(table.targets))

@@ -13,10 +13,12 @@ from flwr.clientapp import ClientApp
 
 from fedrema.base.terminal import safe
 from fedrema.config.settings import Settings
-from fedrema.data import Federation
-from fedrema.deploy.flower_records import FACTS, read_request, reply_record
+from fedrema.data import Federation, Preprocessing
+from fedrema.deploy.agreement import Agreement, Needs
+from fedrema.deploy.flower_records import FACTS, STATISTICS, read_agreement, read_request, reply_record
 from fedrema.deploy.messages import Reply
-from fedrema.deploy.node import Node, own_samples, partitioned_dataset
+from fedrema.deploy.node import Node
+from fedrema.deploy.node_data import own_samples, partitioned_dataset, statistics_of_samples, statistics_of_table
 from fedrema.deploy.node_model import save_model
 from fedrema.deploy.privacy import PrivacyGuard, PrivacySettings
 from fedrema.deploy.run_config import HELD_BY_NODES, Plan, read_run_config
@@ -34,13 +36,32 @@ def identify(message: Message, context: Context) -> Message:
     return Message(RecordDict({FACTS: ConfigRecord({"name": name})}), reply_to=message)
 
 
+@app.query(STATISTICS)
+def send_statistics(message: Message, context: Context) -> Message:
+    """Send the statistics of this node's training samples that the federation needs before round 1."""
+    settings, plan = read_run_config(context.run_config)
+    name = str(message.content.config_records[FACTS]["name"])
+    with node_log(context.node_config.get("folder"), 0) as write:
+        if PrivacySettings.read(context.node_config).privacy_clip:
+            raise BadInput("It sends no statistics, because its owner adds noise to what leaves it (privacy-clip).")
+        needs, data = Needs.of(settings, plan), context.node_config.get("data")
+        if data is not None and plan.is_table:
+            found = statistics_of_table(str(data), settings, name, needs, plan)
+        else:
+            found = statistics_of_samples(node_samples(settings, plan, context, name), needs, plan)
+        write(found.described(needs))
+    return Message(RecordDict({FACTS: ConfigRecord({STATISTICS: found.encoded()})}), reply_to=message)
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train for a round, or only score the received model."""
     request, name = read_request(message.content)
     settings, plan = read_run_config(context.run_config)
     with node_folder(context) as folder, node_log(context.node_config.get("folder"), request.round) as write:
-        samples = plan.relabelled(node_samples(settings, plan, context, name))
+        agreement = read_agreement(message.content) or Agreement()
+        plan = agreement.applied(plan)
+        samples = plan.relabelled(node_samples(settings, plan, context, name, agreement.preprocessing))
         node = Node(settings, samples, folder)
         guard = privacy_guard(context, folder)
         if guard is not None and request.train:
@@ -95,7 +116,7 @@ def _description(reply: Reply) -> str:
     parts = []
     for score, when in ((reply.received, "of the received model"), (reply.trained, "after training")):
         if score is not None:
-            parts.append(f"accuracy {sum(score.correct) / sum(score.total):.1%} {when}")
+            parts.append(f"{score.described()} {when}")
     if reply.loss is not None:
         parts.append(f"loss {reply.loss:.4f}")
     return ", ".join([f"{reply.count} samples", *parts])
@@ -107,11 +128,13 @@ def privacy_guard(context: Context, folder: Path) -> PrivacyGuard | None:
     return PrivacyGuard(settings, folder / "privacy.json") if settings.privacy_clip else None
 
 
-def node_samples(settings: Settings, plan: Plan, context: Context, name: str) -> Federation:
+def node_samples(
+    settings: Settings, plan: Plan, context: Context, name: str, preprocessing: Preprocessing | None = None
+) -> Federation:
     """Return this node's samples: its own data, or its part of a partitioned dataset."""
     data = context.node_config.get("data")
     if data is not None:
-        return own_samples(str(data), settings, name, plan.names)
+        return own_samples(str(data), settings, name, plan, preprocessing)
     row = context.node_config.get("partition-id")
     if row is None or settings.data.federation == HELD_BY_NODES:
         raise BadInput("The node has no data: give it data=FILE, data=FOLDER or data=module:function.")

@@ -11,15 +11,17 @@ from flwr.serverapp import Grid
 
 from fedrema.base.terminal import safe, safe_logger
 from fedrema.config.settings import Settings
+from fedrema.deploy.agreement import Agreement, Needs, NodeStatistics, agree, read_statistics, unusual
 from fedrema.deploy.flower_grid import NoResponse, exchange, list_nodes
-from fedrema.deploy.flower_records import FACTS, array_record, read_reply, request_record
-from fedrema.deploy.messages import SCORES_ONLY, Reply
-from fedrema.deploy.run_config import Plan
-from fedrema.deploy.run_state import RunState
+from fedrema.deploy.flower_records import FACTS, STATISTICS, array_record, read_reply, request_record
+from fedrema.deploy.messages import Reply
+from fedrema.deploy.run_config import Plan, identity_values
+from fedrema.deploy.run_state import RunState, digest, save_agreement, saved_agreement
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput, FedremaError
 from fedrema.models.body_and_head import size
 from fedrema.runs.lock import RunLock
+from fedrema.runs.trained_clients import dummy_federation
 from fedrema.simulation.participation import draw_participants
 
 log = safe_logger("fedrema")
@@ -33,12 +35,17 @@ SECONDS_TO_LIST_NODES = 10.0
 class Conductor:
     """Executes the rounds of a run that are not yet completed; `pause` waits between two attempts."""
 
+    central: CentralServer
+    """Created once the shape of samples is known: for tables, after the nodes have sent statistics."""
+    run: RunState
+
     def __init__(self, grid: Grid, settings: Settings, plan: Plan, pause: Callable[[float], None] = time.sleep) -> None:
         self.grid, self.settings, self.plan, self.pause = grid, settings, plan, pause
-        self.central = CentralServer(
-            settings, plan.shape, plan.classes, plan.most_clients, plan.most_samples, plan.most_noise
-        )
-        self.run = RunState(Path(plan.folder), settings, plan, self.central)
+        self.needs = Needs.of(settings, plan)
+        """What the nodes have to agree on before round 1."""
+        self.agreement = Agreement()
+        if not self.needs:
+            self._prepare()
         self.failing_since: float | None = None
         """When the first attempt at the current round failed; None if none has."""
         self.attempts: list[dict[str, str]] = []
@@ -48,8 +55,22 @@ class Conductor:
         self.reported_names: dict[int, str] = {}
         """Names that nodes without a registered key have sent, by Flower's node ID."""
 
+    def _prepare(self) -> None:
+        """Create the server's part of the method and the run, once everything about the data is known."""
+        plan = self.agreement.applied(self.plan)
+        dummy = dummy_federation(plan.shape, plan.predicted, plan.counts, self.agreement.preprocessing)
+        self.central = CentralServer(self.settings, dummy, plan.most_clients, plan.most_samples, plan.most_noise)
+        self.run = RunState(Path(plan.folder), self.settings, plan, self.central, self.agreement)
+
     def conduct(self, lock: RunLock | None = None) -> None:
         """Execute the remaining rounds and score the final models; `lock` is the run's, if the caller holds it."""
+        if self.needs:
+            folder, key = Path(self.plan.folder), digest(identity_values(self.settings, self.plan))
+            saved = saved_agreement(folder, key)
+            self.agreement = self._agree() if saved is None else saved
+            if saved is None:
+                save_agreement(folder, self.agreement, key)
+            self._prepare()
         self.run.open(lock)
         rounds = self.settings.simulation.rounds
         if self.central.round:
@@ -59,6 +80,57 @@ class Conductor:
         online = self._online(self.plan.wait_seconds)
         replies, _ = self._exchange(online, train=False)
         self.run.finish({name: reply.received for name, reply in replies.items()})
+
+    def _agree(self) -> Agreement:
+        """Ask the connected nodes for statistics of their samples until enough are usable; return what follows."""
+        while True:
+            online = self._wait_for_nodes()
+            found, refused = self._statistics(online)
+            refused |= unusual(found, self.plan.most_samples)
+            usable = {name: each for name, each in found.items() if name not in refused}
+            for name, why in refused.items():
+                log.warning("before round 1: no usable statistics from node %s: %s", name, why)
+            if len(usable) >= self.plan.least_clients:
+                self.failing_since = None
+                log.info("the preprocessing follows from the statistics of %s", ", ".join(sorted(usable)))
+                return agree(usable, self.needs, self.plan, self.settings.data.table_options)
+            self.attempts.append(refused)
+            self._repeat_later(1, len(usable), refused)
+
+    def _statistics(self, online: Mapping[str, int]) -> tuple[dict[str, NodeStatistics], dict[str, str]]:
+        """Ask nodes for statistics; return the valid ones by name, and why the others are missing."""
+        seconds, kind = self.plan.round_seconds, f"{MessageType.QUERY}.{STATISTICS}"
+        messages = {
+            name: Message(RecordDict({FACTS: ConfigRecord({"name": name})}), online[name], kind, ttl=seconds)
+            for name in sorted(online)
+        }
+        arrived, missing = self._replies(messages)
+        found: dict[str, NodeStatistics] = {}
+        for name, content in arrived.items():
+            try:
+                facts = content.get(FACTS)
+                message = facts.get(STATISTICS) if isinstance(facts, ConfigRecord) else None
+                found[name] = read_statistics(message, self.needs)
+            except FedremaError as error:
+                missing[name] = str(error)
+        return found, missing
+
+    def _replies(self, messages: Mapping[str, Message]) -> tuple[dict[str, RecordDict], dict[str, str]]:
+        """Send each node its message; return the content of the replies by name, and why the others are missing."""
+        arrived = exchange(self.grid, list(messages.values()), self.plan.round_seconds)
+        names = {message.metadata.message_id: name for name, message in messages.items()}
+        contents: dict[str, RecordDict] = {}
+        missing = dict.fromkeys(messages, f"no reply within {self.plan.round_seconds:g} s")
+        for message in arrived:
+            name = names.get(message.metadata.reply_to_message_id, "")
+            if not name:
+                continue
+            if message.has_error():
+                missing[name] = self._reason(message.error)
+            else:
+                contents[name] = message.content
+                missing.pop(name, None)
+        return contents, missing
 
     def _round(self) -> None:
         start = time.monotonic()
@@ -101,7 +173,7 @@ class Conductor:
             name, why = next(iter(rejected.items()))
             raise BadInput(
                 f"Round {number} needs {least} usable replies and had {usable} for {self.plan.wait_seconds:g} s;"
-                f" {name}: {why.rstrip('.')}. The run can resume after round {self.central.round}."
+                f" {name}: {why.rstrip('.')}. The run can resume after round {self._completed}."
             )
         self.pause(SECONDS_BETWEEN_CHECKS)
 
@@ -113,11 +185,11 @@ class Conductor:
                 names = ", ".join(sorted(online)) or "none"
                 raise BadInput(
                     f"Only {len(online)} of at least {self.plan.least_clients} nodes were connected after"
-                    f" {self.plan.wait_seconds:g} s ({names}); the run can resume after round {self.central.round}."
+                    f" {self.plan.wait_seconds:g} s ({names}); the run can resume after round {self._completed}."
                 )
             if reported != sorted(online):
                 reported = sorted(online)
-                absent = [name for name in self.central.registry.names if name not in online]
+                absent = [name for name in self._known_names() if name not in online]
                 connected = ", ".join(reported) or "none"
                 log.info(
                     "the server waits for nodes; connected: %s; missing: %s",
@@ -152,13 +224,21 @@ class Conductor:
 
     def _within_capacity(self, online: dict[str, int]) -> dict[str, int]:
         """Leave out new nodes beyond the capacity, so that they do not affect the others."""
-        known = self.central.registry.names
+        known, capacity = self._known_names(), self.plan.most_clients
         new = [name for name in online if name not in known]
-        for name in new[self.central.capacity - len(known) :]:
-            capacity = self.central.capacity
+        for name in new[capacity - len(known) :]:
             log.warning("node %s cannot participate: the federation already has %d (--most-clients)", name, capacity)
             del online[name]
         return online
+
+    @property
+    def _completed(self) -> int:
+        """The last completed round."""
+        return self.central.round if hasattr(self, "central") else 0
+
+    def _known_names(self) -> list[str]:
+        """Return the names of the clients that have a row."""
+        return self.central.registry.names if hasattr(self, "central") else []
 
     def _identify(self, nodes: list[int]) -> None:
         """Ask nodes without a registered key for their names."""
@@ -183,9 +263,10 @@ class Conductor:
         )
         first = next(iter(requests.values()))
         common, inbox_common = array_record(first.common), array_record(first.inbox_common)
+        agreement = self.agreement.encoded() if self.needs else b""
         messages = {
             name: Message(
-                request_record(request, name, common, inbox_common),
+                request_record(request, name, common, inbox_common, agreement),
                 online[name],
                 MessageType.TRAIN,
                 # Flower then rejects replies that arrive after the end of the round.
@@ -194,20 +275,12 @@ class Conductor:
             )
             for name, request in requests.items()
         }
-        arrived = exchange(self.grid, list(messages.values()), self.plan.round_seconds)
-        names = {message.metadata.message_id: name for name, message in messages.items()}
+        arrived, missing = self._replies(messages)
+        expected = self.central.expected if train else self.central.expected.without_training()
         replies: dict[str, Reply] = {}
-        missing = dict.fromkeys(requests, f"no reply within {self.plan.round_seconds:g} s")
-        for message in arrived:
-            name = names.get(message.metadata.reply_to_message_id, "")
-            if not name:
-                continue
-            if message.has_error():
-                missing[name] = self._reason(message.error)
-                continue
+        for name, content in arrived.items():
             try:
-                replies[name] = read_reply(message.content, self.central.expected if train else SCORES_ONLY)
-                missing.pop(name, None)
+                replies[name] = read_reply(content, expected)
             except FedremaError as error:
                 missing[name] = str(error)
         # Replies arrive in any order; the result must not depend on it.

@@ -1,19 +1,33 @@
 """Requests and replies as Flower's records."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.constant import SType
 
-from fedrema.deploy.messages import Reply, Request, check_names, checked_reply, checked_tensor, facts_of, quoted
+from fedrema.deploy.agreement import Agreement
+from fedrema.deploy.limits import quoted
+from fedrema.deploy.messages import (
+    Expected,
+    Reply,
+    Request,
+    check_names,
+    checked_reply,
+    checked_tensor,
+    facts_of,
+)
 from fedrema.errors import BadInput, FedremaError
 from fedrema.models.body_and_head import Tensors
 
 FACTS = "facts"
 """The record that holds everything except tensors."""
+AGREEMENT = "agreement"
+"""The record that holds what the nodes agreed on before round 1."""
+STATISTICS = "statistics"
+"""The fact, and the kind of query, with the statistics that a node sends before round 1."""
 
 
 def array_record(tensors: Tensors) -> ArrayRecord:
@@ -21,8 +35,10 @@ def array_record(tensors: Tensors) -> ArrayRecord:
     return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()})
 
 
-def request_record(request: Request, name: str, common: ArrayRecord, inbox_common: ArrayRecord) -> RecordDict:
-    """Return a request to a client; `common` and `inbox_common` are the records that all clients receive."""
+def request_record(
+    request: Request, name: str, common: ArrayRecord, inbox_common: ArrayRecord, agreement: bytes = b""
+) -> RecordDict:
+    """Return a request to a client; the last three are what all clients receive."""
     facts: dict[str, Any] = {"round": request.round, "last-used-round": request.last_used_round, "name": name}
     return RecordDict(
         {
@@ -31,6 +47,7 @@ def request_record(request: Request, name: str, common: ArrayRecord, inbox_commo
             "inbox_common": inbox_common,
             "inbox_own": array_record(request.inbox_own),
             FACTS: ConfigRecord({**facts, "train": request.train, "late": request.late}),
+            **({AGREEMENT: ConfigRecord({AGREEMENT: agreement})} if agreement else {}),
         }
     )
 
@@ -49,6 +66,14 @@ def read_request(content: RecordDict) -> tuple[Request, str]:
     return request, str(facts["name"])
 
 
+def read_agreement(content: RecordDict) -> Agreement | None:
+    """Return what the nodes agreed on, from a request; None if there was nothing to agree on."""
+    record = content.get(AGREEMENT)
+    if not isinstance(record, ConfigRecord):
+        return None
+    return Agreement.decoded(cast(bytes, record[AGREEMENT]))
+
+
 def reply_record(reply: Reply) -> RecordDict:
     """Return a reply as a record."""
     facts: dict[str, Any] = {**facts_of(reply)}
@@ -56,11 +81,11 @@ def reply_record(reply: Reply) -> RecordDict:
     return RecordDict({**tensors, FACTS: ConfigRecord(facts)})
 
 
-def read_reply(content: RecordDict, expected: Reply) -> Reply:
+def read_reply(content: RecordDict, expected: Expected) -> Reply:
     """Return a reply; one with other names, types or shapes than the expected one is refused before it is decoded."""
     try:
         params, extras = _checked(content, "params", expected.params), _checked(content, "extras", expected.extras)
-        return checked_reply(_facts(content), params, extras)
+        return checked_reply(_facts(content), params, extras, expected.scores)
     except FedremaError:
         raise
     except Exception as error:  # no message of a node may stop the server

@@ -12,17 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrema.deploy.limits import LARGEST_NUMBER, count, quoted
+from fedrema.deploy.scores import Score, ScoreChecks
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 
-LARGEST_COUNT = 10**12
-"""No count in a reply may be above this."""
-LARGEST_NUMBER = 1e12
-"""No other number in a reply, apart from tensors, may be above this."""
 LARGEST_HEADER = 4096
 """Bytes of the header of an array; NumPy writes 128, or a few more."""
-LONGEST_QUOTE = 100
-"""How much of a text from another machine is quoted in a message."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +43,6 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Score:
-    """The number of correct predictions, and of all test samples, in each half of a client's test samples."""
-
-    correct: tuple[int, int]
-    total: tuple[int, int]
-
-
-@dataclass(frozen=True)
 class Reply:
     """From a client to the server, at the end of a round."""
 
@@ -75,35 +63,48 @@ class Reply:
     """The ε that the node has spent so far; None if it is unbounded, because the node sent replies without noise."""
 
 
-SCORES_ONLY = Reply(0, 0)
-"""The names and shapes of a reply to a request without training."""
-FACTS = ("round", "count", "loss", "epsilon", "received-correct", "received-total", "trained-correct", "trained-total")
-"""The names of everything in a reply except its tensors."""
+@dataclass(frozen=True)
+class Expected:
+    """What a reply must contain."""
+
+    scores: ScoreChecks
+    params: Tensors = field(default_factory=dict)
+    """Parameters with the names, types and shapes of those in a reply."""
+    extras: Tensors = field(default_factory=dict)
+    """The same for the tensors that the method sends in addition."""
+
+    def without_training(self) -> "Expected":
+        """Return what a reply to a request without training must contain: scores only."""
+        return Expected(self.scores)
 
 
-def facts_of(reply: Reply) -> dict[str, int | float | list[int]]:
+FACTS = ("round", "count", "loss", "epsilon")
+"""The names of everything in a reply except its tensors and scores."""
+
+
+def facts_of(reply: Reply) -> dict[str, int | float | list[int] | list[float]]:
     """Return everything in a reply except its tensors, by name."""
-    facts: dict[str, int | float | list[int]] = {"round": reply.round, "count": reply.count}
+    facts: dict[str, int | float | list[int] | list[float]] = {"round": reply.round, "count": reply.count}
     numbers = {"loss": reply.loss, "epsilon": reply.epsilon}
     facts |= {name: value for name, value in numbers.items() if value is not None}
     for name, score in (("received", reply.received), ("trained", reply.trained)):
         if score is not None:
-            facts[f"{name}-correct"], facts[f"{name}-total"] = list(score.correct), list(score.total)
+            facts |= score.facts(name)
     return facts
 
 
-def checked_reply(facts: Mapping[str, Any], params: Tensors, extras: Tensors) -> Reply:
+def checked_reply(facts: Mapping[str, Any], params: Tensors, extras: Tensors, scores: ScoreChecks) -> Reply:
     """Return a reply with tensors that were checked before; refuses facts that are unknown or out of range."""
-    if unknown := sorted(set(facts) - set(FACTS)):
+    if unknown := sorted(set(facts) - set(FACTS) - scores.facts):
         raise BadInput(f"{quoted(unknown[0])!r} is not expected in its reply")
     return Reply(
-        _count(facts.get("round"), "round"),
-        _count(facts.get("count"), "count"),
+        count(facts.get("round"), "round"),
+        count(facts.get("count"), "count"),
         params,
         extras,
         _number(facts, "loss"),
-        _score(facts, "received"),
-        _score(facts, "trained"),
+        scores.read(facts, "received"),
+        scores.read(facts, "trained"),
         _number(facts, "epsilon"),
     )
 
@@ -136,17 +137,6 @@ def checked_tensor(name: str, dtype: str, shape: tuple[int, ...], data: bytes, e
     return torch.from_numpy(np.frombuffer(data, like.dtype, offset=header.tell()).reshape(like.shape).copy())
 
 
-def quoted(text: str) -> str:
-    """Shorten a text from another machine, to quote it."""
-    return text if len(text) <= LONGEST_QUOTE else f"{text[:LONGEST_QUOTE]}…"
-
-
-def _count(value: object, name: str) -> int:
-    if type(value) is not int or not 0 <= value <= LARGEST_COUNT:
-        raise BadInput(f"its {name} must be a whole number from 0 to {LARGEST_COUNT}, got {quoted(repr(value))}")
-    return value
-
-
 def _number(facts: Mapping[str, Any], name: str) -> float | None:
     value = facts.get(name)
     if value is None:
@@ -154,17 +144,3 @@ def _number(facts: Mapping[str, Any], name: str) -> float | None:
     if type(value) not in (int, float) or not abs(value) <= LARGEST_NUMBER:
         raise BadInput(f"its {name} must be a number up to {LARGEST_NUMBER:g}, got {quoted(repr(value))}")
     return float(value)
-
-
-def _score(facts: Mapping[str, Any], name: str) -> Score | None:
-    pairs: list[Any] = [facts.get(f"{name}-{part}") for part in ("correct", "total")]
-    if pairs == [None, None]:
-        return None
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise BadInput(f"its {name} score must be two pairs of numbers, got {quoted(repr(pairs))}")
-    (first, second), (first_total, second_total) = ([_count(n, f"{name} score") for n in pair] for pair in pairs)
-    if first > first_total or second > second_total:
-        raise BadInput(
-            f"its {name} score has {first} and {second} correct predictions of {first_total} and {second_total} samples"
-        )
-    return Score((first, second), (first_total, second_total))

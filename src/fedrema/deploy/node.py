@@ -5,25 +5,22 @@ round becomes final only when the server confirms that the reply was used, so a 
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from fedrema.config.settings import Settings
 from fedrema.core import Client, Role
-from fedrema.data import DataSettings, Federation, build_federation, load_user_data
-from fedrema.data.npz import read_npz
-from fedrema.deploy.messages import Reply, Request, Score
+from fedrema.data import Federation
+from fedrema.deploy.messages import Reply, Request
+from fedrema.deploy.scores import Score
 from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.models.networks import Network, build_net
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.provenance import check_unchanged, identity_of, inputs_of, revisions_of
-from fedrema.simulation.scoring import MetricSums
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import COMMON_ROLES, Clock, RoundUploads, SimulationState
 
@@ -65,9 +62,10 @@ class Node:
         """Score the received model, train from it, and return the reply."""
         state = self._start_state(request)
         simulator, count = self.simulator, int(self.simulator.train.counts[0])
+        tested = int(simulator.test.counts[0])
         cohort, before = simulator.cohort(state, ROW), simulator.moment(request.round - 1)
         adapted = simulator.adapted(simulator.method, cohort, before)
-        received = _score(simulator.score_cohort(simulator.method, adapted))
+        received = Score.of(simulator.score_cohort(simulator.method, adapted), tested)
         self.client = adapted.one(0)
         if not request.train:
             return Reply(request.round, count, received=received)
@@ -83,7 +81,7 @@ class Node:
             {name: value.cpu() for name, value in _first_row(collected.extras.tensors).items()},
             float(collected.client_losses()[0]),
             received,
-            _score(collected.scores[0]) if collected.scores else None,
+            Score.of(collected.scores[0], tested) if collected.scores else None,
         )
 
     def start_params(self, request: Request) -> Tensors:
@@ -147,50 +145,16 @@ class Node:
 
 def make_simulator(settings: Settings, federation: Federation) -> tuple[Settings, Simulator]:
     """Return the settings fitted to a federation of one client, and its simulator."""
+    settings = settings.for_columns(federation)
     net = _network(settings.network, federation.sample_shape, federation.task.outputs, settings.simulation.seed)
     fitted = settings.fitted(federation, net.integers)
     return fitted, Simulator(fitted.method, net, federation, fitted.local, fitted.simulation)
 
 
-def own_samples(data: str, settings: Settings, name: str, class_names: Sequence[str]) -> Federation:
-    """Read a node's samples, labelled with the federation's classes.
-
-    `data` is a file, a folder or module:function. A single .npz file need not name its client; of several clients, the
-    one called `name` is used.
-    """
-    share, seed = settings.data.test_share, settings.data.data_seed
-    file = Path(data)
-    if file.suffix == ".npz" and file.is_file():
-        arrays = read_npz(file, required=("x", "y"), optional=("split", "client", "meta"))
-        if "client" not in arrays:
-            client = np.full(len(arrays["y"]), name)
-            return Federation.from_arrays(
-                arrays["x"], arrays["y"], client, arrays.get("split"), None, None, seed, share, class_names=class_names
-            )
-    federation = load_user_data(data, seed, share, class_names)
-    if len(federation) > 1 and name not in federation.names:
-        raise BadInput(f"data={data} holds {len(federation)} clients, and none is called {name!r}.")
-    return federation.only(federation.names.index(name)) if len(federation) > 1 else federation
-
-
 @functools.lru_cache(maxsize=1)  # Flower's simulation engine runs many nodes in one process
-def partitioned_dataset(data: DataSettings) -> Federation:
-    """Return the partitioned dataset of a federation whose nodes have no own data."""
-    return build_federation(data)
-
-
-@functools.lru_cache(maxsize=1)  # for the same reason
 def _network(network: Network, shape: tuple[int, ...], classes: int, seed: int) -> Net:
     return build_net(network, shape, classes, seed)
 
 
 def _first_row(tensors: Tensors) -> Tensors:
     return {name: value[0] for name, value in tensors.items()}
-
-
-def _score(sums: MetricSums) -> Score | None:
-    """Return the score of the only client; None without test samples."""
-    first, second, everything = sums["accuracy"][0]
-    if not everything[1]:
-        return None
-    return Score((int(first[0]), int(second[0])), (int(first[1]), int(second[1])))

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import msgspec
+
 from fedrema.config.settings import Settings
 from fedrema.core import overrides
 from fedrema.deploy.folder import NodeFolder
@@ -12,7 +14,7 @@ from fedrema.errors import BadInput
 from fedrema.models.networks import Network
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.export import write_node_model
-from fedrema.runs.model_folder import ExportedClient, ExportIndex
+from fedrema.runs.model_folder import ExportedClient, ExportIndex, PredictionFacts
 from fedrema.runs.plain_model import plain_model
 from fedrema.runs.provenance import method_name
 from fedrema.simulation.state import SimulationState
@@ -30,19 +32,26 @@ def save_model(folder: Path, settings: Settings, node: Node, number: int, reply:
     added = {name: value for name, value in client.params.items() if name not in net.initial}
     if overrides(method, "predict"):
         added |= client.inbox | client.memory
-    flat, score = settings.flat(), reply.received
+    network, score = settings.for_columns(federation).network, reply.received
+    dtype, shape = str(simulator.dtype).removeprefix("torch."), tuple(federation.sample_shape)
+    own_prediction = overrides(method, "predict")
     facts = {
         "client": node.name,
         "method": method_name(method),
         "train_count": reply.count,
-        "accuracy": None if score is None else sum(score.correct) / sum(score.total),
+        "accuracy": None if score is None else score.value("accuracy"),
         "class_names": list(federation.class_names),
-        "predicts_otherwise": overrides(method, "predict"),
+        "predicts_otherwise": own_prediction,
+        "prediction": msgspec.to_builtins(
+            PredictionFacts(
+                federation.task, network, shape, dtype, federation.preprocessing, own_prediction=own_prediction
+            )
+        ),
         # What `plain_model` builds the network from.
         "config": {
-            "settings": {name: flat[name] for name in ("net", "head", "hidden", "projection") if name in flat},
-            "federation": {"sample_shape": list(federation.sample_shape), "classes": federation.classes},
-            "ran_on": {"dtype": str(simulator.dtype).removeprefix("torch.")},
+            "settings": msgspec.to_builtins(network),
+            "federation": {"sample_shape": list(shape), "classes": federation.task.outputs},
+            "ran_on": {"dtype": dtype},
         },
     }
     state = SimulationState(
@@ -72,7 +81,13 @@ def export_model(folder: NodeFolder, out: Path | None, overwrite: bool) -> Path:
         folder.path / "model" if out is None else out,
         overwrite,
         plain_model(Network(**config["settings"]), shape, classes, config["ran_on"]["dtype"]),
-        ExportIndex(facts["method"], state.round, state.round, facts["class_names"]),
+        ExportIndex(
+            facts["method"],
+            state.round,
+            state.round,
+            facts["class_names"],
+            prediction=msgspec.convert(facts.get("prediction"), PredictionFacts | None),
+        ),
         ExportedClient(str(facts["client"]), "", None, facts["accuracy"], facts["train_count"]),
         state.params.common,
         {name: value[0] for name, value in state.params.own.items()},

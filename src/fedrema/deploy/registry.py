@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
-from fedrema.deploy.messages import Reply, Score
+from fedrema.deploy.messages import Reply
 from fedrema.deploy.norm_bounds import NormHistory, invalid_values
+from fedrema.deploy.scores import Score
 from fedrema.models.body_and_head import Net
 
 IMBALANCE = 10

@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from fedrema.base.options import Purpose, option, purpose_of
 from fedrema.base.tables import read_table
@@ -14,6 +16,7 @@ from fedrema.core import Simulation
 from fedrema.data import Federation
 from fedrema.errors import BadInput, at_least
 from fedrema.runs.provenance import method_name
+from fedrema.tasks import TASKS, Task, TaskName
 
 Value = bool | float | int | str
 RunConfig = dict[str, Value]
@@ -23,6 +26,10 @@ HELD_BY_NODES = "(held by the nodes)"
 """Value of --federation where every node has its own samples."""
 SAME_ON_ALL_NODES = {"device", "backend", "partition-file"}
 """Settings of a single machine that a run configuration contains nevertheless, for all nodes."""
+IN_EARLIER_CONFIGS = {"augment"}
+"""A setting that was added to fedrema, but has been in run configurations from the beginning."""
+COLUMNS = "columns"
+"""Sample shape of nodes whose data is a table: it follows from the preprocessing that the nodes agree on."""
 WHERE = "run-config"
 """How error messages name the run configuration."""
 
@@ -34,11 +41,19 @@ class Plan:
     folder: str = option("", Purpose.PLACE)
     """Folder of the run on the server's machine, an absolute path; an existing run in it is resumed."""
     sample_shape: str = ""
-    """Shape of a sample, such as 3x32x32; the same on all nodes."""
+    """Shape of a sample, such as 3x32x32; the same on all nodes. For tables: columns."""
     classes: int = 0
-    """Number of classes."""
+    """Number of classes, levels or labels; 1 for quantities and counts; 0 for those of tables: found by the nodes."""
     class_names: str = ""
     """The names of the classes, as a JSON list; empty: 0 to classes-1."""
+    task: str = ""
+    """What is predicted; empty: classes."""
+    target_centre: float = 0.0
+    """Mean of the target over all training samples; quantities and counts only."""
+    target_scale: float = 0.0
+    """Standard deviation of the target over all training samples; 0: found by the nodes, with the mean."""
+    class_counts: str = ""
+    """Training samples of each class, as a JSON list, if the loss is weighted by them; empty: found by the nodes."""
     least_clients: int = option(2, Purpose.OPERATION)
     """A round needs usable replies from at least this many nodes."""
     most_clients: int = 100
@@ -62,17 +77,40 @@ class Plan:
         at_least(0, self, "most_samples", "most_noise", "wait_seconds", "round_seconds")
         if not Path(self.folder).is_absolute():
             raise BadInput(f"folder must be an absolute path on the server's machine, got {self.folder!r}.")
-        if self.classes < 1:
-            raise BadInput(f"classes must be at least 1, got {self.classes}.")
+        if self.task and self.task not in TASKS:
+            raise BadInput(f"task must be one of {', '.join(TASKS)}, got {self.task!r}.")
+        least = 0 if self.is_table else 2 if self.task in ("binary", "ordinal") else 1
+        if self.classes < least:
+            raise BadInput(f"classes must be at least {least}, got {self.classes}.")
         if self.class_names and (not _is_list_of_names(self.class_names) or len(set(self.names)) != self.classes):
             raise BadInput(f"class-names must be a JSON list of {self.classes} names, got {self.class_names!r}.")
-        if not self.shape or min(self.shape) < 1:
+        if not self.is_table and (not self.shape or min(self.shape) < 1):
             raise BadInput(f"sample-shape must be written as 3x32x32, got {self.sample_shape!r}.")
+        if not math.isfinite(self.target_centre) or not 0 <= self.target_scale < math.inf:
+            raise BadInput(f"target-scale must be 0 or more, and finite, got {self.target_scale}.")
+        if self.class_counts and (not _is_list_of_counts(self.class_counts) or len(self.counts) != self.classes):
+            raise BadInput(f"class-counts must be a JSON list of {self.classes} numbers, got {self.class_counts!r}.")
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """The names of the classes."""
         return tuple(json.loads(self.class_names)) if self.class_names else tuple(map(str, range(self.classes)))
+
+    @property
+    def predicted(self) -> Task:
+        """What is predicted."""
+        name = self.task or ("binary" if self.classes == 2 else "multiclass")
+        return Task(cast(TaskName, name), self.classes, self.target_centre, self.target_scale or 1.0)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the nodes' data are tables, so that the shape of a sample is not known in advance."""
+        return self.sample_shape == COLUMNS
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Training samples of each class; empty if the loss does not need them."""
+        return tuple(json.loads(self.class_counts)) if self.class_counts else ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,21 +119,32 @@ class Plan:
         return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
     def relabelled(self, samples: Federation) -> Federation:
-        """Return a node's samples labelled with all classes of the federation; refuses samples of another shape."""
+        """Return a node's samples with the federation's task; refuses samples of another shape or task."""
         if samples.sample_shape != self.shape:
             shape = "x".join(map(str, samples.sample_shape))
             raise BadInput(f"Its samples are of shape {shape}, but this federation is for {self.sample_shape}.")
+        samples, task = self.with_classes(samples), self.predicted
+        return replace(samples, own_task=None if task.has_softmax else task, class_counts=self.counts)
+
+    def with_classes(self, samples: Federation) -> Federation:
+        """Return a node's samples labelled with all classes of the federation; refuses samples of another task."""
+        expected, found = self.predicted, samples.task
+        if found.name != expected.name and not (found.has_softmax and expected.has_softmax):
+            raise BadInput(f"Its targets are for the task {found.name}, but this federation's task is {expected.name}.")
         return samples.relabelled(self.names)
 
     def values(self, *purposes: Purpose) -> RunConfig:
         """Return the values by name; if purposes are given, only the values with these purposes."""
         fields = [field for field in dataclasses.fields(self) if not purposes or purpose_of(field) in purposes]
         values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields}
-        if not self.class_names:  # federations that older versions created do not have this key
-            values.pop("class-names", None)
+        for name in ADDED:  # federations that older versions created do not have these keys
+            if values.get(name) == getattr(Plan, name.replace("-", "_")):
+                del values[name]
         return values
 
 
+ADDED = ("class-names", "task", "target-centre", "target-scale", "class-counts")
+"""Values of a plan that are left out if they have their defaults."""
 PLAN_NAMES = tuple(field.name.replace("_", "-") for field in dataclasses.fields(Plan))
 
 
@@ -120,7 +169,7 @@ def read_run_config(config: Mapping[str, Value]) -> tuple[Settings, Plan]:
 def _read(items: tuple[tuple[str, Value], ...]) -> tuple[Settings, Plan]:
     config = dict(items)
     plan = read_table(Plan, {name: value for name, value in config.items() if name in PLAN_NAMES}, WHERE)
-    rest = {name: value for name, value in config.items() if name not in PLAN_NAMES}
+    rest = {name: value for name, value in config.items() if name not in PLAN_NAMES or name == "task"}
     method = str(rest.pop("method", "fedrema"))
     if not {"dataset", "federation", "partition-file"} & rest.keys():
         rest["federation"] = HELD_BY_NODES
@@ -133,7 +182,7 @@ def _deployed_settings(settings: Settings) -> RunConfig:
     simulated = {
         field.name.replace("_", "-") for field in dataclasses.fields(Simulation) if field.metadata.get("simulated")
     }
-    left_out = machine | simulated
+    left_out = machine | simulated | (settings.added_defaults() - IN_EARLIER_CONFIGS)
     return {name: value for name, value in settings.described().items() if name not in left_out and value is not None}
 
 
@@ -143,3 +192,11 @@ def _is_list_of_names(text: str) -> bool:
     except ValueError:
         return False
     return isinstance(names, list) and all(isinstance(name, str) and name for name in names)
+
+
+def _is_list_of_counts(text: str) -> bool:
+    try:
+        counts = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts)

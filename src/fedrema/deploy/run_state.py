@@ -17,16 +17,17 @@ import msgspec
 from fedrema.base.files import write_text
 from fedrema.base.terminal import safe, safe_logger
 from fedrema.config.settings import Settings
-from fedrema.deploy.messages import Score
+from fedrema.deploy.agreement import Agreement
 from fedrema.deploy.registry import Registry
 from fedrema.deploy.run_config import Plan, identity_values
+from fedrema.deploy.scores import Score
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput, FedremaError
 from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
-from fedrema.runs.checksums import CHANGED, REMEDY
+from fedrema.runs.checksums import CHANGED, REMEDY, verified, with_checksum
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
-from fedrema.runs.manifest import FederationFacts, Manifest
+from fedrema.runs.manifest import FederationFacts, Manifest, read_object
 from fedrema.runs.provenance import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
 from fedrema.simulation.records import RoundRecord
 
@@ -34,13 +35,24 @@ from fedrema.simulation.records import RoundRecord
 class RunState:
     """Writes records, checkpoints and the summary; the metrics of a round arrive with the replies to the next round."""
 
-    def __init__(self, folder: Path, settings: Settings, plan: Plan, central: CentralServer) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        plan: Plan,
+        central: CentralServer,
+        agreement: Agreement | None = None,
+    ) -> None:
+        settings = settings.for_columns(central.simulator.federation)
         self.directory, self.settings, self.plan, self.central = RunDirectory(folder), settings, plan, central
+        self.agreement = None if agreement == Agreement() else agreement
+        """What the nodes agreed on before round 1; None if there was nothing to agree on."""
         self.inputs = {name: digests for name, digests in inputs_of(settings).items() if name in CODE}
         content: list[Any] = sorted(identity_values(settings, plan).items())
         content += [self.inputs] if self.inputs else []
         content += [settings.method.revision] if settings.method.revision > 1 else []
-        self.identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+        content += [msgspec.to_builtins(self.agreement)] if self.agreement is not None else []
+        self.identity = digest(content)
         self.lock = self.directory.lock()
         """Held from `open` to `finish`."""
         self.ran_on = ran_on(central.simulator)
@@ -94,7 +106,9 @@ class RunState:
     def save_round(self, record: RoundRecord) -> None:
         """Save a completed round."""
         self.pending = record
-        more = {"registry": self.central.registry.plain(), "pending": msgspec.to_builtins(record)}
+        more: dict[str, object] = {"registry": self.central.registry.plain(), "pending": msgspec.to_builtins(record)}
+        if self.agreement is not None:
+            more["agreement"] = msgspec.to_builtins(self.agreement)
         self.directory.sync_rounds()  # before the checkpoint that relies on them
         save_state(self.central.state, self.directory.checkpoint_file, self.identity, more)
         self.directory.write_manifest(self._manifest())
@@ -119,6 +133,8 @@ class RunState:
             [sum(registry.test_counts.get(name, ())) for name in registry.names],
             {"network": "Flower"},
             last_counted=[registry.last_used_round.get(name, 0) for name in registry.names],
+            preprocessing=None if self.agreement is None else self.agreement.preprocessing,
+            own_task=None if self.plan.predicted.has_softmax else self.plan.predicted,
         )
         method = self.settings.method
         revisions = revisions_of(method, self.central.simulator.device.type)
@@ -134,6 +150,40 @@ class RunState:
             method.reports,
             method.called(),
         )
+
+
+def digest(content: object) -> str:
+    """Return a digest of JSON values."""
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+def save_agreement(folder: Path, agreement: Agreement, key: str) -> None:
+    """Save what the nodes agreed on next to the run's folder; `key` identifies the settings that it is for.
+
+    From round 1 on, it is a part of every checkpoint as well.
+    """
+    content = {"key": key, "agreement": msgspec.to_builtins(agreement)}
+    write_text(agreement_file(folder), f"{json.dumps(with_checksum(content), indent=1)}\n")
+
+
+def saved_agreement(folder: Path, key: str) -> Agreement | None:
+    """Return what the nodes of a run agreed on; None if they did not yet, or for other settings."""
+    checkpoint, file = RunDirectory(folder).checkpoint_file, agreement_file(folder)
+    try:
+        if checkpoint.is_file():
+            facts, _ = read_checkpoint(checkpoint)
+            return msgspec.convert(facts["more"]["agreement"], Agreement)
+        if not file.is_file():
+            return None
+        content = verified(read_object(file, "cannot be read"), file, remedy="delete it, and the nodes agree again")
+        return msgspec.convert(content["agreement"], Agreement) if content["key"] == key else None
+    except (msgspec.ValidationError, KeyError, TypeError) as error:
+        raise BadInput(f"{checkpoint if checkpoint.is_file() else file} {CHANGED}: {REMEDY}.") from error
+
+
+def agreement_file(folder: Path) -> Path:
+    """Return the file with what the nodes of the run in a folder agreed on."""
+    return folder.with_name(f"{folder.name}.agreed.json")
 
 
 @contextmanager

@@ -8,15 +8,16 @@ import torch
 
 from fedrema.config.settings import Settings
 from fedrema.core import Answer, Role
-from fedrema.deploy.messages import Reply, Request, Score
+from fedrema.data import Federation
+from fedrema.deploy.messages import Expected, Reply, Request
 from fedrema.deploy.node import Node, make_simulator
 from fedrema.deploy.norm_bounds import Part, bound_norms, parts_of
 from fedrema.deploy.registry import Registry, ReplyChecks
+from fedrema.deploy.scores import Score, ScoreChecks, joined_sums
 from fedrema.engine import ClientTensors
 from fedrema.engine.devices import torch_threads
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Tensors
-from fedrema.runs.trained_clients import dummy_federation
 from fedrema.simulation.records import MetricRecord, NodeReports, RoundRecord
 from fedrema.simulation.scoring import MetricSums, metric_records, overall
 from fedrema.simulation.simulator import plain_trace
@@ -30,8 +31,8 @@ class CentralServer:
     ----------
     settings
         Method, network and training.
-    shape, classes
-        Shape of a sample, and the number of classes.
+    dummy
+        A federation with the shape of the clients' samples and their task; see `dummy_federation`.
     capacity
         Largest number of clients.
     most_samples, most_noise
@@ -41,15 +42,14 @@ class CentralServer:
     def __init__(
         self,
         settings: Settings,
-        shape: tuple[int, ...],
-        classes: int,
+        dummy: Federation,
         capacity: int,
         most_samples: int = 0,
         most_noise: float = 0.0,
     ) -> None:
         self.method, self.capacity = settings.method, capacity
         self.most_samples, self.most_noise = most_samples, most_noise
-        _, self.simulator = make_simulator(settings, dummy_federation(shape, classes))  # the server has no samples
+        _, self.simulator = make_simulator(settings, dummy)  # the server has no samples
         self.net, initial = self.simulator.net, self.simulator.start()
         self.roles = {
             name: role for name, role in self.simulator.roles(initial.params).items() if role is not Role.PRIVATE
@@ -64,7 +64,7 @@ class CentralServer:
             capacity, 0, ClientTensors(own, dict(initial.params.common)), {}, ClientTensors(), {}, server
         )
         self.registry = Registry()
-        self.expected = expected_reply(settings, shape, classes)
+        self.expected = expected_reply(settings, dummy)
 
     @property
     def round(self) -> int:
@@ -199,7 +199,9 @@ class CentralServer:
             number,
             [self.registry.row(name) for name in replies],
             loss=float(np.mean(losses)) if losses else None,
-            trained={name: MetricRecord(value) for name, value in overall(_sums(trained)).items()} if trained else {},
+            trained={name: MetricRecord(value) for name, value in overall(self._sums(trained)).items()}
+            if trained
+            else {},
             trace=plain_trace(answer),
             nodes=NodeReports(rejected, clipped, {**epsilon}),
         )
@@ -217,20 +219,18 @@ class CentralServer:
         usable = self.checks.usable_scores(scores)
         names = sorted(usable, key=self.registry.row)
         rows = [self.registry.row(name) for name in names]
-        return metric_records(_sums([usable[name] for name in names]), rows, len(self.registry.names))
+        return metric_records(self._sums([usable[name] for name in names]), rows, len(self.registry.names))
+
+    def _sums(self, scores: Sequence[Score]) -> MetricSums:
+        return joined_sums(scores, self.expected.scores.names)
 
 
-def _sums(scores: Sequence[Score]) -> MetricSums:
-    """Return the sums of several clients' scores."""
-    halves = np.array([(score.correct, score.total) for score in scores]).reshape(-1, 2, 2).swapaxes(1, 2)
-    return {"accuracy": np.concatenate([halves, halves.sum(axis=1, keepdims=True)], axis=1)}
+def expected_reply(settings: Settings, dummy: Federation) -> Expected:
+    """Return what every reply to a request to train must contain.
 
-
-def expected_reply(settings: Settings, shape: tuple[int, ...], classes: int) -> Reply:
-    """Return a reply with the names, types and shapes of tensors that every reply to a request to train must have.
-
-    It is the reply of a node with dummy samples to the first request.
+    Names, types and shapes of tensors are those in the reply of a node with dummy samples to the first request.
     """
-    node = Node(settings, dummy_federation(shape, classes))
+    node = Node(settings, dummy)
     common = node.simulator.start().params.common
-    return node.reply_to(Request(1, 0, common, own={}, inbox_common={}, inbox_own={}))
+    reply = node.reply_to(Request(1, 0, common, own={}, inbox_common={}, inbox_own={}))
+    return Expected(ScoreChecks(node.simulator.task, node.simulator.metrics), reply.params, reply.extras)

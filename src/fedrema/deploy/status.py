@@ -25,6 +25,8 @@ class NodeStatus:
     """online, offline, registered (has never connected), or unknown (the SuperLink does not respond)."""
     last_round: int
     """The last round in which its reply was used; 0: none."""
+    value: float | None
+    """The latest value of the primary metric."""
     accuracy: float | None
     epsilon: float | None
     rejected: int
@@ -43,6 +45,10 @@ class FederationStatus:
     method: str
     round: int
     rounds: int
+    metric: str
+    """Name of the primary metric; empty before the first round."""
+    value: float | None
+    """Its value in the last round, over the test samples of all nodes."""
     accuracy: float | None
     checkpoint_age: float | None
     """Seconds since the last checkpoint."""
@@ -66,6 +72,8 @@ def read_status(folder: ServerFolder) -> FederationStatus:
         str(config["method"]),
         records[-1].round if records else 0,
         folder.rounds(),
+        _primary(records),
+        records[-1].primary.value if records and records[-1].primary is not None else None,
         records[-1].accuracy if records else None,
         age,
         validity.days,
@@ -99,8 +107,6 @@ def _node(name: str, joined: list[str], records: list[RoundRecord], state: str) 
     """Return the status of a node; `joined` are the names of all clients in the records, by row."""
     row = joined.index(name) if name in joined else -1
     used_rounds = [record.round for record in records if row in record.participants]
-    by_round = [accuracy for record in records if (accuracy := record.client_accuracy) is not None]
-    accuracies = [clients[row] for clients in by_round if 0 <= row < len(clients) and clients[row] is not None]
     reports = [(record.round, record.nodes) for record in records if record.nodes is not None]
     spent = [nodes.epsilon[name] for _, nodes in reports if name in nodes.epsilon]
     recent = [(number, nodes) for number, nodes in reports if number > records[-1].round - RECENT_ROUNDS]
@@ -112,9 +118,22 @@ def _node(name: str, joined: list[str], records: list[RoundRecord], state: str) 
         name,
         state or "key not registered",
         used_rounds[-1] if used_rounds else 0,
-        accuracies[-1] if accuracies else None,
+        _latest(records, _primary(records), row),
+        _latest(records, "accuracy", row),
         spent[-1] if spent else None,
         len(rejected),
         len(clipped),
         reasons[-1] + (counts if len(reasons) > 1 else "") if reasons else "",
     )
+
+
+def _primary(records: list[RoundRecord]) -> str:
+    """Return the name of the primary metric; empty if no round has been scored."""
+    return next((name for record in reversed(records) for name in record.metrics), "")
+
+
+def _latest(records: list[RoundRecord], metric: str, row: int) -> float | None:
+    """Return the latest value of a metric that the client in a row has."""
+    by_round = [record.metrics[metric].clients or [] for record in records if metric in record.metrics]
+    values = [clients[row] for clients in by_round if 0 <= row < len(clients) and clients[row] is not None]
+    return values[-1] if values else None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedrema.config.settings import Settings
 from fedrema.core import Client, Method, overrides
-from fedrema.data import Federation, build_federation
+from fedrema.data import Federation, Preprocessing, build_federation
 from fedrema.data.federation import to_float
 from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
@@ -26,6 +26,7 @@ from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import saved_settings
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
+from fedrema.tasks import Task
 
 SAMPLES = 4
 """Number of inputs for testing which tensors a prediction depends on."""
@@ -116,7 +117,7 @@ class TrainedClients:
         if not federation.is_deployed:
             return False
         simulation = replace(settings.simulation.for_inspection(), device="cpu", backend="loop")
-        dummy = dummy_federation(federation.sample_shape, federation.classes)
+        dummy = dummy_federation(federation.sample_shape, federation.task)
         simulator = build_simulator(replace(settings, simulation=simulation), dummy, self.module)
         if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
             return True  # adapts to the client's samples, which the server does not have
@@ -235,7 +236,19 @@ def _changed(tensors: Tensors, change: int) -> Tensors:
     return {name: ~value if change and value.dtype is torch.bool else value + change for name, value in tensors.items()}
 
 
-def dummy_federation(shape: tuple[int, ...], classes: int) -> Federation:
-    """Return a federation that is used for its shapes only."""
+def dummy_federation(
+    shape: tuple[int, ...],
+    task: Task,
+    class_counts: tuple[int, ...] = (),
+    preprocessing: Preprocessing | None = None,
+) -> Federation:
+    """Return a federation that is used for its shapes only; all arguments are those of the real one."""
     samples = np.zeros((3, *shape), np.float32)  # two training samples: some layers do not accept a batch of one
-    return Federation.from_arrays(samples, [0] * 3, ["dummy"] * 3, [False, False, True], classes=classes)
+    target = np.zeros((3, task.classes), np.int64) if task.name == "multilabel" else np.zeros(3, np.int64)
+    if not task.has_classes:
+        target = np.arange(3)  # a constant quantity is not accepted
+    classes = task.classes if task.has_classes and target.ndim == 1 else None
+    split = [False, False, True]
+    made = Federation.from_arrays(samples, target, ["dummy"] * 3, split, classes=classes, task=task.name)
+    own_task = None if task.has_softmax else task
+    return replace(made, own_task=own_task, class_counts=class_counts, preprocessing=preprocessing)

@@ -9,6 +9,7 @@ which a metric is undefined has the denominator 0.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -43,6 +44,11 @@ class Metric:
     """Whether it is shown in per cent."""
     transform: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None
     """Applied to the quotient, such as a square root."""
+    denominator: Literal["samples", "samples or 0", "other"] = "other"
+    """What denominators are: numbers of samples, with numerators that add up over parts of a client's samples; numbers
+    of samples, or 0 where the metric is undefined; or something else."""
+    highest: float = float("inf")
+    """The highest possible quotient; the lowest is 0."""
 
     def value(self, numerator: float, denominator: float) -> float | None:
         """Return the metric from sums of numerators and of denominators; None where it is undefined or infinite."""
@@ -203,6 +209,8 @@ METRICS: dict[str, Metric] = {
             (*_CLASSES, "multilabel"),
             _accuracy,
             percent=True,
+            denominator="samples",
+            highest=1.0,
         ),
         Metric(
             "balanced_accuracy",
@@ -211,6 +219,8 @@ METRICS: dict[str, Metric] = {
             _CLASSES,
             _balanced_accuracy,
             percent=True,
+            denominator="samples or 0",
+            highest=1.0,
         ),
         Metric(
             "f1",
@@ -219,6 +229,8 @@ METRICS: dict[str, Metric] = {
             (*_CLASSES, "multilabel"),
             _f1,
             percent=True,
+            denominator="samples or 0",
+            highest=1.0,
         ),
         Metric(
             "auc",
@@ -227,6 +239,8 @@ METRICS: dict[str, Metric] = {
             ("multiclass", "binary", "multilabel"),
             _auc,
             percent=True,
+            denominator="samples or 0",
+            highest=1.0,
         ),
         Metric(
             "log_loss",
@@ -235,6 +249,7 @@ METRICS: dict[str, Metric] = {
             (*_CLASSES, "multilabel"),
             _log_loss,
             higher_is_better=False,
+            denominator="samples",
         ),
         Metric(
             "brier",
@@ -243,6 +258,8 @@ METRICS: dict[str, Metric] = {
             (*_CLASSES, "multilabel"),
             _brier,
             higher_is_better=False,
+            denominator="samples",
+            highest=2.0,
         ),
         Metric(
             "calibration_error",
@@ -252,8 +269,18 @@ METRICS: dict[str, Metric] = {
             _calibration_error,
             higher_is_better=False,
             percent=True,
+            denominator="samples or 0",
+            highest=1.0,
         ),
-        Metric("mae", "MAE", "mean absolute error", (*_NUMBERS, "ordinal"), _mae, higher_is_better=False),
+        Metric(
+            "mae",
+            "MAE",
+            "mean absolute error",
+            (*_NUMBERS, "ordinal"),
+            _mae,
+            higher_is_better=False,
+            denominator="samples",
+        ),
         Metric(
             "rmse",
             "RMSE",
@@ -262,6 +289,7 @@ METRICS: dict[str, Metric] = {
             _mse,
             higher_is_better=False,
             transform=np.sqrt,
+            denominator="samples",
         ),
         Metric(
             "r2",
@@ -278,6 +306,7 @@ METRICS: dict[str, Metric] = {
             ("count",),
             _deviance,
             higher_is_better=False,
+            denominator="samples",
         ),
     )
 }

@@ -1,0 +1,169 @@
+"""Nodes with tables: they agree on preprocessing before round 1, and compute the same models as the simulator."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from fedrema.cli import main
+from fedrema.cli.arguments import parse_settings
+from fedrema.data import build_federation
+from fedrema.runs.execute import build_simulator
+from fedrema.runs.run import Run
+from fedrema.tasks import TASKS
+from tests.deploy.tables import COLUMNS, SETTINGS, TARGETS, Tables
+
+
+def simulated(made, method="fedavg", more=()):
+    task = ["--task", made.task, "--target", TARGETS[made.task], "--columns", COLUMNS]
+    settings = parse_settings(method, ["--federation", str(made.tables), *task, *SETTINGS, *more])
+    federation = build_federation(settings.data)
+    simulator = build_simulator(settings.for_columns(federation), federation)
+    state = simulator.start()
+    return federation, state, [result.record for result in simulator.run(state)]
+
+
+def assert_same(made, conductor, method="fedavg", more=()):
+    federation, state, records = simulated(made, method, more)
+    central = conductor.central
+    assert central.state.params.common.keys() == state.params.common.keys()
+    for name, value in state.params.common.items():
+        torch.testing.assert_close(central.state.params.common[name], value, rtol=0, atol=1e-6)
+    for name, value in central.state.params.own.items():
+        torch.testing.assert_close(value[: len(federation)], state.params.own[name], rtol=0, atol=1e-6)
+    run = Run(made.place.run)
+    assert run.finished
+    assert [record.rejected for record in run.rounds] == [{}] * 3
+    for found, expected in zip(run.rounds, records, strict=True):
+        assert list(found.metrics) == list(expected.metrics)
+        for name, metric in expected.metrics.items():
+            assert found.metrics[name].value == pytest.approx(metric.value, rel=1e-9)
+            assert found.metrics[name].clients == pytest.approx(metric.clients, rel=1e-9)
+    assert run.manifest.federation.task.name == federation.task.name
+    assert tuple(run.manifest.federation.class_names) == federation.class_names
+    assert run.manifest.federation.sample_shape == federation.sample_shape
+    return federation, run
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_computes_the_same_models_as_the_simulator(task, tmp_path):
+    made = Tables(tmp_path / "f", task)
+    federation, run = assert_same(made, made.conduct())
+    assert run.manifest.federation.preprocessing == federation.preprocessing
+    assert "weight is missing" in federation.preprocessing.output_names
+    assert "ward=only-1" in federation.preprocessing.output_names
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "more"),
+    [
+        ("binary", "fedrema", ["--class-weights", "balanced", "--metrics", "log_loss,f1"]),
+        ("multilabel", "fedper", ["--class-weights", "balanced"]),
+        ("regression", "fedrema", ["--scale", "site", "--regression-loss", "huber"]),
+        ("binary", "ditto", ["--scale", "none"]),
+        ("multiclass", "fedavg", ["--categories", "embed"]),
+    ],
+)
+def test_settings_of_tables_have_the_same_effect_as_in_the_simulator(task, method, more, tmp_path):
+    made = Tables(tmp_path / "f", task, method, more)
+    assert_same(made, made.conduct(), method, more)
+
+
+def test_with_the_scale_of_each_site_no_mean_leaves_a_node(tmp_path):
+    made = Tables(tmp_path / "f", "binary", more=["--scale", "site"])
+    made.conduct()
+    sent = [json.loads(reply.content["facts"]["statistics"]) for _, reply in made.grid.received[:3]]
+    for statistics in sent:
+        numbers = statistics["columns"]["numbers"]
+        assert {name: (each["mean"], each["m2"] / each["count"]) for name, each in numbers.items()} == {
+            "age": (0.0, 1.0),
+            "weight": (0.0, 1.0),
+        }
+        assert set(statistics["classes"].values()) == {0}  # counts are not needed
+        assert statistics["target"] is None
+    log = (made.folder / "nodes" / "north" / "node.log").read_text()
+    assert "round 0: sent statistics of 32 training samples: count of age" in log
+
+
+def test_a_restarted_server_uses_the_saved_agreement(tmp_path):
+    made = Tables(tmp_path / "f", "regression", least=2)
+    first = made.conductor()
+    agreement = first._agree()
+    made.conduct(rounds=1)
+    # Nodes that changed their data later, or joined later, use what was agreed.
+    again = made.conductor()
+    again._agree = None  # never called
+    again.conduct()
+    assert again.agreement == agreement
+    assert Run(made.place.run).rounds[-1].round == 3
+    # Before the first checkpoint, the agreement is in a file of its own, which a copy of the checkpoint replaces.
+    file = made.folder / "server" / "run.agreed.json"
+    assert json.loads(file.read_text())["agreement"]["scale"] == agreement.scale
+    file.unlink()
+    last = made.conductor(rounds=4)
+    last._agree = None
+    last.conduct()
+    assert Run(made.place.run).rounds[-1].round == 4
+
+
+def test_a_node_with_other_columns_does_not_participate(tmp_path):
+    def without_age(row):
+        return {name: value for name, value in row.items() if name != "age"}
+
+    made = Tables(tmp_path / "f", "binary", least=2, change={"south": without_age})
+    made.conduct()
+    records = Run(made.place.run).rounds
+    why = "Column 'age' is missing in its table; the federation's are age, weight, ward, died."
+    assert all(why in record.rejected["south"] for record in records)
+    assert [record.participants for record in records] == [[0, 1]] * 3
+    log = (made.folder / "nodes" / "south" / "node.log").read_text()
+    assert f"round 0: {why}" in log
+    assert f"round 1: {why}" in log
+
+
+def test_a_node_with_an_additional_column_does_not_participate(tmp_path, capsys):
+    made = Tables(tmp_path / "f", "binary", least=2, change={"north": lambda row: {**row, "name": "x"}})
+    made.conduct()
+    assert main(["deploy", "status", str(made.folder)]) == 0
+    assert "Its table has the additional column 'name'" in " ".join(capsys.readouterr().out.split())
+    assert "additional column 'name'" in (made.folder / "nodes" / "north" / "node.log").read_text()
+
+
+def test_a_node_joins_after_the_agreement(tmp_path):
+    made = Tables(tmp_path / "f", "multiclass", least=2)
+    conductor = made.conductor(rounds=1)
+    made.grid.offline.add(9)
+    conductor.conduct()
+    later = made.conductor()
+    later.conduct()
+    records = Run(made.place.run).rounds
+    # "rare-2" is a class that only the late node has.
+    assert "'rare-2'" in records[1].rejected["south"]
+    assert "the classes are mild, rare-0, rare-1, severe" in records[1].rejected["south"]
+
+
+def test_a_node_that_adds_noise_sends_no_statistics(tmp_path):
+    pytest.importorskip("opacus")
+    made = Tables(tmp_path / "f", "regression", least=2, more=["--most-noise", "100"])
+    with (made.folder / "nodes" / "north" / "node.toml").open("a") as config:
+        config.write("privacy-clip = 1.0\nprivacy-noise = 1.0\n")
+    made.conduct()
+    sent = [
+        node for node, reply in made.grid.received if not reply.has_error() and "statistics" in reply.content["facts"]
+    ]
+    assert sent == [7, 9]
+    assert Run(made.place.run).rounds[0].participants == [0, 1, 2]  # with what the others agreed on
+
+
+def test_a_node_writes_a_model_that_predicts_from_raw_rows(tmp_path, capsys):
+    made = Tables(tmp_path / "f", "regression")
+    made.conduct()
+    node = made.folder / "nodes" / "north"
+    assert main(["deploy", "model", str(node)]) == 0
+    data, out = str(node / "table.csv"), str(tmp_path / "found.csv")
+    assert main(["predict", str(node / "model"), data, "--client", "north", "--out", out]) == 0
+    assert len((tmp_path / "found.csv").read_text().splitlines()) == 41
+    assert main(["export", str(made.place.run)]) == 0
+    capsys.readouterr()
