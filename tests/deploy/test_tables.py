@@ -7,10 +7,13 @@ import torch
 
 pytest.importorskip("flwr")
 
+from flwr.app import ConfigRecord
+
 from fedrema.cli import main
 from fedrema.cli.arguments import parse_settings
 from fedrema.data import build_federation
 from fedrema.deploy.folder import ServerFolder
+from fedrema.errors import BadInput
 from fedrema.runs.execute import build_simulator
 from fedrema.runs.run import Run
 from fedrema.tasks import TASKS
@@ -189,6 +192,28 @@ def test_a_node_joins_after_the_agreement(tmp_path):
     # "rare-2" is a class that only the late node has.
     assert "'rare-2'" in records[1].rejected["south"]
     assert "the classes are mild, rare-0, rare-1, severe" in records[1].rejected["south"]
+
+
+@pytest.mark.parametrize("sent", [b"{}", b"x" * 1000, 5, None], ids=str)
+def test_hostile_statistics_affect_no_other_node(sent, tmp_path, caplog):
+    def spoil(node, reply):
+        if node == 9 and reply.metadata.message_type == "query.statistics":
+            reply.content["facts"] = ConfigRecord({} if sent is None else {"statistics": sent})
+        return reply
+
+    made, absent = Tables(tmp_path / "f", "binary", least=2), Tables(tmp_path / "g", "binary", least=2)
+    agreement = made.conduct(spoil).agreement
+    assert "before round 1: no usable statistics from node south: its statistics" in caplog.text
+    conductor = absent.conductor()
+    absent.grid.offline.add(9)
+    assert conductor._agree() == agreement
+    assert Run(made.place.run).rounds[0].participants == [0, 1, 2]
+
+
+def test_a_server_without_enough_usable_statistics_says_why_it_stops(tmp_path):
+    made = Tables(tmp_path / "f", "binary", change={"south": lambda row: {**row, "name": "x"}}, wait=0.1)
+    with pytest.raises(BadInput, match=r"needs 3 usable replies .* south: .*additional column 'name'"):
+        made.conduct()
 
 
 def test_a_node_that_adds_noise_sends_no_statistics(tmp_path):
