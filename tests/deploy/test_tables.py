@@ -7,13 +7,17 @@ import torch
 
 pytest.importorskip("flwr")
 
+from flwr.app import ConfigRecord
+
 from fedrema.cli import main
 from fedrema.cli.arguments import parse_settings
 from fedrema.data import build_federation
+from fedrema.deploy.folder import ServerFolder
+from fedrema.errors import BadInput
 from fedrema.runs.execute import build_simulator
 from fedrema.runs.run import Run
 from fedrema.tasks import TASKS
-from tests.deploy.tables import COLUMNS, SETTINGS, TARGETS, Tables
+from tests.deploy.tables import COLUMNS, NAMES, SETTINGS, TARGETS, Tables, write_table
 
 
 def simulated(made, method="fedavg", more=()):
@@ -69,6 +73,52 @@ def test_every_task_computes_the_same_models_as_the_simulator(task, tmp_path):
 def test_settings_of_tables_have_the_same_effect_as_in_the_simulator(task, method, more, tmp_path):
     made = Tables(tmp_path / "f", task, method, more)
     assert_same(made, made.conduct(), method, more)
+
+
+@pytest.mark.parametrize(("task", "more"), [("regression", []), ("multiclass", ["--categories", "embed"])])
+def test_tables_that_are_dealt_for_a_trial_give_the_same_models(task, more, tmp_path):
+    made = Tables(tmp_path / "f", task, more=more)
+    described = ["--federation", str(made.tables), "--columns", COLUMNS, "--target", TARGETS[task], "--task", task]
+    arguments = ["--deal", "--nodes", ",".join(NAMES), "--least-clients", "3", *described, *SETTINGS, *more]
+    assert main(["deploy", "init", str(tmp_path / "g"), "fedavg", *arguments]) == 0
+    made.folder, made.place = tmp_path / "g", ServerFolder.open(tmp_path / "g")
+    assert_same(made, made.conduct(), more=more)
+    asked = {message.metadata.message_type for message in made.grid.sent}
+    assert asked == {"train"}  # everything is known in advance
+
+
+def test_columns_target_and_task_can_come_from_an_example(tmp_path, capsys):
+    write_table(tmp_path / "example.csv", 0, "regression", rows=5)
+    arguments = ["--nodes", "3", "--example", str(tmp_path / "example.csv"), "--target", "cost"]
+    assert main(["deploy", "init", str(tmp_path / "f"), "fedavg", *arguments]) == 0
+    config = ServerFolder.open(tmp_path / "f").run_config()
+    assert {name: config[name] for name in ("columns", "target", "task", "sample-shape", "classes")} == {
+        "columns": COLUMNS,
+        "target": "cost",
+        "task": "regression",
+        "sample-shape": "columns",
+        "classes": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--columns", "a,b", "--task", "regression"], "--target must name the column"),
+        (["--columns", "a,b", "--target", "y"], "--task must say what the nodes predict"),
+        (["--columns", "a,b", "--target", "y,z", "--task", "binary"], "--task binary needs one --target"),
+        (["--columns", "a", "--target", "y", "--task", "count", "--classes", "3"], "has no classes"),
+        (["--columns", "a", "--target", "y", "--sample-shape", "3"], "--sample-shape is for arrays"),
+        (["--sample-shape", "3", "--task", "regression", "--classes", "3"], "has no classes"),
+        (["--sample-shape", "3"], "--sample-shape and --classes must describe"),
+        (["--sample-shape", "3", "--task", "ordinal", "--classes", "1"], "classes must be at least 2"),
+    ],
+)
+def test_incomplete_descriptions_are_refused_in_one_sentence(arguments, why, tmp_path, capsys):
+    assert main(["deploy", "init", str(tmp_path / "f"), "fedavg", "--nodes", "3", *arguments]) == 2
+    printed = capsys.readouterr().err
+    assert why in printed
+    assert printed.count("\n") == 1
 
 
 def test_with_the_scale_of_each_site_no_mean_leaves_a_node(tmp_path):
@@ -142,6 +192,28 @@ def test_a_node_joins_after_the_agreement(tmp_path):
     # "rare-2" is a class that only the late node has.
     assert "'rare-2'" in records[1].rejected["south"]
     assert "the classes are mild, rare-0, rare-1, severe" in records[1].rejected["south"]
+
+
+@pytest.mark.parametrize("sent", [b"{}", b"x" * 1000, 5, None], ids=str)
+def test_hostile_statistics_affect_no_other_node(sent, tmp_path, caplog):
+    def spoil(node, reply):
+        if node == 9 and reply.metadata.message_type == "query.statistics":
+            reply.content["facts"] = ConfigRecord({} if sent is None else {"statistics": sent})
+        return reply
+
+    made, absent = Tables(tmp_path / "f", "binary", least=2), Tables(tmp_path / "g", "binary", least=2)
+    agreement = made.conduct(spoil).agreement
+    assert "before round 1: no usable statistics from node south: its statistics" in caplog.text
+    conductor = absent.conductor()
+    absent.grid.offline.add(9)
+    assert conductor._agree() == agreement
+    assert Run(made.place.run).rounds[0].participants == [0, 1, 2]
+
+
+def test_a_server_without_enough_usable_statistics_says_why_it_stops(tmp_path):
+    made = Tables(tmp_path / "f", "binary", change={"south": lambda row: {**row, "name": "x"}}, wait=0.1)
+    with pytest.raises(BadInput, match=r"needs 3 usable replies .* south: .*additional column 'name'"):
+        made.conduct()
 
 
 def test_a_node_that_adds_noise_sends_no_statistics(tmp_path):

@@ -5,6 +5,8 @@ import subprocess
 import pytest
 import torch
 
+pytest.importorskip("flwr")
+
 from fedrema.base.processes import free_port
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.run import Run

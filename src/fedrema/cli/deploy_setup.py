@@ -17,7 +17,7 @@ from fedrema.cli.deploy import say, show
 from fedrema.cli.option_help import options_of
 from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, make_settings
-from fedrema.data import Federation
+from fedrema.data import Federation, build_federation
 from fedrema.data.roles import TaskChoice
 from fedrema.errors import BadInput
 
@@ -102,6 +102,7 @@ def demo(arguments: list[str]) -> int:
     args, settings = _parse(Demo, arguments, "fedrema deploy demo", {"deal": True, "rounds": DEMO_ROUNDS})
     from fedrema.deploy.demo import run_demo
 
+    settings = _for_tables(args, settings)
     plan = dataclasses.replace(_plan(args, settings), least_clients=len(_names(args.nodes)))
     code = run_demo(args.dir, _names(args.nodes), settings, plan, say)
     if code == 0:
@@ -209,7 +210,9 @@ def _names(nodes: str) -> tuple[str, ...]:
 
 def _for_tables(args: Init, settings: Settings) -> Settings:
     """Return the settings with the columns, the target and the task of the example, if there is one."""
-    if args.example is None:
+    if args.deal and settings.data.categories == "embed":
+        return settings.for_columns(build_federation(settings.data))
+    if args.example is None or args.deal:
         return settings
     from fedrema.data import read_user_table
     from fedrema.data.table_targets import infer_task
@@ -231,7 +234,6 @@ def _for_tables(args: Init, settings: Settings) -> Settings:
 
 
 def _plan(args: Init, settings: Settings) -> Any:
-    from fedrema.data import build_federation
     from fedrema.deploy.run_config import Plan
     from fedrema.deploy.setup import NO_FOLDER
 

@@ -44,6 +44,8 @@ class Conductor:
         self.needs = Needs.of(settings, plan)
         """What the nodes have to agree on before round 1."""
         self.agreement = Agreement()
+        self.prepared = False
+        """Whether `central` and `run` exist."""
         if not self.needs:
             self._prepare()
         self.failing_since: float | None = None
@@ -61,6 +63,7 @@ class Conductor:
         dummy = dummy_federation(plan.shape, plan.predicted, plan.counts, self.agreement.preprocessing)
         self.central = CentralServer(self.settings, dummy, plan.most_clients, plan.most_samples, plan.most_noise)
         self.run = RunState(Path(plan.folder), self.settings, plan, self.central, self.agreement)
+        self.prepared = True
 
     def conduct(self, lock: RunLock | None = None) -> None:
         """Execute the remaining rounds and score the final models; `lock` is the run's, if the caller holds it."""
@@ -234,11 +237,11 @@ class Conductor:
     @property
     def _completed(self) -> int:
         """The last completed round."""
-        return self.central.round if hasattr(self, "central") else 0
+        return self.central.round if self.prepared else 0
 
     def _known_names(self) -> list[str]:
         """Return the names of the clients that have a row."""
-        return self.central.registry.names if hasattr(self, "central") else []
+        return self.central.registry.names if self.prepared else []
 
     def _identify(self, nodes: list[int]) -> None:
         """Ask nodes without a registered key for their names."""
