@@ -1,7 +1,7 @@
 """Write the tables of docs/natural.md.
 
-`python tools/make_natural.py` reads the finished runs of the grids in research/natural, and trains one run per method and
-dataset for the verdicts, which need the predictions of the final models. The page says how to run the grids.
+`python tools/make_natural.py` reads the finished runs of the grids in research/natural, and trains one run per method
+and dataset for the verdicts, which need the predictions of the final models. The page says how to run the grids.
 """
 
 import tempfile

@@ -178,7 +178,7 @@ def test_the_page_is_self_contained(tmp_path):
     write_two_groups(tmp_path)
     write_page([tmp_path], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
-    assert text.count('<script type="application/json"') == 3
+    assert text.count('<script type="application/json"') == 4
     own = text.partition('id="plotly-source"')[0]
     assert "http://" not in own
     assert "https://" not in own

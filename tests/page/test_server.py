@@ -112,6 +112,7 @@ def test_new_rounds_and_matrices_make_new_versions(tmp_path):
         "main": before["main"] + 1,
         "clients": before["clients"] + 1,
         "relations": before["relations"],
+        "verdict": before["verdict"] + 1,
     }
     assert live.part("clients")["runs"][0]["rounds"] == [1, 2, 3, 4]
     run.directory.write_relations({4: {"S": np.eye(2, dtype=np.float32)}})

@@ -4,6 +4,8 @@ import logging
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import fedrema
 from fedrema.errors import BadInput
@@ -55,6 +57,17 @@ def test_every_task_stores_its_predictions(task, precision, tmp_path):
     run = fedrema.run("fedavg", federation=federation_of(task), out=out, precision=precision, **SMALL)
     assert records_of(run) == run.rounds[-1].metrics
     assert run.predictions().outputs.dtype == np.dtype(precision)
+
+
+@pytest.mark.parametrize("metrics", ["", "log_loss"])
+def test_outputs_beyond_the_classes_count_as_wrong_whichever_metrics_are_recorded(metrics, tmp_path):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        wide = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 9))  # the data has four classes
+    settings = {**SMALL, "lr": 0.0001, "head": "2", "metrics": metrics}
+    run = fedrema.run("fedavg", federation=make_federation(), net=wide, out=tmp_path / "run", **settings)
+    assert records_of(run) == run.rounds[-1].metrics
+    assert run.predictions().outputs.shape[1] == 9
 
 
 def test_predictions_follow_the_last_round_of_a_resumed_run(tmp_path):

@@ -11,7 +11,9 @@ from fedrema.simulation.bootstrap import ADDITIVE
 from fedrema.simulation.scoring import metric_for
 
 MOST_SAMPLES = 100_000
-"""Test samples of the federation up to which the page computes intervals: about 5 seconds."""
+"""Test samples of the federation up to which the page computes intervals."""
+MOST_INTERVALS = 5_000
+"""Clients × methods up to which the page computes intervals: about 10 seconds."""
 SLOWER = 20
 """How many times longer a metric takes that must be computed for each resample."""
 
@@ -61,8 +63,8 @@ def verdict_part(runs: Sequence[DownsampledRun], live: bool = False) -> VerdictP
         return _nothing(f"Available when {against.label} and another method have finished.")
     metric = metric_for(theirs.manifest.federation.task)
     samples = sum(theirs.manifest.federation.test_counts) * (1 if metric.name in ADDITIVE else SLOWER)
-    if samples > MOST_SAMPLES:
-        return _nothing("Not computed here for so many test samples: fedrema verdict computes it.")
+    if samples > MOST_SAMPLES or len(theirs.names) * len(usable) > MOST_INTERVALS:
+        return _nothing("Not computed here for so many clients or test samples: fedrema verdict computes it.")
     try:
         found = verdicts([run for _, run in usable], baseline=against.label)
     except BadInput:

@@ -31,6 +31,7 @@ DEFINING = (Purpose.RESULT, Purpose.SEED, Purpose.RECORD)
 """Purposes of the settings that are part of a run's identity."""
 CODE = ("method", "net")
 """Inputs whose files determine a result; data is identified by its content instead."""
+DATA_SUFFIXES = (".npz", ".csv", ".csv.gz", ".parquet", ".json")
 CANNOT_CONTINUE = "{} cannot be continued: {} since it was started; restore the earlier version or start a new run."
 
 
@@ -127,11 +128,15 @@ def _class_digests(kind: type[Method]) -> Digests:
 
 
 def _data_digests(source: str) -> Digests:
-    """Return the digests of a file, of the `.npz` files of a folder, or of the sources of module:function."""
+    """Return the digests of a file, of the arrays and tables in a folder, or of the sources of module:function.
+
+    Image files have none: there may be many, and the data is identified by its content anyway.
+    """
     path = Path(source).expanduser()
     try:
         if path.is_dir():
-            return {file.name: file_digest(file) for file in sorted(path.glob("*.npz"))}
+            files = [file for file in sorted(path.rglob("*")) if file.name.endswith(DATA_SUFFIXES)]
+            return {str(file.relative_to(path)): file_digest(file) for file in files}
         if path.is_file():
             return {path.name: file_digest(path)}
     except OSError:  # reading the data reports the reason
