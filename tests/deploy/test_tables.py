@@ -121,6 +121,15 @@ def test_incomplete_descriptions_are_refused_in_one_sentence(arguments, why, tmp
     assert printed.count("\n") == 1
 
 
+def test_the_models_on_the_server_are_exported_if_nodes_choose_their_batches(tmp_path, capsys):
+    made = Tables(tmp_path / "f", "count", more=["--rounds", "1", "--batch", "0"])
+    made.conduct()
+    assert main(["export", str(made.place.run)]) == 0
+    assert sorted(file.name for file in (made.place.run / "models").glob("*.safetensors")) == [
+        f"{name}.safetensors" for name in NAMES
+    ]
+
+
 def test_with_the_scale_of_each_site_no_mean_leaves_a_node(tmp_path):
     made = Tables(tmp_path / "f", "binary", more=["--scale", "site"])
     made.conduct()

@@ -118,7 +118,8 @@ class TrainedClients:
             return False
         simulation = replace(settings.simulation.for_inspection(), device="cpu", backend="loop")
         dummy = dummy_federation(federation.sample_shape, federation.task)
-        simulator = build_simulator(replace(settings, simulation=simulation), dummy, self.module)
+        # The batch may be left for each node to choose.
+        simulator = build_simulator(replace(settings, simulation=simulation).fitted(dummy), dummy, self.module)
         if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
             return True  # adapts to the client's samples, which the server does not have
         initial = simulator.start()
