@@ -36,7 +36,12 @@ def test_export_of_some_clients_to_a_folder(trained, tmp_path, capsys):
     place = tmp_path / "place"
     assert main(["export", str(trained / "seed-0"), "--out", str(place), "--clients", "2"]) == 0
     assert "1 model: " in capsys.readouterr().out
-    assert sorted(file.name for file in place.iterdir()) == ["2.safetensors", "README.md", "index.json"]
+    assert sorted(file.name for file in place.iterdir()) == [
+        "2.safetensors",
+        "MODEL_CARD.md",
+        "README.md",
+        "index.json",
+    ]
     assert "there are 2: name one of them" in refused(capsys, "export", str(trained), "--out", str(place))
     assert "'9' is not in" in refused(capsys, "export", str(trained), "--overwrite", "--clients", "9")
     assert "needs at least one folder" in refused(capsys, "export")

@@ -180,6 +180,7 @@ def test_every_client_has_its_own_file_and_the_index_names_the_client(run):
         assert set(exported) == {"1.weight", "1.bias", "3.weight", "3.bias"}
         assert torch.equal(exported["3.weight"], personal["head.weight"])
     assert {file.name for file in (run.path / "models").iterdir()} == {
+        "MODEL_CARD.md",
         "README.md",
         "index.json",
         *(file.name for file in files),
