@@ -1,6 +1,5 @@
 """Names, units and directions of quantities; the interval over clients."""
 
-import numpy as np
 import pytest
 
 from fedrema.errors import BadInput
@@ -13,7 +12,7 @@ from fedrema.reporting.quantities import (
     signed_number,
     with_unit,
 )
-from fedrema.reporting.statistics import bootstrap_interval, rank
+from fedrema.reporting.statistics import rank
 from fedrema.tasks import METRICS
 
 RMSE, ACCURACY, AUC = METRICS["rmse"], METRICS["accuracy"], METRICS["auc"]
@@ -64,23 +63,6 @@ def test_explanations():
     text = explanation([RMSE, METRICS["r2"], METRICS["mae"]])
     assert text.startswith("RMSE, lower is better, mean ± standard deviation over seeds.")
     assert text.endswith("clients with the highest RMSE. Also final: R², MAE (lower is better).")
-
-
-def test_the_interval_over_clients_is_deterministic_and_covers_the_mean():
-    values = np.random.default_rng(1).normal(5, 2, 40).tolist()
-    low, high = bootstrap_interval(values)
-    assert bootstrap_interval(values) == (low, high)
-    error = np.std(values) / np.sqrt(len(values))
-    assert (low, high) == pytest.approx((np.mean(values) - 1.96 * error, np.mean(values) + 1.96 * error), abs=0.15)
-    assert bootstrap_interval([3.0, 3.0]) == (3.0, 3.0)
-    assert bootstrap_interval([1.0]) == (1.0, 1.0)
-
-
-def test_the_interval_does_not_depend_on_how_many_numbers_are_drawn_at_once(monkeypatch):
-    values = [1.0, 2.0, 5.0, 9.0]
-    expected = bootstrap_interval(values)
-    monkeypatch.setattr("fedrema.reporting.statistics.DRAWS_AT_ONCE", 20)
-    assert bootstrap_interval(values) == expected
 
 
 def test_lower_scores_can_rank_first():

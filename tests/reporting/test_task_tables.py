@@ -11,7 +11,6 @@ from fedrema.errors import BadInput
 from fedrema.reporting.curves import quantity_words
 from fedrema.reporting.groups import group_runs
 from fedrema.reporting.plots import Curve, Look, about_curves, cut_start
-from fedrema.reporting.statistics import bootstrap_interval
 from fedrema.reporting.tables import (
     comparison_csv,
     comparison_latex,
@@ -20,6 +19,7 @@ from fedrema.reporting.tables import (
     differences_table,
     paired_differences,
 )
+from fedrema.simulation.bootstrap import mean_interval
 from tests.reporting.task_runs import TWO_CLIENTS, write_task_run
 
 
@@ -48,7 +48,7 @@ def test_a_regression_has_rmse_and_r2(tmp_path):
     # Best: round 2, (1 + 3) / 2; final: the mean of 3, 2 and 2.25; worst tenth: of 4, 3 and 3.
     assert "FedAvg 1 2.00 2.00 2.42 3.33 0.267 3.0" in text
     assert "RMSE, lower is better, mean ± standard deviation" in text
-    low, high = bootstrap_interval([1.5, 10 / 3])
+    low, high = mean_interval([1.5, 10 / 3], "clients")
     assert f"final RMSE, 95 % bootstrap interval: FedAvg 2.42 ({low:.2f} to {high:.2f})." in text
 
 

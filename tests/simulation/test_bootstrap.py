@@ -7,7 +7,7 @@ from scipy import stats
 
 from fedrema.base.random import numpy_generator
 from fedrema.simulation import bootstrap
-from fedrema.simulation.bootstrap import ADDITIVE, RESAMPLES, mean_interval, paired_gains
+from fedrema.simulation.bootstrap import RESAMPLES, mean_interval, paired_gains
 from fedrema.tasks import METRICS, TASKS, Predictions, Task
 
 SIZES = {"binary": 2, "multiclass": 4, "multilabel": 3, "ordinal": 4, "regression": 1, "count": 1}
@@ -71,7 +71,7 @@ def test_sums_over_samples_give_additive_metrics(task, name):
     metric, model = METRICS[name], predictions(task)
     samples = bootstrap._per_sample(metric, model).sum(axis=1)
     whole = torch.stack(metric.quotients(model))[:, 0].numpy()
-    if name in ADDITIVE:
+    if metric.is_mean_over_samples:
         np.testing.assert_allclose(samples, whole)
 
 
@@ -164,3 +164,20 @@ def test_the_interval_of_the_mean_gain_agrees_with_scipy():
     ).confidence_interval
     assert found == pytest.approx((expected.low, expected.high), abs=0.04)
     assert mean_interval([0.5], "clients") is None
+
+
+def test_the_interval_over_clients_is_deterministic_and_covers_the_mean():
+    values = np.random.default_rng(1).normal(5, 2, 40).tolist()
+    low, high = mean_interval(values, "clients")
+    assert mean_interval(values, "clients") == (low, high)
+    error = np.std(values) / np.sqrt(len(values))
+    assert (low, high) == pytest.approx((np.mean(values) - 1.96 * error, np.mean(values) + 1.96 * error), abs=0.15)
+    assert mean_interval([3.0, 3.0], "clients") == (3.0, 3.0)
+    assert mean_interval([1.0], "clients") is None
+
+
+def test_the_interval_does_not_depend_on_how_many_numbers_are_drawn_at_once(monkeypatch):
+    values = [1.0, 2.0, 5.0, 9.0]
+    expected = mean_interval(values, "clients")
+    monkeypatch.setattr(bootstrap, "CELLS", 20)
+    assert mean_interval(values, "clients") == expected

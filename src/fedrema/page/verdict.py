@@ -7,7 +7,6 @@ from fedrema.errors import BadInput
 from fedrema.page.encode import plain
 from fedrema.page.reading import DownsampledRun
 from fedrema.reporting.verdict import EXPLANATION, Verdict, baseline_of, first_runs, verdicts
-from fedrema.simulation.bootstrap import ADDITIVE
 from fedrema.simulation.scoring import metric_for
 
 MOST_SAMPLES = 100_000
@@ -62,7 +61,7 @@ def verdict_part(runs: Sequence[DownsampledRun], live: bool = False) -> VerdictP
     if not any(run is theirs for _, run in usable) or len(usable) < 2:
         return _nothing(f"Available when {against.label} and another method have finished.")
     metric = metric_for(theirs.manifest.federation.task)
-    samples = sum(theirs.manifest.federation.test_counts) * (1 if metric.name in ADDITIVE else SLOWER)
+    samples = sum(theirs.manifest.federation.test_counts) * (1 if metric.is_mean_over_samples else SLOWER)
     if samples > MOST_SAMPLES or len(theirs.names) * len(usable) > MOST_INTERVALS:
         return _nothing("Not computed here for so many clients or test samples: fedrema verdict computes it.")
     try:

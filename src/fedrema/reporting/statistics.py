@@ -13,9 +13,6 @@ NO_DIFFERENCE = 1e-9
 """Numbers that are closer count as equal: 0.7 - 0.6 and 0.6 - 0.5 differ by rounding only."""
 COLUMNS_FOR_RANKS = 3
 """With fewer columns, the blocks of a ranking are single runs instead of datasets."""
-RESAMPLES = 2000
-DRAWS_AT_ONCE = 2_000_000
-"""Numbers that a bootstrap draws at a time, so that it needs little memory with any number of clients."""
 
 Scores = Mapping[str, Mapping[tuple[str, int], float]]
 """By row, then by column and training seed."""
@@ -90,21 +87,6 @@ def t_interval(differences: Sequence[float]) -> tuple[float, float]:
     if error == 0:  # scipy would return NaN
         return mean, mean
     low, high = stats.t.interval(CONFIDENCE, df=len(differences) - 1, loc=mean, scale=error)
-    return float(low), float(high)
-
-
-def bootstrap_interval(values: Sequence[float], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % percentile interval of the mean over clients, which are drawn again with replacement.
-
-    The draws depend on nothing but `seed` and the number of values.
-    """
-    known, generator = np.asarray(values, np.float64), np.random.default_rng(seed)
-    at_once = max(1, DRAWS_AT_ONCE // len(known))
-    means = [
-        known[generator.integers(0, len(known), (min(at_once, resamples - start), len(known)))].mean(axis=1)
-        for start in range(0, resamples, at_once)
-    ]
-    low, high = np.quantile(np.concatenate(means), [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 

@@ -17,8 +17,8 @@ from rich.text import Text
 from fedrema.reporting.groups import Difference, Group, Statistic, group_runs, metrics_of, paired_differences
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.reporting.quantities import Kind, Quantity, explanation, find_quantity, metric_text
-from fedrema.reporting.statistics import bootstrap_interval
 from fedrema.runs.run import Run
+from fedrema.simulation.bootstrap import mean_interval
 from fedrema.tasks import METRICS
 
 __all__ = [
@@ -281,8 +281,8 @@ def _over_clients(groups: Sequence[Group]) -> str:
         if len(group.counted) > 1 or run.manifest.federation.task.name == "multiclass":
             continue
         values = [value for value in final_of_clients(run) if value is not None]
-        if len(values) > 1:
-            mean, *bounds = (metric_text(group.metric, each) for each in (fmean(values), *bootstrap_interval(values)))
+        if (interval := mean_interval(values, "clients")) is not None:
+            mean, *bounds = (metric_text(group.metric, each) for each in (fmean(values), *interval))
             found.append(f"{group.label} {mean} ({' to '.join(bounds)})")
     if not found:
         return ""

@@ -16,8 +16,6 @@ RESAMPLES = 2000
 CONFIDENCE = 0.95
 FEWEST_SAMPLES = 10
 """With fewer test samples, no conclusion is drawn."""
-ADDITIVE = frozenset({"accuracy", "log_loss", "brier", "mae", "rmse", "deviance"})
-"""Metrics whose numerators and denominators are sums over samples. All others are computed for each resample."""
 CELLS = 2**21
 """Resampled numbers that are held in memory at once."""
 ROUNDING = 1e-12
@@ -130,7 +128,7 @@ def _whole(metric: Metric, model: Predictions) -> float:
 
 def _resampled(metric: Metric, models: Sequence[Predictions], count: int, *key: Part) -> np.ndarray:
     """Return the metric of each model in each resample [models, resamples]."""
-    additive = metric.name in ADDITIVE
+    additive = metric.is_mean_over_samples
     quotients = np.stack([_per_sample(metric, model) for model in models], -1) if additive else None
     blocks = []
     for index in _drawn(count, *key):

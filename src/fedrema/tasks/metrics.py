@@ -50,6 +50,11 @@ class Metric:
     highest: float = float("inf")
     """The highest possible quotient; the lowest is 0."""
 
+    @property
+    def is_mean_over_samples(self) -> bool:
+        """Whether numerators and denominators add up over a client's samples."""
+        return self.denominator == "samples"
+
     def value(self, numerator: float, denominator: float) -> float | None:
         """Return the metric from sums of numerators and of denominators; None where it is undefined or infinite."""
         if not denominator > 0 or not math.isfinite(numerator):
