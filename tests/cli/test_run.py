@@ -134,8 +134,8 @@ def test_settings_chosen_from_own_data_are_printed_once_and_recorded(in_an_empty
 @pytest.mark.parametrize(
     ("y", "said"),
     [
-        (np.linspace(0, 1, 90), "18 test samples, regression): "),
-        (np.stack([np.arange(90) % 2, np.arange(90) % 3 == 0], 1), "18 test samples, 2 labels): "),
+        (np.linspace(0, 1, 90), "18 test samples, a quantity: regression): "),
+        (np.stack([np.arange(90) % 2, np.arange(90) % 3 == 0], 1), "18 test samples, 2 labels: multilabel): "),
         (np.arange(90) % 2, "18 test samples, 2 classes): "),
     ],
 )

@@ -126,7 +126,7 @@ def test_worker_processes_give_the_same_results_as_this_process(tmp_path):
     for task in tasks:  # at least the first round of every run is reported
         told = [event for event in heard if event.task == task and event.kind == "round"]
         assert {(event.seed, event.round) for event in told} >= {(0, 1), (1, 1)}
-        assert all(0 <= event.accuracy <= 1 for event in told)
+        assert all(0 <= event.score <= 1 for event in told)
     assert len(kept(there.folder)) == 6
     assert kept(there.folder) == kept(here.folder)
     assert all(one.matrices["S"] for one in there)
@@ -400,7 +400,7 @@ def test_encoded_events_decode_to_the_same_events(event, tmp_path):
     task, *_ = tasks_of(tmp_path, FILE, Store(tmp_path / "runs"))
     heard = Event.decoded(event.encoded(), task)
     assert heard.task is task
-    assert (heard.kind, heard.seed, heard.round, heard.accuracy, heard.failed) == (
-        event.kind, event.seed, event.round, event.accuracy, event.failed,
+    assert (heard.kind, heard.seed, heard.round, heard.score, heard.metric, heard.failed) == (
+        event.kind, event.seed, event.round, event.score, event.metric, event.failed,
     )  # fmt: skip
     assert "\n" not in event.encoded()

@@ -113,8 +113,9 @@ def test_tasks_without_a_softmax_use_more_probes(task, probes, monkeypatch):
     drawn = []
 
     def draw(net, moment, count, *more):
-        drawn.append(count)
-        return draw_probes(net, moment, count, *more)
+        found = draw_probes(net, moment, count, *more)
+        drawn.append(found.shape[1])
+        return found
 
     monkeypatch.setattr("fedrema.methods.fedrema.draw_probes", draw)
     generator = np.random.default_rng(0)

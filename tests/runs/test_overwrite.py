@@ -164,11 +164,13 @@ def test_an_export_does_not_change_other_files(tmp_path):
     index["clients"][0]["file"] = "../config.json"  # an index is a file that anyone can edit
     (folder / "index.json").write_text(json.dumps(index))
     export_models(run, clients=["1"], overwrite=True)
-    assert sorted(content(folder)) == ["0.safetensors", "1.safetensors", "README.md", "index.json", "thesis.pdf"]
+    assert sorted(content(folder)) == [
+        "0.safetensors", "1.safetensors", "MODEL_CARD.md", "README.md", "index.json", "thesis.pdf"
+    ]  # fmt: skip
     (folder / "thesis.pdf").unlink()
     (folder / "0.safetensors").unlink()
     export_models(run, clients=["2"], overwrite=True)
-    assert sorted(content(folder)) == ["2.safetensors", "README.md", "index.json"]
+    assert sorted(content(folder)) == ["2.safetensors", "MODEL_CARD.md", "README.md", "index.json"]
     assert not list(run.path.glob(".models*"))
 
 

@@ -7,7 +7,6 @@ import numpy as np
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
 from fedrema.data.preprocessing import Preprocessing
-from fedrema.errors import BadInput
 from fedrema.runs.manifest import FederationFacts
 from fedrema.runs.run import Run
 from fedrema.simulation.bootstrap import FEWEST_SAMPLES, metric_interval
@@ -87,11 +86,10 @@ def _columns(rules: Preprocessing) -> Iterator[str]:
 def _metrics(run: Run, rows: Sequence[int]) -> Iterator[str]:
     yield "## Metrics"
     yield ""
-    try:
-        found = run.predictions()
-    except BadInput:
+    if not run.finished or not run.directory.predictions_file.exists():
         yield "The run has no predictions of its final models, from which metrics are computed."
         return
+    found = run.predictions()
     metrics = [find_metric(name) for name in run.rounds[-1].metrics] or [find_metric(found.task.primary)]
     yield (
         "On each client's own test samples, with the models of the last round. In brackets: 95 % bootstrap intervals "
