@@ -127,15 +127,30 @@ def _auc(found: Predictions) -> Quotients:
     # Padding ranks last, where it does not change the ranks of samples.
     scores = torch.where(real, scores, torch.inf).movedim(-1, 1).contiguous()  # [k, C, n]
     positive = (target & real).movedim(-1, 1)
-    ascending = scores.sort(-1).values
-    below = torch.searchsorted(ascending, scores, side="left")
-    not_above = torch.searchsorted(ascending, scores, side="right")
-    ranks = (below + not_above + 1).to(found.outputs.dtype) / 2  # equal scores share their mean rank
+    ranks = torch.from_numpy(_mean_ranks(scores.cpu().numpy())).to(scores)
     positives = positive.sum(-1).to(found.outputs.dtype)
     negatives = found.counts[:, None] - positives
     wins = torch.where(positive, ranks, 0).sum(-1) - positives * (positives + 1) / 2
     pairs = positives * negatives
     return _mean_over_classes(found, wins / pairs.clamp(min=1), pairs > 0)
+
+
+def _mean_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ranks from 1 on along the last axis; equal values share their mean rank.
+
+    With NumPy, which sorts short rows on a CPU several times faster than torch.
+    """
+    order = values.argsort(axis=-1)
+    ascending = np.take_along_axis(values, order, axis=-1)
+    places = np.arange(values.shape[-1])
+    differs = ascending[..., 1:] != ascending[..., :-1]
+    edge = np.ones((*values.shape[:-1], 1), np.bool_)
+    first = np.maximum.accumulate(np.where(np.concatenate([edge, differs], -1), places, 0), axis=-1)
+    is_last = np.concatenate([differs, edge], -1)
+    last = np.minimum.accumulate(np.where(is_last, places, len(places))[..., ::-1], axis=-1)[..., ::-1]
+    ranks = np.empty(values.shape)
+    np.put_along_axis(ranks, order, (first + last) / 2 + 1, axis=-1)
+    return ranks
 
 
 def _mean_over_classes(found: Predictions, values: Tensor, defined: Tensor) -> Quotients:
