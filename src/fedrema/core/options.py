@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedrema.base.options import Purpose, option
 from fedrema.core.types import Moment
@@ -13,6 +13,8 @@ from fedrema.tasks import METRICS, LossName
 Backend = Literal["auto", "loop", "stacked"]
 Precision = Literal["auto", "float32", "tf32", "bf16", "float64"]
 AUGMENTATIONS = ("flip", "crop", "cutout", "noise")
+ADAPTIVE = "adaptive"
+"""The value of `Simulation.dp_clip` that adapts the norm to the clients' updates."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,20 @@ class Simulation:
     """Record relations every N rounds, and in the first and last round."""
     metrics: str = option("", Purpose.RECORD, added=True)
     """Metrics to record in addition to those of the task, separated by commas; docs/tasks.md lists all of them."""
+    dp: Literal["none", "central", "local", "sample"] = option("none", simulated=True, added=True)
+    """Differential privacy: the server adds noise to the mean (central), each client to its upload (local), or to every
+    gradient step, with clipping per sample (sample). docs/privacy.md says what each protects."""
+    dp_clip: str = option("1", simulated=True, added=True)
+    """Norm to which --dp clips a client's update, or with --dp sample a sample's gradient; adaptive (central only): the
+    median norm, estimated with noise."""
+    dp_noise: float = option(1.0, simulated=True, added=True)
+    """Standard deviation of the noise of --dp, as a multiple of --dp-clip; 0: clip only, without any guarantee."""
+    dp_delta: float | None = option(None, simulated=True, added=True)
+    """The δ for which --dp computes ε. Default: central 1/K^1.1 for K clients, local and sample 1e-5."""
 
     def __post_init__(self) -> None:
         """Validate the settings."""
+        _check_privacy(self)
         at_least(1, self, "rounds", "evaluate_every", "record_every", "late_round")
         at_least(0, self, "chunk", "threads")
         if self.memory is not None:
@@ -148,4 +161,37 @@ class Simulation:
             dropout=0.0,
             late=0.0,
             scratch=None,
+            dp="none",
+            dp_clip=_default("dp_clip"),
+            dp_noise=_default("dp_noise"),
+            dp_delta=None,
         )
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The fixed norm of --dp-clip; None if it is adapted."""
+        return None if self.dp_clip == ADAPTIVE else float(self.dp_clip)
+
+
+def _default(name: str) -> Any:
+    return Simulation.__dataclass_fields__[name].default
+
+
+def _check_privacy(settings: Simulation) -> None:
+    """Validate the settings of differential privacy."""
+    if settings.dp_clip != ADAPTIVE:
+        try:
+            clip = float(settings.dp_clip)
+        except ValueError:
+            clip = math.nan
+        if not 0 < clip < math.inf:
+            raise BadInput(f"--dp-clip must be a number above 0 or {ADAPTIVE}, got {settings.dp_clip!r}.")
+    at_least(0, settings, "dp_noise")
+    if settings.dp_delta is not None and not 0 < settings.dp_delta < 1:
+        raise BadInput(f"--dp-delta must be above 0 and below 1, got {settings.dp_delta}.")
+    if settings.dp == "none":
+        for name in ("dp_clip", "dp_noise", "dp_delta"):
+            if getattr(settings, name) != _default(name):
+                raise BadInput(f"--{name.replace('_', '-')} has no effect without --dp central, local or sample.")
+    elif settings.dp != "central" and settings.dp_clip == ADAPTIVE:
+        raise BadInput(f"--dp-clip {ADAPTIVE} needs --dp central: clients alone do not know each other's norms.")

@@ -26,13 +26,15 @@ from fedrema.core.checks import calling, check_answer, check_client
 from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.data.federation import Federation
 from fedrema.engine import ClientTensors, Cohort, row_index
+from fedrema.engine.batches import sampling_rates
 from fedrema.engine.costs import GIGABYTE, client_bytes, clients_at_once, free_bytes
 from fedrema.engine.devices import with_own_threads
 from fedrema.models.body_and_head import Net, Tensors, size
-from fedrema.simulation.clients import Clients
+from fedrema.simulation.clients import TRAIN, Clients
 from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.participation import Participation
-from fedrema.simulation.records import Evaluation, MetricRecord, RoundRecord, TraceValue
+from fedrema.simulation.privacy import Privacy
+from fedrema.simulation.records import Evaluation, MetricRecord, PrivacyRecord, RoundRecord, TraceValue
 from fedrema.simulation.scoring import MetricSums, concatenate_sums, metric_records, overall
 from fedrema.simulation.state import (
     COMMON_ROLES,
@@ -55,8 +57,10 @@ class Simulator(Clients):
         self, method: Method, net: Net, federation: Federation, local: LocalTraining, settings: Simulation
     ) -> None:
         execution = (settings.device, settings.precision, settings.backend, settings.threads)
+        self.privacy = Privacy(settings, len(federation)) if settings.dp != "none" else None
+        noise = self.privacy.sample_noise if self.privacy else None
         super().__init__(
-            method, net, federation, local, settings.rounds, settings.seed, *execution, settings.added_metrics
+            method, net, federation, local, settings.rounds, settings.seed, *execution, settings.added_metrics, noise
         )
         self.settings = settings
         self.participation = Participation(federation.names, settings)
@@ -82,11 +86,14 @@ class Simulator(Clients):
         if participants:
             uploads = self._train_all(state, torch.tensor(participants), moment, clock)
             roles = self.roles(state.params)
-            received = replace(uploads.for_server(), everyone=self.participation.joined_count(moment.round))
+            received = self._received(uploads, state, moment)
             answer = self.aggregate(received, state, roles, uploads.memory.tensors, moment)
             clock.lap("aggregate")
             bytes_down = state.download(roles, [*participants, *failed])
             state.apply(uploads, roles, answer)
+            if self.privacy is not None:
+                sampled = (len(participants) + len(failed)) / received.everyone
+                record = replace(record, privacy=self._account(self.privacy, uploads, state, sampled, moment))
             self.storage.release()
             relations = self._relations(uploads, answer.trace, moment)
             record = _with_training(record, uploads, answer, bytes_down)
@@ -98,6 +105,25 @@ class Simulator(Clients):
             record = replace(record, metrics=evaluation.metrics, alternatives=evaluation.alternatives)
             clock.lap("evaluate")
         return Round(replace(record, seconds=clock.seconds), relations)
+
+    def _received(self, uploads: RoundUploads, state: SimulationState, moment: Moment) -> Uploads:
+        """Return what the method's server step receives."""
+        received = replace(uploads.for_server(), everyone=self.participation.joined_count(moment.round))
+        if self.privacy is not None:
+            mean = self.privacy.noised_mean(received.mean, state.privacy, moment, len(uploads.clients))
+            received = replace(received, mean=mean)
+        return received
+
+    def _account(
+        self, privacy: Privacy, uploads: RoundUploads, state: SimulationState, sampled: float, moment: Moment
+    ) -> PrivacyRecord:
+        """Add a round's releases to the privacy state, and return their record."""
+        releases = torch.zeros(state.clients, dtype=torch.int64)
+        releases[uploads.clients] = self.steps[uploads.clients] if privacy.mode == "sample" else 1
+        norms = torch.cat(uploads.norms) if uploads.norms else None
+        before, state.privacy = state.privacy, privacy.after_round(state.privacy, releases, norms, sampled, moment)
+        rates = sampling_rates(self.train.counts, self.local.batch)
+        return privacy.record(before, state.privacy, self.roles(state.params), rates)
 
     def _due(self, moment: Moment, every: int) -> bool:
         return moment.round % every == 0 or moment.round == self.settings.rounds
@@ -119,6 +145,8 @@ class Simulator(Clients):
             moment.round == 1 or self._due(moment, self.settings.record_every)
         )
         counts = self.counts[row_index(clients, self.device)]
+        if self.privacy is not None and not self.privacy.sends_counts:
+            counts = torch.ones_like(counts)
         uploads = RoundUploads(clients, counts, self.storage, keep_heads=relations_due)
         new = self._waiting_clients(moment.round)
         for chunk in self.chunks(clients):
@@ -140,6 +168,7 @@ class Simulator(Clients):
         if new is not None and len(new):
             rows = torch.searchsorted(clients, new)
             cohort = _with_rows(cohort, rows.to(self.device), self.start_clients(self.cohort(state, new)))
+        before = cohort.params
         cohort = self.begin(cohort, moment)
         clock.lap("other")
         trained, losses = self.local_training(cohort, moment)
@@ -151,11 +180,42 @@ class Simulator(Clients):
         check_finite(ended, losses, extras, moment.round)
         if not state.velocity:  # momentum is not kept between rounds
             ended = replace(ended, velocity={})
-        uploads.add(ended, extras, losses, self.roles(ended.params))
+        uploads.add(self._sent(ended, extras, before, state, moment, uploads), extras, losses, self.roles(ended.params))
         clock.lap("other")
         if self._due(moment, self.settings.evaluate_every):
             uploads.scores.append(self.score_cohort(self.method, ended))
             clock.lap("evaluate")
+
+    def _sent(
+        self,
+        cohort: Cohort,
+        extras: Tensors,
+        before: ClientTensors,
+        state: SimulationState,
+        moment: Moment,
+        uploads: RoundUploads,
+    ) -> Cohort:
+        """Return clients as they send their parameters; `before` are those that the server sent."""
+        if self.privacy is None or self.privacy.mode == "sample":
+            return cohort
+        self.privacy.check_extras(extras)
+        roles, updates = self.roles(cohort.params), len(uploads.clients)
+        cohort, norms = self.privacy.protected(cohort, before, roles, state.privacy, moment, updates)
+        uploads.norms.append(norms)
+        return cohort
+
+    def _check_privacy(self, privacy: Privacy, state: SimulationState) -> None:
+        """Raise `BadInput` if --dp does not cover what clients send; one client takes one step of each phase."""
+        privacy.check(self.net, self.roles(state.params))
+        moment, first = self.moment(1), torch.tensor([0])
+        cohort = self.begin(self.cohort(state, first), moment)
+        phases = [replace(phase, epochs=1, steps=1, epochs_of=None) for phase in self._phases(moment)]
+        if privacy.mode == "sample":
+            for phase in phases:
+                self.check_independent_samples(cohort, phase)
+        params, _, _ = self._train(self.method, phases, TRAIN, replace(cohort, velocity={}), moment)
+        _, extras = self.end(replace(cohort, params=ClientTensors(params), received=cohort.params), moment)
+        privacy.check_extras(extras)
 
     def _draw_next_round(self, moment: Moment) -> None:
         """Draw the batches of the next round's first chunk while the GPU trains."""
@@ -242,7 +302,7 @@ class Simulator(Clients):
         params = {name: self.storage.zeros(clients, value) for name, value in own.items()}
         for name, rows in params.items():
             rows[:] = added.get(name, own[name]).to(rows.device)
-        return SimulationState(
+        state = SimulationState(
             clients,
             0,
             ClientTensors(params, {name: example[name].clone() for name in example if name in common}),
@@ -251,6 +311,10 @@ class Simulator(Clients):
             {name: self.storage.zeros(clients, value) for name, value in momentum.items()},
             on_device(self._server_state(clients), self.device),
         )
+        if self.privacy is not None:
+            self._check_privacy(self.privacy, state)
+            state.privacy = self.privacy.start()
+        return state
 
     def adopt(self, state: SimulationState) -> SimulationState:
         """Return a saved state, moved to this simulation's storage and device."""
@@ -318,7 +382,10 @@ class Simulator(Clients):
         """Return how many clients fit into memory while they train."""
         samples = min(self.local.batch, self.train.x.shape[1])
         stacked, on_gpu = self.engine.name == "stacked", self.device.type == "cuda"
-        return clients_at_once(self._budget() / 4, client_bytes(self.net, self.train.x[0, :samples], stacked, on_gpu))
+        each = client_bytes(self.net, self.train.x[0, :samples], stacked, on_gpu)
+        if self.noise is not None:  # gradients of every sample, before and after clipping
+            each += 2 * samples * size(self.net.initial)
+        return clients_at_once(self._budget() / 4, each)
 
     def _default_chunk(self) -> int:
         return Mean.BLOCK if len(self.federation) <= Mean.BLOCK else self.clients_in_memory()

@@ -127,6 +127,8 @@ class RoundUploads:
         self.names: list[str] = []
         self.scores: list[MetricSums] = []
         """Scores of each chunk right after local training."""
+        self.norms: list[Tensor] = []
+        """Norms of the updates of each chunk before clipping; with differential privacy only."""
         self.bytes_up = 0
 
     def add(self, cohort: Cohort, extras: Tensors, losses: Tensor, roles: Mapping[str, Role]) -> None:
@@ -185,6 +187,8 @@ class SimulationState:
     velocity: Tensors
     """[K, ...] momentum, if it is kept between rounds."""
     server: State
+    privacy: Tensors = field(default_factory=dict)
+    """With differential privacy: what has been spent, and the norm for clipping; on the CPU."""
 
     def check(self, answer: Answer, roles: Mapping[str, Role], memory: Tensors, method: str) -> None:
         """Raise an error for an answer that cannot be applied, before anything changes."""
