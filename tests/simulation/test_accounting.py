@@ -1,5 +1,6 @@
 """Divergences of the mechanisms, compared with formulas that are written out and with Opacus's accountant."""
 
+import itertools
 import math
 
 import numpy as np
@@ -43,7 +44,7 @@ def test_sampling_without_replacement_has_the_bound_of_wang_et_al():
 def test_sampling_never_costs_more_than_taking_part_always_and_less_with_fewer_clients():
     whole = accounting.gaussian(1.0)
     rates = [accounting.without_replacement(rate, 1.0) for rate in (0.01, 0.1, 0.5, 1.0)]
-    for smaller, larger in zip(rates, rates[1:], strict=False):
+    for smaller, larger in itertools.pairwise(rates):
         assert (smaller <= larger + 1e-12).all()
     assert np.array_equal(rates[-1], whole)
     assert rates[0][10] < 0.01 * whole[10]

@@ -3,11 +3,13 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from fedrema.core import LocalTraining, Role, Simulation
 from fedrema.core.options import ADAPTIVE
+from fedrema.data import Federation
 from fedrema.engine.private_steps import SampleNoise, sample_gradients
 from fedrema.errors import BadInput
 from fedrema.methods import find_method
@@ -239,7 +241,7 @@ def test_gradients_of_samples_are_clipped_summed_and_divided_by_the_expected_siz
         loss = simulator.method.loss(simulator.net, client.having(params=leaves), data.rows(slice(at, at + 1)))
         found = torch.autograd.grad(loss, list(leaves.values()))
         norm = math.sqrt(sum(float(value.square().sum()) for value in found))
-        assert float(losses[at]) == pytest.approx(float(loss))
+        assert float(losses[at]) == pytest.approx(loss.item())
         for name, value in zip(leaves, found, strict=True):
             torch.testing.assert_close(gradients[name][at], value)
             expected[name] += value * min(1, 0.3 / norm)
@@ -263,12 +265,8 @@ def test_noise_on_gradients_has_the_deviation_of_the_multiplier_and_differs_betw
 def test_convolutions_recurrence_attention_and_dropout_agree_in_both_backends(net):
     federation = make_federation(counts=(9, 4))
     if net == "cnn":
-        import numpy as np
-
-        from fedrema.data import Federation
-
         drawn = np.random.default_rng(0)
-        x, y = drawn.normal(size=(24, 1, 8, 8)).astype(np.float32), np.arange(24) % 3
+        x, y = drawn.normal(size=(24, 1, 16, 16)).astype(np.float32), np.arange(24) % 3
         federation = Federation.from_arrays(x, y, np.repeat([0, 1], 12), classes=3)
     local = LocalTraining(epochs=1, batch=4, lr=0.05, drop_incomplete=False, augment="noise" if net == "cnn" else "")
     states = [

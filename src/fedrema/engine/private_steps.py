@@ -9,6 +9,7 @@ from torch.func import grad_and_value, vmap
 
 from fedrema.base.random import random_normals
 from fedrema.core import Batch, Client, Loss
+from fedrema.core.aggregation import per_client
 from fedrema.core.checks import check_loss
 from fedrema.engine.augmentation import augmented
 from fedrema.models.body_and_head import Net, Tensors
@@ -51,11 +52,10 @@ class SampleNoise:
         factors = (self.clip / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)
         found: Tensors = {}
         for number, (name, value) in enumerate(gradients.items()):
-            shape = (*factors.shape, *[1] * (value.dim() - factors.dim()))
-            clipped = (value * factors.reshape(shape)).masked_fill((batch.mask == 0).reshape(shape), 0)
+            clipped = (value * per_client(factors, value)).masked_fill(per_client(batch.mask == 0, value), 0)
             total = clipped.sum(dim=axes)
             noise = self._noise(batch.key, FIRST_DRAW + number, total, axes)
-            found[name] = (total + noise) / expected.reshape(*expected.shape, *[1] * (total.dim() - expected.dim()))
+            found[name] = (total + noise) / per_client(expected, total)
         return found
 
     def _noise(self, key: Tensor | None, draw: int, like: Tensor, axes: int) -> Tensor:
