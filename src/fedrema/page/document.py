@@ -25,7 +25,7 @@ from fedrema.reporting.tables import DIFFERENCES, other_data, period_columns
 from fedrema.runs.manifest import FederationFacts
 from fedrema.tasks import Metric
 
-COSTS = ("seconds", "bytes_up", "bytes_down")
+COSTS = ("epsilon", "seconds", "bytes_up", "bytes_down")
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 HIDDEN = Settings.names(Purpose.OUTPUT, Purpose.PLACE) - {"partition-file"}
 """Settings that are not shown: local paths are omitted because the page may be shared."""
@@ -254,7 +254,7 @@ def _run(run: DownsampledRun, group: int) -> RunPart:
         "bytes": _bytes(run),
         "seconds": run.summary.seconds,
         "settings": _settings(run),
-        "holds": _holds(federation),
+        "holds": _holds(federation) | _privacy(run),
         "ran_on": msgspec.to_builtins(run.manifest.ran_on),
         "status": status_of(run),
     }
@@ -276,6 +276,11 @@ def _holds(federation: FederationFacts) -> dict[str, int]:
     facts |= {f"number of {outcomes}": federation.classes} if outcomes else {}
     counts = {"training samples": federation.train_counts, "test samples": federation.test_counts}
     return {**facts, **{name: sum(each) for name, each in counts.items() if each}}
+
+
+def _privacy(run: DownsampledRun) -> dict[str, int]:
+    """Return the number of attackers, which is known of simulated ones only."""
+    return {"attackers": len(run.summary.attackers)} if run.summary.attackers else {}
 
 
 def _outcome(federation: FederationFacts) -> str | None:

@@ -92,6 +92,8 @@ class RoundRecord:
     """Deployments only."""
     privacy: PrivacyRecord | None = None
     """With differential privacy only."""
+    attackers: list[int] = field(default_factory=list)
+    """Rows of the participants that are attackers; they have no scores, and `loss` is without them."""
 
     @property
     def primary(self) -> MetricRecord | None:
@@ -182,6 +184,8 @@ class Summary(Mapping[str, Any]):
     """With differential privacy: the ε that was spent, of the client that has spent most."""
     delta: float | None = None
     """The δ that it is computed for."""
+    attackers: list[int] = field(default_factory=list)
+    """Rows of the attackers that participated; all other numbers are without them."""
 
     @property
     def primary(self) -> str | None:
@@ -212,6 +216,8 @@ class Summary(Mapping[str, Any]):
         found |= {"seconds": self.seconds, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
         if self.delta is not None:
             found |= {"epsilon": self.epsilon, "delta": self.delta}
+        if self.attackers:
+            found["attackers"] = self.attackers
         return found | ({"recorded_relations": self.recorded_relations} if self.recorded_relations else {})
 
     @classmethod
@@ -236,7 +242,7 @@ class Summary(Mapping[str, Any]):
             alternative = name.removesuffix(f"_{metric}")
             if metric and name not in metrics and alternative != "round":
                 alternatives.setdefault(alternative, {})[metric] = content[f"best_{name}"], content[f"final_{name}"]
-        plain = ("rounds", "seconds", "bytes_up", "bytes_down", "recorded_relations", "epsilon", "delta")
+        plain = ("rounds", "seconds", "bytes_up", "bytes_down", "recorded_relations", "epsilon", "delta", "attackers")
         found = {name: content[name] for name in plain if name in content}
         found["period_rounds"] = {name: content[f"{name}_rounds"] for name in _between(content, "", "_rounds")}
         return msgspec.convert({**found, "metrics": metrics, "alternatives": alternatives}, cls)

@@ -84,6 +84,7 @@ def summarise(rounds: Sequence[RoundRecord], period: str | None = None) -> Summa
         sum(record.bytes_down for record in rounds),
         epsilon=private[-1].epsilon if private else None,
         delta=private[-1].delta if private else None,
+        attackers=sorted({row for record in rounds for row in record.attackers}),
     )
 
 
