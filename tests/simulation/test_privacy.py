@@ -355,3 +355,35 @@ def test_without_opacus_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus.accountants.analysis", None)
     with pytest.raises(BadInput, match="pip install"):
         private(dp="local")
+
+
+# Without differential privacy
+
+
+def test_settings_that_were_added_do_not_change_the_identity_of_earlier_runs():
+    from fedrema.base.options import Purpose
+    from fedrema.config.settings import make_settings
+    from fedrema.core.options import ATTACK, DEFENCE, PRIVACY
+
+    added = {name.replace("_", "-") for name in (*PRIVACY, *ATTACK, *DEFENCE)}
+    assert not added & make_settings("fedavg", {}).identifying(*Purpose).keys()
+    private = make_settings("fedavg", {"dp": "local", "dp_noise": 2.0}).identifying(*Purpose)
+    assert added & private.keys() == {"dp", "dp-noise"}
+
+
+def test_records_of_earlier_versions_can_be_read():
+    import msgspec
+
+    from fedrema.simulation.records import RoundRecord, Summary
+
+    record = msgspec.json.decode(b'{"round": 3}', type=RoundRecord)
+    assert record.privacy is None
+    assert record.attackers == []
+    summary = summarise([run_all(private(rounds=1))[1][0]]).as_json()
+    assert not {"epsilon", "delta", "attackers"} & summary.keys()
+    assert Summary.from_json(summary).epsilon is None
+
+
+def test_an_inspected_run_has_neither_noise_nor_attackers():
+    inspected = Simulation(dp="local", dp_noise=2.0, attack="noise", defence="krum").for_inspection()
+    assert (inspected.dp, inspected.attack, inspected.defence) == ("none", "none", "none")

@@ -315,7 +315,7 @@ def _privacy(groups: Sequence[Group]) -> str:
 def _attackers(groups: Sequence[Group]) -> str:
     """Return a sentence on clients that are not scored because they are attackers; "" without attackers."""
     found = [
-        f"{group.label}, {len(attackers)} of {len(group.counted[0].names)} clients ({group.counted[0].settings['attack']})"
+        f"{group.label}, {len(attackers)} of {len(group.runs[0].names)} clients ({group.runs[0].settings['attack']})"
         for group in groups
         if (attackers := group.counted[0].summary.attackers)
     ]
