@@ -1,11 +1,12 @@
-"""How attackers affect honest clients, and whether FedReMa's matching chooses them as peers (CPU, 10 minutes).
+"""How attackers affect honest clients, and whether FedReMa's matching chooses them as peers (CPU, 15 minutes).
 
 python benchmarks/check_attacks.py                     # prints the tables of docs/attacks.md
 python benchmarks/check_attacks.py --figure docs/figures/attacks.png
 
-The share of attackers among the peers of honest clients is the weight that an honest client's new head gives to the
-heads of attackers, relative to the weight of all other clients' heads, averaged over honest clients and rounds. Clients
-that choose no peers are left out.
+Each seed has its own attackers. Without an attack (`none`), the same clients are left out of the scores, and the same
+share is computed, so that columns are comparable. The share of attackers among the peers of honest clients is the weight
+that an honest client's new head gives to the heads of attackers, relative to the weight of all other clients' heads,
+averaged over honest clients and rounds. Clients that choose no peers are left out.
 """
 
 import argparse
@@ -18,8 +19,10 @@ from pathlib import Path
 import numpy as np
 
 import fedrema
-from fedrema.reporting.tables import markdown_lines
+from fedrema.core import Simulation
+from fedrema.reporting.tables import final_of_clients, markdown_lines
 from fedrema.runs.run import Run
+from fedrema.simulation.attacks import Attackers
 
 METHODS = ("fedavg", "fedrema", "fedpac")
 ATTACKS = ("none", "label-flip", "scale", "noise", "counts", "free-ride")
@@ -35,20 +38,21 @@ class Result:
     accuracy: float
     """Final accuracy of the honest clients."""
     peers: float | None
-    """Share of attackers among the peers of honest clients; None for methods without peers and without attackers."""
+    """Share of attackers among the peers of honest clients; None for methods without peers."""
 
 
 def result_of(run: Run) -> Result:
     """Return accuracy and share of attackers of a run."""
-    return Result(run.summary["final_accuracy"], attackers_among_peers(run))
-
-
-def attackers_among_peers(run: Run) -> float | None:
-    """Return the mean over rounds and honest clients of the weight of attackers' heads among those of peers."""
-    attackers = run.summary.attackers
-    if not attackers:
-        return None
+    drawn = Simulation(attack="noise", attackers=SHARE, seed=run.settings["seed"])  # the same for every attack
+    attackers = Attackers.drawn(run.names, drawn).rows.tolist()
+    assert run.summary.attackers in ([], attackers)
     honest = [row for row in range(len(run.names)) if row not in attackers]
+    clients = final_of_clients(run)  # all clients have the same number of test samples
+    return Result(float(np.mean([clients[row] for row in honest])), attackers_among_peers(run, attackers, honest))
+
+
+def attackers_among_peers(run: Run, attackers: list[int], honest: list[int]) -> float | None:
+    """Return the mean over rounds and honest clients of the weight of attackers' heads among those of peers."""
     shares: list[float] = []
     for matrices in run.relations().values():
         weights = mixing_weights(matrices)
@@ -103,9 +107,11 @@ def accuracy_text(results: Sequence[Result]) -> str:
 
 
 def peers_text(results: Sequence[Result]) -> str:
-    """Return the mean share of attackers among peers in percent."""
+    """Return the mean share of attackers among peers in percent, with the standard deviation over seeds."""
     values = [100 * each.peers for each in results if each.peers is not None]
-    return f"{np.mean(values):.1f}" if values else "–"
+    if not values:
+        return "–"
+    return f"{np.mean(values):.1f}" + (f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else "")
 
 
 def accuracy_table(found: dict[tuple[str, str, str], list[Result]]) -> str:
@@ -120,11 +126,10 @@ def accuracy_table(found: dict[tuple[str, str, str], list[Result]]) -> str:
 
 def peers_table(found: dict[tuple[str, str, str], list[Result]]) -> str:
     """Return the share of attackers among the peers of honest clients, without a defence."""
-    attacks = ATTACKS[1:]
     rows = [
-        [method, *(peers_text(found.get((method, attack, "none"), [])) for attack in attacks)] for method in METHODS[1:]
+        [method, *(peers_text(found.get((method, attack, "none"), [])) for attack in ATTACKS)] for method in METHODS[1:]
     ]
-    return "\n".join(markdown_lines(["method", *attacks], rows))
+    return "\n".join(markdown_lines(["method", *ATTACKS], rows))
 
 
 def draw(found: dict[tuple[str, str, str], list[Result]], file: Path) -> None:
@@ -160,7 +165,7 @@ def main(arguments: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="only to see that it runs")
-    parser.add_argument("--seeds", type=int, default=2, help="training seeds 0, 1, …")
+    parser.add_argument("--seeds", type=int, default=5, help="training seeds 0, 1, …")
     parser.add_argument("--rounds", type=int, default=30, help="rounds of each run")
     parser.add_argument("--figure", type=Path, help="draw the accuracies without a defence to this file")
     main(parser.parse_args())
