@@ -4,9 +4,9 @@ python benchmarks/check_attacks.py                     # prints the tables of do
 python benchmarks/check_attacks.py --figure docs/figures/attacks.png
 
 Each seed has its own attackers. Without an attack (`none`), the same clients are left out of the scores, and the same
-share is computed, so that columns are comparable. The share of attackers among the peers of honest clients is the weight
-that an honest client's new head gives to the heads of attackers, relative to the weight of all other clients' heads,
-averaged over honest clients and rounds. Clients that choose no peers are left out.
+share is computed, so that columns are comparable. The share of attackers among the peers of honest clients is the
+weight that an honest client's new head gives to the heads of attackers, relative to the weight of all other clients'
+heads, averaged over honest clients and rounds. Clients that choose no peers are left out.
 """
 
 import argparse

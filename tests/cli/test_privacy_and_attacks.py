@@ -37,6 +37,7 @@ def test_epsilon_is_in_records_summary_tables_and_on_the_page():
     part = main_part([DownsampledRun("private"), DownsampledRun("open")])
     statistics = {group["label"]: group["statistics"]["epsilon"] for group in part["groups"]}
     assert sorted(map(bool, statistics.values())) == [False, True]
+    assert [each["holds"].get("privacy budget ε", "")[-8:] for each in part["runs"]].count("δ = 0.17") == 1
 
 
 def test_attackers_are_in_summary_tables_and_on_the_page():
@@ -46,7 +47,7 @@ def test_attackers_are_in_summary_tables_and_on_the_page():
     attackers = json.loads((run.path / "summary.json").read_text())["attackers"]
     assert len(attackers) == 2
     assert "2 of 5 clients (scale)" in comparison_markdown([run])
-    assert main_part([DownsampledRun("attacked")])["runs"][0]["holds"]["attackers"] == 2
+    assert main_part([DownsampledRun("attacked")])["runs"][0]["holds"]["simulated attackers"] == 2
     assert list(run.predictions().rows) == [row for row in range(5) if row not in attackers]
 
 

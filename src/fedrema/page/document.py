@@ -102,7 +102,7 @@ class RunPart(TypedDict):
     bytes: dict[str, int]
     seconds: dict[str, float]
     settings: Json
-    holds: dict[str, int]
+    holds: dict[str, int | str]
     ran_on: Json
     status: Status
 
@@ -254,7 +254,7 @@ def _run(run: DownsampledRun, group: int) -> RunPart:
         "bytes": _bytes(run),
         "seconds": run.summary.seconds,
         "settings": _settings(run),
-        "holds": _holds(federation) | _privacy(run),
+        "holds": {**_holds(federation), **_protection(run)},
         "ran_on": msgspec.to_builtins(run.manifest.ran_on),
         "status": status_of(run),
     }
@@ -278,9 +278,14 @@ def _holds(federation: FederationFacts) -> dict[str, int]:
     return {**facts, **{name: sum(each) for name, each in counts.items() if each}}
 
 
-def _privacy(run: DownsampledRun) -> dict[str, int]:
-    """Return the number of attackers, which is known of simulated ones only."""
-    return {"attackers": len(run.summary.attackers)} if run.summary.attackers else {}
+def _protection(run: DownsampledRun) -> dict[str, int | str]:
+    """Return the privacy budget that was spent, and the number of attackers; both of simulations only."""
+    summary = run.summary
+    found: dict[str, int | str] = {"simulated attackers": len(summary.attackers)} if summary.attackers else {}
+    if summary.delta is not None:
+        spent = "unlimited" if summary.epsilon is None else f"{summary.epsilon:.3g}"
+        found["privacy budget ε"] = f"{spent} for δ = {summary.delta:.2g}"
+    return found
 
 
 def _outcome(federation: FederationFacts) -> str | None:
