@@ -143,7 +143,7 @@ def draw(found: dict[tuple[str, str, str], list[Result]], file: Path) -> None:
         axes.bar(np.arange(len(ATTACKS)) + place * width, means, width, label=method)
     axes.set_xticks(np.arange(len(ATTACKS)) + width, ATTACKS)
     axes.set_ylabel("accuracy of honest clients (%)")
-    axes.legend(ncols=len(METHODS), loc="lower left")
+    figure.legend(ncols=len(METHODS), loc="outside upper center")
     figure.savefig(file, dpi=120)
 
 
