@@ -303,13 +303,16 @@ def final_of_clients(run: Run) -> list[float | None]:
 
 def _privacy(groups: Sequence[Group]) -> str:
     """Return a sentence on the privacy that ε stands for; "" without differential privacy."""
-    found = []
+    found: dict[str, list[str]] = {}
     for group in groups:
         summary, settings = group.counted[0].summary, group.counted[0].settings
         if summary.delta is not None:
             unbounded = "" if summary.epsilon is not None else ", unbounded because there is no noise"
-            found.append(f"{group.label} --dp {settings['dp']}, δ = {summary.delta:.2g}{unbounded}")
-    return f"ε spent by the client that has spent most: {'; '.join(found)}." if found else ""
+            found.setdefault(f"--dp {settings['dp']}, δ = {summary.delta:.2g}{unbounded}", []).append(group.label)
+    if list(found.values()) == [[group.label for group in groups]]:  # the same for all
+        return f"ε spent by the client that has spent most: {next(iter(found))}."
+    parts = [f"{', '.join(labels)}: {how}" for how, labels in found.items()]
+    return f"ε spent by the client that has spent most. {'; '.join(parts)}." if parts else ""
 
 
 def _attackers(groups: Sequence[Group]) -> str:
