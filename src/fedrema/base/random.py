@@ -1,6 +1,7 @@
 """Keyed random generators: a draw depends on its purpose, never on when or in which order it is made."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -72,6 +73,17 @@ def random_integers(key: Tensor, draw: int, count: int) -> Tensor:
     low, high = (mixed & 0xFFFFFFFF).to(torch.int32), (mixed >> 32).to(torch.int32)
     position = torch.arange(count, dtype=torch.int32, device=key.device)
     return _hash(_hash(position ^ low) + high) & ((1 << BITS) - 1)
+
+
+def random_normals(key: Tensor, draw: int, count: int) -> Tensor:
+    """Return numbers of the standard normal distribution in float64 (by the transform of Box and Muller).
+
+    They follow from `random_integers`: pseudo-random numbers for simulations, which do not protect any data. The
+    largest absolute value is 5.8. The draws 2·`draw` and 2·`draw` + 1 of the key are used.
+    """
+    first, second = (random_integers(key, 2 * draw + part, count).double() for part in (0, 1))
+    radius = (-2 * torch.log((first + 1) * 2.0**-BITS)).sqrt()  # of (0, 1], because log 0 is infinite
+    return radius * torch.cos(second * (2 * math.pi * 2.0**-BITS))
 
 
 def _hash(value: Tensor) -> Tensor:

@@ -199,7 +199,14 @@ def _parse(
         from fedrema.deploy.run_config import HELD_BY_NODES
 
         values["federation"] = HELD_BY_NODES
-    return args, make_settings(method, values, prog).fitted(None)
+    settings = make_settings(method, values, prog).fitted(None)
+    for name in ("dp", "attack", "defence"):
+        if (chosen := getattr(settings.simulation, name)) != "none":
+            raise BadInput(
+                f"--{name} {chosen} is for simulations only; in a deployment, privacy-clip and privacy-noise in"
+                " node.toml protect a node, and the server always bounds the norms of updates."
+            )
+    return args, settings
 
 
 def _names(nodes: str) -> tuple[str, ...]:

@@ -3,9 +3,10 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedrema.base.options import Purpose, option
+from fedrema.core.defences import Defence
 from fedrema.core.types import Moment
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.tasks import METRICS, LossName
@@ -13,6 +14,8 @@ from fedrema.tasks import METRICS, LossName
 Backend = Literal["auto", "loop", "stacked"]
 Precision = Literal["auto", "float32", "tf32", "bf16", "float64"]
 AUGMENTATIONS = ("flip", "crop", "cutout", "noise")
+ADAPTIVE = "adaptive"
+"""The value of `Simulation.dp_clip` that adapts the norm to the clients' updates."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +115,37 @@ class Simulation:
     """Record relations every N rounds, and in the first and last round."""
     metrics: str = option("", Purpose.RECORD, added=True)
     """Metrics to record in addition to those of the task, separated by commas; docs/tasks.md lists all of them."""
+    dp: Literal["none", "central", "local", "sample"] = option("none", simulated=True, added=True)
+    """Differential privacy: the server adds noise to the mean (central), each client to its upload (local), or to every
+    gradient step, with clipping per sample (sample). docs/privacy.md says what each protects."""
+    dp_clip: str = option("1", simulated=True, added=True)
+    """Norm to which --dp clips a client's update, or with --dp sample a sample's gradient; adaptive (central only): the
+    median norm, estimated with noise."""
+    dp_noise: float = option(1.0, simulated=True, added=True)
+    """Standard deviation of the noise of --dp, as a multiple of --dp-clip; 0: clip only, without any guarantee."""
+    dp_delta: float | None = option(None, simulated=True, added=True)
+    """The δ for which --dp computes ε. Default: central 1/K^1.1 for K clients, local and sample 1e-5."""
+    attack: Literal["none", "label-flip", "scale", "noise", "counts", "free-ride"] = option(
+        "none", simulated=True, added=True
+    )
+    """What attackers do: train on wrong labels, multiply their update, send noise of the same norm, report a false
+    number of samples, or send the received model unchanged. Only honest clients are scored."""
+    attackers: float = option(0.2, simulated=True, added=True)
+    """Share of the clients that attack, with --attack; which ones follows from --seed."""
+    attack_strength: float | None = option(None, simulated=True, added=True)
+    """Factor of the attack: on the update (scale, default 10), the norm (noise, 1) or the sample count (counts, 10)."""
+    defence: Defence = option("none", simulated=True, added=True)
+    """What the server uses in place of the mean of shared parameters; docs/attacks.md describes them."""
+    defence_share: float = option(0.2, simulated=True, added=True)
+    """Share of attackers that --defence trimmed-mean and krum tolerate."""
+    defence_bound: float = option(0.0, simulated=True, added=True)
+    """Norm to which --defence norm-bound scales updates down; 0: the median norm of the round's updates."""
 
     def __post_init__(self) -> None:
         """Validate the settings."""
+        _check_privacy(self)
+        _check_attack(self)
+        _check_defence(self)
         at_least(1, self, "rounds", "evaluate_every", "record_every", "late_round")
         at_least(0, self, "chunk", "threads")
         if self.memory is not None:
@@ -148,4 +179,78 @@ class Simulation:
             dropout=0.0,
             late=0.0,
             scratch=None,
+            **{name: _default(name) for name in (*PRIVACY, *ATTACK, *DEFENCE)},
         )
+
+    @property
+    def strength(self) -> float:
+        """The factor of the attack."""
+        usual = {"scale": 10.0, "counts": 10.0}.get(self.attack, 1.0)
+        return usual if self.attack_strength is None else self.attack_strength
+
+    @property
+    def clip_norm(self) -> float | None:
+        """The fixed norm of --dp-clip; None if it is adapted."""
+        return None if self.dp_clip == ADAPTIVE else float(self.dp_clip)
+
+
+PRIVACY = ("dp", "dp_clip", "dp_noise", "dp_delta")
+ATTACK = ("attack", "attackers", "attack_strength")
+DEFENCE = ("defence", "defence_share", "defence_bound")
+"""Names of related settings, the one that enables the others first."""
+
+
+def _default(name: str) -> Any:
+    return Simulation.__dataclass_fields__[name].default
+
+
+def _check_privacy(settings: Simulation) -> None:
+    """Validate the settings of differential privacy."""
+    if settings.dp_clip != ADAPTIVE:
+        try:
+            clip = float(settings.dp_clip)
+        except ValueError:
+            clip = math.nan
+        if not 0 < clip < math.inf:
+            raise BadInput(f"--dp-clip must be a number above 0 or {ADAPTIVE}, got {settings.dp_clip!r}.")
+    at_least(0, settings, "dp_noise")
+    if settings.dp_delta is not None and not 0 < settings.dp_delta < 1:
+        raise BadInput(f"--dp-delta must be above 0 and below 1, got {settings.dp_delta}.")
+    _check_unused(settings, PRIVACY, settings.dp == "none", "--dp central, local or sample")
+    if settings.dp not in ("none", "central") and settings.dp != "central" and settings.dp_clip == ADAPTIVE:
+        raise BadInput(f"--dp-clip {ADAPTIVE} needs --dp central: clients alone do not know each other's norms.")
+
+
+def _check_attack(settings: Simulation) -> None:
+    """Validate the settings of attacks."""
+    if not 0 < settings.attackers < 1:
+        raise BadInput(f"--attackers must be above 0 and below 1, got {settings.attackers}.")
+    _check_unused(settings, ATTACK, settings.attack == "none", "--attack")
+    strength = settings.attack_strength
+    if strength is None:
+        return
+    if settings.attack in ("label-flip", "free-ride"):
+        raise BadInput(f"--attack-strength has no effect with --attack {settings.attack}.")
+    if not math.isfinite(strength) or (settings.attack != "scale" and strength <= 0):
+        raise BadInput(f"--attack-strength must be above 0 (with --attack scale: any number), got {strength}.")
+
+
+def _check_defence(settings: Simulation) -> None:
+    """Validate the settings of defences, and their combination with attacks and privacy."""
+    if not 0 <= settings.defence_share < 0.5:
+        raise BadInput(f"--defence-share must be at least 0 and below 0.5, got {settings.defence_share}.")
+    at_least(0, settings, "defence_bound")
+    _check_unused(settings, DEFENCE, settings.defence == "none", "--defence")
+    if settings.defence_bound and settings.defence != "norm-bound":
+        raise BadInput(f"--defence-bound has no effect with --defence {settings.defence}.")
+    if settings.defence != "none" and settings.dp == "central":
+        raise BadInput("--defence cannot be combined with --dp central, whose noise is for the mean of the updates.")
+    if settings.attack == "counts" and settings.dp in ("central", "local"):
+        raise BadInput(f"--attack counts has no effect with --dp {settings.dp}: all clients have the same weight.")
+
+
+def _check_unused(settings: Simulation, names: tuple[str, ...], is_off: bool, needed: str) -> None:
+    """Raise `BadInput` for a setting that has no effect."""
+    for name in names[1:]:
+        if is_off and getattr(settings, name) != _default(name):
+            raise BadInput(f"--{name.replace('_', '-')} has no effect without {needed}.")

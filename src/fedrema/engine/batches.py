@@ -4,6 +4,7 @@ The order is drawn with generators that are keyed by a client's name, so that ne
 clients changes it.
 """
 
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from fedrema.base.random import numpy_generator, seed_of, step_keys
 from fedrema.core import Batch, LocalTraining, Method, Phase
 from fedrema.data.federation import Federation, Split, to_float
 from fedrema.engine.cohort import Cohort, RowIndex
+from fedrema.engine.private_steps import SampleNoise
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class TrainingPlan:
     local: LocalTraining
     key: tuple[int | str, ...]
     """Keys the random numbers that layers draw, together with a client's name."""
+    noise: SampleNoise | None = None
+    """Clipping of each sample's gradient, and noise on their sum; None: ordinary SGD."""
 
 
 def draw_order(
@@ -111,22 +115,27 @@ def draw_order(
     local: LocalTraining,
     key: tuple[int | str, ...],
     epochs: list[int] | None = None,
+    poisson: bool = False,
 ) -> Order:
     """Shuffle each client's samples for every epoch and cut them into batches.
 
     A client with fewer samples than a batch trains on all it has; otherwise an incomplete last batch is dropped
     (`drop_incomplete`) or kept. `epochs` gives each client's number of epochs; default: the phase's number for all.
+    With `poisson`, each batch contains each sample with the same probability, independently, as the accounting of
+    differentially private SGD requires; there are as many batches, and they have the same expected size.
     """
     each = epochs or [phase.epochs] * len(names)
+    stream_of = _poisson_stream if poisson else _stream
     streams = [
-        _stream(numpy_generator(*key, name, "batches"), count, number, local)
+        stream_of(numpy_generator(*key, name, "batches"), count, number, local)
         for name, count, number in zip(names, counts, each, strict=True)
     ]
     per_step = phase.batches_per_step
     limit = np.inf if phase.steps is None else phase.steps
     steps = np.array([min(max(len(stream) // per_step, 1), limit) if stream else 0 for stream in streams], np.int64)
     width = max((len(batch) for stream in streams for batch in stream), default=0)
-    index = np.zeros((len(names), int(steps.max(initial=0)), per_step, width), np.int64)
+    # A batch drawn with `poisson` may be empty; it then contains padding only.
+    index = np.zeros((len(names), int(steps.max(initial=0)), per_step, max(width, 1) if poisson else width), np.int64)
     sizes = np.zeros(index.shape[:3], np.int64)
     for row, stream in enumerate(streams):
         for place in range(int(steps[row]) * per_step):
@@ -147,15 +156,28 @@ def _stream(generator: np.random.Generator, count: int, epochs: int, local: Loca
     return stream
 
 
+def sampling_rates(counts: Tensor, batch: int) -> Tensor:
+    """Return the probability with which a client's sample is in a batch that is drawn with `poisson`."""
+    return counts.clamp(max=batch) / counts
+
+
+def _poisson_stream(generator: np.random.Generator, count: int, epochs: int, local: LocalTraining) -> list[np.ndarray]:
+    batch = min(local.batch, count)
+    per_epoch = count // batch if local.drop_incomplete else math.ceil(count / batch)
+    return [np.flatnonzero(generator.random(count) < batch / count) for _ in range(epochs * per_epoch)]
+
+
 def client_batches(samples: Samples, client: int, order: Order, k: int) -> Iterator[tuple[Batch, ...]]:
-    """Yield the batches of each step of one client, which is row `k` of the order; nothing is padded."""
+    """Yield the batches of each step of one client, which is row `k` of the order; only empty batches are padded."""
     x, y = samples.x[client], samples.y[client]
     keys = torch.from_numpy(order.keys[k]).to(x.device)
     for step in range(int(order.steps[k])):
         batches = []
         for place in range(order.index.shape[2]):
-            index = torch.from_numpy(order.index[k, step, place, : order.sizes[k, step, place]]).to(x.device)
-            mask = x.new_ones(len(index), dtype=samples.mask_dtype)
+            size = int(order.sizes[k, step, place])
+            # An empty batch is one sample of padding.
+            index = torch.from_numpy(order.index[k, step, place, : max(size, 1)]).to(x.device)
+            mask = x.new_full((len(index),), size > 0, dtype=samples.mask_dtype)
             batches.append(Batch(x[index], y[index], mask, index, keys[step, place]))
         yield tuple(batches)
 

@@ -154,7 +154,8 @@ def join_plans(plans: Sequence[TrainingPlan]) -> TrainingPlan | None:
     """Return several plans as one; None if their phases or settings differ."""
     first = plans[0]
     phases = [[phase for phase, _ in plan.phases] for plan in plans]
-    if any(each != phases[0] for each in phases) or any(plan.local != first.local for plan in plans):
+    settings = [(plan.local, plan.noise) for plan in plans]
+    if any(each != phases[0] for each in phases) or any(each != settings[0] for each in settings):
         return None
     orders = zip(*([order for _, order in plan.phases] for plan in plans), strict=True)
     return replace(first, phases=[(phase, join_orders(order)) for phase, order in zip(phases[0], orders, strict=True)])

@@ -19,6 +19,7 @@ from fedrema.engine.augmentation import augmented
 from fedrema.engine.batches import Samples, TrainingPlan, client_batches
 from fedrema.engine.cohort import Cohort, Hook
 from fedrema.engine.devices import Arithmetic, in_training_arithmetic
+from fedrema.engine.private_steps import sample_gradients
 from fedrema.engine.sgd import LossMean, PhaseSGD
 from fedrema.models.body_and_head import Net, Tensors
 
@@ -90,7 +91,17 @@ class LoopEngine:
             losses = LossMean(client.count.new_zeros(()), client.count.new_zeros(()))
             for phase, order in plan.phases:
                 value_of = functools.partial(self._value, net, plan.local.augmentations)
-                sgd = PhaseSGD(plan.method, phase, plan.local, momentum, value_of, axes=0, prefix_of=net.prefix_of)
+                sgd = PhaseSGD(
+                    plan.method,
+                    phase,
+                    plan.local,
+                    momentum,
+                    value_of,
+                    axes=0,
+                    prefix_of=net.prefix_of,
+                    noise=plan.noise,
+                    of_samples=functools.partial(self._of_samples, net, plan.local.augmentations),
+                )
                 for batches in client_batches(samples, int(cohort.clients[k]), order, k):
                     sgd.step(client, momentum, losses, batches, active=None)
             for name, value in client.params.items():
@@ -161,6 +172,18 @@ class LoopEngine:
         batch = augmented(batch, augmentations)
         with self.arithmetic.torch_context(), net.batch_context(None, client.params, batch.key, len(batch.y)):
             return check_loss(loss, loss(net, client, batch))
+
+    def _of_samples(
+        self,
+        net: Net,
+        augmentations: tuple[str, ...],
+        loss: Loss,
+        client: Client,
+        batch: Batch,
+        names: tuple[str, ...],
+    ) -> tuple[Tensors, Tensor]:
+        with self.arithmetic.torch_context():
+            return sample_gradients(net, loss, client, batch, names, augmentations)
 
 
 def _in_fast_layout(client: Client) -> Client:

@@ -12,6 +12,8 @@ from torch import Tensor
 from fedrema.core import Batch, Client, LocalTraining, Loss, Method, Move, Phase, gradient_step
 from fedrema.core.aggregation import per_client
 from fedrema.engine import kernels
+from fedrema.engine.private_steps import SampleGradients, SampleNoise
+from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 
 
@@ -49,6 +51,8 @@ class PhaseSGD:
         axes: int,
         fused: bool = False,
         prefix_of: Callable[[str], str] = _no_prefix,
+        noise: SampleNoise | None = None,
+        of_samples: SampleGradients | None = None,
     ) -> None:
         """Select the loss and the parameters of a phase.
 
@@ -67,7 +71,10 @@ class PhaseSGD:
             Whether to use the GPU kernels for norms and steps of stacked clients.
         prefix_of
             Returns the prefix of the model that a parameter belongs to; each model's gradient is clipped separately.
+        noise, of_samples
+            With differential privacy for samples: clipping and noise, and the function that computes their gradients.
         """
+        self.noise, self.of_samples = noise, of_samples
         self.phase, self.local, self.value_of, self.axes, self.fused = phase, local, value_of, axes, fused
         self.loss: Loss = phase.loss or method.loss
         self.names = tuple(name for name in names if phase.trains(name))
@@ -88,8 +95,24 @@ class PhaseSGD:
         """
         loss_added = False
 
+        def private_gradient(at: Client, batch: Batch) -> Tensors:
+            nonlocal loss_added
+            assert self.noise is not None
+            assert self.of_samples is not None
+            if loss_added:
+                raise BadInput(
+                    "--dp sample needs a method that computes one gradient per step, but this one uses more."
+                )
+            gradients, values = self.of_samples(self.loss, at, batch, self.names)
+            values = values.detach().masked_fill(batch.mask == 0, 0)
+            losses.add(values.sum(-1) / batch.mask.sum(-1).clamp(min=1), active)
+            loss_added = True
+            return self.noise.private_gradient(gradients, batch, at.count.clamp(max=self.local.batch), self.axes)
+
         def raw_gradient(at: Client, batch: Batch) -> Tensors:
             nonlocal loss_added
+            if self.noise is not None:
+                return private_gradient(at, batch) if self.names else {}
             leaves = {name: at.params[name].detach().requires_grad_() for name in self.names}
             with torch.enable_grad():
                 value = self.value_of(self.loss, at.having(params={**at.params, **leaves}), batch)

@@ -17,6 +17,7 @@ from fedrema.engine.buffers import StaticBuffers
 from fedrema.engine.cohort import Cohort, Hook, RoundHook
 from fedrema.engine.cuda_graphs import CudaGraphs
 from fedrema.engine.devices import Arithmetic, in_training_arithmetic
+from fedrema.engine.private_steps import sample_gradients
 from fedrema.engine.sgd import PhaseSGD
 from fedrema.models.body_and_head import Net, Tensors
 
@@ -141,6 +142,14 @@ class StackedEngine:
                 value: Tensor = _over_clients(one_loss, cohort, client, batch, params_axis=0)
             return value
 
+        def of_samples(loss: Loss, client: Client, batch: Batch, names: tuple[str, ...]) -> tuple[Tensors, Tensor]:
+            def of_client(one: Client, its: Batch) -> tuple[Tensors, Tensor]:
+                return sample_gradients(self.net, loss, one, its, names, plan.local.augmentations)
+
+            with self.arithmetic.torch_context():  # our kernels compute no gradients of single samples
+                found: tuple[Tensors, Tensor] = _over_clients(of_client, cohort, client, batch, params_axis=0)
+            return found
+
         for phase, order in plan.phases:
             sgd = PhaseSGD(
                 plan.method,
@@ -151,6 +160,8 @@ class StackedEngine:
                 axes=1,
                 fused=self.fused,
                 prefix_of=self.net.prefix_of,
+                noise=plan.noise,
+                of_samples=of_samples,
             )
             packed = pack(order, samples.x.device)
             if not len(packed):
@@ -162,7 +173,8 @@ class StackedEngine:
                 buffers.step(sgd, batches, None if all_active else active)
 
             buffers.set_rate(phase.lr)
-            graph_key = (sgd.loss, phase.step, sgd.names, phase.momentum, all_active, plan.local, id(samples.x))
+            how = (sgd.loss, phase.step, sgd.names, phase.momentum, all_active, plan.local, plan.noise)
+            graph_key = (*how, id(samples.x))
             for packed_step in packed:
                 if self.graphs is None:
                     step(packed_step)

@@ -13,8 +13,15 @@ Drop = Callable[[Tensor], Tensor]
 
 
 def is_stacked(*tensors: object) -> bool:
-    """Return whether one of the tensors has a client axis that vmap hides."""
-    return any(isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value) for value in tensors)
+    """Return whether one of the tensors has an axis that vmap hides."""
+    return any(isinstance(value, Tensor) and _is_batched(value) for value in tensors)
+
+
+def _is_batched(value: Tensor) -> bool:
+    functorch = torch._C._functorch
+    while functorch.is_gradtrackingtensor(value):  # as in gradients of single samples
+        value = functorch.get_unwrapped(value)
+    return functorch.is_batchedtensor(value)
 
 
 def attention(

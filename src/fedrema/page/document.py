@@ -25,7 +25,7 @@ from fedrema.reporting.tables import DIFFERENCES, other_data, period_columns
 from fedrema.runs.manifest import FederationFacts
 from fedrema.tasks import Metric
 
-COSTS = ("seconds", "bytes_up", "bytes_down")
+COSTS = ("epsilon", "seconds", "bytes_up", "bytes_down")
 DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
 HIDDEN = Settings.names(Purpose.OUTPUT, Purpose.PLACE) - {"partition-file"}
 """Settings that are not shown: local paths are omitted because the page may be shared."""
@@ -102,7 +102,7 @@ class RunPart(TypedDict):
     bytes: dict[str, int]
     seconds: dict[str, float]
     settings: Json
-    holds: dict[str, int]
+    holds: dict[str, int | str]
     ran_on: Json
     status: Status
 
@@ -254,7 +254,7 @@ def _run(run: DownsampledRun, group: int) -> RunPart:
         "bytes": _bytes(run),
         "seconds": run.summary.seconds,
         "settings": _settings(run),
-        "holds": _holds(federation),
+        "holds": {**_holds(federation), **_protection(run)},
         "ran_on": msgspec.to_builtins(run.manifest.ran_on),
         "status": status_of(run),
     }
@@ -276,6 +276,16 @@ def _holds(federation: FederationFacts) -> dict[str, int]:
     facts |= {f"number of {outcomes}": federation.classes} if outcomes else {}
     counts = {"training samples": federation.train_counts, "test samples": federation.test_counts}
     return {**facts, **{name: sum(each) for name, each in counts.items() if each}}
+
+
+def _protection(run: DownsampledRun) -> dict[str, int | str]:
+    """Return the privacy budget that was spent, and the number of attackers; both of simulations only."""
+    summary = run.summary
+    found: dict[str, int | str] = {"simulated attackers": len(summary.attackers)} if summary.attackers else {}
+    if summary.delta is not None:
+        spent = "unlimited" if summary.epsilon is None else f"{summary.epsilon:.3g}"
+        found["privacy budget ε"] = f"{spent} for δ = {summary.delta:.2g}"
+    return found
 
 
 def _outcome(federation: FederationFacts) -> str | None:

@@ -40,6 +40,7 @@ HEADINGS: dict[Kind, str] = {
 }
 """Of the primary metric."""
 SECONDS = {"seconds": "seconds"}
+EPSILON = {"epsilon": "ε"}
 TWO_LINES = frozenset(metric.title for metric in METRICS.values())
 """Headings that are split at their first space, in addition to `HEADINGS`."""
 MISSING = "–"
@@ -209,7 +210,8 @@ def comparison_csv(runs: Sequence[Run], quantity: str = "honest", reference: str
     differences = {one.label: one for one in paired_differences(runs, quantity, reference)}
     groups = group_runs(runs)
     tested = find_quantity(quantity, groups[0].metric.name)
-    quantities = (*(one.name for one in shown_quantities(groups)), *period_columns(groups), *SECONDS)
+    private = [name for name in EPSILON if any(group.statistic(name) for group in groups)]
+    quantities = (*(one.name for one in shown_quantities(groups)), *period_columns(groups), *private, *SECONDS)
     heading = ["method", "seeds", "running", "data"]
     heading += [column for name in quantities for column in (name, f"{name}_std")]
     heading += ["compared", "reference", "difference", "difference_low", "difference_high", "pairs"]
@@ -244,14 +246,15 @@ def _compare(runs: Sequence[Run]) -> _Comparison:
     groups = group_runs(runs)
     same_data = len({group.fingerprint for group in groups}) == 1
     quantities, periods = shown_quantities(groups), period_columns(groups)
-    others = {name: [group.statistic(name) for group in groups] for name in (*periods, *SECONDS)}
-    others = {name: column for name, column in others.items() if name not in periods or any(column)}
+    headings = {**periods, **EPSILON, **SECONDS}
+    others = {name: [group.statistic(name) for group in groups] for name in headings}
+    others = {name: column for name, column in others.items() if name in SECONDS or any(column)}
     columns = {
         **{
             heading: _column(quantity, [group.statistic(quantity.name) for group in groups], same_data)
             for quantity, heading in quantities.items()
         },
-        **{(periods | SECONDS)[name]: [_Cell(_cost(each)) for each in column] for name, column in others.items()},
+        **{headings[name]: [_Cell(_cost(each)) for each in column] for name, column in others.items()},
     }
     rows = [
         (_Cell(_named(group)), _Cell(str(len(group.counted))), *(cells[place] for cells in columns.values()))
@@ -260,6 +263,8 @@ def _compare(runs: Sequence[Run]) -> _Comparison:
     notes = (
         explanation(metrics_of(groups)),
         _over_clients(groups),
+        _privacy(groups),
+        _attackers(groups),
         _undefined(groups),
         _alternatives(groups),
         "" if same_data else other_data(groups),
@@ -294,6 +299,30 @@ def final_of_clients(run: Run) -> list[float | None]:
     last = [record.primary.clients for record in run.rounds if record.primary is not None][-5:]
     columns = [[value for value in column if value is not None] for column in zip(*last, strict=False)]
     return [fmean(column) if column else None for column in columns]
+
+
+def _privacy(groups: Sequence[Group]) -> str:
+    """Return a sentence on the privacy that ε stands for; "" without differential privacy."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        summary, settings = group.counted[0].summary, group.counted[0].settings
+        if summary.delta is not None:
+            unbounded = "" if summary.epsilon is not None else ", unbounded because there is no noise"
+            found.setdefault(f"--dp {settings['dp']}, δ = {summary.delta:.2g}{unbounded}", []).append(group.label)
+    if list(found.values()) == [[group.label for group in groups]]:  # the same for all
+        return f"ε spent by the client that has spent most: {next(iter(found))}."
+    parts = [f"{', '.join(labels)}: {how}" for how, labels in found.items()]
+    return f"ε spent by the client that has spent most. {'; '.join(parts)}." if parts else ""
+
+
+def _attackers(groups: Sequence[Group]) -> str:
+    """Return a sentence on clients that are not scored because they are attackers; "" without attackers."""
+    found = [
+        f"{group.label}, {len(attackers)} of {len(group.runs[0].names)} clients ({group.runs[0].settings['attack']})"
+        for group in groups
+        if (attackers := group.counted[0].summary.attackers)
+    ]
+    return f"Not scored, because they are simulated attackers: {'; '.join(found)}." if found else ""
 
 
 def _undefined(groups: Sequence[Group]) -> str:

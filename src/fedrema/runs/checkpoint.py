@@ -32,6 +32,7 @@ def save_state(state: SimulationState, file: Path, belongs_to: str, more: dict[s
         "inbox own": state.inbox.own,
         "velocity": state.velocity,
         "server": {name: value for name, value in state.server.items() if isinstance(value, Tensor)},
+        "privacy": state.privacy,
     }
     tensors = {f"{group}/{name}": value for group, members in groups.items() for name, value in members.items()}
     numbers = {name: value for name, value in state.server.items() if not isinstance(value, Tensor)}
@@ -85,6 +86,7 @@ def load_state(file: Path, belongs_to: str | None, device: torch.device | None =
         ClientTensors(groups.get("inbox own", {}), groups.get("inbox common", {})),
         groups.get("velocity", {}),
         server,
+        {name: value.cpu() for name, value in groups.get("privacy", {}).items()},
     )
 
 

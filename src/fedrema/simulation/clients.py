@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from fedrema.engine import (
 )
 from fedrema.engine.batches import samples_on_device
 from fedrema.engine.devices import with_own_threads
+from fedrema.engine.private_steps import SampleNoise
 from fedrema.errors import BadInput, at_least
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.simulation.scoring import MetricSums, measure, measure_accuracy
@@ -36,6 +37,8 @@ from fedrema.tasks.metrics import metrics_of
 
 GROUPS = ("params", "memory", "inbox")
 """The tensors of a client that a hook may replace."""
+TRAIN = "train"
+"""Purpose of the random numbers of local training."""
 ADDED = "added to the inbox"
 """Group of the tensors that a hook added to the inbox, or replaced in it."""
 
@@ -60,6 +63,7 @@ class Clients:
         backend: Backend = "auto",
         threads: int = 0,
         metrics: tuple[str, ...] = (),
+        noise: SampleNoise | None = None,
     ) -> None:
         at_least(1, local, "batch")  # 0 means: chosen from the data, which has been done by now
         self.method, self.federation, self.local, self.rounds, self.seed = method, federation, local, rounds, seed
@@ -90,6 +94,10 @@ class Clients:
         """Batches that were drawn before their round, by `draw_ahead`."""
         self._roles: dict[str, Role] = {}
         self.counts = self.train.counts.to(self.device, self.dtype)
+        self.noise = noise
+        """Clipping and noise of the gradients of samples; None: ordinary SGD."""
+        self.steps = torch.zeros(len(federation), dtype=torch.int64)
+        """[K] how many steps each client took in its last local training."""
 
     def roles(self, params: ClientTensors) -> dict[str, Role]:
         """Return the role of each parameter; `Method.role` is called once per name."""
@@ -143,7 +151,7 @@ class Clients:
             return cohort
 
         def begin(client: Client, data: Batch, moment: Moment) -> dict[str, Tensors]:
-            begun = self.method.begin(self.net, client, data, moment)
+            begun = self.method.begin(self.net, client, self._readable(data), moment)
             return _changed_groups(client, check_client(self.method, "begin", begun))
 
         hook = RoundHook(begin, moment, (self.method, type(self.method).begin, self.net))
@@ -153,7 +161,7 @@ class Clients:
     @with_own_threads
     def local_training(self, cohort: Cohort, moment: Moment) -> tuple[Cohort, Tensor]:
         """Train clients in the phases of the method; returns them and their mean losses [k]."""
-        params, velocity, losses = self._train(self.method, self._phases(moment), "train", cohort, moment)
+        params, velocity, losses = self._train(self.method, self._phases(moment), TRAIN, cohort, moment)
         return replace(cohort, params=ClientTensors(params), velocity=velocity, received=cohort.params), losses
 
     def end(self, cohort: Cohort, moment: Moment) -> tuple[Cohort, Tensors]:
@@ -164,13 +172,17 @@ class Clients:
             return cohort, {}
 
         def end(client: Client, data: Batch, moment: Moment) -> dict[str, Tensors]:
-            ended, extras = check_end(self.method, self.method.end(self.net, client, data, moment))
+            ended, extras = check_end(self.method, self.method.end(self.net, client, self._readable(data), moment))
             return {**_changed_groups(client, ended), "extras": extras}
 
         hook = RoundHook(end, moment, (self.method, type(self.method).end, self.net))
         with calling(self.method, "end"):
             results = self.engine.apply_hook(hook, cohort, self.train)
         return _with_groups(cohort, results), results["extras"]
+
+    def _readable(self, data: Batch) -> Batch:
+        """Return what a hook may read of a client's samples: with noise on gradients, nothing else has any."""
+        return data if self.noise is None else cast("Batch", _PrivateSamples())
 
     def adapted(self, method: Method, cohort: Cohort, moment: Moment) -> Cohort:
         """Return clients as they predict: if the method adapts models before use, copies that were trained further."""
@@ -192,7 +204,12 @@ class Clients:
         orders = self._orders.pop((key, cohort.names), None) or self._draw_orders(
             cohort.names, cohort.clients, phases, key, [self._epochs(phase, cohort) for phase in phases]
         )
-        plan = TrainingPlan(method, list(zip(phases, orders, strict=True)), self.local, key)
+        noise = None  # models that are adapted before use stay on their clients
+        if purpose == TRAIN:
+            noise = self.noise
+            none = torch.zeros_like(cohort.clients)
+            self.steps[cohort.clients] = sum((torch.from_numpy(order.steps) for order in orders), none)
+        plan = TrainingPlan(method, list(zip(phases, orders, strict=True)), self.local, key, noise)
         velocity = cohort.velocity or cohort.params.zeros(len(cohort), self.trains)
         with calling(method, "loss"):
             return self.engine.train(replace(cohort, velocity=velocity), self.train, plan)
@@ -200,10 +217,24 @@ class Clients:
     def draw_ahead(self, clients: Tensor, moment: Moment) -> None:
         """Draw the batches of a later round while the GPU computes the current one."""
         names = tuple(self.federation.names[row] for row in clients.tolist())
-        key = (self.seed, moment.round, "train")
+        key = (self.seed, moment.round, TRAIN)
         phases = self._phases(moment)
         if not any(phase.epochs_of for phase in phases):
             self._orders = {(key, names): self._draw_orders(names, clients, phases, key, [None] * len(phases))}
+
+    def check_independent_samples(self, cohort: Cohort, phase: Phase) -> None:
+        """Raise `BadInput` unless the loss of a batch is the mean of the losses of its samples."""
+        loss = phase.loss or self.method.loss
+        client, data = cohort.one(0), self.train.of(int(cohort.clients[0])).rows(slice(4))
+        self.net.train(False)
+        with torch.no_grad(), calling(self.method, "loss"):
+            whole = loss(self.net, client, data)
+            each = torch.stack([loss(self.net, client, data.rows(slice(at, at + 1))) for at in range(len(data.y))])
+        if not torch.isclose(whole, each.mean(), rtol=1e-3, atol=1e-5):
+            raise BadInput(
+                f"--dp sample needs a loss that is a mean over samples, but the loss of {self.method.called()} with"
+                " these settings couples the samples of a batch."
+            )
 
     def _epochs(self, phase: Phase, cohort: Cohort) -> list[int] | None:
         """Return each client's number of epochs in a phase; None if it is the same for all."""
@@ -222,8 +253,9 @@ class Clients:
         epochs: Sequence[list[int] | None],
     ) -> list[Order]:
         counts = self.train.counts[clients].tolist()
+        poisson = self.noise is not None and key[-1] == TRAIN
         return [
-            draw_order(names, counts, phase, self.local, (*key, number), each)
+            draw_order(names, counts, phase, self.local, (*key, number), each, poisson)
             for number, (phase, each) in enumerate(zip(phases, epochs, strict=True))
         ]
 
@@ -270,6 +302,16 @@ class _Untouchable:
 
     def __getattr__(self, name: str) -> Any:
         raise LookupError(name)
+
+
+class _PrivateSamples:
+    """Takes the place of samples that a hook must not read, because what it computes would have no noise."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise BadInput(
+            "--dp sample adds noise to gradient steps only, but this method also reads the samples outside of them:"
+            " choose another method, or --dp local."
+        )
 
 
 def _does_nothing(hook: Callable[[Any, Any], Any]) -> bool:

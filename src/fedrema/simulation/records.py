@@ -50,6 +50,19 @@ class NodeReports:
 
 
 @dataclass(frozen=True)
+class PrivacyRecord:
+    """What is recorded of a round with differential privacy (--dp)."""
+
+    epsilon: float | None
+    """The ε that has been spent so far, of the client that has spent most; None: unlimited, because there is no
+    noise."""
+    delta: float
+    """The δ that it is computed for."""
+    clip: float
+    """The norm to which updates, or gradients of samples, were clipped in this round."""
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """Everything that is recorded of a round: one line of rounds.jsonl."""
 
@@ -77,6 +90,10 @@ class RoundRecord:
     """Time by part of the round: train, aggregate, evaluate, other."""
     nodes: NodeReports | None = None
     """Deployments only."""
+    privacy: PrivacyRecord | None = None
+    """With differential privacy only."""
+    attackers: list[int] = field(default_factory=list)
+    """Rows of the participants that are attackers; they have no scores, and `loss` is without them."""
 
     @property
     def primary(self) -> MetricRecord | None:
@@ -102,7 +119,7 @@ class RoundRecord:
         """Return a quantity by its name in tables and curves; None where this round does not have it.
 
         Valid names: METRIC, client_METRIC, trained_METRIC, trained_client_METRIC, worst_tenth, a name in the trace, a
-        field of `RoundRecord`, or one of `NodeReports`.
+        field of `RoundRecord`, or one of `PrivacyRecord` or `NodeReports`.
         """
         try:
             return self[name]
@@ -121,7 +138,7 @@ class RoundRecord:
             return self.primary.worst_tenth
         if name in self.trace:
             return self.trace[name]
-        for owner in (self, self.nodes):
+        for owner in (self, self.privacy, self.nodes):
             if owner is not None and any(name == known.name for known in fields(owner)):
                 return getattr(owner, name)
         raise KeyError(name)
@@ -163,6 +180,12 @@ class Summary(Mapping[str, Any]):
     bytes_down: int = 0
     recorded_relations: int = 0
     """Number of rounds in relations.npz."""
+    epsilon: float | None = None
+    """With differential privacy: the ε that was spent, of the client that has spent most."""
+    delta: float | None = None
+    """The δ that it is computed for."""
+    attackers: list[int] = field(default_factory=list)
+    """Rows of the attackers that participated; all other numbers are without them."""
 
     @property
     def primary(self) -> str | None:
@@ -191,6 +214,10 @@ class Summary(Mapping[str, Any]):
                 found |= {f"best_{name}_{metric_name}": best, f"final_{name}_{metric_name}": final}
         found |= {f"{name}_rounds": count for name, count in self.period_rounds.items()}
         found |= {"seconds": self.seconds, "bytes_up": self.bytes_up, "bytes_down": self.bytes_down}
+        if self.delta is not None:
+            found |= {"epsilon": self.epsilon, "delta": self.delta}
+        if self.attackers:
+            found["attackers"] = self.attackers
         return found | ({"recorded_relations": self.recorded_relations} if self.recorded_relations else {})
 
     @classmethod
@@ -215,7 +242,7 @@ class Summary(Mapping[str, Any]):
             alternative = name.removesuffix(f"_{metric}")
             if metric and name not in metrics and alternative != "round":
                 alternatives.setdefault(alternative, {})[metric] = content[f"best_{name}"], content[f"final_{name}"]
-        plain = ("rounds", "seconds", "bytes_up", "bytes_down", "recorded_relations")
+        plain = ("rounds", "seconds", "bytes_up", "bytes_down", "recorded_relations", "epsilon", "delta", "attackers")
         found = {name: content[name] for name in plain if name in content}
         found["period_rounds"] = {name: content[f"{name}_rounds"] for name in _between(content, "", "_rounds")}
         return msgspec.convert({**found, "metrics": metrics, "alternatives": alternatives}, cls)

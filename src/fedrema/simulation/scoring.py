@@ -72,6 +72,7 @@ def summarise(rounds: Sequence[RoundRecord], period: str | None = None) -> Summa
     seconds = {part: sum(record.seconds[part] for record in rounds) for part in rounds[0].seconds} if rounds else {}
     names = dict.fromkeys(name for record in rounds for name in record.metrics)
     metrics = {name: found for name in names if (found := _metric_summary(rounds, name)) is not None}
+    private = [record.privacy for record in rounds if record.privacy is not None]
     inside = [record.trace[period] for record in rounds if period is not None and period in record.trace]
     return Summary(
         len(rounds),
@@ -81,6 +82,9 @@ def summarise(rounds: Sequence[RoundRecord], period: str | None = None) -> Summa
         seconds,
         sum(record.bytes_up for record in rounds),
         sum(record.bytes_down for record in rounds),
+        epsilon=private[-1].epsilon if private else None,
+        delta=private[-1].delta if private else None,
+        attackers=sorted({row for record in rounds for row in record.attackers}),
     )
 
 

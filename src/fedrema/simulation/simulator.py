@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedrema.base.memory import amount
 from fedrema.core import (
     Answer,
     Client,
@@ -23,16 +24,21 @@ from fedrema.core import (
     overrides,
 )
 from fedrema.core.checks import calling, check_answer, check_client
+from fedrema.core.defences import assumed_attackers, robust_mean
 from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.data.federation import Federation
 from fedrema.engine import ClientTensors, Cohort, row_index
+from fedrema.engine.batches import sampling_rates
 from fedrema.engine.costs import GIGABYTE, client_bytes, clients_at_once, free_bytes
 from fedrema.engine.devices import with_own_threads
+from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors, size
-from fedrema.simulation.clients import Clients
+from fedrema.simulation.attacks import Attackers
+from fedrema.simulation.clients import TRAIN, Clients
 from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.participation import Participation
-from fedrema.simulation.records import Evaluation, MetricRecord, RoundRecord, TraceValue
+from fedrema.simulation.privacy import Privacy
+from fedrema.simulation.records import Evaluation, MetricRecord, PrivacyRecord, RoundRecord, TraceValue
 from fedrema.simulation.scoring import MetricSums, concatenate_sums, metric_records, overall
 from fedrema.simulation.state import (
     COMMON_ROLES,
@@ -55,11 +61,19 @@ class Simulator(Clients):
         self, method: Method, net: Net, federation: Federation, local: LocalTraining, settings: Simulation
     ) -> None:
         execution = (settings.device, settings.precision, settings.backend, settings.threads)
+        self.privacy = Privacy(settings, len(federation)) if settings.dp != "none" else None
+        noise = self.privacy.sample_noise if self.privacy else None
         super().__init__(
-            method, net, federation, local, settings.rounds, settings.seed, *execution, settings.added_metrics
+            method, net, federation, local, settings.rounds, settings.seed, *execution, settings.added_metrics, noise
         )
         self.settings = settings
         self.participation = Participation(federation.names, settings)
+        self.attackers = Attackers.drawn(federation.names, settings)
+        if not self.attackers.honest(self.participation.joined(1)):
+            raise BadInput(
+                "All clients of the first round are attackers, and only honest ones are scored: add clients."
+            )
+        self.train = self.attackers.samples(self.train, self.task)
         self.storage = RowStorage(self.device)
         self.joint_runs = 1
         """How many simulations are trained jointly; each records its share of the time."""
@@ -82,14 +96,17 @@ class Simulator(Clients):
         if participants:
             uploads = self._train_all(state, torch.tensor(participants), moment, clock)
             roles = self.roles(state.params)
-            received = replace(uploads.for_server(), everyone=self.participation.joined_count(moment.round))
+            received = self._received(uploads, state, moment)
             answer = self.aggregate(received, state, roles, uploads.memory.tensors, moment)
             clock.lap("aggregate")
             bytes_down = state.download(roles, [*participants, *failed])
             state.apply(uploads, roles, answer)
+            if self.privacy is not None:
+                sampled = (len(participants) + len(failed)) / received.everyone
+                record = replace(record, privacy=self._account(self.privacy, uploads, state, sampled, moment))
             self.storage.release()
             relations = self._relations(uploads, answer.trace, moment)
-            record = _with_training(record, uploads, answer, bytes_down)
+            record = self._with_training(record, uploads, answer, bytes_down)
             clock.lap("other")
         self._update_waiting_clients(state, moment)
         state.round = moment.round
@@ -98,6 +115,30 @@ class Simulator(Clients):
             record = replace(record, metrics=evaluation.metrics, alternatives=evaluation.alternatives)
             clock.lap("evaluate")
         return Round(replace(record, seconds=clock.seconds), relations)
+
+    def _received(self, uploads: RoundUploads, state: SimulationState, moment: Moment) -> Uploads:
+        """Return what the method's server step receives."""
+        received = replace(uploads.for_server(), everyone=self.participation.joined_count(moment.round))
+        if uploads.shared is not None:
+            chosen, rows = self.settings, uploads.shared.tensors
+            assumed = (chosen.defence_share, chosen.defence_bound)
+            mean = robust_mean(chosen.defence, rows, state.params.common, uploads.weights, *assumed)
+            received = replace(received, mean=mean)
+        if self.privacy is not None:
+            mean = self.privacy.noised_mean(received.mean, state.privacy, moment, len(uploads.clients))
+            received = replace(received, mean=mean)
+        return received
+
+    def _account(
+        self, privacy: Privacy, uploads: RoundUploads, state: SimulationState, sampled: float, moment: Moment
+    ) -> PrivacyRecord:
+        """Add a round's releases to the privacy state, and return their record."""
+        releases = torch.zeros(state.clients, dtype=torch.int64)
+        releases[uploads.clients] = self.steps[uploads.clients] if privacy.mode == "sample" else 1
+        norms = torch.cat(uploads.norms) if uploads.norms else None
+        before, state.privacy = state.privacy, privacy.after_round(state.privacy, releases, norms, sampled, moment)
+        rates = sampling_rates(self.train.counts, self.local.batch)
+        return privacy.record(before, state.privacy, self.roles(state.params), rates)
 
     def _due(self, moment: Moment, every: int) -> bool:
         return moment.round % every == 0 or moment.round == self.settings.rounds
@@ -119,7 +160,11 @@ class Simulator(Clients):
             moment.round == 1 or self._due(moment, self.settings.record_every)
         )
         counts = self.counts[row_index(clients, self.device)]
-        uploads = RoundUploads(clients, counts, self.storage, keep_heads=relations_due)
+        if self.privacy is not None and not self.privacy.sends_counts:
+            counts = torch.ones_like(counts)
+        counts = self.attackers.counts(clients, counts)
+        keep_shared = self.settings.defence != "none"
+        uploads = RoundUploads(clients, counts, self.storage, keep_heads=relations_due, keep_shared=keep_shared)
         new = self._waiting_clients(moment.round)
         for chunk in self.chunks(clients):
             self.train_chunk(state, chunk, moment, uploads, clock, chunk[torch.isin(chunk, new)])
@@ -140,6 +185,7 @@ class Simulator(Clients):
         if new is not None and len(new):
             rows = torch.searchsorted(clients, new)
             cohort = _with_rows(cohort, rows.to(self.device), self.start_clients(self.cohort(state, new)))
+        before = cohort.params
         cohort = self.begin(cohort, moment)
         clock.lap("other")
         trained, losses = self.local_training(cohort, moment)
@@ -151,11 +197,65 @@ class Simulator(Clients):
         check_finite(ended, losses, extras, moment.round)
         if not state.velocity:  # momentum is not kept between rounds
             ended = replace(ended, velocity={})
-        uploads.add(ended, extras, losses, self.roles(ended.params))
+        uploads.add(self._sent(ended, extras, before, state, moment, uploads), extras, losses, self.roles(ended.params))
         clock.lap("other")
         if self._due(moment, self.settings.evaluate_every):
             uploads.scores.append(self.score_cohort(self.method, ended))
             clock.lap("evaluate")
+
+    def _sent(
+        self,
+        cohort: Cohort,
+        extras: Tensors,
+        before: ClientTensors,
+        state: SimulationState,
+        moment: Moment,
+        uploads: RoundUploads,
+    ) -> Cohort:
+        """Return clients as they send their parameters; `before` are those that the server sent."""
+        roles, updates = self.roles(cohort.params), len(uploads.clients)
+        cohort = self.attackers.tampered(cohort, before, roles, moment)
+        if self.privacy is None or self.privacy.mode == "sample":
+            return cohort
+        self.privacy.check_extras(extras)
+        exempt = self.attackers.among(cohort.clients).to(self.device)
+        cohort, norms = self.privacy.protected(cohort, before, roles, state.privacy, moment, updates, exempt)
+        uploads.norms.append(norms)
+        return cohort
+
+    def _check_defence(self, state: SimulationState) -> None:
+        """Raise `BadInput` if the server's defence has nothing to act on, too few clients, or too little memory."""
+        defence, roles = self.settings.defence, self.roles(state.params)
+        shared = {name: value for name, value in state.params.common.items() if roles[name] is Role.SHARED}
+        if not shared:
+            raise BadInput(f"--defence {defence} acts on shared parameters, but {self.method.called()} has none.")
+        chosen, failed = self.participation.choose(1)
+        clients = len(chosen) + len(failed)
+        attackers = assumed_attackers(self.settings.defence_share, clients)
+        if defence == "krum" and clients <= 2 * attackers + 2:
+            raise BadInput(
+                f"--defence krum needs more than 2 f + 2 participants to tolerate f attackers, but {clients} clients"
+                f" participate and --defence-share {self.settings.defence_share:g} of them are {attackers}."
+            )
+        needed = 3 * clients * size(shared)  # the updates, and copies while they are sorted
+        if needed > self._budget():
+            raise BadInput(
+                f"--defence {defence} stores the updates of all participants and needs {amount(needed)} of memory, but"
+                f" only {amount(int(self._budget()))} may be used: use a smaller --participation."
+            )
+
+    def _check_privacy(self, privacy: Privacy, state: SimulationState) -> None:
+        """Raise `BadInput` if --dp does not cover what clients send; one client takes one step of each phase."""
+        privacy.check(self.net, self.roles(state.params))
+        moment, first = self.moment(1), torch.tensor([0])
+        cohort = self.begin(self.cohort(state, first), moment)
+        phases = [replace(phase, epochs=1, steps=1, epochs_of=None) for phase in self._phases(moment)]
+        if privacy.mode == "sample":
+            for phase in phases:
+                self.check_independent_samples(cohort, phase)
+        params, _, _ = self._train(self.method, phases, TRAIN, replace(cohort, velocity={}), moment)
+        _, extras = self.end(replace(cohort, params=ClientTensors(params), received=cohort.params), moment)
+        privacy.check_extras(extras)
 
     def _draw_next_round(self, moment: Moment) -> None:
         """Draw the batches of the next round's first chunk while the GPU trains."""
@@ -179,8 +279,8 @@ class Simulator(Clients):
         return answer
 
     def score(self, state: SimulationState, moment: Moment) -> Evaluation:
-        """Evaluate every client that has joined with the model that it would now use."""
-        joined = self.participation.joined(moment.round)
+        """Evaluate every client that has joined, except attackers, with the model that it would now use."""
+        joined = self.attackers.honest(self.participation.joined(moment.round))
         methods = {"": self.method, **self.method.beside()}
         scored: dict[str, list[MetricSums]] = {name: [] for name in methods}
         for chunk in self.chunks(torch.tensor(joined)):
@@ -193,9 +293,9 @@ class Simulator(Clients):
 
     @with_own_threads
     def predict_tests(self, state: SimulationState) -> FinalPredictions:
-        """Return what every client that has joined predicts for its test samples with the model it would now use."""
+        """Return what every scored client predicts for its test samples with the model it would now use."""
         moment = self.moment(state.round)
-        joined = self.participation.joined(moment.round)
+        joined = self.attackers.honest(self.participation.joined(moment.round))
         parts = []
         for chunk in self.chunks(torch.tensor(joined)):  # the same chunks as in `score`
             cohort = self.adapted(self.method, self.cohort(state, chunk), moment)
@@ -206,6 +306,24 @@ class Simulator(Clients):
         """Return the size of what `predict_tests` returns if all clients have joined."""
         per_target = self.test.y[0, 0].nbytes if self.test.y.shape[1] else 0
         return int(self.test.counts.sum()) * (self.task.outputs * self.dtype.itemsize + per_target)
+
+    def _with_training(
+        self, record: RoundRecord, uploads: RoundUploads, answer: Answer, bytes_down: int
+    ) -> RoundRecord:
+        """Return a record with the training and aggregation of its round."""
+        attacking = self.attackers.among(uploads.clients)
+        losses = uploads.client_losses()
+        honest = losses[~attacking.to(losses.device)] if attacking.any() else losses
+        return replace(
+            record,
+            loss=float(honest.mean()) if len(honest) else None,
+            client_loss=losses.tolist(),
+            trained=_trained_metrics(uploads, ~attacking),
+            trace=plain_trace(answer),
+            bytes_up=uploads.bytes_up,
+            bytes_down=bytes_down,
+            attackers=uploads.clients[attacking].tolist(),
+        )
 
     def _relations(self, uploads: RoundUploads, trace: Mapping[str, Any], moment: Moment) -> dict[str, np.ndarray]:
         """Return the matrices between clients: the method's traces and the similarity of heads; empty if not due."""
@@ -242,7 +360,7 @@ class Simulator(Clients):
         params = {name: self.storage.zeros(clients, value) for name, value in own.items()}
         for name, rows in params.items():
             rows[:] = added.get(name, own[name]).to(rows.device)
-        return SimulationState(
+        state = SimulationState(
             clients,
             0,
             ClientTensors(params, {name: example[name].clone() for name in example if name in common}),
@@ -251,6 +369,12 @@ class Simulator(Clients):
             {name: self.storage.zeros(clients, value) for name, value in momentum.items()},
             on_device(self._server_state(clients), self.device),
         )
+        if self.settings.defence != "none":
+            self._check_defence(state)
+        if self.privacy is not None:
+            self._check_privacy(self.privacy, state)
+            state.privacy = self.privacy.start()
+        return state
 
     def adopt(self, state: SimulationState) -> SimulationState:
         """Return a saved state, moved to this simulation's storage and device."""
@@ -318,7 +442,10 @@ class Simulator(Clients):
         """Return how many clients fit into memory while they train."""
         samples = min(self.local.batch, self.train.x.shape[1])
         stacked, on_gpu = self.engine.name == "stacked", self.device.type == "cuda"
-        return clients_at_once(self._budget() / 4, client_bytes(self.net, self.train.x[0, :samples], stacked, on_gpu))
+        each = client_bytes(self.net, self.train.x[0, :samples], stacked, on_gpu)
+        if self.noise is not None:  # gradients of every sample, before and after clipping
+            each += 2 * samples * size(self.net.initial)
+        return clients_at_once(self._budget() / 4, each)
 
     def _default_chunk(self) -> int:
         return Mean.BLOCK if len(self.federation) <= Mean.BLOCK else self.clients_in_memory()
@@ -344,26 +471,12 @@ def _with_rows(cohort: Cohort, rows: Tensor, others: Cohort) -> Cohort:
     return replace(cohort, params=params, memory=ClientTensors(replaced(cohort.memory.own, others.memory.own)))
 
 
-def _with_training(record: RoundRecord, uploads: RoundUploads, answer: Answer, bytes_down: int) -> RoundRecord:
-    """Return a record with the training and aggregation of its round."""
-    losses = uploads.client_losses()
-    return replace(
-        record,
-        loss=float(losses.mean()),
-        client_loss=losses.tolist(),
-        trained=_trained_metrics(uploads),
-        trace=plain_trace(answer),
-        bytes_up=uploads.bytes_up,
-        bytes_down=bytes_down,
-    )
-
-
-def _trained_metrics(uploads: RoundUploads) -> dict[str, MetricRecord]:
-    """Return the metrics of the participants right after local training; empty if they were not scored."""
-    if not uploads.scores:
+def _trained_metrics(uploads: RoundUploads, scored: Tensor) -> dict[str, MetricRecord]:
+    """Return the metrics of those participants that are scored, after local training; empty if there are none."""
+    if not uploads.scores or not scored.any():
         return {}
-    clients = len(uploads.names)
-    return metric_records(concatenate_sums(uploads.scores), range(clients), clients)
+    sums = {name: found[scored.numpy()] for name, found in concatenate_sums(uploads.scores).items()}
+    return metric_records(sums, scored.nonzero()[:, 0].tolist(), len(uploads.names))
 
 
 def plain_trace(answer: Answer) -> dict[str, TraceValue]:

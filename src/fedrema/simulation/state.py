@@ -110,11 +110,15 @@ def assign(stored: Tensor, rows: RowIndex, values: Tensor) -> None:
 class RoundUploads:
     """The results of all clients that trained in a round; shared parameters are added to a running mean at once."""
 
-    def __init__(self, clients: Tensor, counts: Tensor, storage: RowStorage, keep_heads: bool) -> None:
+    def __init__(
+        self, clients: Tensor, counts: Tensor, storage: RowStorage, keep_heads: bool, keep_shared: bool = False
+    ) -> None:
         self.clients, self.counts = clients, counts
         self.weights = counts / counts.sum()
         memory = RowStorage(counts.device)
         self.mean = Mean()
+        self.shared = Rows(len(clients), memory) if keep_shared else None
+        """Shared parameters of each client, where a defence needs them; None: only their mean is stored."""
         self.visible = Rows(len(clients), memory)
         """Parameters that the server sees for each client: personal and collected ones."""
         self.extras = Rows(len(clients), memory)
@@ -127,13 +131,18 @@ class RoundUploads:
         self.names: list[str] = []
         self.scores: list[MetricSums] = []
         """Scores of each chunk right after local training."""
+        self.norms: list[Tensor] = []
+        """Norms of the updates of each chunk before clipping; with differential privacy only."""
         self.bytes_up = 0
 
     def add(self, cohort: Cohort, extras: Tensors, losses: Tensor, roles: Mapping[str, Role]) -> None:
         """Add the next chunk of clients after its training."""
         first, trained = len(self.names), cohort.params.own
         of = {role: {name: value for name, value in trained.items() if roles[name] is role} for role in Role}
-        self.mean.add(of[Role.SHARED], self.weights[first : first + len(cohort)])
+        if self.shared is None:
+            self.mean.add(of[Role.SHARED], self.weights[first : first + len(cohort)])
+        else:
+            self.shared.put(first, of[Role.SHARED])
         self.visible.put(first, {**of[Role.COLLECTED], **of[Role.PERSONAL]})
         self.private.put(first, of[Role.PRIVATE])
         self.extras.put(first, extras)
@@ -185,6 +194,8 @@ class SimulationState:
     velocity: Tensors
     """[K, ...] momentum, if it is kept between rounds."""
     server: State
+    privacy: Tensors = field(default_factory=dict)
+    """With differential privacy: what has been spent, and the norm for clipping; on the CPU."""
 
     def check(self, answer: Answer, roles: Mapping[str, Role], memory: Tensors, method: str) -> None:
         """Raise an error for an answer that cannot be applied, before anything changes."""

@@ -13,6 +13,7 @@ function scoreColumns() {
 const columns = () => [
   ...scoreColumns(),
   ...Object.entries(parts.main.periods),
+  ['epsilon', 'ε spent'],
   ['seconds', 'seconds'],
   ['bytes_up', 'sent'],
   ['bytes_down', 'received'],

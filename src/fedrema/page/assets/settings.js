@@ -51,6 +51,8 @@ function drawSettings() {
     'federation',
     'number of clients',
     'training samples',
+    'privacy budget ε',
+    'simulated attackers',
     'rounds',
     'lr',
     'epochs',
