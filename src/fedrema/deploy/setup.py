@@ -13,13 +13,11 @@ import fedrema
 from fedrema.config.settings import Settings
 from fedrema.data import Federation, build_federation
 from fedrema.deploy.folder import FORMAT, ServerFolder, check_name
-from fedrema.deploy.run_config import Plan, run_config
+from fedrema.deploy.run_config import NO_FOLDER, Plan, run_config
 from fedrema.deploy.tls import make_authority, make_node_key, make_server_certificate, write_secret
 from fedrema.errors import BadInput
 
 LICENSE = "The Apache License 2.0, like fedrema itself: https://www.apache.org/licenses/LICENSE-2.0\n"
-NO_FOLDER = "/unknown"
-"""Placeholder for the run's folder in the run configuration; the server replaces it when it starts the run."""
 
 
 @dataclass(frozen=True)
