@@ -137,7 +137,9 @@ def proposed_plan(folder: NodeFolder, file: Path | None = None) -> NodePlan:
     plan.settings()  # refuses invalid settings
     for kind, source in own_sources(folder, plan.config).items():
         if not plan.files.get(kind):
-            raise BadInput(f"{folder.path} has no module {source.partition(':')[0]!r}, which {kind} = {source!r} needs.")
+            raise BadInput(
+                f"{folder.path} has no module {source.partition(':')[0]!r}, which {kind} = {source!r} needs."
+            )
     return plan
 
 

@@ -185,9 +185,9 @@ class NodeFolder:
         return self.path / "state"
 
     @property
-    def log(self) -> Path:
-        """The node's log, for its owner only."""
-        return self.path / "node.log"
+    def executor_log(self) -> Path:
+        """The output of the process that trains."""
+        return self.state / "executor.log"
 
     def node_config(self) -> dict[str, str | float]:
         """Return the configuration of Flower's client app on this node."""
