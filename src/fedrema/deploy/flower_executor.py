@@ -1,9 +1,9 @@
-"""The process of a node that trains: it takes the server's messages from the SuperNode, and answers those that the
-node's owner has approved.
+"""The process of a node that trains: it answers the messages of the server that the node's owner has approved.
 
-Flower's own executor installs and runs the app that the server sends, in a new process for every message. This one never
-looks at that app: it runs the fedrema that is installed on the node, with the settings of the approved plan, and keeps
-the node's data and state in memory. Usage: `python -m fedrema.deploy.flower_executor NODE_FOLDER ADDRESS SECRET_FILE`
+Flower's own executor installs and runs the app that the server sends, in a new process for every message. This one
+takes the same messages from the SuperNode, but never looks at that app: it runs the fedrema that is installed on the
+node, with the settings of the approved plan, and keeps the node's data and state in memory.
+Usage: `python -m fedrema.deploy.flower_executor NODE_FOLDER ADDRESS SECRET_FILE`
 """
 
 import logging
@@ -34,6 +34,7 @@ from fedrema.deploy.agreement import Agreement
 from fedrema.deploy.approval import NodePlan, NotApproved, approved_plan
 from fedrema.deploy.flower_client_app import node_log, open_node
 from fedrema.deploy.flower_records import FACTS, STATISTICS, read_request
+from fedrema.deploy.flower_transfers import shorten_pauses
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.limits import quoted
 from fedrema.deploy.node import Node
@@ -180,6 +181,7 @@ def _error(message: Message, reason: str) -> Message:
 def main() -> None:
     """Answer messages until the process is stopped, or until its parent has exited."""
     exit_with_parent()
+    shorten_pauses()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     place, address, secret_file = sys.argv[1:4]
     try:

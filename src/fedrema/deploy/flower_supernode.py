@@ -10,6 +10,7 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from fedrema.base.processes import exit_with_parent
+from fedrema.deploy.flower_transfers import shorten_pauses
 
 SECONDS_UNTIL_IDLE = 60.0
 """How long after the last message the server is asked more often."""
@@ -42,6 +43,7 @@ class Pauses:
 def main() -> None:
     """Run the SuperNode until it is stopped."""
     exit_with_parent()
+    shorten_pauses()
     vars(start_client_internal)["time"] = Pauses()
     flower_supernode()
 

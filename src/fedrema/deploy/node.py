@@ -131,7 +131,7 @@ class Node:
         return state
 
     def _check_names(self, request: Request) -> None:
-        """Refuse parameters that the method does not send to clients, so that the server cannot replace private ones."""
+        """Refuse parameters that the method does not send to clients: the server cannot replace private ones."""
         roles = self.simulator.roles(self.initial.params)
         for name, role in roles.items():
             if role in COMMON_ROLES and name not in request.common:
