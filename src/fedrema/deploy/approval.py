@@ -79,10 +79,11 @@ class NodePlan:
         if type(rounds) is not int or rounds > self.rounds:
             raise NotApproved(f"the node's owner has approved {self.rounds} rounds, not {quoted(repr(rounds))}")
 
-    def check_round(self, number: int) -> None:
-        """Refuse to train in a round beyond the approved number."""
-        if number > self.rounds:
-            raise NotApproved(f"the node's owner has approved {self.rounds} rounds, and this is round {number}")
+    def check_round(self, number: object, train: bool = True) -> None:
+        """Refuse a round beyond the approved number; the result of the last one is scored in the round after it."""
+        if type(number) is not int or number > self.rounds + (0 if train else 1):
+            this = quoted(repr(number))
+            raise NotApproved(f"the node's owner has approved {self.rounds} rounds, and this is round {this}")
 
     @property
     def rounds(self) -> int:

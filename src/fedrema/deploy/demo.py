@@ -26,8 +26,8 @@ def run_demo(
     """Create a federation in a folder and run it: one process for the server, and one for each node."""
     create_federation(folder, Members(names, ("localhost",), free_port()), settings, plan, partition=True)
     for name in names:
-        node = NodeFolder.open(folder / "nodes" / name)
-        approve(node, proposed_plan(node))
+        place = NodeFolder.open(folder / "nodes" / name)
+        approve(place, proposed_plan(place))
     report(f"created {folder}: a server and {len(names)} nodes, each with its own key and samples")
     environment = flower_environment(folder / "server" / "state", folder)
     command = [sys.executable, "-m", "fedrema", "deploy"]

@@ -64,10 +64,15 @@ def open_node(context: Context, name: str, agreement: Agreement, folder: Path) -
 
 
 @app.train()
-def train(
-    message: Message, context: Context, opened: Callable[[Context, str, Agreement, Path], Node] = open_node
+def train(message: Message, context: Context) -> Message:
+    """Train for a round, or only score the received model."""
+    return reply_to_request(message, context, open_node)
+
+
+def reply_to_request(
+    message: Message, context: Context, opened: Callable[[Context, str, Agreement, Path], Node]
 ) -> Message:
-    """Train for a round, or only score the received model; `opened` returns the node."""
+    """Answer a request to train, or to score the received model; `opened` returns the node, as `open_node` does."""
     request, name = read_request(message.content)
     settings, _ = read_run_config(context.run_config)
     with node_folder(context) as folder, node_log(context.node_config.get("folder"), request.round) as write:

@@ -32,8 +32,8 @@ from fedrema.base.processes import exit_with_parent
 from fedrema.deploy import flower_client_app
 from fedrema.deploy.agreement import Agreement
 from fedrema.deploy.approval import NodePlan, NotApproved, approved_plan
-from fedrema.deploy.flower_client_app import node_log, open_node
-from fedrema.deploy.flower_records import FACTS, STATISTICS, read_request
+from fedrema.deploy.flower_client_app import node_log, open_node, reply_to_request
+from fedrema.deploy.flower_records import FACTS, STATISTICS
 from fedrema.deploy.flower_transfers import shorten_pauses
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.limits import quoted
@@ -65,18 +65,17 @@ class Executor:
         A message outside of the approved plan is answered with an error that says so, and with nothing else. The server
         learns the reason of an error only if fedrema wrote it, since other messages could contain samples.
         """
-        folder = self.folder
+        folder, config = self.folder, self.plan.run_config()
         try:
             self._check(message, received, kind)
-            context = Context(
-                received.run_id, received.node_id, folder.node_config(), RecordDict(), self.plan.run_config()
-            )
-            if message.metadata.message_type == MessageType.TRAIN:
-                return flower_client_app.train(message, context, self._opened)
-            return flower_client_app.app(message, context)
         except NotApproved as error:
             self._write(f"refused: {error}")
             return _error(message, f"refused: {error}")
+        try:
+            context = Context(received.run_id, received.node_id, folder.node_config(), RecordDict(), config)
+            if message.metadata.message_type == MessageType.TRAIN:
+                return reply_to_request(message, context, self._opened)
+            return flower_client_app.app(message, context)
         except FedremaError as error:  # `flower_client_app` has logged it
             return _error(message, str(error))
         except Exception as error:  # no message may stop the executor
@@ -95,14 +94,13 @@ class Executor:
         self.plan.check_config(received.run_config)
         if asked == MessageType.QUERY:
             return
-        facts = message.content.get(FACTS)
-        name = facts.get("name") if isinstance(facts, ConfigRecord) else None
+        found = message.content.get(FACTS) if message.has_content() else None
+        facts = found if isinstance(found, ConfigRecord) else ConfigRecord({})
+        name = facts.get("name")
         if name != self.folder.name:
             raise NotApproved(f"the server calls this node {quoted(repr(name))}, and its name is {self.folder.name!r}")
         if asked == MessageType.TRAIN:
-            request, _ = read_request(message.content)
-            if request.train:
-                self.plan.check_round(request.round)
+            self.plan.check_round(facts.get("round"), train=bool(facts.get("train", True)))
 
     def _opened(self, context: Context, name: str, agreement: Agreement, folder: Path) -> Node:
         """Return the node; it is created once, unless the agreement changes."""
