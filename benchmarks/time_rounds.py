@@ -7,6 +7,7 @@ median time from the end of a round to the end of the next one, and the CPU time
 second when there is nothing to do.
 """
 
+import itertools
 import os
 import re
 import statistics
@@ -17,9 +18,11 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from fedrema.base.processes import free_port
+
 SETTINGS = ("--samples", "40", "--hidden", "6", "--epochs", "1", "--device", "cpu")
 SECONDS_IDLE = 20
-SECONDS_UNTIL_IDLE = 65
+SECONDS_UNTIL_IDLE = 90
 
 
 def main() -> None:
@@ -33,24 +36,33 @@ def main() -> None:
         log = (folder / "server" / "run.log").read_text()
         ends = re.findall(r"(?m)^(.{19}) round \d+ of \d+: ", log)
         times = [datetime.strptime(end, "%Y-%m-%d %H:%M:%S") for end in ends]
-        seconds = [(after - start).total_seconds() for start, after in zip(times, times[1:], strict=False)]
+        seconds = [(after - start).total_seconds() for start, after in itertools.pairwise(times)]
         load = f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores"
         median, mean = statistics.median(seconds), statistics.mean(seconds)
         print(f"{nodes} nodes: median {median:.1f} s, mean {mean:.1f} s, longest {max(seconds):.0f} s a round ({load})")
-        print(f"idle node: {idle_share(folder / 'nodes' / 'node-1', fedrema):.1%} of a core")
+        print(f"idle node: {idle_share(Path(temporary) / 'idle', fedrema):.1%} of a core")
 
 
-def idle_share(node: Path, fedrema: tuple[str, ...]) -> float:
-    """Return the CPU time per second of a node's processes while its server is stopped."""
-    running = subprocess.Popen([*fedrema, "client", str(node)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def idle_share(folder: Path, fedrema: tuple[str, ...]) -> float:
+    """Return the CPU time per second of the processes of a node whose server waits for another node."""
+    words = ("--deal", "--nodes", "2", "--port", str(free_port()), *SETTINGS)
+    node = folder / "nodes" / "node-1"
+    subprocess.run([*fedrema, "init", str(folder), "fedavg", *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*fedrema, "approve", str(node)], check=True, stdout=subprocess.DEVNULL)
+    started = [
+        subprocess.Popen([*fedrema, *side], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for side in (("server", str(folder / "server")), ("client", str(node)))
+    ]
     try:
         time.sleep(SECONDS_UNTIL_IDLE)
         start = cpu_seconds(node)
         time.sleep(SECONDS_IDLE)
         return (cpu_seconds(node) - start) / SECONDS_IDLE
     finally:
-        running.terminate()
-        running.wait()
+        for process in started:
+            process.terminate()
+        for process in started:
+            process.wait()
 
 
 def cpu_seconds(node: Path) -> float:
