@@ -133,9 +133,8 @@ def add(arguments: list[str]) -> int:
     if not others:
         raise BadInput(f"{args.dir} holds no nodes: name the folder that fedrema deploy init created.")
     node = add_node(args.dir, args.name, NodeFolder.open(others[0].parent).config.server)
-    print(
-        f"Created {node}: copy it to the node, whose owner approves the plan. {args.name} can connect once {args.dir / 'server'} has its key."
-    )
+    print(f"Created {node}: copy it to the node, and approve its plan there (fedrema deploy approve).")
+    print(f"{args.name} can connect once {args.dir / 'server'} has its key.")
     return 0
 
 
