@@ -67,7 +67,7 @@ def test_no_process_of_a_killed_node_survives(tmp_path):
         network.processes.pop("node-2").wait()
         network.wait(lambda: not [line for _, line in command_lines() if name in line], seconds=30.0)
     assert len(before) == 3
-    assert not any("clientapp" in line or "superexec" in line for line in before)
+    assert not any("flwr-clientapp" in line or "flower-superexec" in line for line in before)
 
 
 def process_of(network, node, word):
