@@ -22,7 +22,7 @@ from fedrema.base.processes import free_port
 
 SETTINGS = ("--samples", "40", "--hidden", "6", "--epochs", "1", "--device", "cpu")
 SECONDS_IDLE = 20
-SECONDS_UNTIL_IDLE = 90
+SECONDS_UNTIL_IDLE = 75
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ from fedrema.deploy.node import Node
 from fedrema.errors import FedremaError
 
 log = logging.getLogger("fedrema.executor")
-SECONDS_BETWEEN_TASKS = 0.1
+SECONDS_BETWEEN_TASKS = 0.5
 """Interval at which the SuperNode is asked for messages while rounds are being executed."""
 SECONDS_BETWEEN_IDLE_TASKS = 1.0
 """The same interval if there was no message for some time."""

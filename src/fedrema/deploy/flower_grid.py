@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from fedrema.base.terminal import safe_logger
 
 log = safe_logger("fedrema")
-SECONDS_BETWEEN_PULLS = 0.2
+SECONDS_BETWEEN_PULLS = 0.5
 """Minimum number of seconds between two questions for replies."""
 LARGEST_SHARE = 0.25
 """Largest part of the time that is spent on asking."""

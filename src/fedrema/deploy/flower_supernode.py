@@ -14,9 +14,9 @@ from fedrema.deploy.flower_transfers import shorten_pauses
 
 SECONDS_UNTIL_IDLE = 60.0
 """How long after the last message the server is asked more often."""
-SECONDS_BETWEEN_QUESTIONS = 0.5
+SECONDS_BETWEEN_QUESTIONS = 1.0
 """Interval for messages of the server during that time."""
-SECONDS_BETWEEN_LOOKS = 0.1
+SECONDS_BETWEEN_LOOKS = 0.3
 """Interval for the reply of the executor to the last message."""
 SHORT = 1.0
 """Flower waits for a reply in shorter pauses than this, and for messages in longer ones."""
