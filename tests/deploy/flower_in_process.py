@@ -9,20 +9,25 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedrema.deploy import flower_client_app
 
 
+def client_app(node, message, context):
+    """Answer a message as Flower's own executor would."""
+    return flower_client_app.app(message, context)
+
+
 class InProcessGrid(Grid):
-    """Nodes with their configurations; `spoil` may change a reply, or drop it.
+    """Nodes with their configurations; `spoil` may change a reply, or drop it. `answer` answers a node's message.
 
     The conductor never calls the other methods of Flower's base class; they would raise an error.
     """
 
-    def __init__(self, run_config, nodes, names=None, spoil=lambda name, reply: reply):
+    def __init__(self, run_config, nodes, names=None, spoil=lambda name, reply: reply, answer=client_app):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.nodes = {7 + place: config for place, config in enumerate(nodes)}
         self.contexts = {
             node: Context(1, node, config, RecordDict(), run_config) for node, config in self.nodes.items()
         }
         self.names = names or {}
-        self.spoil = spoil
+        self.spoil, self.answer = spoil, answer
         self.offline = set()
         self.sent = []
         self.received = []
@@ -55,7 +60,7 @@ class InProcessGrid(Grid):
             pushed.append(identity)
             self.sent.append(message)
             try:
-                reply = flower_client_app.app(message, self.contexts[node])
+                reply = self.answer(node, message, self.contexts[node])
             except Exception as error:  # as Flower does
                 reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
             reply = self.spoil(node, reply)

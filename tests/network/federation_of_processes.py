@@ -15,6 +15,8 @@ pytest.importorskip("flwr")
 
 from fedrema.base.processes import free_port
 from fedrema.cli.arguments import parse_settings
+from fedrema.deploy.approval import approve, proposed_plan
+from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.run_config import Plan
 from fedrema.deploy.services import flower_environment
 from fedrema.deploy.setup import NO_FOLDER, Members, create_federation
@@ -41,6 +43,16 @@ class Processes:
         members = Members(self.names, ("127.0.0.1",), self.port)
         create_federation(folder, members, self.settings, plan, partition=True)
         self.processes = {}
+        self.approve_all()
+
+    def approve_all(self):
+        for name in self.names:
+            self.approve(name)
+
+    def approve(self, name):
+        """Approve the plan in a node's folder, as its owner does."""
+        folder = NodeFolder.open(self.node(name))
+        approve(folder, proposed_plan(folder))
 
     def __enter__(self):
         return self

@@ -31,8 +31,8 @@ def test_a_node_that_is_killed_resumes_with_its_own_head(tmp_path):
         network.start_all()
         network.wait(lambda: {0, 1, 2} <= participants(network, 0))
         log = network.node("node-2") / "state" / "supernode.log"
-        before = log.read_text().count("Start `flwr-clientapp`")
-        network.wait(lambda: log.read_text().count("Start `flwr-clientapp`") > before)  # during a round
+        before = log.read_text().count("Receiving: train message")
+        network.wait(lambda: log.read_text().count("Receiving: train message") > before)  # during a round
         network.kill_node("node-2")
         gone = network.rounds() + 1
         network.wait(lambda: network.rounds() >= gone)
@@ -51,6 +51,39 @@ def test_a_node_that_is_killed_resumes_with_its_own_head(tmp_path):
     without = [record for record in records if then <= record["round"] <= later]
     assert any("node-2" in record["rejected"] for record in without)
     assert all(row not in record["participants"] for record in without if record["round"] > then)
+    assert "has lost its state" not in (network.node("node-2") / "node.log").read_text()
+
+
+def test_no_process_of_a_killed_node_survives(tmp_path):
+    with Processes(tmp_path / "federation", "fedavg", rounds=MANY) as network:
+        network.start_all()
+        network.wait(lambda: network.rounds() >= 1)
+        name = str(network.node("node-2"))
+        before = [line for _, line in command_lines() if name in line]
+        executor, since = process_of(network, "node-2", "flower_executor"), network.rounds()
+        network.wait(lambda: network.rounds() >= since + 2)
+        assert process_of(network, "node-2", "flower_executor") == executor  # one process for all rounds
+        os.kill(network.processes["node-2"].pid, signal.SIGKILL)  # the command only
+        network.processes.pop("node-2").wait()
+        network.wait(lambda: not [line for _, line in command_lines() if name in line], seconds=30.0)
+    assert len(before) == 3
+    assert not any("flwr-clientapp" in line or "flower-superexec" in line for line in before)
+
+
+def process_of(network, node, word):
+    """Return the ID of a node's process whose command line contains a word."""
+    (found,) = [pid for pid, line in command_lines() if str(network.node(node)) in line and word in line]
+    return found
+
+
+def test_a_killed_executor_is_started_again(tmp_path):
+    with Processes(tmp_path / "federation", "ditto", rounds=MANY, round_seconds=30.0) as network:
+        network.start_all()
+        network.wait(lambda: {0, 1, 2} <= participants(network, 0))
+        os.kill(process_of(network, "node-2", "flower_executor"), signal.SIGKILL)
+        since = network.rounds() + 1
+        network.wait(lambda: 1 in participants(network, since))
+    assert "The node's executor has exited" in network.output("node-2")
     assert "has lost its state" not in (network.node("node-2") / "node.log").read_text()
 
 
@@ -145,6 +178,10 @@ def test_raising_the_rounds_continues_after_the_last_one(tmp_path):
         ended = network.records()
         settings = network.folder / "server" / "app" / "pyproject.toml"
         settings.write_text(settings.read_text().replace("rounds = 2\n", "rounds = 4\n"))
+        for name in network.names:  # the owners approve more rounds, while their nodes are running
+            plan = network.node(name) / "plan.toml"
+            plan.write_text(plan.read_text().replace("rounds = 2\n", "rounds = 4\n"))
+            network.approve(name)
         network.start("server")
         assert network.finish(600.0) == 0, network.output("server")
     assert "the run resumes after round 2 of 4" in (network.folder / "server" / "run.log").read_text()
@@ -158,6 +195,7 @@ def test_a_client_joins_late(tmp_path, capsys):
         network.wait(lambda: network.rounds() >= 2)
         assert main(["deploy", "add", str(network.folder), "late"]) == 0
         (network.node("late") / "data.npz").write_bytes((network.node("node-1") / "data.npz").read_bytes())
+        network.approve("late")
         network.start("late")
         network.wait(lambda: "late may participate" in network.output("server"))
         network.wait(lambda: any(3 in record["participants"] for record in network.records()))

@@ -25,6 +25,7 @@ class TableProcesses(Processes):
         place = ("--host", "127.0.0.1", "--port", str(self.port), "--round-seconds", "60")
         self.made = Tables(folder, task, more=place, wait=120, **made)
         self.folder, self.names, self.processes = folder, NAMES, {}
+        self.approve_all()
 
 
 @pytest.mark.parametrize("task", ["regression", "binary"])

@@ -24,6 +24,8 @@ LAST_LINES = 20
 """How many lines of a process's output are kept to explain its exit."""
 LONGEST_LINE = 300
 SECONDS_BETWEEN_CHECKS = 0.2
+SECONDS_TO_EXIT = 10.0
+"""How long a process may take to exit after its parent."""
 
 
 class SupervisedProcess:
@@ -248,13 +250,15 @@ def stopped_on_exit(*processes: SupervisedProcess) -> Iterator[None]:
 
 
 def exit_with_parent() -> None:
-    """Interrupt this process (SIGINT) when its parent exits, even if the parent is killed."""
+    """Interrupt this process (SIGINT) when its parent exits, even if the parent is killed; kill it if that fails."""
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(SECONDS_BETWEEN_CHECKS)
         os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(SECONDS_TO_EXIT)  # this thread ends with the process
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True, name="fedrema-parent").start()
 

@@ -17,6 +17,7 @@ from fedrema.errors import BadInput
 COMMANDS = {
     "init": ("deploy_setup", "create a federation: app, certificates, keys, start scripts"),
     "server": ("deploy", "run the server, or resume it after the last completed round"),
+    "approve": ("deploy", "show the plan of a node and approve it, on the node"),
     "client": ("deploy", "run a node"),
     "status": ("deploy", "show the round, the nodes, and why a node does not participate"),
     "model": ("deploy", "write a node's complete personal model as safetensors, on the node"),
@@ -55,6 +56,40 @@ def server(arguments: list[str]) -> int:
     from fedrema.deploy.services import ServerService
 
     return ServerService(ServerFolder.open(args.dir), say).serve()
+
+
+@dataclasses.dataclass(frozen=True)
+class Approve:
+    """Show the plan of a node and approve it: method, settings, and the digests of your own code.
+
+    Run it on the node, once. The node trains with this plan only, and refuses every request of the server that differs
+    from it. Nothing that the server sends is ever executed.
+    """
+
+    dir: Path = positional()
+    """The node's folder, such as hospitals/nodes/north."""
+    plan: Path | None = None
+    """File with the plan: the server's app/pyproject.toml. Default: plan.toml in the node's folder."""
+    show: bool = False
+    """Only show the plan, and approve nothing."""
+
+
+def approve(arguments: list[str]) -> int:
+    """Show a node's plan, and store it as approved."""
+    args = parse_arguments(Approve, arguments, "fedrema deploy approve")
+    from fedrema.deploy import approval
+    from fedrema.deploy.folder import NodeFolder
+
+    folder = NodeFolder.open(args.dir)
+    sys.path.insert(0, str(folder.path))  # it may contain the owner's own method, network or data module
+    plan = approval.proposed_plan(folder, args.plan)
+    for line in plan.lines():
+        print_safe(line)
+    if args.show:
+        return 0
+    approval.approve(folder, plan)
+    print_safe(f"Approved: {folder.approval_file}")
+    return 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,7 +82,8 @@ def init(arguments: list[str]) -> int:
     print(f"Training: --lr {local.lr:g}, {batch}, --epochs {local.epochs}, {settings.simulation.rounds} rounds.")
     print(f"Created {args.dir}; {args.dir / 'README.md'} explains its folders.")
     print(f"Server:  fedrema deploy server {args.dir / 'server'}")
-    print(f"Node:    fedrema deploy client {args.dir / 'nodes' / _names(args.nodes)[0]}")
+    node = args.dir / "nodes" / _names(args.nodes)[0]
+    print(f"Node:    fedrema deploy approve {node}, then fedrema deploy client {node}")
     return 0
 
 
@@ -132,7 +133,8 @@ def add(arguments: list[str]) -> int:
     if not others:
         raise BadInput(f"{args.dir} holds no nodes: name the folder that fedrema deploy init created.")
     node = add_node(args.dir, args.name, NodeFolder.open(others[0].parent).config.server)
-    print(f"Created {node}: copy it to the node. {args.name} can connect once {args.dir / 'server'} has its key.")
+    print(f"Created {node}: copy it to the node, and approve its plan there (fedrema deploy approve).")
+    print(f"{args.name} can connect once {args.dir / 'server'} has its key.")
     return 0
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, free_port, stopped_on_exit
 from fedrema.config.settings import Settings
+from fedrema.deploy.approval import approve, proposed_plan
+from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.run_config import Plan
 from fedrema.deploy.services import flower_environment
 from fedrema.deploy.setup import Members, create_federation
@@ -23,6 +25,9 @@ def run_demo(
 ) -> int:
     """Create a federation in a folder and run it: one process for the server, and one for each node."""
     create_federation(folder, Members(names, ("localhost",), free_port()), settings, plan, partition=True)
+    for name in names:
+        place = NodeFolder.open(folder / "nodes" / name)
+        approve(place, proposed_plan(place))
     report(f"created {folder}: a server and {len(names)} nodes, each with its own key and samples")
     environment = flower_environment(folder / "server" / "state", folder)
     command = [sys.executable, "-m", "fedrema", "deploy"]

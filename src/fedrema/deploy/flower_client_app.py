@@ -45,6 +45,8 @@ def send_statistics(message: Message, context: Context) -> Message:
         if PrivacySettings.read(context.node_config).privacy_clip:
             raise BadInput("It sends no statistics, because its owner adds noise to what leaves it (privacy-clip).")
         needs, data = Needs.of(settings, plan), context.node_config.get("data")
+        if not needs:
+            raise BadInput("It sends no statistics, because this federation needs none.")
         if data is not None and plan.is_table:
             found = statistics_of_table(str(data), settings, name, needs, plan)
         else:
@@ -53,20 +55,34 @@ def send_statistics(message: Message, context: Context) -> Message:
     return Message(RecordDict({FACTS: ConfigRecord({STATISTICS: found.encoded()})}), reply_to=message)
 
 
+def open_node(context: Context, name: str, agreement: Agreement, folder: Path) -> Node:
+    """Return the node with its samples, and its states in a folder."""
+    settings, plan = read_run_config(context.run_config)
+    plan, config = agreement.applied(plan), context.node_config
+    samples = plan.relabelled(node_samples(settings, plan, context, name, agreement.preprocessing))
+    return Node(settings, samples, folder, int(config.get("kept-rounds", 1)), bool(config.get("accept-lost-state")))
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train for a round, or only score the received model."""
+    return reply_to_request(message, context, open_node)
+
+
+def reply_to_request(
+    message: Message, context: Context, opened: Callable[[Context, str, Agreement, Path], Node]
+) -> Message:
+    """Answer a request to train, or to score the received model; `opened` returns the node, as `open_node` does."""
     request, name = read_request(message.content)
-    settings, plan = read_run_config(context.run_config)
+    settings, _ = read_run_config(context.run_config)
     with node_folder(context) as folder, node_log(context.node_config.get("folder"), request.round) as write:
-        agreement = read_agreement(message.content) or Agreement()
-        plan = agreement.applied(plan)
-        samples = plan.relabelled(node_samples(settings, plan, context, name, agreement.preprocessing))
-        node = Node(settings, samples, folder)
+        node = opened(context, name, read_agreement(message.content) or Agreement(), folder)
         guard = privacy_guard(context, folder)
         if guard is not None and request.train:
             guard.check_budget()
         reply = node.reply_to(request)
+        if node.note:
+            write(node.note)
         if context.node_config.get("folder"):  # without a folder there is no `fedrema deploy model`
             save_model(folder, settings, node, request.round - 1, reply)
         write(_description(reply))
@@ -98,8 +114,9 @@ def _temporary_folder() -> "tempfile.TemporaryDirectory[str]":
 
 
 @contextmanager
-def node_log(folder: object, number: int) -> Iterator[Callable[[str], None]]:
+def node_log(folder: object, number: int | None) -> Iterator[Callable[[str], None]]:
     """Write lines about a round, and its error, to node.log next to the node's state: for the node's owner only."""
+    about = "" if number is None else f"round {number}: "
     lines: list[str] = []
     try:
         yield lines.append
@@ -109,7 +126,7 @@ def node_log(folder: object, number: int) -> Iterator[Callable[[str], None]]:
     finally:
         if folder:
             with (Path(str(folder)).parent / "node.log").open("a", encoding="utf-8") as log:
-                log.writelines(f"{datetime.now():%Y-%m-%d %H:%M:%S} round {number}: {line}\n" for line in lines)
+                log.writelines(f"{datetime.now():%Y-%m-%d %H:%M:%S} {about}{line}\n" for line in lines)
 
 
 def _description(reply: Reply) -> str:

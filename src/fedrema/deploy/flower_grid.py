@@ -15,7 +15,10 @@ from flwr.serverapp import Grid
 from fedrema.base.terminal import safe_logger
 
 log = safe_logger("fedrema")
-SECONDS_BETWEEN_PULLS = 1.0
+SECONDS_BETWEEN_PULLS = 0.5
+"""Minimum number of seconds between two questions for replies."""
+LARGEST_SHARE = 0.25
+"""Largest part of the time that is spent on asking."""
 LONGEST_REASON = 200
 Result = TypeVar("Result")
 
@@ -41,6 +44,7 @@ def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Me
         pushed = zip(grid.push_messages(messages), messages, strict=True)
         waiting, reported = {identity: message for identity, message in pushed if identity}, False
         while waiting and not done.is_set():
+            start = time.monotonic()
             # One by one: Flower decodes what it pulls, and a reply that cannot be decoded must not affect the others.
             for identity, message in list(waiting.items()):
                 try:
@@ -57,7 +61,7 @@ def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Me
                 for reply in arrived:
                     replies.put(reply)
             if waiting:
-                done.wait(SECONDS_BETWEEN_PULLS)
+                done.wait(max(SECONDS_BETWEEN_PULLS, (time.monotonic() - start) * (1 / LARGEST_SHARE - 1)))
 
     try:
         _within(send_and_pull, seconds)

@@ -1,7 +1,7 @@
 """The folders of a federation: the server's with server.toml, and one with node.toml for each node."""
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from fedrema.base.tables import read_table
@@ -53,11 +53,22 @@ class NodeConfig:
     """Address of the server, host:port."""
     data: str
     """The node's samples: a file, a folder or module:function."""
+    kept_rounds: int = 10
+    """After how many rounds the node keeps its state, so that the server can be restored from an older checkpoint."""
+    accept_lost_state: bool = False
+    """Continue from the nearest state if the state that the server names is lost."""
     format: int = FORMAT
 
     def __post_init__(self) -> None:
         """Validate the values."""
         _check_format(self.format)
+        if self.kept_rounds < 1:
+            raise BadInput(f"kept-rounds must be at least 1, got {self.kept_rounds}.")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the values in node.toml."""
+        return tuple(each.name.replace("_", "-") for each in fields(cls))
 
 
 @dataclass(frozen=True)
@@ -137,9 +148,9 @@ class NodeFolder:
         """Read a node's folder, which `fedrema deploy init` or `fedrema deploy add` created."""
         table, where = _read(path / "node.toml", "a node's folder, such as hospitals/nodes/north")
         privacy = {name: value for name, value in table.items() if name in PrivacySettings.names()}
-        known = {"name", "server", "data", "format", *PrivacySettings.names()}
+        known = (*NodeConfig.names(), *PrivacySettings.names())
         if unknown := [name for name in table if name not in known]:
-            valid = ", ".join(("name", "server", "data", *PrivacySettings.names()))
+            valid = ", ".join(name for name in known if name != "format")
             raise BadInput(f"{where}: {unknown[0]} is unknown; valid are {valid}.")
         config = {name: value for name, value in table.items() if name not in privacy}
         return cls(path.resolve(), read_table(NodeConfig, config, where), read_table(PrivacySettings, privacy, where))
@@ -158,6 +169,26 @@ class NodeFolder:
         """Folder of the node's own state, which never leaves it."""
         return self.path / "kept"
 
+    @property
+    def plan_file(self) -> Path:
+        """The plan that the server's operator proposes."""
+        return self.path / "plan.toml"
+
+    @property
+    def approval_file(self) -> Path:
+        """The plan that the node's owner has approved."""
+        return self.path / "approved.json"
+
+    @property
+    def state(self) -> Path:
+        """State and logs of Flower's processes."""
+        return self.path / "state"
+
+    @property
+    def executor_log(self) -> Path:
+        """The output of the process that trains."""
+        return self.state / "executor.log"
+
     def node_config(self) -> dict[str, str | float]:
         """Return the configuration of Flower's client app on this node."""
         data = self.config.data
@@ -165,7 +196,14 @@ class NodeFolder:
             data = str(self.path / data)
             if not Path(data).exists():
                 raise BadInput(f"{self.path / 'node.toml'}: data = {self.config.data!r} does not exist.")
-        return {"name": self.name, "data": data, "folder": str(self.kept), **self.privacy.values()}
+        return {
+            "name": self.name,
+            "data": data,
+            "folder": str(self.kept),
+            "kept-rounds": self.config.kept_rounds,
+            "accept-lost-state": self.config.accept_lost_state,
+            **self.privacy.values(),
+        }
 
 
 def _check_format(number: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from fedrema.config.settings import Settings
 from fedrema.core import Client, Role
 from fedrema.data import Federation
+from fedrema.deploy.limits import quoted
 from fedrema.deploy.messages import Reply, Request
 from fedrema.deploy.scores import Score
 from fedrema.engine import ClientTensors
@@ -29,37 +30,60 @@ ROW = torch.zeros(1, dtype=torch.long)
 
 
 class Node:
-    """A client with its samples, and its state between rounds in memory or in a folder."""
+    """A client with its samples, and its state between rounds in memory or in a folder.
 
-    def __init__(self, settings: Settings, federation: Federation, folder: Path | None = None) -> None:
+    Parameters
+    ----------
+    settings
+        The settings of the run.
+    federation
+        The samples of one client.
+    folder
+        Where the states are saved; None: only in memory.
+    kept_rounds
+        How many states after used replies are kept in the folder. The server can be restored from a checkpoint as long
+        as the state that belongs to it is among them.
+    accept_lost_state
+        Whether to continue from the nearest state if the state that the server names is lost.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        federation: Federation,
+        folder: Path | None = None,
+        kept_rounds: int = 1,
+        accept_lost_state: bool = False,
+    ) -> None:
         if len(federation) != 1:
             raise BadInput(f"A node holds the samples of one client, but its data has {len(federation)}.")
         settings, self.simulator = make_simulator(settings, federation)
         self.name = federation.names[0]
-        self.folder = folder
+        self.folder, self.kept_rounds, self.accept_lost_state = folder, kept_rounds, accept_lost_state
+        self.settings = settings
         self.identity = identity_of(settings, federation, own_module=False)
         self.provenance = {
             "revisions": revisions_of(settings.method, self.simulator.device.type),
             "inputs": inputs_of(settings),
         }
         """Saved with the state: another revision of fedrema or another method file cannot resume from it."""
-        self.states: dict[int, SimulationState] = {0: self.simulator.start()}
-        """The state after a round: the last round whose reply was used, and the one that is not yet confirmed."""
-        initial, local = self.states[0], settings.local
+        self.initial = self.simulator.start()
+        self.states: dict[int, SimulationState] = {0: self.initial}
+        """The state after a round, in memory: the last round whose reply was used, and the one that is not yet
+        confirmed. Older states are in the folder only."""
+        local, initial = settings.local, self.initial
         self.has_state = bool(initial.params.own or initial.memory or (local.keep_momentum and local.momentum))
         """Whether the method keeps anything on a client between rounds."""
         self.client: Client | None = None
         """The client as it predicts with the last received model; the `received` score is measured with it."""
-        if folder is not None:
-            for file in sorted(folder.glob("round-*.safetensors")):
-                facts, _ = read_checkpoint(file)
-                provenance = facts.get("more") or {}
-                check_unchanged(file, provenance.get("revisions", {}), provenance.get("inputs", {}), settings)
-                state = self.simulator.adopt(load_state(file, self.identity))
-                self.states[state.round] = state
+        self.note = ""
+        """A message for the node's owner about the last request; empty if there is nothing to report."""
+        for number in self._saved_rounds()[-2:]:
+            self._load(number)
 
     def reply_to(self, request: Request) -> Reply:
         """Score the received model, train from it, and return the reply."""
+        self.note = ""
         state = self._start_state(request)
         simulator, count = self.simulator, int(self.simulator.train.counts[0])
         tested = int(simulator.test.counts[0])
@@ -91,20 +115,8 @@ class Node:
 
     def _start_state(self, request: Request) -> SimulationState:
         """Return the state at the start of the round: the one after its last used reply, with the received tensors."""
-        resume_from = request.last_used_round
-        if not self.has_state:
-            self.states = {resume_from: self.states[0]} | self.states
-        if resume_from not in self.states:
-            stored = ", ".join(map(str, sorted(self.states)))
-            raise BadInput(
-                f"Node {self.name!r} has lost its state after round {resume_from} (it has round {stored}): "
-                "restore its folder, or let it join under another name."
-            )
-        state = self.states[resume_from]
-        roles = self.simulator.roles(state.params)
-        for name, role in roles.items():
-            if role in COMMON_ROLES and name not in request.common:
-                raise BadInput(f"The server did not send {name!r}: it uses another method or network.")
+        state = self._state_after(request.last_used_round)
+        self._check_names(request)
         device = self.simulator.device
 
         def on_device(tensors: Tensors, *, row: bool = False) -> Tensors:
@@ -118,8 +130,62 @@ class Node:
             state = replace(state, params=initial.params, memory=initial.memory.own)
         return state
 
+    def _check_names(self, request: Request) -> None:
+        """Refuse parameters that the method does not send to clients: the server cannot replace private ones."""
+        roles = self.simulator.roles(self.initial.params)
+        for name, role in roles.items():
+            if role in COMMON_ROLES and name not in request.common:
+                raise BadInput(f"The server did not send {name!r}: it uses another method or network.")
+        for tensors, allowed in ((request.common, COMMON_ROLES), (request.own, (Role.PERSONAL,))):
+            for name in tensors:
+                if roles.get(name) not in allowed:
+                    raise BadInput(f"The server sent {quoted(name)!r}, which the method does not allow.")
+
+    def _state_after(self, number: int) -> SimulationState:
+        """Return the state after a round in which a reply was used; 0: the initial state."""
+        if not self.has_state or number == 0:
+            return self.initial
+        saved = self._saved_rounds()
+        if number not in self.states and number in saved:
+            self._load(number)
+        if number not in self.states:
+            held = ", ".join(map(str, sorted({*self.states, *saved})))
+            if not self.accept_lost_state:
+                raise BadInput(
+                    f"Node {self.name!r} has lost its state after round {number} (it has round {held}): "
+                    "restore its folder, let it join under another name, or set accept-lost-state in its node.toml."
+                )
+            rounds = sorted({*self.states, *saved} - {0})
+            nearest = max((each for each in rounds if each < number), default=rounds[0] if rounds else 0)
+            self.note = (
+                f"the state after round {number} is lost; it continues from "
+                + (f"the state after round {nearest}" if nearest else "the initial state")
+                + " (accept-lost-state)"
+            )
+            self.states[number] = self._state_after(nearest)
+        return self.states[number]
+
+    def _saved_rounds(self) -> list[int]:
+        """Return the rounds whose states are in the folder."""
+        if self.folder is None:
+            return []
+        names = [file.stem.removeprefix("round-") for file in self.folder.glob("round-*.safetensors")]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _load(self, number: int) -> None:
+        """Read a state from the folder; refuses one of another revision, method file, setting or data."""
+        file = self._file(number)
+        facts, _ = read_checkpoint(file)
+        provenance = facts.get("more") or {}
+        check_unchanged(file, provenance.get("revisions", {}), provenance.get("inputs", {}), self.settings)
+        self.states[number] = self.simulator.adopt(load_state(file, self.identity))
+
     def _store(self, request: Request, state: SimulationState, collected: RoundUploads) -> None:
-        """Store the state after this round next to the last confirmed one; all other states are deleted."""
+        """Store the state after this round next to the confirmed ones.
+
+        Deleted are the states of replies that were not used, and the oldest ones beyond `kept_rounds`. After the server
+        was restored from an older checkpoint, this includes all states that are newer than this round.
+        """
         if not self.has_state:
             return
         private = {
@@ -131,12 +197,14 @@ class Node:
         velocity = {**state.velocity, **collected.velocity.tensors}
         trained = SimulationState(1, request.round, ClientTensors(private), memory, ClientTensors(), velocity, {})
         confirmed = request.last_used_round
-        self.states = {confirmed: self.states[confirmed], request.round: trained}
+        self.states = {confirmed: self._state_after(confirmed), request.round: trained}
         if self.folder is not None:
             save_state(trained, self._file(request.round), self.identity, self.provenance)
-            for file in self.folder.glob("round-*.safetensors"):
-                if file not in {self._file(number) for number in self.states}:
-                    file.unlink()
+            saved = self._saved_rounds()
+            kept = {request.round, *[number for number in saved if number <= confirmed][-self.kept_rounds :]}
+            for number in saved:
+                if number not in kept:
+                    self._file(number).unlink()
 
     def _file(self, number: int) -> Path:
         assert self.folder is not None

@@ -30,6 +30,8 @@ IN_EARLIER_CONFIGS = {"augment"}
 """A setting that was added to fedrema, but has been in run configurations from the beginning."""
 COLUMNS = "columns"
 """Sample shape of nodes whose data is a table: it follows from the preprocessing that the nodes agree on."""
+NO_FOLDER = "/unknown"
+"""Placeholder for the run's folder in the run configuration; the server replaces it when it starts the run."""
 WHERE = "run-config"
 """How error messages name the run configuration."""
 
@@ -146,6 +148,13 @@ class Plan:
 ADDED = ("class-names", "task", "target-centre", "target-scale", "class-counts")
 """Values of a plan that are left out if they have their defaults."""
 PLAN_NAMES = tuple(field.name.replace("_", "-") for field in dataclasses.fields(Plan))
+
+
+def plan_names(*purposes: Purpose) -> frozenset[str]:
+    """Return the names of the plan's values that have these purposes."""
+    return frozenset(
+        field.name.replace("_", "-") for field in dataclasses.fields(Plan) if purpose_of(field) in purposes
+    )
 
 
 def run_config(settings: Settings, plan: Plan) -> RunConfig:

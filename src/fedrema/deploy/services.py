@@ -1,15 +1,18 @@
 """The services behind `fedrema deploy server` and `fedrema deploy client`, which supervise Flower's processes."""
 
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, free_port, stopped_on_exit
+from fedrema.deploy.approval import approved_plan
 from fedrema.deploy.flower_control import Control, NotResponding, connected_control
 from fedrema.deploy.folder import NodeFolder, ServerFolder
 from fedrema.deploy.run_state import log_file, stop_reason, stop_reason_file
+from fedrema.deploy.tls import write_secret
 from fedrema.errors import BadInput, FedremaError
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
@@ -167,31 +170,29 @@ class ServerService:
 
 
 def run_node(folder: NodeFolder, report: Callable[[str], None]) -> int:
-    """Run a node until the process is stopped; `report` is called with each line for the node's owner."""
+    """Run a node until the process is stopped; `report` is called with each line for the node's owner.
+
+    Refuses to start if the node's owner has not approved a plan, or if the node has changed since then.
+    """
     path = folder.path
     for name in ("ca.crt", "node.key"):
         if not (path / name).is_file():
             raise BadInput(f"{path} has no {name}: copy the whole folder that fedrema deploy init created.")
+    folder.node_config()  # refuses missing samples
+    plan = approved_plan(folder)
     folder.kept.mkdir(mode=0o700, exist_ok=True)
-    supernode = SupervisedProcess(
-        "Flower's SuperNode",
-        [
-            *(sys.executable, "-m", "fedrema.deploy.flower_supernode", "--superlink", folder.config.server),
-            *("--root-certificates", str(path / "ca.crt")),
-            *("--auth-supernode-private-key", str(path / "node.key")),
-            *("--host", "127.0.0.1", "--port", str(free_port())),
-            *("--node-config", " ".join(f"{name}={_toml(value)}" for name, value in folder.node_config().items())),
-        ],
-        flower_environment(path / "state" / "flower", path),
-        path / "state" / "supernode.log",
-    )
-    log = LogTail(path / NODE_LOG)
-    report(f"node {folder.name} connects to {folder.config.server}")
+    supernode, executor = node_processes(folder)
+    log, approved_at = LogTail(path / NODE_LOG), _changed_at(folder.approval_file)
+    report(f"node {folder.name} connects to {folder.config.server}; approved plan: {plan.digest[:16]}")
     try:
-        with stopped_on_exit(supernode):
+        with stopped_on_exit(supernode, executor):
             while True:
-                if message := supernode.supervise():
-                    report(message)
+                if approved_at != (approved_at := _changed_at(folder.approval_file)):
+                    report("the approved plan has changed; the node uses the new one from now on")
+                    executor.stop()
+                for process in (supernode, executor):
+                    if message := process.supervise():
+                        report(message)
                 for line in log.lines():
                     report(line)
                 time.sleep(SECONDS_BETWEEN_CHECKS)
@@ -200,5 +201,37 @@ def run_node(folder: NodeFolder, report: Callable[[str], None]) -> int:
         return 130
 
 
-def _toml(value: str | float) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+def node_processes(folder: NodeFolder) -> tuple[SupervisedProcess, SupervisedProcess]:
+    """Return a node's processes: Flower's SuperNode, which exchanges messages with the server, and the executor.
+
+    The executor proves by a secret that it may take messages from the SuperNode.
+    """
+    path, port = folder.path, free_port()
+    secret = folder.state / "executor.secret"
+    folder.state.mkdir(exist_ok=True)
+    write_secret(secret, secrets.token_bytes(32))
+    environment = flower_environment(folder.state / "flower", path)
+    supernode = SupervisedProcess(
+        "Flower's SuperNode",
+        [
+            *(sys.executable, "-m", "fedrema.deploy.flower_supernode", "--superlink", folder.config.server),
+            *("--root-certificates", str(path / "ca.crt")),
+            *("--auth-supernode-private-key", str(path / "node.key")),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--isolation", "process", "--superexec-auth-secret-file", str(secret)),
+        ],
+        environment,
+        folder.state / "supernode.log",
+    )
+    executor = SupervisedProcess(
+        "The node's executor",
+        [sys.executable, "-m", "fedrema.deploy.flower_executor", str(path), f"127.0.0.1:{port}", str(secret)],
+        environment,
+        folder.executor_log,
+    )
+    return supernode, executor
+
+
+def _changed_at(file: Path) -> int:
+    """Return when a file was last changed; 0 if it does not exist."""
+    return file.stat().st_mtime_ns if file.is_file() else 0

@@ -12,14 +12,13 @@ from string import Template
 import fedrema
 from fedrema.config.settings import Settings
 from fedrema.data import Federation, build_federation
+from fedrema.deploy.approval import affecting_nodes
 from fedrema.deploy.folder import FORMAT, ServerFolder, check_name
-from fedrema.deploy.run_config import Plan, run_config
+from fedrema.deploy.run_config import NO_FOLDER, Plan, RunConfig, run_config
 from fedrema.deploy.tls import make_authority, make_node_key, make_server_certificate, write_secret
 from fedrema.errors import BadInput
 
 LICENSE = "The Apache License 2.0, like fedrema itself: https://www.apache.org/licenses/LICENSE-2.0\n"
-NO_FOLDER = "/unknown"
-"""Placeholder for the run's folder in the run configuration; the server replaces it when it starts the run."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +96,8 @@ def add_node(folder: Path, name: str, server: str, samples: Federation | None = 
     (node / "node.toml").write_text(_filled("node.toml", format=FORMAT, name=name, server=server))
     shutil.copy(folder / "server" / "ca.crt", node / "ca.crt")
     (folder / "server" / "keys" / f"{name}.pub").write_bytes(new_key(node))
+    config = affecting_nodes(ServerFolder.open(folder).run_config())
+    (node / "plan.toml").write_text(_filled("plan.toml", config=_lines(config)))
     _script(node / "start.sh", "node.sh")
     _unit(node, f"fedrema-{name}.service", "client", name, f"node {name} of a federation")
     if samples is not None:
@@ -129,8 +130,7 @@ def _partition(members: Members, settings: Settings) -> Federation:
 
 def _app(folder: Path, settings: Settings, plan: Plan) -> None:
     config = run_config(settings, replace(plan, folder=plan.folder or NO_FOLDER))
-    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in config.items())
-    values = {"title": settings.method.called(), "flwr": version("flwr"), "config": lines}
+    values = {"title": settings.method.called(), "flwr": version("flwr"), "config": _lines(config)}
     (folder / "pyproject.toml").write_text(_filled("app.toml", **values))
     (folder / "README.md").write_text(f"# {settings.method.called()}\n\nA Flower app created by fedrema.\n")
     (folder / "LICENSE").write_text(LICENSE)
@@ -140,6 +140,10 @@ def _app(folder: Path, settings: Settings, plan: Plan) -> None:
         (package / f"{side}_app.py").write_text(
             f'"""The {side}\'s app."""\n\nfrom fedrema.deploy.{side}_app import app\n\n__all__ = ["app"]\n'
         )
+
+
+def _lines(config: RunConfig) -> str:
+    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in config.items())
 
 
 def _script(file: Path, template: str) -> None:
