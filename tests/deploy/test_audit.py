@@ -1,5 +1,6 @@
 """The audit log: its chain, and what happens after crashes and edits."""
 
+import itertools
 import json
 import random
 import signal
@@ -39,7 +40,7 @@ def test_a_log_is_a_chain_of_json_lines(log):
     parsed = [json.loads(line) for line in raw_lines(log)]
     assert [line["line"] for line in parsed] == list(range(1, LINES + 1))
     assert parsed[0]["previous"] == "0" * 64
-    assert all(after["previous"] == before["hash"] for before, after in zip(parsed, parsed[1:], strict=False))
+    assert all(after["previous"] == before["hash"] for before, after in itertools.pairwise(parsed))
     assert parsed[3]["time"].endswith("Z")
     assert lines[-1].head == log.head() == Head.parse(log.head_file.read_text())
     sentence = described(lines[3])
