@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.table import Table
 
 from fedrema.base.terminal import Console, print_safe, safe
-from fedrema.cli.arguments import parse_arguments, positional
+from fedrema.cli.arguments import asks_for_help, parse_arguments, positional
 from fedrema.errors import BadInput
 
 COMMANDS = {
@@ -19,6 +19,8 @@ COMMANDS = {
     "server": ("deploy", "run the server, or resume it after the last completed round"),
     "client": ("deploy", "run a node"),
     "status": ("deploy", "show the round, the nodes, and why a node does not participate"),
+    "check": ("deploy_check", "test names, ports, certificates, clock, versions and data before a start"),
+    "audit": ("deploy_check", "verify the audit log of a server or a node, and print it in plain words"),
     "model": ("deploy", "write a node's complete personal model as safetensors, on the node"),
     "add": ("deploy_setup", "add a node, also while the federation is running"),
     "key": ("deploy_setup", "replace a node's key, on the node"),
@@ -35,8 +37,12 @@ def deploy(arguments: list[str]) -> int:
     command, *rest = arguments
     if command not in COMMANDS:
         raise BadInput(f"fedrema deploy {command!r} is unknown; valid are {', '.join(COMMANDS)}.")
-    if importlib.util.find_spec("flwr") is None:
+    if importlib.util.find_spec("flwr") is None and not asks_for_help(rest):
         raise BadInput("fedrema deploy needs Flower: pip install 'fedrema[deploy]'.")
+    if not asks_for_help(rest):
+        from fedrema.deploy.connection import exempt_local_addresses
+
+        exempt_local_addresses()
     return int(getattr(importlib.import_module(f"fedrema.cli.{COMMANDS[command][0]}"), command)(rest))
 
 
@@ -173,3 +179,6 @@ def show(folder: Path) -> None:
             *("–" if member.value is None else shown(metric, member.value), *spent, safe(member.problem)),
         )
     console.print(table)
+    for key in federation.rejected_keys:
+        whose = f" of node {key.name}" if key.name else ""
+        console.print(f"rejected key{whose} {key.fingerprint}: {key.reason} ({key.attempts} attempts, last {key.last})")

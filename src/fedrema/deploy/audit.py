@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -61,6 +61,7 @@ class Event(StrEnum):
     MODEL_EXPORTED = "model exported"
     REPAIRED = "log repaired"
     DAMAGED = "log damaged"
+    DAMAGED_AT_NODE = "node's log damaged"
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,8 @@ class AuditLog:
 
     def append(self, *entries: Entry) -> Head:
         """Append entries durably, one writer at a time; return the last line. Raises `BadInput` if that fails."""
+        if not entries:
+            return self.head()
         try:
             make_folder(self.file.parent)
             with self._lock.acquire(timeout=SECONDS_TO_WAIT):
@@ -167,6 +170,11 @@ class AuditLog:
             if line is not None and line.entry.what in events:
                 found = line
         return found
+
+    def node_heads(self) -> dict[str, Head]:
+        """Return the last line of each node's log that the server has recorded here."""
+        lines = filter(None, map(_parsed, _raw_lines(self.file)))
+        return {site: Head(*max(seen.items())) for site, seen in seen_by_server(lines).items()}
 
     def _append(self, entries: tuple[Entry, ...]) -> Head:
         if not self.file.exists() and not self.head_file.exists():
@@ -250,8 +258,9 @@ def verify(folder: Path, expected: Mapping[int, str] | None = None) -> tuple[lis
             problems.append(
                 Problem(number - 1, f"Line {number - 1} was replaced: line {number} recorded another hash for it.")
             )
-        if line.entry.what is Event.DAMAGED:
-            problems.append(Problem(number, f"Line {number} records earlier damage: {line.entry.decision}."))
+        if line.entry.what in (Event.DAMAGED, Event.DAMAGED_AT_NODE):
+            whose = f" of {line.entry.site}'s log" if line.entry.site else ""
+            problems.append(Problem(number, f"Line {number} records earlier damage{whose}: {line.entry.decision}."))
         lines.append(line)
         end = Head(number, line.hash)
     matches_before = head is not None and (head.line == 0 or any(line.head == head for line in lines))
@@ -272,7 +281,7 @@ def incomplete_line(folder: Path) -> bool:
     return file.is_file() and file.stat().st_size > 0 and not file.read_bytes().endswith(b"\n")
 
 
-def seen_by_server(lines: list[Line]) -> dict[str, dict[int, str]]:
+def seen_by_server(lines: Iterable[Line]) -> dict[str, dict[int, str]]:
     """Return the hashes of each node's log that the server has recorded, by node and line."""
     found: dict[str, dict[int, str]] = {}
     for line in lines:

@@ -105,9 +105,7 @@ def fingerprint(public: bytes) -> str:
 def signature(private: Path, message: bytes) -> tuple[bytes, bytes]:
     """Sign a message with a node's key; return its public half in PEM, and the signature."""
     key = _private_key(private)
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return public, key.sign(message, ec.ECDSA(hashes.SHA256()))
 
 
