@@ -1,4 +1,4 @@
-"""Why a node is not connected: from the log of Flower's SuperNode, and from a test over real sockets and certificates."""
+"""Why a node is not connected: from the log of Flower's SuperNode, and from a probe over real sockets with TLS."""
 
 import shutil
 import socket
@@ -43,7 +43,7 @@ def made(tmp_path, capsys):
     return folder
 
 
-def tested(made, address, name="north", authority=None):
+def probed(made, address, name="north", authority=None):
     node = made / "nodes" / name
     return probe(address, authority or node / "ca.crt", node / "node.key", name, seconds=1.0)
 
@@ -70,7 +70,7 @@ def test_real_logs_of_the_supernode_are_classified(log, cause, words):
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
-        ("certificate verify failed: IP address mismatch, certificate is not valid for", Cause.CERTIFICATE),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: IP address mismatch, certificate", "is not for"),
         ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired (_ssl.c:1)", "expired"),
         ("[SSL: WRONG_VERSION_NUMBER] wrong version number (_ssl.c:1006)", Cause.NO_TLS),
         ("SuperLink address (x) cannot be parsed.", Cause.ADDRESS),
@@ -93,7 +93,7 @@ def test_a_new_start_forgets_earlier_errors():
 
 def test_a_registered_key_is_accepted_and_nothing_is_joined(made):
     with serving(made / "server") as address:
-        found = tested(made, address)
+        found = probed(made, address)
     assert found.cause is Cause.CONNECTED
     assert found.answer["name"] == "north"
     assert found.answer["config"]["method"] == "fedavg"
@@ -104,14 +104,14 @@ def test_a_registered_key_is_accepted_and_nothing_is_joined(made):
 
 def test_keys_that_are_unknown_or_in_use(made):
     with serving(made / "server", {"south": "online"}) as address:
-        assert tested(made, address, "south").cause is Cause.KEY_IN_USE
+        assert probed(made, address, "south").cause is Cause.KEY_IN_USE
         new_key(made / "nodes" / "north")
-        found = tested(made, address)
+        found = probed(made, address)
         assert found.cause is Cause.KEY
         assert str(found) == ("the server does not know this node's key: copy node.pub to the server as keys/north.pub")
         assert found.answer == {}  # an unknown key learns nothing about the federation
         (made / "nodes" / "north" / "node.key").write_text("nonsense")
-        assert tested(made, address).cause is Cause.KEY_FILE
+        assert probed(made, address).cause is Cause.KEY_FILE
 
 
 def test_foreign_expired_and_misnamed_certificates(made, tmp_path, monkeypatch):
@@ -120,35 +120,35 @@ def test_foreign_expired_and_misnamed_certificates(made, tmp_path, monkeypatch):
     make_authority(foreign, "another federation")
     node = made / "nodes" / "north"
     with serving(made / "server") as address:
-        found = tested(made, address, authority=foreign / "ca.crt")
+        found = probed(made, address, authority=foreign / "ca.crt")
         assert (found.cause, found.sentence) == (
             Cause.CERTIFICATE,
             "the server's certificate was issued by another authority",
         )
         (tmp_path / "broken.crt").write_text("nonsense")
-        assert tested(made, address, authority=tmp_path / "broken.crt").cause is Cause.CERTIFICATE
+        assert probed(made, address, authority=tmp_path / "broken.crt").cause is Cause.CERTIFICATE
     monkeypatch.setattr(tls, "LOCAL_NAMES", ())
     other = tmp_path / "other"
     other.mkdir()
     make_server_certificate(made / "authority", other, ("fl.example.org",))
     with serving(made / "server", certificate=other) as address:
-        found = tested(made, address)
+        found = probed(made, address)
         assert (found.cause, found.sentence) == (Cause.CERTIFICATE, "the server's certificate is not for 127.0.0.1")
-    monkeypatch.setattr(tls, "SERVER_DAYS", -1)
+    monkeypatch.setattr(tls, "SERVER_DAYS", 0.001)
     make_server_certificate(made / "authority", other, ("127.0.0.1",))
     with serving(made / "server", certificate=other) as address:
-        assert "has expired" in tested(made, address, authority=node / "ca.crt").sentence
+        assert "has expired" in probed(made, address, authority=node / "ca.crt").sentence
 
 
 def test_addresses_without_a_server(made):
-    refused = tested(made, f"127.0.0.1:{free_port()}")
+    refused = probed(made, f"127.0.0.1:{free_port()}")
     assert refused.cause is Cause.UNREACHABLE
     assert "no server listens at 127.0.0.1" in refused.sentence
-    assert tested(made, "no-such-host.invalid:9092").cause is Cause.NAME
+    assert probed(made, "no-such-host.invalid:9092").cause is Cause.NAME
     for address in ("fl.example.org", "a:b", "a:99999", "http://a:1", "", "a b:1"):
-        assert tested(made, address).cause is Cause.ADDRESS
+        assert probed(made, address).cause is Cause.ADDRESS
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        found = tested(made, f"127.0.0.1:{silent.getsockname()[1]}")
+        found = probed(made, f"127.0.0.1:{silent.getsockname()[1]}")
         assert (found.cause, "does not answer" in found.sentence) == (Cause.UNREACHABLE, True)
 
 
@@ -175,12 +175,12 @@ def answering(reply):
 
 def test_a_program_without_tls(made):
     with answering(b"HTTP/1.1 200 OK\r\n\r\n") as (address, _):
-        assert tested(made, address).cause is Cause.NO_TLS
+        assert probed(made, address).cause is Cause.NO_TLS
 
 
 def test_a_server_without_the_check_is_another_program(made):
     with serving(made / "server", check=False) as address:
-        found = tested(made, address)
+        found = probed(made, address)
     assert (found.cause, "HTTP status 404" in found.sentence) == (Cause.OTHER, True)
 
 
@@ -192,7 +192,7 @@ def test_the_clock_is_compared(made, monkeypatch):
 
     monkeypatch.setattr(connection, "datetime", Ahead)
     with serving(made / "server") as address:
-        found = tested(made, address)
+        found = probed(made, address)
     assert found.cause is Cause.CLOCK
     assert "this machine's clock is 60 s ahead of the server's" in found.sentence
 
@@ -220,7 +220,7 @@ def test_a_proxy_is_used_and_its_refusal_reported(made, monkeypatch):
     with answering(b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n") as (proxy, received):
         monkeypatch.setenv("https_proxy", f"http://{proxy}")
         assert proxy_for("fl.example.org") == f"http://{proxy}"
-        found = tested(made, "fl.example.org:9092")  # the proxy resolves the name
+        found = probed(made, "fl.example.org:9092")  # the proxy resolves the name
         assert found.cause is Cause.PROXY
         assert received[0].startswith(b"CONNECT fl.example.org:9092 HTTP/1.1")
         monkeypatch.setenv("no_proxy", "fl.example.org")
@@ -261,7 +261,7 @@ def test_the_check_works_through_a_proxy(made, monkeypatch):
     with serving(made / "server") as address, tunnel() as (proxy, requested):
         monkeypatch.setenv("https_proxy", f"http://{proxy}")
         monkeypatch.setenv("no_proxy", "")
-        found = tested(made, f"fl.example.org:{address.rpartition(':')[2]}")
+        found = probed(made, f"fl.example.org:{address.rpartition(':')[2]}")
     assert found.cause is Cause.CONNECTED, found
     assert requested == [f"fl.example.org:{address.rpartition(':')[2]}"]
     assert found.certificate_days > 800
@@ -316,8 +316,8 @@ def test_a_connection_is_recorded_in_the_nodes_log(made):
 
 
 REFUSAL = (
-    "\x1b[91mERROR \x1b[0m:     [/v1/fleet/activate-node][ApiError:2004] Attempted to register SuperNode with public key:"
-    " {key!r}, exception: {why}\n"
+    "\x1b[91mERROR \x1b[0m:     [/v1/fleet/activate-node][ApiError:2004] Attempted to register SuperNode with public"
+    " key: {key!r}, exception: {why}\n"
 )
 
 

@@ -45,6 +45,7 @@ def serving(server, states=None, certificate=None, check=True):
         host="127.0.0.1",
         port=port,
         lifespan="off",
+        ws="none",
         log_level="critical",
         ssl_certfile=folder / "server.crt",
         ssl_keyfile=folder / "server.key",
@@ -52,7 +53,7 @@ def serving(server, states=None, certificate=None, check=True):
     running = uvicorn.Server(config)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
-    while not running.started:
+    while not running.started and thread.is_alive():
         time.sleep(0.01)
     try:
         yield f"127.0.0.1:{port}"

@@ -102,12 +102,14 @@ class Model:
 def model(arguments: list[str]) -> int:
     """Write a node's model."""
     args = parse_arguments(Model, arguments, "fedrema deploy model")
+    from fedrema.deploy.audit_service import record_export
     from fedrema.deploy.folder import NodeFolder
     from fedrema.deploy.node_model import export_model
 
     folder = NodeFolder.open(args.dir)
     sys.path.insert(0, str(folder.path))  # it may contain the module of the user's network
     file = export_model(folder, args.out, args.overwrite)
+    record_export(folder.path, folder.name, file, f"to {file}")
     print_safe(f"Model of {folder.name}: {file} (its README.md shows how to load it)")
     return 0
 

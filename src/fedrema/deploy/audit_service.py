@@ -4,9 +4,10 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from fedrema.base.processes import StopRequested
-from fedrema.deploy.audit import AuditLog, Entry, Event
+from fedrema.deploy.audit import SERVER, AuditLog, Entry, Event
 from fedrema.errors import FedremaError
 
 
@@ -35,3 +36,11 @@ def settings_change(audit: AuditLog, config: Mapping[str, object]) -> Entry | No
     main = ", ".join(f"{name} {config[name]}" for name in ("method", "rounds", "least-clients") if name in config)
     first = "the first settings" if last is None else "other settings than before"
     return Entry(Event.SETTINGS_CHANGED, bytes=len(text.encode()), sha256=digest, decision=f"{first}: {main}")
+
+
+def record_export(folder: Path, who: str, file: Path, where: str) -> None:
+    """Record that a model was exported from a folder; `file` identifies it."""
+    content = file.read_bytes()
+    site = "" if who == SERVER else who
+    digest = hashlib.sha256(content).hexdigest()
+    AuditLog(folder, who).append(Entry(Event.MODEL_EXPORTED, site, bytes=len(content), sha256=digest, decision=where))
