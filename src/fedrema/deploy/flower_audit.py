@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedrema.deploy.audit import HASH, AuditLog, Entry, Event, Head
+from fedrema.deploy.audit_service import settings_change
 from fedrema.deploy.flower_records import FACTS, STATISTICS
 from fedrema.deploy.tls import fingerprint, public_half
 from fedrema.errors import BadInput, FedremaError
@@ -42,10 +43,14 @@ def audited(handler: Handler[P]) -> Handler[P]:
         if not folder:
             return handler(message, context, *args, **kwargs)
         home = Path(str(folder)).parent
-        name, number = _facts(message.content)
+        name, number = str(context.node_config.get("name", "node")), _round(message.content)
         log, key = AuditLog(home, name), _own_fingerprint(home)
         size, digest = measured(message.content)
-        log.append(Entry(Event.REQUEST_RECEIVED, name, key, number, size, digest))
+        settings = {name: value for name, value in context.run_config.items() if name != "folder"}
+        change = settings_change(log, settings)
+        log.append(
+            Entry(Event.REQUEST_RECEIVED, name, key, number, size, digest), *([] if change is None else [change])
+        )
         try:
             reply = handler(message, context, *args, **kwargs)
         except Exception as error:
@@ -92,10 +97,9 @@ def node_head(content: RecordDict) -> Head | None:
     return Head(line, digest) if HASH.fullmatch(digest) else None
 
 
-def _facts(content: RecordDict) -> tuple[str, int | None]:
-    facts = content.config_records.get(FACTS, ConfigRecord({}))
-    number = facts.get("round")
-    return str(facts.get("name", "node")), number if isinstance(number, int) else None
+def _round(content: RecordDict) -> int | None:
+    number = content.config_records.get(FACTS, ConfigRecord({})).get("round")
+    return number if isinstance(number, int) else None
 
 
 def _own_fingerprint(home: Path) -> str:
