@@ -51,7 +51,12 @@ def audit(arguments: list[str]) -> int:
             for line in shown:
                 print(json.dumps(dataclasses.asdict(line)))
         else:
-            _print(folder, shown, seen.get(args.site, {}), "" if problems else f"its chain of {len(lines)} is complete")
+            _print(
+                folder,
+                shown,
+                seen.get(args.site, {}),
+                "" if problems else f"its chain of {len(lines)} lines is complete",
+            )
         faults += [(folder, problem) for problem in problems]
     if faults:
         folder, problem = faults[0]

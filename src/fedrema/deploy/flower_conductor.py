@@ -20,6 +20,7 @@ from fedrema.deploy.messages import Reply, without_class
 from fedrema.deploy.run_config import Plan, identity_values
 from fedrema.deploy.run_state import RunState, digest, save_agreement, saved_agreement
 from fedrema.deploy.server import CentralServer
+from fedrema.deploy.tls import fingerprint
 from fedrema.errors import BadInput, FedremaError
 from fedrema.models.body_and_head import size
 from fedrema.runs.lock import RunLock
@@ -47,6 +48,8 @@ class Conductor:
         """What the nodes have to agree on before round 1."""
         self.agreement = Agreement()
         self.audit = AuditLog(Path(plan.folder).parent, SERVER)
+        self.fingerprints: dict[str, str] = {}
+        """Fingerprints of the keys with which nodes are connected, by name."""
         self.node_heads = self.audit.node_heads()
         """The last line of each node's audit log that the server has seen."""
         self.prepared = False
@@ -131,7 +134,10 @@ class Conductor:
         number = self._completed + 1
         sent = {name: measured(message.content) for name, message in messages.items()}
         self.audit.append(
-            *(Entry(Event.REQUEST_SENT, name, "", number, size, digest) for name, (size, digest) in sent.items())
+            *(
+                Entry(Event.REQUEST_SENT, name, self.fingerprints.get(name, ""), number, size, digest)
+                for name, (size, digest) in sent.items()
+            )
         )
         arrived = exchange(self.grid, list(messages.values()), self.plan.round_seconds)
         names = {message.metadata.message_id: name for name, message in messages.items()}
@@ -146,7 +152,12 @@ class Conductor:
             else:
                 contents[name] = message.content
                 missing.pop(name, None)
-        self.audit.append(*(received(what, name, number, content) for name, content in contents.items()))
+        self.audit.append(
+            *(
+                replace(received(what, name, number, content), key=self.fingerprints.get(name, ""))
+                for name, content in contents.items()
+            )
+        )
         for name, content in contents.items():
             self._compare_head(name, content)
         return contents, missing
@@ -254,6 +265,7 @@ class Conductor:
                 log.warning("two nodes are called %s: the second does not participate", name)
                 continue
             online[name] = node.node_id
+            self.fingerprints[name] = fingerprint(node.public_key) if node.public_key else ""
         return self._within_capacity(online)
 
     def _within_capacity(self, online: dict[str, int]) -> dict[str, int]:
@@ -289,7 +301,9 @@ class Conductor:
         """Send each node its request; return the readable replies by name, and why the others are missing."""
         new = [name for name in online if name not in self.central.registry.names]
         requests = {name: self.central.request(name, train) for name in sorted(online, key=self.central.registry.row)}
-        self.audit.append(*(Entry(Event.JOINED, name, round=self.central.round + 1) for name in new))
+        self.audit.append(
+            *(Entry(Event.JOINED, name, self.fingerprints.get(name, ""), self.central.round + 1) for name in new)
+        )
         if not requests:
             return {}, {}
         self.bytes_sent = sum(
