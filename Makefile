@@ -67,6 +67,7 @@ figures: $(VENV)/.installed
 	$(BIN)/python tools/make_figures.py
 	$(BIN)/python tools/make_methods.py
 	$(BIN)/python tools/make_tasks.py
+	$(BIN)/python tools/make_security.py
 
 # The tables and figures of results/paper and docs/reproduction.md, from the finished runs; trains nothing.
 results: $(VENV)/.installed

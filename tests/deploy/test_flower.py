@@ -78,6 +78,7 @@ def assert_nothing_else_left(made, conductor, params):
         arrays = {group: set(record) for group, record in reply.content.array_records.items()}
         if arrays and arrays["params"]:
             assert arrays == {"params": travelling, "extras": set(central.expected.extras)}
+        assert set(reply.content) <= {"params", "extras", "facts", "audit"}
         facts = set(reply.content.config_records["facts"])
         assert facts <= {
             *("round", "count", "loss", "name"),

@@ -1,10 +1,13 @@
 """fedrema deploy init, add, key, renew: the files that they write, their permissions, and invalid input."""
 
+import shutil
 import ssl
 import stat
 import subprocess
+import sys
 import tomllib
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedrema.cli import main
 from fedrema.cli.arguments import parse_settings
+from fedrema.cli.deploy import COMMANDS
 from fedrema.data import load_user_data
 from fedrema.deploy.folder import NodeFolder, ServerFolder
 from fedrema.deploy.node_data import own_samples
@@ -171,6 +175,75 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
 def test_invalid_arguments_are_refused_and_leave_no_files(arguments, sentence, tmp_path, capsys):
     assert sentence in refused(capsys, "init", str(tmp_path / "new"), *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--host", "--nodes"])
+@pytest.mark.parametrize(
+    "text", ["$(reboot)", "a'b", 'a"b', "münchen", "x" * 300, "a b", "a\nb", "-x", "a/b", "../a", "`id`", "a;b"]
+)
+def test_names_that_could_be_commands_or_paths_are_refused(option, text, tmp_path, capsys):
+    printed = refused(capsys, "init", str(tmp_path / "new"), "fedavg", "--deal", f"{option}={text}")
+    assert "is not a valid name" in printed or "is not a host name or an IP address" in printed
+    assert len(printed) < 300
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hosts_can_be_ipv6_addresses_and_punycode(tmp_path, capsys):
+    folder = tmp_path / "federation"
+    arguments = ["--deal", "--host", "::1,xn--mnchen-3ya.example.org"]
+    assert main(["deploy", "init", str(folder), "fedavg", *arguments]) == 0
+    assert NodeFolder.open(folder / "nodes" / "node-1").config.server == "[::1]:9092"
+    assert "is not a host name" in refused(capsys, "renew", str(folder), "--host", "$(reboot)")
+
+
+def test_units_use_the_environment_in_which_they_were_created(made):
+    unit = (made / "nodes" / "north" / "fedrema-north.service").read_text()
+    assert f'ExecStart="{sys.executable}" -m fedrema deploy client /opt/fedrema/north\n' in unit
+    if shutil.which("systemd-analyze"):
+        subprocess.run(["systemd-analyze", "verify", str(made / "nodes" / "north" / "fedrema-north.service")])
+
+
+def test_help_works_without_flower(capsys):
+    code = (
+        "import sys; sys.modules['flwr'] = None; import importlib.util as util; found = util.find_spec;"
+        "util.find_spec = lambda name, *rest: None if name == 'flwr' else found(name, *rest);"
+        "from fedrema.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    for command in (["--help"], *([name, "--help"] for name in COMMANDS)):
+        ended = subprocess.run([sys.executable, "-c", code, "deploy", *command], capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        assert "usage" in ended.stdout
+    ended = subprocess.run([sys.executable, "-c", code, "deploy", "status", "x"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "fedrema: fedrema deploy needs Flower: pip install 'fedrema[deploy]'.\n",
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\xff\xfe\x00", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END"])
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("server/server.crt", ("status", ".")),
+        ("authority/ca.key", ("renew", ".")),
+        ("authority/ca.crt", ("renew", ".")),
+        ("nodes/north/node.toml", ("client", "nodes/north")),
+        ("nodes/north/node.key", ("client", "nodes/north")),
+        ("server/server.toml", ("status", ".")),
+        ("server/app/pyproject.toml", ("status", ".")),
+    ],
+)
+def test_damaged_files_are_one_sentence(made, file, command, content, capsys):
+    (made / file).write_bytes(content)
+    printed = refused(capsys, command[0], str(made / command[1]))
+    assert Path(file).name in printed or "authority" in printed
+    assert "Error" not in printed
+
+
+def test_a_foreign_authority_key_is_refused(made, tmp_path, capsys):
+    make_authority(tmp_path, "another federation")
+    shutil.copy(tmp_path / "ca.key", made / "authority" / "ca.key")
+    assert "ca.key does not belong to ca.crt" in refused(capsys, "renew", str(made))
 
 
 def test_an_existing_folder_is_not_changed(made, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.table import Table
 
 from fedrema.base.terminal import Console, print_safe, safe
-from fedrema.cli.arguments import parse_arguments, positional
+from fedrema.cli.arguments import asks_for_help, parse_arguments, positional
 from fedrema.errors import BadInput
 
 COMMANDS = {
@@ -20,6 +20,8 @@ COMMANDS = {
     "approve": ("deploy", "show the plan of a node and approve it, on the node"),
     "client": ("deploy", "run a node"),
     "status": ("deploy", "show the round, the nodes, and why a node does not participate"),
+    "check": ("deploy_check", "test names, ports, certificates, clock, versions and data before a start"),
+    "audit": ("deploy_check", "verify the audit log of a server or a node, and print it in plain words"),
     "model": ("deploy", "write a node's complete personal model as safetensors, on the node"),
     "add": ("deploy_setup", "add a node, also while the federation is running"),
     "key": ("deploy_setup", "replace a node's key, on the node"),
@@ -36,8 +38,12 @@ def deploy(arguments: list[str]) -> int:
     command, *rest = arguments
     if command not in COMMANDS:
         raise BadInput(f"fedrema deploy {command!r} is unknown; valid are {', '.join(COMMANDS)}.")
-    if importlib.util.find_spec("flwr") is None:
+    if importlib.util.find_spec("flwr") is None and not asks_for_help(rest):
         raise BadInput("fedrema deploy needs Flower: pip install 'fedrema[deploy]'.")
+    if not asks_for_help(rest):
+        from fedrema.deploy.connection import exempt_local_addresses
+
+        exempt_local_addresses()
     return int(getattr(importlib.import_module(f"fedrema.cli.{COMMANDS[command][0]}"), command)(rest))
 
 
@@ -131,12 +137,14 @@ class Model:
 def model(arguments: list[str]) -> int:
     """Write a node's model."""
     args = parse_arguments(Model, arguments, "fedrema deploy model")
+    from fedrema.deploy.audit_service import record_export
     from fedrema.deploy.folder import NodeFolder
     from fedrema.deploy.node_model import export_model
 
     folder = NodeFolder.open(args.dir)
     sys.path.insert(0, str(folder.path))  # it may contain the module of the user's network
     file = export_model(folder, args.out, args.overwrite)
+    record_export(folder.path, folder.name, file, f"to {file}")
     print_safe(f"Model of {folder.name}: {file} (its README.md shows how to load it)")
     return 0
 
@@ -208,3 +216,6 @@ def show(folder: Path) -> None:
             *("–" if member.value is None else shown(metric, member.value), *spent, safe(member.problem)),
         )
     console.print(table)
+    for key in federation.rejected_keys:
+        whose = f" of node {key.name}" if key.name else ""
+        console.print(f"rejected key{whose} {key.fingerprint}: {key.reason} ({key.attempts} attempts, last {key.last})")

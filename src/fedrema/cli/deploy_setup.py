@@ -69,12 +69,9 @@ class Init:
 def init(arguments: list[str]) -> int:
     """Create a federation's folder."""
     args, settings = _parse(Init, arguments, "fedrema deploy init")
-    from fedrema.deploy.setup import Members, create_federation
+    from fedrema.deploy.setup import Members, check_hosts, create_federation
 
-    hosts = tuple(host.strip() for host in args.host.split(",") if host.strip())
-    if not hosts:
-        raise BadInput("--host must name the server, got an empty value.")
-    members = Members(_names(args.nodes), hosts, args.port)
+    members = Members(_names(args.nodes), check_hosts(args.host), args.port)
     settings = _for_tables(args, settings)
     create_federation(args.dir, members, settings, _plan(args, settings), partition=args.deal)
     local = settings.local
@@ -149,11 +146,15 @@ class Key:
 def key(arguments: list[str]) -> int:
     """Replace a node's key."""
     args = parse_arguments(Key, arguments, "fedrema deploy key")
+    from fedrema.deploy.audit import AuditLog, Entry, Event
     from fedrema.deploy.folder import NodeFolder
     from fedrema.deploy.setup import new_key
+    from fedrema.deploy.tls import fingerprint, public_half
 
     folder = NodeFolder.open(args.dir)
     new_key(folder.path)
+    key = fingerprint(public_half(folder.path / "node.key"))
+    AuditLog(folder.path, folder.name).append(Entry(Event.KEY_REPLACED, folder.name, key))
     print(f"Copy {folder.path / 'node.pub'} to the server as keys/{folder.name}.pub, then restart the node.")
     return 0
 
@@ -172,8 +173,11 @@ def renew(arguments: list[str]) -> int:
     """Renew the server's certificate."""
     args = parse_arguments(Renew, arguments, "fedrema deploy renew")
     from fedrema.deploy import setup
+    from fedrema.deploy.audit import SERVER, AuditLog, Entry, Event
 
-    setup.renew(args.dir, tuple(args.host.split(",")))
+    hosts = setup.check_hosts(args.host)
+    setup.renew(args.dir, hosts)
+    AuditLog(args.dir / "server", SERVER).append(Entry(Event.CERTIFICATE_RENEWED, decision=f"for {', '.join(hosts)}"))
     print(f"Renewed {args.dir / 'server' / 'server.crt'}: restart the server.")
     return 0
 
@@ -243,8 +247,7 @@ def _for_tables(args: Init, settings: Settings) -> Settings:
 
 
 def _plan(args: Init, settings: Settings) -> Any:
-    from fedrema.deploy.run_config import Plan
-    from fedrema.deploy.setup import NO_FOLDER
+    from fedrema.deploy.run_config import NO_FOLDER, Plan
 
     names = tuple(name.strip() for name in args.class_names.split(",")) if args.class_names else ()
     if args.classes and names:

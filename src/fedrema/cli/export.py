@@ -40,6 +40,10 @@ def export(arguments: list[str]) -> int:
         folder = args.out or run.path / "models"
         models = "model" if len(written) == 1 else "models"
         print_safe(f"{len(written)} {models}: {folder} (its README.md shows how to load one)")
+        if (run.path.parent / "server.toml").is_file():  # the run of a deployment
+            from fedrema.deploy.audit_service import record_export
+
+            record_export(run.path.parent, "server", folder / EXPORT_INDEX, f"{len(written)} {models} to {folder}")
         index = read_object(folder / EXPORT_INDEX, "cannot be read")
         if elsewhere := [entry["client"] for entry in index.get("only_on_nodes", [])]:
             print_safe(

@@ -15,6 +15,7 @@ from fedrema.base.terminal import safe
 from fedrema.config.settings import Settings
 from fedrema.data import Federation, Preprocessing
 from fedrema.deploy.agreement import Agreement, Needs
+from fedrema.deploy.flower_audit import audited
 from fedrema.deploy.flower_records import FACTS, STATISTICS, read_agreement, read_request, reply_record
 from fedrema.deploy.messages import Reply
 from fedrema.deploy.node import Node
@@ -37,6 +38,7 @@ def identify(message: Message, context: Context) -> Message:
 
 
 @app.query(STATISTICS)
+@audited
 def send_statistics(message: Message, context: Context) -> Message:
     """Send the statistics of this node's training samples that the federation needs before round 1."""
     settings, plan = read_run_config(context.run_config)
@@ -69,6 +71,7 @@ def train(message: Message, context: Context) -> Message:
     return reply_to_request(message, context, open_node)
 
 
+@audited
 def reply_to_request(
     message: Message, context: Context, opened: Callable[[Context, str, Agreement, Path], Node]
 ) -> Message:

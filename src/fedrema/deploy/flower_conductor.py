@@ -12,12 +12,15 @@ from flwr.serverapp import Grid
 from fedrema.base.terminal import safe, safe_logger
 from fedrema.config.settings import Settings
 from fedrema.deploy.agreement import Agreement, Needs, NodeStatistics, agree, read_statistics, unusual
+from fedrema.deploy.audit import SERVER, AuditLog, Entry, Event
+from fedrema.deploy.flower_audit import measured, node_head, received
 from fedrema.deploy.flower_grid import NoResponse, exchange, list_nodes
 from fedrema.deploy.flower_records import FACTS, STATISTICS, array_record, read_reply, request_record
-from fedrema.deploy.messages import Reply
+from fedrema.deploy.messages import Reply, without_class
 from fedrema.deploy.run_config import Plan, identity_values
 from fedrema.deploy.run_state import RunState, digest, save_agreement, saved_agreement
 from fedrema.deploy.server import CentralServer
+from fedrema.deploy.tls import fingerprint
 from fedrema.errors import BadInput, FedremaError
 from fedrema.models.body_and_head import size
 from fedrema.runs.lock import RunLock
@@ -44,6 +47,11 @@ class Conductor:
         self.needs = Needs.of(settings, plan)
         """What the nodes have to agree on before round 1."""
         self.agreement = Agreement()
+        self.audit = AuditLog(Path(plan.folder).parent, SERVER)
+        self.fingerprints: dict[str, str] = {}
+        """Fingerprints of the keys with which nodes are connected, by name."""
+        self.node_heads = self.audit.node_heads()
+        """The last line of each node's audit log that the server has seen."""
         self.prepared = False
         """Whether `central` and `run` exist."""
         if not self.needs:
@@ -93,6 +101,7 @@ class Conductor:
             usable = {name: each for name, each in found.items() if name not in refused}
             for name, why in refused.items():
                 log.warning("before round 1: no usable statistics from node %s: %s", name, why)
+            self.audit.append(*(Entry(Event.REPLY_REJECTED, name, decision=why) for name, why in refused.items()))
             if len(usable) >= self.plan.least_clients:
                 self.failing_since = None
                 log.info("the preprocessing follows from the statistics of %s", ", ".join(sorted(usable)))
@@ -107,7 +116,7 @@ class Conductor:
             name: Message(RecordDict({FACTS: ConfigRecord({"name": name})}), online[name], kind, ttl=seconds)
             for name in sorted(online)
         }
-        arrived, missing = self._replies(messages)
+        arrived, missing = self._replies(messages, Event.STATISTICS_RECEIVED)
         found: dict[str, NodeStatistics] = {}
         for name, content in arrived.items():
             try:
@@ -118,8 +127,18 @@ class Conductor:
                 missing[name] = str(error)
         return found, missing
 
-    def _replies(self, messages: Mapping[str, Message]) -> tuple[dict[str, RecordDict], dict[str, str]]:
+    def _replies(
+        self, messages: Mapping[str, Message], what: Event = Event.REPLY_RECEIVED
+    ) -> tuple[dict[str, RecordDict], dict[str, str]]:
         """Send each node its message; return the content of the replies by name, and why the others are missing."""
+        number = self._completed + 1
+        sent = {name: measured(message.content) for name, message in messages.items()}
+        self.audit.append(
+            *(
+                Entry(Event.REQUEST_SENT, name, self.fingerprints.get(name, ""), number, size, digest)
+                for name, (size, digest) in sent.items()
+            )
+        )
         arrived = exchange(self.grid, list(messages.values()), self.plan.round_seconds)
         names = {message.metadata.message_id: name for name, message in messages.items()}
         contents: dict[str, RecordDict] = {}
@@ -133,7 +152,26 @@ class Conductor:
             else:
                 contents[name] = message.content
                 missing.pop(name, None)
+        self.audit.append(
+            *(
+                replace(received(what, name, number, content), key=self.fingerprints.get(name, ""))
+                for name, content in contents.items()
+            )
+        )
+        for name, content in contents.items():
+            self._compare_head(name, content)
         return contents, missing
+
+    def _compare_head(self, name: str, content: RecordDict) -> None:
+        """Record that a node's audit log has become shorter, which happens if it was deleted or restored."""
+        head, before = node_head(content), self.node_heads.get(name)
+        if head is None:
+            return
+        if before is not None and head.line <= before.line:
+            why = f"its audit log ends at line {head.line}, but the server has seen line {before.line}"
+            log.warning("node %s: %s", name, why)
+            self.audit.append(Entry(Event.DAMAGED_AT_NODE, name, decision=why))
+        self.node_heads[name] = head
 
     def _round(self) -> None:
         start = time.monotonic()
@@ -146,6 +184,10 @@ class Conductor:
         record = self.central.complete_round(replies, least)
         assert record.nodes is not None
         rejected = record.nodes.rejected | missing
+        self.audit.append(
+            *(Entry(Event.REPLY_REJECTED, name, "", number, decision=why) for name, why in rejected.items()),
+            *(Entry(Event.REPLY_CLIPPED, name, "", number, decision=why) for name, why in record.nodes.clipped.items()),
+        )
         for name, why in rejected.items():
             log.warning("round %d: no usable reply from node %s: %s", number, name, why)
         if not record.participants:
@@ -223,6 +265,7 @@ class Conductor:
                 log.warning("two nodes are called %s: the second does not participate", name)
                 continue
             online[name] = node.node_id
+            self.fingerprints[name] = fingerprint(node.public_key) if node.public_key else ""
         return self._within_capacity(online)
 
     def _within_capacity(self, online: dict[str, int]) -> dict[str, int]:
@@ -256,7 +299,11 @@ class Conductor:
 
     def _exchange(self, online: Mapping[str, int], train: bool) -> tuple[dict[str, Reply], dict[str, str]]:
         """Send each node its request; return the readable replies by name, and why the others are missing."""
+        new = [name for name in online if name not in self.central.registry.names]
         requests = {name: self.central.request(name, train) for name in sorted(online, key=self.central.registry.row)}
+        self.audit.append(
+            *(Entry(Event.JOINED, name, self.fingerprints.get(name, ""), self.central.round + 1) for name in new)
+        )
         if not requests:
             return {}, {}
         self.bytes_sent = sum(
@@ -299,4 +346,5 @@ class Conductor:
             ErrorCode.CLIENT_APP_CRASHED: "its process died",
         }
         # If the node's app raised an exception, the reason is a traceback, and its last line is the error.
-        return known.get(error.code) or safe(((error.reason or "").strip() or "it failed").splitlines()[-1][-300:])
+        last = ((error.reason or "").strip() or "it failed").splitlines()[-1][-300:]
+        return known.get(error.code) or safe(without_class(last))

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -20,8 +21,22 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
-from fedrema.deploy.tls import read_public_key
+from fedrema.deploy.tls import fingerprint, read_public_key
 from fedrema.errors import BadInput, FedremaError
+
+
+@dataclass(frozen=True)
+class KeyChange:
+    """A key that was registered, or is no longer."""
+
+    name: str
+    fingerprint: str
+    admitted: bool
+
+    def __str__(self) -> str:
+        if self.admitted:
+            return f"node {self.name} may participate"
+        return f"node {self.name} can no longer participate with its previous key"
 
 
 class NotResponding(FedremaError):
@@ -39,19 +54,19 @@ class Control:
         nodes = self.client.ListNodes(ListNodesRequest()).nodes_info
         return [node for node in nodes if node.status != "unregistered"]
 
-    def admit(self, key_files: Mapping[str, Path]) -> list[str]:
-        """Register the keys of exactly these nodes, by name; return a sentence for each change."""
+    def admit(self, key_files: Mapping[str, Path]) -> list[KeyChange]:
+        """Register the keys of exactly these nodes, by name; return the changes."""
         names = {read_public_key(file): name for name, file in key_files.items()}
         changes = []
         registered = {node.public_key: node for node in self.nodes()}
         for key, node in registered.items():
             if names.get(key) != node.name:
                 self.client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
-                changes.append(f"node {node.name} can no longer participate with its previous key")
+                changes.append(KeyChange(node.name, fingerprint(node.public_key), admitted=False))
         for key, name in names.items():
             if key not in registered or registered[key].name != name:
                 self.client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-                changes.append(f"node {name} may participate")
+                changes.append(KeyChange(name, fingerprint(key), admitted=True))
         return changes
 
     def start(self, app: Path, config: Mapping[str, str]) -> int:

@@ -32,6 +32,7 @@ from fedrema.base.processes import exit_with_parent
 from fedrema.deploy import flower_client_app
 from fedrema.deploy.agreement import Agreement
 from fedrema.deploy.approval import NodePlan, NotApproved, approved_plan
+from fedrema.deploy.flower_audit import record_refusal
 from fedrema.deploy.flower_client_app import node_log, open_node, reply_to_request
 from fedrema.deploy.flower_records import FACTS, STATISTICS
 from fedrema.deploy.flower_transfers import shorten_pauses
@@ -70,6 +71,7 @@ class Executor:
             self._check(message, received, kind)
         except NotApproved as error:
             self._write(f"refused: {error}")
+            record_refusal(folder.path, folder.name, message, str(error))
             return _error(message, f"refused: {error}")
         try:
             context = Context(received.run_id, received.node_id, folder.node_config(), RecordDict(), config)

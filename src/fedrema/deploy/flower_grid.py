@@ -76,7 +76,7 @@ def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Me
 
 def _unreadable(message: Message, error: Exception) -> Message:
     """Return an error message in place of a reply that Flower could not decode."""
-    reason = f"its reply cannot be decoded: {type(error).__name__}: {error}"[:LONGEST_REASON]
+    reason = f"its reply cannot be decoded: {error}"[:LONGEST_REASON]
     return Message(Error(ErrorCode.UNKNOWN, reason), reply_to=message)
 
 

@@ -89,7 +89,7 @@ def read_reply(content: RecordDict, expected: Expected) -> Reply:
     except FedremaError:
         raise
     except Exception as error:  # no message of a node may stop the server
-        raise BadInput(f"its reply cannot be read: {quoted(repr(error))}") from error
+        raise BadInput(f"its reply cannot be read: {quoted(str(error))}") from error
 
 
 def _facts(content: RecordDict) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ interface serves the others. Usage: `python -m fedrema.deploy.flower_superlink H
 import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -18,6 +19,7 @@ from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superl
 from flwr.superlink.main import create_app
 
 from fedrema.base.processes import exit_with_parent
+from fedrema.deploy.check_endpoint import PATH, answer_check
 
 NODE_INTERFACE = "/v1/fleet/"
 """The paths of Flower's interface for nodes (the Fleet API) begin with this."""
@@ -27,10 +29,16 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def restricted(app: App, control_port: int) -> App:
-    """Return an app that serves only the interface for nodes on every port except the control port."""
+def restricted(app: App, control_port: int, folder: Path | None = None) -> App:
+    """Return an app that serves only the interface for nodes on every port except the control port.
+
+    With the server's `folder`, it also answers the checks of nodes.
+    """
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if folder is not None and scope["type"] == "http" and scope["path"] == PATH:
+            await answer_check(scope, send, getattr(app, "state", None), folder)
+            return
         trusted = scope["type"] == "lifespan" or scope["server"][1] == control_port
         if trusted or (scope["type"] == "http" and scope["path"].startswith(NODE_INTERFACE)):
             await app(scope, receive, send)
@@ -50,7 +58,7 @@ def main() -> None:
     app = create_app(config, SuperLinkLifespan)
     server = uvicorn.Server(
         uvicorn.Config(
-            restricted(app, config.port),
+            restricted(app, config.port, Path(str(config.ssl_certfile)).parent),
             log_config=get_uvicorn_log_config(console_handler.level),
             access_log=False,
             ssl_keyfile=config.ssl_keyfile,

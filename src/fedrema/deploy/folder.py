@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from fedrema.base.tables import read_table
+from fedrema.base.terminal import safe
 from fedrema.config.settings import read_toml
 from fedrema.deploy.privacy import PrivacySettings
 from fedrema.deploy.run_config import RunConfig
@@ -17,10 +18,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Valid names of nodes: a name becomes part of the names of a folder and of a service."""
 
 
+LONGEST_SHOWN = 80
+"""How many characters of an invalid name an error message contains."""
+
+
 def check_name(name: str) -> str:
     """Return a node's name; refuses one that cannot be the name of a folder."""
     if not NAME.fullmatch(name):
-        raise BadInput(f"--nodes: {name!r} is not a valid name: use up to 64 letters, digits, '.', '_' and '-'.")
+        shown = safe(name if len(name) <= LONGEST_SHOWN else f"{name[:LONGEST_SHOWN]}…")
+        raise BadInput(f"--nodes: {shown!r} is not a valid name: use up to 64 letters, digits, '.', '_' and '-'.")
     return name
 
 
@@ -62,6 +68,9 @@ class NodeConfig:
     def __post_init__(self) -> None:
         """Validate the values."""
         _check_format(self.format)
+        if not NAME.fullmatch(self.name):
+            shown = safe(self.name[:LONGEST_SHOWN])
+            raise BadInput(f"name must be up to 64 letters, digits, '.', '_' and '-', got {shown!r}.")
         if self.kept_rounds < 1:
             raise BadInput(f"kept-rounds must be at least 1, got {self.kept_rounds}.")
 

@@ -4,6 +4,7 @@ Nothing that arrives is unpickled, and nothing is used before it has been checke
 """
 
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from fedrema.deploy.scores import Score, ScoreChecks
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 
+CLASS_NAME = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: |$)")
+"""How the last line of a traceback begins."""
 LARGEST_HEADER = 4096
 """Bytes of the header of an array; NumPy writes 128, or a few more."""
 
@@ -107,6 +110,14 @@ def checked_reply(facts: Mapping[str, Any], params: Tensors, extras: Tensors, sc
         scores.read(facts, "trained"),
         _number(facts, "epsilon"),
     )
+
+
+def without_class(error: str) -> str:
+    """Return the last line of a traceback without the name of the exception's class."""
+    if error.startswith("MemoryError"):
+        return "it has not enough memory"
+    found = CLASS_NAME.match(error)
+    return (error[found.end() :] or "it failed; its node.log may say why") if found else error
 
 
 def check_names(names: set[str], expected: Tensors) -> None:

@@ -9,8 +9,12 @@ from pathlib import Path
 
 from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, free_port, stopped_on_exit
 from fedrema.deploy.approval import approved_plan
+from fedrema.deploy.audit import SERVER, AuditLog, Entry, Event
+from fedrema.deploy.audit_service import audited_service, settings_change
 from fedrema.deploy.flower_control import Control, NotResponding, connected_control
 from fedrema.deploy.folder import NodeFolder, ServerFolder
+from fedrema.deploy.node_connection import NodeConnection
+from fedrema.deploy.rejected_keys import RejectedKeys
 from fedrema.deploy.run_state import log_file, stop_reason, stop_reason_file
 from fedrema.deploy.tls import write_secret
 from fedrema.errors import BadInput, FedremaError
@@ -56,6 +60,8 @@ class ServerService:
         self.folder, self.report = folder, report
         self.superlink, self.superexec = self._superlink(), self._superexec()
         self.log = LogTail(log_file(folder.run))
+        self.audit = AuditLog(folder.path, SERVER)
+        self.rejected = RejectedKeys(folder)
         self.registered_keys: dict[str, bytes] | None = None
         """The contents of the key files when they were last registered, by node."""
         self.requested = 0.0
@@ -73,7 +79,8 @@ class ServerService:
         self.folder.state.mkdir(exist_ok=True)
         stop_reason_file(self.folder.run).unlink(missing_ok=True)
         try:
-            with stopped_on_exit(self.superlink, self.superexec):
+            settings = settings_change(self.audit, self.folder.run_config())
+            with audited_service(self.audit, settings), stopped_on_exit(self.superlink, self.superexec):
                 return self._loop()
         except StopRequested:
             self.report("the server was stopped; the same command resumes after the last completed round")
@@ -114,7 +121,7 @@ class ServerService:
             for process in (self.superlink, self.superexec):
                 if message := process.supervise():
                     self.report(message)
-            for line in self.log.lines():
+            for line in (*self.log.lines(), *self.rejected.news()):
                 self.report(line)
             if not RunLock(run).is_held():
                 if self.folder.is_finished():
@@ -143,7 +150,9 @@ class ServerService:
         if keys != self.registered_keys:
             try:
                 for change in control.admit(files):
-                    self.report(change)
+                    self.report(str(change))
+                    what = Event.NODE_ADDED if change.admitted else Event.NODE_REMOVED
+                    self.audit.append(Entry(what, change.name, change.fingerprint))
             except BadInput as error:  # one bad file must not stop the federation
                 self.report(f"the registered keys stay as they are: {error}")
             self.registered_keys = keys
@@ -183,17 +192,19 @@ def run_node(folder: NodeFolder, report: Callable[[str], None]) -> int:
     folder.kept.mkdir(mode=0o700, exist_ok=True)
     supernode, executor = node_processes(folder)
     log, approved_at = LogTail(path / NODE_LOG), _changed_at(folder.approval_file)
+    connection = NodeConnection(folder)
     report(f"node {folder.name} connects to {folder.config.server}; approved plan: {plan.digest[:16]}")
     try:
-        with stopped_on_exit(supernode, executor):
+        with audited_service(connection.audit), stopped_on_exit(supernode, executor):
             while True:
                 if approved_at != (approved_at := _changed_at(folder.approval_file)):
                     report("the approved plan has changed; the node uses the new one from now on")
                     executor.stop()
-                for process in (supernode, executor):
-                    if message := process.supervise():
-                        report(message)
-                for line in log.lines():
+                if message := supernode.supervise():
+                    report(connection.watch.exit_message(message))
+                if message := executor.supervise():
+                    report(message)
+                for line in (*connection.news(), *log.lines()):
                     report(line)
                 time.sleep(SECONDS_BETWEEN_CHECKS)
     except StopRequested:

@@ -1,8 +1,11 @@
 """Creates the folders of a federation: app, certificates, keys, start scripts and service units."""
 
+import ipaddress
 import json
+import re
 import secrets
 import shutil
+import sys
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.resources import files
@@ -10,15 +13,39 @@ from pathlib import Path
 from string import Template
 
 import fedrema
+from fedrema.base.terminal import safe
 from fedrema.config.settings import Settings
 from fedrema.data import Federation, build_federation
 from fedrema.deploy.approval import affecting_nodes
-from fedrema.deploy.folder import FORMAT, ServerFolder, check_name
+from fedrema.deploy.folder import FORMAT, LONGEST_SHOWN, ServerFolder, check_name
 from fedrema.deploy.run_config import NO_FOLDER, Plan, RunConfig, run_config
 from fedrema.deploy.tls import make_authority, make_node_key, make_server_certificate, write_secret
 from fedrema.errors import BadInput
 
 LICENSE = "The Apache License 2.0, like fedrema itself: https://www.apache.org/licenses/LICENSE-2.0\n"
+
+
+LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
+HOST = re.compile(rf"(?=.{{1,253}}$){LABEL}(\.{LABEL})*")
+"""Valid host names: they become part of certificates, configuration files and addresses."""
+
+
+def check_hosts(text: str) -> tuple[str, ...]:
+    """Return host names and addresses that are separated by commas; refuses any other text."""
+    hosts = tuple(host.strip() for host in text.split(",") if host.strip())
+    if not hosts:
+        raise BadInput("--host must name the server, got an empty value.")
+    for host in hosts:
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            if not HOST.fullmatch(host):
+                shown = safe(host if len(host) <= LONGEST_SHOWN else f"{host[:LONGEST_SHOWN]}…")
+                raise BadInput(
+                    f"--host: {shown!r} is not a host name or an IP address: use letters, digits, '-' and '.', and "
+                    "punycode (xn--…) for other characters."
+                ) from None
+    return hosts
 
 
 @dataclass(frozen=True)
@@ -42,7 +69,8 @@ class Members:
     @property
     def server(self) -> str:
         """The address by which nodes reach the server."""
-        return f"{self.hosts[0]}:{self.port}"
+        host = self.hosts[0]
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
 def create_federation(folder: Path, members: Members, settings: Settings, plan: Plan, partition: bool = False) -> None:
@@ -152,7 +180,15 @@ def _script(file: Path, template: str) -> None:
 
 
 def _unit(folder: Path, unit: str, command: str, name: str, description: str) -> None:
-    (folder / unit).write_text(_filled("unit.service", unit=unit, command=command, name=name, description=description))
+    python = _systemd_word(sys.executable)
+    in_home = Path(sys.executable).is_relative_to("/home") or Path(sys.executable).is_relative_to("/root")
+    values = {"unit": unit, "command": command, "name": name, "description": description, "python": python}
+    (folder / unit).write_text(_filled("unit.service", **values, home="read-only" if in_home else "true"))
+
+
+def _systemd_word(text: str) -> str:
+    """Return one word of a command line in a systemd unit."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
 
 
 def _filled(template: str, **values: object) -> str:

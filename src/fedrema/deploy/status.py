@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 
 from fedrema.deploy.flower_control import NotResponding, connected_control
 from fedrema.deploy.folder import ServerFolder
+from fedrema.deploy.messages import without_class
+from fedrema.deploy.rejected_keys import RejectedKey, current_rejections
 from fedrema.deploy.run_state import stop_reason
 from fedrema.deploy.tls import valid_until
 from fedrema.runs.directory import RunDirectory
@@ -34,7 +36,7 @@ class NodeStatus:
     clipped: int
     """Number of recent rounds in which its reply was clipped."""
     problem: str
-    """The latest reason, within the recent rounds, why it had no usable reply or was clipped; and how often it was."""
+    """Why its last reply was not usable, or was clipped, and how often; empty once a reply was used as it was sent."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class FederationStatus:
     certificate_days: int
     """Days until the server's certificate expires."""
     members: tuple[NodeStatus, ...]
+    rejected_keys: tuple[RejectedKey, ...] = ()
+    """Keys that could not connect recently."""
 
 
 def read_status(folder: ServerFolder) -> FederationStatus:
@@ -81,6 +85,7 @@ def read_status(folder: ServerFolder) -> FederationStatus:
             _node(name, joined, records, "unknown" if states is None else states.get(name, ""))
             for name in dict.fromkeys([*joined, *registered])
         ),
+        current_rejections(folder),
     )
 
 
@@ -112,7 +117,9 @@ def _node(name: str, joined: list[str], records: list[RoundRecord], state: str) 
     recent = [(number, nodes) for number, nodes in reports if number > records[-1].round - RECENT_ROUNDS]
     rejected = {number: nodes.rejected[name] for number, nodes in recent if name in nodes.rejected}
     clipped = {number: nodes.clipped[name] for number, nodes in recent if name in nodes.clipped}
-    reasons = [f"round {number}: {why}" for number, why in sorted({**rejected, **clipped}.items())]
+    problems = {**rejected, **clipped}
+    reasons = [f"round {number}: {without_class(why)}" for number, why in sorted(problems.items())]
+    resolved = any(number > max(problems) for number in used_rounds) if problems else True
     counts = f" (rejected {len(rejected)}, clipped {len(clipped)} times in the last {RECENT_ROUNDS} rounds)"
     return NodeStatus(
         name,
@@ -123,7 +130,7 @@ def _node(name: str, joined: list[str], records: list[RoundRecord], state: str) 
         spent[-1] if spent else None,
         len(rejected),
         len(clipped),
-        reasons[-1] + (counts if len(reasons) > 1 else "") if reasons else "",
+        "" if resolved else reasons[-1] + (counts if len(reasons) > 1 else ""),
     )
 
 

@@ -1,11 +1,15 @@
 """The federation's certificate authority, the server's TLS certificate, and the key of each node."""
 
+import base64
+import binascii
+import hashlib
 import ipaddress
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -40,9 +44,10 @@ def make_server_certificate(authority: Path, folder: Path, hosts: tuple[str, ...
     try:
         issuer = x509.load_pem_x509_certificate((authority / "ca.crt").read_bytes())
         signer = serialization.load_pem_private_key((authority / "ca.key").read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{authority} holds no certificate authority: {error}.") from error
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"{authority} holds no certificate authority: {_reason(error)}.") from error
+    if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
+        raise BadInput(f"{authority} holds no certificate authority: ca.key does not belong to ca.crt.")
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     names = x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys((*hosts, *LOCAL_NAMES))])
@@ -70,28 +75,63 @@ def make_node_key(private: Path) -> bytes:
 
 def public_half(private: Path) -> bytes:
     """Return the public half of a node's key, as one line."""
-    try:
-        key = serialization.load_ssh_private_key(private.read_bytes(), None)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{private} holds no private key: {error}.") from error
-    openssh = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return openssh + b"\n"
+    return _openssh(_private_key(private).public_key()) + b"\n"
 
 
 def read_public_key(file: Path) -> bytes:
     """Return a node's public key in the format that Flower expects."""
     try:
         key = serialization.load_ssh_public_key(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{file} holds no public key: {error}.") from error
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"{file} holds no public key: {_reason(error)}.") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise BadInput(f"{file} must hold a key on a NIST curve: create it with fedrema deploy key FOLDER.")
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
+def fingerprint(public: bytes) -> str:
+    """Return the fingerprint of a public key in any of its formats, as `ssh-keygen -l` shows it."""
+    try:
+        if public.lstrip().startswith(b"-----"):
+            key = serialization.load_pem_public_key(public)
+            assert isinstance(key, ec.EllipticCurvePublicKey)
+            public = _openssh(key)
+        content = base64.b64decode(public.split()[1], validate=True)
+    except (ValueError, IndexError, AssertionError, UnsupportedAlgorithm, binascii.Error):
+        content = public  # not a key; the same bytes still have the same fingerprint
+    return "SHA256:" + base64.b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+
+
+def signature(private: Path, message: bytes) -> tuple[bytes, bytes]:
+    """Sign a message with a node's key; return its public half in PEM, and the signature."""
+    key = _private_key(private)
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return public, key.sign(message, ec.ECDSA(hashes.SHA256()))
+
+
+def is_signed_by(public: bytes, message: bytes, signed: bytes) -> bool:
+    """Whether the owner of a public key (PEM) has signed a message."""
+    try:
+        key = serialization.load_pem_public_key(public)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        key.verify(signed, message, ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def read_certificate(file: Path) -> x509.Certificate:
+    """Read a certificate; refuses a file that holds none."""
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"{file} holds no certificate: {_reason(error)}.") from error
+
+
 def valid_until(certificate: Path) -> datetime:
     """Return when a certificate expires."""
-    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    return read_certificate(certificate).not_valid_after_utc
 
 
 def write_secret(file: Path, content: bytes) -> None:
@@ -108,6 +148,27 @@ def _certificate(
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number())
     return builder.not_valid_before(begin).not_valid_after(begin + timedelta(days=days))
+
+
+def _private_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = serialization.load_ssh_private_key(file.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"{file} holds no private key: {_reason(error)}.") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise BadInput(f"{file} must hold a key on a NIST curve: create it with fedrema deploy key FOLDER.")
+    return key
+
+
+def _openssh(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def _reason(error: Exception) -> str:
+    """Return the first sentence of an error as text inside a sentence."""
+    if isinstance(error, OSError):
+        return error.strerror or "it cannot be read"
+    return (str(error).splitlines() or ["its format is unknown"])[0].split(". ")[0].rstrip(".")
 
 
 def _name(host: str) -> x509.GeneralName:
