@@ -13,6 +13,7 @@ import pytest
 
 from fedrema.deploy.audit import AuditLog, Entry, Event, Head, described, incomplete_line, verify
 from fedrema.errors import BadInput
+from tests.crashes import Crashes, rebuild
 
 LINES = 6
 
@@ -200,6 +201,22 @@ def test_a_writer_that_is_killed_leaves_a_valid_log(tmp_path):
             writer.send_signal(signal.SIGKILL)
         AuditLog(tmp_path, "north").append(Entry(Event.STARTED))
         assert verify(tmp_path)[1] == []
+
+
+def test_no_crash_and_no_power_failure_damages_a_log(tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    with Crashes(tmp_path / "disk", monkeypatch) as crashes:
+        for _ in range(4):
+            crashes.promise(
+                AuditLog(tmp_path / "disk", "north").append(Entry(Event.STARTED), Entry(Event.STOPPED)).line
+            )
+    for tree, promise in crashes.states():
+        folder = tmp_path / "rebuilt"
+        rebuild(tree, folder)
+        AuditLog(folder, "north").append(Entry(Event.STARTED))
+        lines, problems = verify(folder)
+        assert problems == []
+        assert len(lines) > (promise or 0)  # nothing that was written is lost
 
 
 def append_ten(folder):

@@ -3,7 +3,7 @@
 import shutil
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -230,11 +230,21 @@ def test_a_proxy_is_used_and_its_refusal_reported(made, monkeypatch):
 @contextmanager
 def tunnel():
     """An HTTPS proxy that connects to every address; yield its address and the requested ones."""
-    requested = []
+    requested, threads = [], []
 
     def copy(source, target):
-        while data := source.recv(65536):
-            target.sendall(data)
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def join(client, target):
+        with client, target:
+            back = threading.Thread(target=copy, args=(target, client))
+            back.start()
+            copy(client, target)
+            back.join(10)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -248,15 +258,18 @@ def tunnel():
                 requested.append(line)
                 target = socket.create_connection(("127.0.0.1", int(line.rpartition(":")[2])))
                 client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-                for pair in ((client, target), (target, client)):
-                    threading.Thread(target=copy, args=pair, daemon=True).start()
+                threads.append(threading.Thread(target=join, args=(client, target)))
+                threads[-1].start()
 
         threading.Thread(target=serve, daemon=True).start()
-        yield f"127.0.0.1:{listening.getsockname()[1]}", requested
-        listening.shutdown(socket.SHUT_RDWR)
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}", requested
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join(10)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 def test_the_check_works_through_a_proxy(made, monkeypatch):
     with serving(made / "server") as address, tunnel() as (proxy, requested):
         monkeypatch.setenv("https_proxy", f"http://{proxy}")
