@@ -20,6 +20,7 @@ from fedrema.base.files import write_text
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings, read_toml
 from fedrema.deploy.agreement import Needs
+from fedrema.deploy.audit_service import record_approval
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.limits import quoted
 from fedrema.deploy.run_config import NO_FOLDER, Plan, RunConfig, Value, plan_names, read_run_config
@@ -148,6 +149,7 @@ def approve(folder: NodeFolder, plan: NodePlan) -> None:
     """Store a plan as the one that the node's owner has approved."""
     content = {**msgspec.to_builtins(plan), "digest": plan.digest}
     write_text(folder.approval_file, f"{json.dumps(content, indent=1)}\n")
+    record_approval(folder.path, folder.name, plan.config, plan.digest)
 
 
 def approved_plan(folder: NodeFolder) -> NodePlan:

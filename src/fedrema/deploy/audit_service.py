@@ -28,14 +28,26 @@ def audited_service(audit: AuditLog, *entries: Entry | None) -> Iterator[None]:
 
 def settings_change(audit: AuditLog, config: Mapping[str, object]) -> Entry | None:
     """Return an entry with the settings if they are not those of the last such entry; None if they are the same."""
-    text = json.dumps(dict(sorted(config.items())))
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    size, digest = _measured(config)
     last = audit.last(Event.SETTINGS_CHANGED, Event.SETTINGS_APPROVED)
     if last is not None and last.entry.sha256 == digest:
         return None
     main = ", ".join(f"{name} {config[name]}" for name in ("method", "rounds", "least-clients") if name in config)
     first = "the first settings" if last is None else "other settings than before"
-    return Entry(Event.SETTINGS_CHANGED, bytes=len(text.encode()), sha256=digest, decision=f"{first}: {main}")
+    return Entry(Event.SETTINGS_CHANGED, bytes=size, sha256=digest, decision=f"{first}: {main}")
+
+
+def record_approval(folder: Path, who: str, config: Mapping[str, object], plan: str) -> None:
+    """Record in a node's folder that its owner has approved the settings of a plan; `plan` is the plan's digest."""
+    size, digest = _measured(config)
+    entry = Entry(Event.SETTINGS_APPROVED, who, bytes=size, sha256=digest, decision=f"approved plan: {plan}")
+    AuditLog(folder, who).append(entry)
+
+
+def _measured(config: Mapping[str, object]) -> tuple[int, str]:
+    """Return the size and the digest of settings."""
+    text = json.dumps(dict(sorted(config.items()))).encode()
+    return len(text), hashlib.sha256(text).hexdigest()
 
 
 def record_export(folder: Path, who: str, file: Path, where: str) -> None:
