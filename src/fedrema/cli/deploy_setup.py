@@ -236,8 +236,7 @@ def _for_tables(args: Init, settings: Settings) -> Settings:
 
 
 def _plan(args: Init, settings: Settings) -> Any:
-    from fedrema.deploy.run_config import Plan
-    from fedrema.deploy.setup import NO_FOLDER
+    from fedrema.deploy.run_config import NO_FOLDER, Plan
 
     names = tuple(name.strip() for name in args.class_names.split(",")) if args.class_names else ()
     if args.classes and names:
