@@ -17,9 +17,9 @@ from fedrema.base.processes import free_port
 from fedrema.cli.arguments import parse_settings
 from fedrema.deploy.approval import approve, proposed_plan
 from fedrema.deploy.folder import NodeFolder
-from fedrema.deploy.run_config import Plan
+from fedrema.deploy.run_config import NO_FOLDER, Plan
 from fedrema.deploy.services import flower_environment
-from fedrema.deploy.setup import NO_FOLDER, Members, create_federation
+from fedrema.deploy.setup import Members, create_federation
 from fedrema.runs.directory import RunDirectory
 
 ARGUMENTS = (
