@@ -37,5 +37,5 @@ def test_the_table_agrees_with_the_methods(generator):
 def test_the_page_claims_nothing_that_does_not_exist():
     text = PAGE.read_text()
     assert "There is no secure aggregation" in text
-    assert "Nodes execute code from the server" in text
+    assert "Models from the server are not checked by the node" in text
     assert (PAGE.parents[1] / "SECURITY.md").is_file()

@@ -187,12 +187,12 @@ def run_node(folder: NodeFolder, report: Callable[[str], None]) -> int:
     for name in ("ca.crt", "node.key"):
         if not (path / name).is_file():
             raise BadInput(f"{path} has no {name}: copy the whole folder that fedrema deploy init created.")
+    connection = NodeConnection(folder)  # refuses a damaged key or certificate
     folder.node_config()  # refuses missing samples
     plan = approved_plan(folder)
     folder.kept.mkdir(mode=0o700, exist_ok=True)
     supernode, executor = node_processes(folder)
     log, approved_at = LogTail(path / NODE_LOG), _changed_at(folder.approval_file)
-    connection = NodeConnection(folder)
     report(f"node {folder.name} connects to {folder.config.server}; approved plan: {plan.digest[:16]}")
     try:
         with audited_service(connection.audit), stopped_on_exit(supernode, executor):
