@@ -165,6 +165,14 @@ def snapshot(state):
     return {f"{group}/{name}": value.clone() for group, named in groups.items() for name, value in named.items()}
 
 
+def assert_same_state(first, second, tolerance=0.0):
+    """Assert that two states have the same tensors, up to an absolute tolerance."""
+    first, second = snapshot(first), snapshot(second)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=0, atol=tolerance, msg=name)
+
+
 def label(method: Method) -> str:
     """Return a method's name and the settings that differ from their defaults."""
     changed = [

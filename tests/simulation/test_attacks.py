@@ -14,7 +14,7 @@ from fedrema.runs.checkpoint import load_state, save_state
 from fedrema.simulation.attacks import flipped
 from fedrema.simulation.scoring import summarise
 from fedrema.tasks import Task
-from tests.fixtures import clones, make_federation, make_simulator, run_all, snapshot, tensor
+from tests.fixtures import assert_same_state, clones, make_federation, make_simulator, run_all, tensor
 from tests.quick import quick
 
 COUNTS = (14, 6, 19, 9, 11)
@@ -24,13 +24,6 @@ DEFENCES = ["median", "trimmed-mean", "krum", "norm-bound"]
 
 def attacked(name="fedavg", **settings):
     return make_simulator(quick(name), make_federation(counts=COUNTS), **settings)
-
-
-def same(first, second, tolerance=0.0):
-    first, second = snapshot(first), snapshot(second)
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        torch.testing.assert_close(value, second[name], rtol=0, atol=tolerance, msg=name)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedrema", "fedpac"])
@@ -45,8 +38,8 @@ def test_both_backends_and_a_resumed_run_are_the_same(settings, name, tmp_path):
     records += [each.record for each in simulator.run(whole)]
     resumed = load_state(tmp_path / "state.safetensors", "test")
     list(attacked(name, **settings).run(resumed))
-    same(looped, whole, 1e-9)
-    same(whole, resumed)
+    assert_same_state(looped, whole, 1e-9)
+    assert_same_state(whole, resumed)
     assert [each.attackers for each in first] == [each.attackers for each in records]
     assert [each["client_accuracy"] for each in first] == [each["client_accuracy"] for each in records]
 
@@ -155,7 +148,7 @@ def test_a_defence_is_the_same_in_chunks(defence):
         run_all(make_simulator(quick("fedavg"), federation, defence=defence, rounds=2, chunk=chunk))[0]
         for chunk in (32, 64)
     ]
-    same(*states)
+    assert_same_state(*states)
 
 
 @pytest.mark.parametrize("defence", DEFENCES)

@@ -18,7 +18,17 @@ from fedrema.runs.checkpoint import load_state, save_state
 from fedrema.simulation import accounting
 from fedrema.simulation.privacy import COUNT_NOISE, FIRST_CLIP
 from fedrema.simulation.scoring import summarise
-from tests.fixtures import BACKENDS, LOCAL, batch_of, make_federation, make_simulator, run_all, sequence_net, snapshot
+from tests.fixtures import (
+    BACKENDS,
+    LOCAL,
+    assert_same_state,
+    batch_of,
+    make_federation,
+    make_simulator,
+    run_all,
+    sequence_net,
+    snapshot,
+)
 from tests.quick import quick
 
 pytest.importorskip("opacus")
@@ -37,17 +47,10 @@ def private(name="fedavg", **settings):
     return make_simulator(quick(name), make_federation(counts=COUNTS), **settings)
 
 
-def same(first, second, tolerance=0.0):
-    first, second = snapshot(first), snapshot(second)
-    assert first.keys() == second.keys()
-    for name, value in first.items():
-        torch.testing.assert_close(value, second[name], rtol=0, atol=tolerance, msg=name)
-
-
 @pytest.mark.parametrize(("mode", "name"), CASES)
 def test_both_backends_compute_the_same(mode, name):
     (looped, first), (stacked, second) = (run_all(private(name, dp=mode, backend=each)) for each in BACKENDS)
-    same(looped, stacked, 1e-9)
+    assert_same_state(looped, stacked, 1e-9)
     assert [record.privacy for record in first] == [record.privacy for record in second]
     assert first[-1].loss == pytest.approx(second[-1].loss, abs=1e-9)
 
@@ -64,7 +67,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(mode, clip, name, tmp_path):
     expected = [each.record.privacy for each in first.run(whole)]
     resumed = load_state(tmp_path / "state.safetensors", "test")
     found = [each.record.privacy for each in private(name, **settings).run(resumed)]
-    same(whole, resumed)
+    assert_same_state(whole, resumed)
     assert found == expected
     assert whole.privacy.keys() == resumed.privacy.keys()
     assert all(torch.equal(value, resumed.privacy[name]) for name, value in whole.privacy.items())
@@ -76,7 +79,7 @@ def test_chunks_do_not_change_results(mode):
     states = [
         run_all(make_simulator(quick("fedrema"), federation, dp=mode, rounds=2, chunk=chunk))[0] for chunk in (32, 64)
     ]
-    same(*states)
+    assert_same_state(*states)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -283,7 +286,7 @@ def test_convolutions_recurrence_attention_and_dropout_agree_in_both_backends(ne
         )[0]
         for each in BACKENDS
     ]
-    same(*states, 1e-9)
+    assert_same_state(*states, 1e-9)
 
 
 def test_batches_of_private_steps_are_drawn_by_poisson_sampling():

@@ -84,6 +84,11 @@ class Preprocessing:
     """Columns that are not used, with the reason."""
 
     @property
+    def used(self) -> tuple[str, ...]:
+        """The input columns that are not left out."""
+        return tuple(name for name in self.inputs if name not in self.left_out)
+
+    @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the columns that `transform` returns; empty for images."""
         return tuple(name for rule in self._rules() for name in self._names_of(rule))
@@ -93,8 +98,10 @@ class Preprocessing:
         """Number of codes of each column that `transform` returns; 0 for columns that do not hold codes."""
         found: list[int] = []
         for rule in self._rules():
-            coded = isinstance(rule, CategoryRule) and self.encoding == "embed"
-            found += [len(rule.categories) + 1] if coded else [0] * len(self._names_of(rule))  # type: ignore[union-attr]
+            if isinstance(rule, CategoryRule) and self.encoding == "embed":
+                found.append(len(rule.categories) + 1)
+            else:
+                found += [0] * len(self._names_of(rule))
         return tuple(found)
 
     def kinds(self) -> dict[str, Kind]:
@@ -108,7 +115,7 @@ class Preprocessing:
         They are float32 [N, columns]; int32 if all columns hold codes for embeddings; uint8 [N, channels, height,
         width] for images. Clients without statistics of their own are scaled by those of the federation.
         """
-        if missing := [name for name in self.inputs if name not in table.inputs and name not in self.left_out]:
+        if missing := [name for name in self.used if name not in table.inputs]:
             raise BadInput(f"column {missing[0]!r} is missing; the columns are {list_names(list(table.inputs))}.")
         if self.images:
             return self._pixels(table) if order is None else self._pixels(table)[order]

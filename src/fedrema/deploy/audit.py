@@ -3,9 +3,9 @@
 `audit.jsonl` only grows. `audit.head` holds the number and the hash of its last line, so that removed lines are
 noticed. Both are on disk when `AuditLog.append` returns. A process that is killed while it writes leaves an incomplete
 line, or a complete line that `audit.head` does not name yet: the next writer removes the former and records that, and
-accepts the latter. Any other difference is recorded as damage, which stays in the log. Whoever can write to the folder
-can also write a new log from the beginning; the server therefore records the last hash of each node's log with every
-reply.
+accepts the latter. Any other difference is recorded as damage, which stays in the log. Anyone who can write to the
+folder can also write a new log from the beginning; the server therefore records the last hash of each node's log with
+every reply.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Shorter pauses in Flower's transfers of messages.
 
-Flower announces a message before all of its parts have arrived. Whoever fetches it pauses for 1, 2, 4, … s when a part
-is not there yet; a round has three such transfers.
+Flower announces a message before all of its parts have arrived. The process that fetches it pauses for 1, 2, 4, … s
+when a part is not there yet; a round has three such transfers.
 """
 
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects

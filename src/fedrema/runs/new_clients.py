@@ -135,7 +135,7 @@ def _read_table(
     natural, options = NATURAL.get(settings.dataset), settings.table_options
     if settings.federation is None and natural is not None:
         options = replace(options, target=natural.target)
-    columns = None if rules.images else [name for name in rules.inputs if name not in rules.left_out]
+    columns = None if rules.images else rules.used
     options = replace(options, client_column=None, columns=columns, task=trained_on.task.name, image_size=0)
     classes = trained_on.labels if trained_on.task.has_classes else None
     try:

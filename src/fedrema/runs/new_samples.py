@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrema.data.checks import check_samples, list_names
+from fedrema.data.from_table import image_shape
 from fedrema.data.natural import NATURAL
 from fedrema.data.npz import read_npz
 from fedrema.data.preprocessing import Preprocessing
@@ -72,16 +73,15 @@ class NewData:
         if rules is None or rules.images:
             kind = "images" if rules is not None else "arrays"
             raise BadInput(f"{where} is a table, but the run was trained on {kind}.")
-        inputs = [name for name in rules.inputs if name not in rules.left_out]
-        if missing := [name for name in inputs if name not in source.names]:
+        if missing := [name for name in rules.used if name not in source.names]:
             raise BadInput(
-                f"{where} has no column {missing[0]!r}; the run needs {list_names(inputs)}, and the table has "
+                f"{where} has no column {missing[0]!r}; the run needs {list_names(rules.used)}, and the table has "
                 f"{list_names(list(source.names))}."
             )
         if client is not None:
             source = _OneClient(source, client)
         column = None if source.clients is not None else self._client_column(source.names, where)
-        table = read_table(source, Roles((), column, None, tuple(inputs)), rules.kinds())
+        table = read_table(source, Roles((), column, None, rules.used), rules.kinds())
         clients = [table.names[row] for row in table.client.tolist()]
         return NewSamples(rules.transform(table), clients, [str(row + 1) for row in range(len(table))])
 
@@ -104,8 +104,7 @@ class NewData:
         parts = [file.relative_to(folder).parts for file in files]
         if client is None and any(len(each) < 2 for each in parts):
             raise BadInput(f"{where} has images outside folders named after clients: use --client for all of them.")
-        rule = self.preprocessing.images[0]
-        pixels = load_images(files, shape=(rule.channels, rule.height, rule.width))
+        pixels = load_images(files, shape=image_shape(self.preprocessing))
         return NewSamples(pixels, [client or each[0] for each in parts], ["/".join(each) for each in parts])
 
     def _from_arrays(self, arrays: dict[str, NDArray[Any]], client: str | None, where: object) -> NewSamples:
