@@ -32,8 +32,8 @@ test-gpu: $(VENV)/.developing
 	$(BIN)/pytest -m gpu
 	$(BIN)/python benchmarks/check_kernels.py
 
-# Real servers and nodes on loopback, with TLS and keys; twenty minutes.
-test-network: $(VENV)/.developing
+# Real servers and nodes on loopback, with TLS and keys, a proxy and a load balancer; about half an hour.
+test-network: $(VENV)/.proxying
 	$(BIN)/pytest -n 2 -m network
 	$(BIN)/python benchmarks/check_network.py
 
@@ -69,10 +69,11 @@ figures: $(VENV)/.installed
 	$(BIN)/python tools/make_tasks.py
 	$(BIN)/python tools/make_security.py
 
-# The tables and figures of results/paper and docs/reproduction.md, from the finished runs; trains nothing.
+# The tables and figures that show finished runs: reproduction, FedPrior, leaderboard, advice; trains nothing.
 results: $(VENV)/.installed
 	$(BIN)/python tools/make_reproduction.py
 	$(BIN)/python tools/make_beyond.py
+	$(BIN)/python tools/make_leaderboard.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -81,6 +82,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.developing: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Tests with a proxy that is not there are skipped.
+$(VENV)/.proxying: $(VENV)/.developing
+	{ command -v squid && command -v haproxy; } \
+		|| apt-get install --yes squid haproxy || { apt-get update && apt-get install --yes squid haproxy; } || true
 	touch $@
 
 $(VENV)/.browsing: $(VENV)/.developing

@@ -1,45 +1,45 @@
 """Time of a round with real nodes: a server and nodes as processes of this machine, with TLS and keys.
 
-python benchmarks/time_rounds.py [NODES] [ROUNDS]
+python benchmarks/time_rounds.py [NODES] [ROUNDS] [SETTINGS]
 
 The nodes train a tiny network on 20 samples each, so that almost nothing but the cost of a round is left. Prints the
-median time from the end of a round to the end of the next one, and the CPU time that the processes of a node need per
-second when there is nothing to do.
+median time of a round and of its parts, the CPU time that each kind of process needs per round, and the CPU time that
+the processes of a node need per second when there is nothing to do. Other programs that are running make rounds longer,
+but hardly change the CPU time: on an idle machine, a round takes at least this time divided by the number of cores.
 """
 
-import itertools
 import os
-import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import datetime
 from pathlib import Path
 
-from fedrema.base.processes import free_port
+from measured_processes import Usage, described, rounds_of
+
+from fedrema.base.processes import SupervisedProcess, free_port, stopped_on_exit
 
 SETTINGS = ("--samples", "40", "--hidden", "6", "--epochs", "1", "--device", "cpu")
 SECONDS_IDLE = 20
 SECONDS_UNTIL_IDLE = 75
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Measure and print."""
-    nodes, rounds = (*map(int, sys.argv[1:3]), *(3, 12)[len(sys.argv) - 1 :])
+    nodes, rounds = (*arguments[:2], *("3", "12")[len(arguments) :])
     with tempfile.TemporaryDirectory() as temporary:
         folder, fedrema = Path(temporary) / "federation", (sys.executable, "-m", "fedrema", "deploy")
         before = os.getloadavg()[0]
-        words = ("--nodes", str(nodes), "--rounds", str(rounds), *SETTINGS)
-        subprocess.run([*fedrema, "demo", str(folder), "fedavg", *words], check=True, stdout=subprocess.DEVNULL)
-        log = (folder / "server" / "run.log").read_text()
-        ends = re.findall(r"(?m)^(.{19}) round \d+ of \d+: ", log)
-        times = [datetime.strptime(end, "%Y-%m-%d %H:%M:%S") for end in ends]
-        seconds = [(after - start).total_seconds() for start, after in itertools.pairwise(times)]
+        words = ("--nodes", nodes, "--rounds", rounds, *SETTINGS, *arguments[2:])
+        demo = SupervisedProcess(
+            "demo", [*fedrema, "demo", str(folder), "fedavg", *words], log=Path(temporary) / "demo.log", patience=30.0
+        )
+        with stopped_on_exit(demo), Usage(os.getpid()) as usage:
+            demo.start()
+            if code := demo.finish():
+                sys.exit(f"fedrema deploy demo exited with code {code}: {demo.last_line()}")
         load = f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores"
-        median, mean = statistics.median(seconds), statistics.mean(seconds)
-        print(f"{nodes} nodes: median {median:.1f} s, mean {mean:.1f} s, longest {max(seconds):.0f} s a round ({load})")
+        print(f"{nodes} nodes ({load})\n{described(rounds_of(folder), usage)}")
         print(f"idle node: {idle_share(Path(temporary) / 'idle', fedrema):.1%} of a core")
 
 
@@ -79,4 +79,4 @@ def cpu_seconds(node: Path) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -57,6 +57,12 @@ def ranking(file: Path) -> str:
     return noted("\n".join(markdown_lines(("place", *columns), rows, texts=2)))
 
 
+def planned(text: str) -> str:
+    """Return the first table of the plan of missing runs, which has a line per experiment, and the total below it."""
+    total = next((line for line in text.splitlines() if line and not line.startswith("|")), "")
+    return f"{table(text.partition(total)[0])}\n\n{total}"
+
+
 def make() -> None:
     """Write everything."""
     main(["reproduce", "all", "methods", "--minutes", "0", "--quiet", "--out", str(RESULTS)])
@@ -85,6 +91,11 @@ def make() -> None:
     )
     fill(DOCS / "results.md", "fedfa", noted(table((anchors / "fedfa.md").read_text())))
     fill(PAGE, "commands", section(RESULTS / "README.md", "## Commands").strip())
+    fill(PAGE, "plan", planned(section(RESULTS / "README.md", "## Missing runs")))
+    few = RESULTS.parent / "few-samples"
+    grid = DOCS.parent / "research" / "few_samples" / "collapse.toml"
+    main(["grid", str(grid), "--minutes", "0", "--quiet", "--out", str(few)])
+    fill(PAGE, "collapse", noted(table((few / "collapse.md").read_text())))
 
 
 if __name__ == "__main__":

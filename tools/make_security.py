@@ -1,10 +1,9 @@
-"""Write the table of what each method transmits in docs/security.md; `make figures` calls it.
+"""Write the tables of what each method transmits, and of what secure aggregation covers, in docs/security.md.
 
-The rows follow from the roles of parameters and from the reply of a node with dummy samples, which is what the server
-of a deployment checks every reply against.
+`make figures` calls it. The rows follow from the roles of parameters and from the reply of a node with dummy samples,
+which is what the server of a deployment checks every reply against.
 """
 
-import re
 from pathlib import Path
 
 from make_figures import fill
@@ -13,9 +12,10 @@ from fedrema.cli.arguments import parse_settings
 from fedrema.core import Role
 from fedrema.deploy.server import CentralServer
 from fedrema.methods import registry
-from fedrema.models.body_and_head import Net
 from fedrema.reporting.tables import markdown_lines
+from fedrema.runs.secure_coverage import dummy_coverage
 from fedrema.runs.trained_clients import dummy_federation
+from fedrema.simulation.secure_aggregation import parts
 from fedrema.tasks import Task
 
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
@@ -35,25 +35,24 @@ def transmitted() -> str:
         if sorted(sent) != sorted(central.expected.params):
             raise SystemExit(f"{name} sends other parameters than its roles say.")
         kept = [each for each, role in roles.items() if role is Role.PRIVATE] + list(state.memory)
-        extras = ", ".join(f"`{each}`" for each in central.expected.extras)
-        rows.append((f"`{name}`", parts(sent, net), extras or "–", parts(kept, net)))
+        extras = [f"`{each}`" for each in central.expected.extras]
+        rows.append((f"`{name}`", *(", ".join(each) or "–" for each in (parts(sent, net), extras, parts(kept, net)))))
     titles = ("method", "parameters that are sent", "additional tensors that are sent", "stays on the node")
     return "\n".join(markdown_lines(titles, rows, texts=4))
 
 
-def parts(names: list[str], net: Net) -> str:
-    """Return names of parameters as parts of models: body, head, and what the method adds."""
-    found: dict[str, None] = {}
-    for name in names:
-        where = re.search(r"(?:^|\.)(body|head)\.", name)
-        if where is None:
-            found[f"`{name}`"] = None
-            continue
-        part = "batch norm" if name[where.start(1) :] in net.batch_norm else where[1]
-        owner = name[: where.start(1)].strip(".")
-        found[f"`{owner}` {part}" if owner else part] = None
-    return ", ".join(found) or "–"
+def covered() -> str:
+    """Return a table of methods: what secure aggregation covers, and what the server still receives of each node."""
+    rows = []
+    for name, kind in registry().items():
+        coverage, net = dummy_coverage(kind())
+        summed, seen = ", ".join(parts(coverage.summed, net)), ", ".join(coverage.seen(net))
+        refused = ("refused", "–", "–")
+        rows.append((f"`{name}`", *((coverage.kind, summed, seen or "–") if coverage.summed else refused)))
+    titles = ("method", "coverage", "the server learns only the sum of", "it still receives from each node")
+    return "\n".join(markdown_lines(titles, rows, texts=4))
 
 
 if __name__ == "__main__":
     fill(PAGE, "transmitted", transmitted())
+    fill(PAGE, "covered", covered())

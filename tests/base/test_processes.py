@@ -143,6 +143,26 @@ def test_a_process_exits_when_its_parent_is_killed():
         until(lambda: not _alive(grandchild))
 
 
+def test_a_process_exits_also_if_its_parent_was_killed_during_its_imports(tmp_path):
+    child = (
+        "import os, pathlib, sys, time\nprint(os.getpid(), file=sys.stderr, flush=True)\n"
+        f"while not pathlib.Path({str(tmp_path / 'killed')!r}).exists(): time.sleep(0.05)\n"
+        "from fedrema.base.processes import exit_with_parent\nexit_with_parent()\ntime.sleep(99)\n"
+    )
+    parent = (
+        "import sys, time\nfrom fedrema.base.processes import SupervisedProcess\n"
+        f"arguments = [sys.executable, '-c', {child!r}]\n"
+        "SupervisedProcess('it', arguments, forward=lambda line: print(line, flush=True)).start()\n"
+        "time.sleep(99)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as one:
+        grandchild = int(one.stdout.readline())
+        one.kill()
+        one.wait()
+    (tmp_path / "killed").touch()
+    until(lambda: not _alive(grandchild))
+
+
 def _alive(pid):
     try:
         with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123

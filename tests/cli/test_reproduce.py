@@ -34,6 +34,7 @@ def test_tables_and_figures_are_written(smoke):
     figures = {
         *("table1-ranks", "table1-clients", "table2-ranks", "table3-period", "curves-curves", "motivation-samples"),
         *("heatmaps-similarity", "heatmaps-matching", "heatmaps-period", "heatmaps-peers", "methods-curves"),
+        "variance-components",
     }
     assert {path.stem for path in smoke.glob("*.png")} == {path.stem for path in smoke.glob("*.pdf")} == figures
     assert {"README.md", "runs"} <= found
@@ -42,8 +43,22 @@ def test_tables_and_figures_are_written(smoke):
 
 def test_each_run_is_computed_once_however_many_tables_show_it(smoke):
     # With one kind of data: 11 methods, MOON with another µ, 4 more δ, +F, +A&F; 9 methods at each of 3 more s; with
-    # two seeds each. And 9 methods with the second seed on another partition.
-    assert len(Store(smoke / "runs").keys()) == 2 * (11 + 1 + 4 + 2 + 3 * 9) + 9
+    # two replicates each. And 3 methods on 5 partitions with 2 seeds, of which 2 runs each are replicates of others.
+    assert len(Store(smoke / "runs").keys()) == 2 * (11 + 1 + 4 + 2 + 3 * 9) + 3 * (5 * 2 - 2)
+
+
+def test_replicates_have_their_own_partition_and_training_seed(smoke):
+    runs = [run for run in Store(smoke / "runs") if run.method == "local"]
+    assert {(run.settings["seed"], run.settings["data-seed"]) for run in runs} == {(0, 0), (1, 1)}
+    page = (smoke / "table5.md").read_text()
+    assert "| method | replicates |" in page
+    assert "over replicates, each with its own partition and training seed" in page
+
+
+def test_variance_components_are_reported(smoke):
+    page = (smoke / "variance.md").read_text()
+    assert "### Variance components" in page
+    assert "| FedReMa | 5 × 2 |" in page
 
 
 def test_published_numbers_are_not_compared_with_other_data(smoke):
@@ -82,16 +97,48 @@ def test_only_tables_with_finished_runs_are_written(tmp_path):
     assert "| neither (FedAvg) | 1 |" in (out / "table5.md").read_text()
 
 
-def test_the_most_informative_tables_run_first():
-    parts = select([_experiment(name, False, ExperimentOptions()) for name in NAMES], None, None)
-    pieces = [(part.experiment.name, {cell.column.name for cell in part.cells}) for part in _ordered(parts)]
-    assert pieces[0] == ("table1", {"cifar10"})
-    order = [name for name, _ in pieces]
-    assert order == [
-        *("table1", "table3", "table4", "table5", "heatmaps", "table2", "curves", "table1", "motivation", "partitions"),
+def test_the_most_important_tables_run_first():
+    names = (
+        "methods",
+        "curves",
+        "table5",
+        "table1",
+        "table3",
+        "variance",
+        "table2",
+        "motivation",
+        "heatmaps",
+        "table4",
+    )
+    parts = select([_experiment(name, False, ExperimentOptions()) for name in names], None, None)
+    order = [
+        "table1",
+        "table2",
+        "table4",
+        "table5",
+        "table3",
+        "heatmaps",
+        "curves",
+        "motivation",
+        "variance",
         "methods",
     ]
-    assert pieces[7] == ("table1", {"mnist", "fmnist"})
+    assert [part.experiment.name for part in _ordered(parts)] == order
+
+
+def test_the_plan_lists_missing_cells_in_order_and_starts_nothing(smoke, capsys):
+    store = Store(smoke / "runs")
+    arguments = ["reproduce", "table5", "table3", "--smoke", "--device", "cpu", "--out", str(smoke)]
+    assert main([*arguments, "--plan"]) == 0
+    assert capsys.readouterr().out == "All runs have finished already.\n"
+    before = store.keys()
+    assert main([*arguments, "--seeds", "4", "--plan"]) == 0
+    printed = capsys.readouterr().out
+    cells = re.findall(r"^(table\d) +(.*?)  +2  ", printed, flags=re.M)
+    assert [name for name, _ in cells] == ["table5"] * 3 + ["table3"] * 3  # δ = 0.1 and 0.5 are in Table 5 already
+    assert [title for _, title in cells[3:]] == ["δ = 0.3", "δ = 0.7", "δ = 0.9"]
+    assert "12 runs to do: about" in printed
+    assert store.keys() == before
 
 
 def test_all_selects_every_table_of_the_paper():
@@ -115,7 +162,7 @@ def test_rows_and_columns_can_be_selected():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["table6"], "There is no experiment 'table6'; valid are table1, table3,"),
+        (["table6"], "There is no experiment 'table6'; valid are table1, table2,"),
         (["table1", "--only", "nobody"], "--only 'nobody' is neither a row nor a column; valid are cifar10,"),
         (["--minutes", "-1"], "--minutes must be 0 or more"),
         (["--workers", "0"], "--workers must be at least 1, got 0"),

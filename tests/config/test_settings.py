@@ -149,7 +149,7 @@ def test_an_instance_has_the_methods_settings(tmp_path):
 
 
 def test_an_unknown_method_is_refused_with_a_list_of_methods():
-    with pytest.raises(BadInput, match="Method 'fedmagic' is unknown; valid are apfl, creff, ditto, fedala"):
+    with pytest.raises(BadInput, match="Method 'fedmagic' is unknown; valid are apfl, creff, cwfedavg, ditto, fedala"):
         make_settings("fedmagic", {})
 
 

@@ -22,7 +22,10 @@ from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.fedrep import FedRep
 from fedrema.methods.fedselect import FedSelect
 from fedrema.methods.fedvf import FedVF
+from fedrema.methods.floco import Floco
+from fedrema.methods.knn_per import KNNPer
 from fedrema.methods.per_fedavg import PerFedAvg
+from fedrema.methods.pfedgraph import PFedGraph
 from fedrema.simulation.records import RoundRecord
 from tests.fixtures import LOCAL, label, make_federation, make_simulator, run_all, sequence_net, snapshot
 from tests.quick import quick
@@ -44,6 +47,9 @@ VARIANTS = [
     FedVF(first_stage=0.0, head_every=2),
     FedPrior(smooth=0.1, held_out=0.3),
     FedPrior(align=0.0, held_out=0.0),
+    KNNPer(neighbours=3, held_out=0.25),
+    PFedGraph(pull_to="models"),
+    Floco(endpoints=3, first_stage=0.0, tie=1.0),
 ]
 METHODS = [*(quick(name) for name in registry()), *VARIANTS]
 COUNTS = (14, 6, 19, 9)

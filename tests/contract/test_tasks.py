@@ -25,14 +25,20 @@ FEW = ("fedavg", "fedrema", "ditto", "fedala", "fedbabu", "scaffold")
 """Methods that are tested in every task; the others only in a regression."""
 NEED_CLASSES = {
     "creff",
+    "cwfedavg",
+    "fedas",
     "fedclassavg",
     "feddistill",
+    "fedem",
     "fedfa",
     "fedkd",
     "fedpac",
     "fedprior",
     "fedproto",
     "fedrod",
+    "gpfl",
+    "knn-per",
+    "pfedfda",
 }
 LOCAL = LocalTraining(epochs=1, batch=5, lr=0.05, weight_decay=0.01, clip=0.5)
 ROUNDS = 2

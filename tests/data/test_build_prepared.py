@@ -1,13 +1,15 @@
 """Federations prepared in advance, for machines without the dataset."""
 
 import dataclasses
+import os
 import shutil
 
 import numpy as np
 import pytest
 
 from fedrema.cli import main
-from fedrema.data import DataSettings, build_federation, save_prepared
+from fedrema.data import DataSettings, PreparedFolder, build_federation
+from fedrema.data.prepared import HEADER_BYTES, MAXIMUM_BYTES
 from fedrema.errors import BadInput
 from fedrema.experiments.store import Store
 from tests.data.conftest import write
@@ -43,7 +45,7 @@ def prepared(tmp_path, small_mnist, monkeypatch):
     """Prepare the federation, then remove the dataset and make downloads impossible."""
     monkeypatch.setenv("FEDREMA_DATA", str(write(tmp_path / "datasets" / "mnist", small_mnist).parent))
     federation = build_federation(SETTINGS)
-    save_prepared(federation, tmp_path / "prepared")
+    PreparedFolder(tmp_path / "prepared").save(federation)
     shutil.rmtree(tmp_path / "datasets")
     monkeypatch.delenv("FEDREMA_DATA")
     monkeypatch.setenv("FEDREMA_MIRROR", "http://127.0.0.1:9")
@@ -124,7 +126,8 @@ def test_without_a_dataset_a_grid_says_so_in_one_sentence(prepared, table, tmp_p
 
 
 def test_a_renamed_file_is_refused(prepared, prepared_file, tmp_path):
-    other = save_prepared(dataclasses.replace(prepared, info={**prepared.info, "data_seed": 1}), tmp_path / "else")
+    renamed = dataclasses.replace(prepared, info={**prepared.info, "data_seed": 1})
+    other = PreparedFolder(tmp_path / "else").save(renamed)
     prepared_file.rename(prepared_file.with_name(other.name))
     with pytest.raises(
         BadInput,
@@ -137,11 +140,14 @@ def test_a_renamed_file_is_refused(prepared, prepared_file, tmp_path):
     ("alter", "sentence"),
     [
         (lambda arrays: {**arrays, "y": arrays["y"][::-1]}, "was changed after it was saved"),
-        (lambda arrays: {**arrays, "x": 255 - arrays["x"]}, "was changed after it was saved"),
-        (
-            lambda arrays: {name: arrays[name] for name in arrays if name != "meta"},
-            "was prepared with settings that do not match its name",
-        ),
+        (lambda arrays: {**arrays, "row": arrays["row"][::-1]}, "was changed after it was saved"),
+        (lambda arrays: {**arrays, "row": arrays["row"] + 1}, "refers to images that its files do not hold"),
+        (lambda arrays: {**arrays, "row": -1 - arrays["row"]}, "refers to images that its files do not hold"),
+        (lambda arrays: {**arrays, "archive": arrays["archive"] + 1}, "refers to images that its files do not hold"),
+        (lambda arrays: {**arrays, "row": arrays["row"] + 0.5}, "refers to images that its files do not hold"),
+        (lambda arrays: {**arrays, "archives": np.array(["../images/x.npz"])}, "does not say where its images are"),
+        (lambda arrays: {**arrays, "archive": arrays["archive"][1:]}, "does not say where its images are"),
+        (lambda arrays: {name: arrays[name] for name in arrays if name != "meta"}, "lacks 'meta'"),
         (lambda arrays: {name: arrays[name] for name in arrays if name != "y"}, "lacks 'y'"),
     ],
 )
@@ -163,7 +169,7 @@ def test_a_damaged_file_is_refused_until_it_is_prepared_again(content, prepared,
     prepared_file.write_bytes(content)
     with pytest.raises(BadInput, match=rf"^{prepared_file} is not a .npz file or is truncated"):
         build_federation(placed(tmp_path / "prepared"))
-    assert save_prepared(prepared, tmp_path / "prepared") == prepared_file
+    assert PreparedFolder(tmp_path / "prepared").save(prepared) == prepared_file
     assert build_federation(placed(tmp_path / "prepared")).fingerprint == prepared.fingerprint
 
 
@@ -179,3 +185,61 @@ def test_an_available_dataset_is_partitioned_instead(prepared_file, tmp_path, sm
     write(tmp_path / "prepared" / "mnist", small_mnist)
     prepared_file.write_bytes(b"not read")
     assert build_federation(placed(tmp_path / "prepared")).info["dataset"] == "mnist"
+
+
+@pytest.mark.parametrize(
+    ("alter", "sentence"),
+    [
+        (lambda file: file.unlink(), "is missing: copy the whole folder"),
+        (lambda file: file.write_bytes(b"no archive"), "is not a .npz file or is truncated"),
+        (lambda file: np.savez(file, x=np.zeros((8, 1, 28, 28), np.uint8)), "was changed after it was saved"),
+        (lambda file: np.savez(file, x=np.uint8(0)), "was changed after it was saved"),
+        (lambda file: np.savez(file, y=np.zeros(8)), "lacks 'x'"),
+    ],
+)
+def test_altered_images_are_refused_until_they_are_prepared_again(alter, sentence, prepared, tmp_path):
+    (file,) = (tmp_path / "prepared" / "images").iterdir()
+    alter(file)
+    with pytest.raises(BadInput, match=rf"^{file} {sentence}"):
+        build_federation(placed(tmp_path / "prepared"))
+    PreparedFolder(tmp_path / "prepared").save(prepared)
+    assert build_federation(placed(tmp_path / "prepared")).fingerprint == prepared.fingerprint
+
+
+def test_each_image_is_stored_once(tmp_path, small_mnist, monkeypatch):
+    monkeypatch.setenv("FEDREMA_DATA", str(write(tmp_path / "datasets" / "mnist", small_mnist).parent))
+    smaller = dataclasses.replace(SETTINGS, samples=2)
+    federations = [build_federation(dataclasses.replace(smaller, data_seed=seed)) for seed in range(4)]
+    monkeypatch.setattr("fedrema.data.prepared.MAXIMUM_BYTES", HEADER_BYTES + 3 * federations[0].x[0].nbytes)
+    for federation in federations:  # a folder may be extended later
+        PreparedFolder(tmp_path / "prepared").save(federation)
+    stored = [np.load(file)["x"] for file in sorted((tmp_path / "prepared" / "images").iterdir())]
+    assert all(len(images) <= 3 for images in stored)
+    images = [image.tobytes() for each in stored for image in each]
+    used = {image.tobytes() for federation in federations for image in federation.x}
+    assert sorted(images) == sorted(used)
+    assert len(used) > 4
+    for seed, federation in enumerate(federations):
+        found = build_federation(dataclasses.replace(smaller, data_dir=tmp_path / "prepared", data_seed=seed))
+        assert found.fingerprint == federation.fingerprint
+
+
+@pytest.mark.datasets
+@pytest.mark.skipif("FEDREMA_DATA" not in os.environ, reason="FEDREMA_DATA does not say where the datasets lie")
+@pytest.mark.parametrize(("dataset", "samples"), [("cifar10", 600), ("cifar10", 100), ("mnist", 600)])
+def test_five_partitions_of_the_paper_can_be_moved(dataset, samples, tmp_path, monkeypatch):
+    settings = DataSettings(dataset=dataset, clients=20, samples=samples, s=0.2)
+    folder = PreparedFolder(tmp_path / "prepared")
+    there = [build_federation(dataclasses.replace(settings, data_seed=seed)) for seed in range(5)]
+    for federation in there:
+        folder.save(federation)
+    files = [file for file in (tmp_path / "prepared").rglob("*") if file.is_file()]
+    assert all(file.stat().st_size <= MAXIMUM_BYTES for file in files)
+    total = sum(len(np.load(file)["x"]) for file in files if file.parent.name == "images")
+    assert total == len({image.tobytes() for federation in there for image in federation.x})
+    monkeypatch.delenv("FEDREMA_DATA")
+    monkeypatch.setenv("FEDREMA_MIRROR", "http://127.0.0.1:9")
+    monkeypatch.setattr("fedrema.data.build.is_available", lambda *_: False)
+    for seed, federation in enumerate(there):
+        found = build_federation(dataclasses.replace(settings, data_seed=seed, data_dir=tmp_path / "prepared"))
+        assert (found.fingerprint, found.names) == (federation.fingerprint, federation.names)

@@ -26,9 +26,9 @@ from tests.quick import quick_arguments
 
 # Methods that predict with private parameters or memory, or adapt the model before it is used.
 ONLY_ON_NODES = {
-    *("apfl", "ditto", "fedala", "fedamp", "fedbabu", "fedbn", "fedclassavg", "feddistill", "fedkd", "fedper"),
-    *("fedper++", "fedprior", "fedproto", "fedrep", "fedrod", "fedselect", "fedvf", "lg-fedavg", "local", "per-fedavg"),
-    "pfedme",
+    *("apfl", "ditto", "fedala", "fedamp", "fedas", "fedbabu", "fedbn", "fedclassavg", "fedcp", "feddbe", "feddistill"),
+    *("fedem", "fedkd", "fedper", "fedper++", "fedprior", "fedproto", "fedrep", "fedrod", "fedselect", "fedvf", "gpfl"),
+    *("ifca", "knn-per", "lg-fedavg", "local", "per-fedavg", "pfedfda", "pfedme"),
 }
 
 

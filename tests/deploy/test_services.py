@@ -9,12 +9,19 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+from flwr.superlink.main import create_app
+from flwr.superlink.routers.control.middlewares import ControlAuthenticationMiddleware
+from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+
 from fedrema.base.processes import free_port
 from fedrema.cli import main
-from fedrema.deploy.flower_superlink import restricted
+from fedrema.deploy.flower_superlink import restricted, without_layers
+from fedrema.deploy.flower_supernode import Pauses
 from fedrema.deploy.folder import ServerFolder
+from fedrema.deploy.node_service import flower_environment
 from fedrema.deploy.run_state import locked_run, log_file, stop_reason
-from fedrema.deploy.services import ServerService, flower_environment
+from fedrema.deploy.services import ServerService
 from fedrema.errors import BadInput
 from fedrema.runs.lock import RunLock
 from tests.fixtures import supervised_python
@@ -102,6 +109,89 @@ def test_other_machines_reach_only_the_interface_for_nodes(path, port, reached):
     async def send(message):
         sent.append(message)
 
-    asyncio.run(restricted(app, 9093)({"type": "http", "path": path, "server": ("10.0.0.7", port)}, None, send))
+    asyncio.run(
+        restricted(app, 9093)({"type": "http", "path": path, "server": ("10.0.0.7", port)}, received(b""), send)
+    )
     assert served == ([path] if reached else [])
     assert (sent[0]["status"] if sent else None) == (None if reached else 404)
+
+
+def received(*parts):
+    """Return ASGI's function for the parts of a request's body, followed by the end of the connection."""
+    events = [
+        {"type": "http.request", "body": part, "more_body": number < len(parts)} for number, part in enumerate(parts, 1)
+    ]
+
+    async def receive():
+        return events.pop(0) if events else {"type": "http.disconnect"}
+
+    return receive
+
+
+@pytest.mark.parametrize(("size", "port", "accepted"), [(10, 9092, True), (17, 9092, False), (17, 9093, True)])
+def test_a_request_of_a_node_has_a_limited_size(size, port, accepted, monkeypatch):
+    monkeypatch.setattr("fedrema.deploy.flower_superlink.LARGEST_BODY", 16)
+    bodies, sent = [], []
+
+    async def app(scope, receive, send):
+        body, more = b"", True
+        while more:
+            event = await receive()
+            body, more = body + event["body"], event["more_body"]
+        bodies.append(body)
+        assert (await receive())["type"] == "http.disconnect"
+
+    async def send(message):
+        sent.append(message)
+
+    parts = [b"x" * min(8, size - start) for start in range(0, size, 8)]
+    scope = {"type": "http", "path": "/v1/fleet/push-object", "server": ("10.0.0.7", port)}
+    asyncio.run(restricted(app, 9093)(scope, received(*parts), send))
+    assert bodies == ([b"x" * size] if accepted else [])
+    assert [message["status"] for message in sent if "status" in message] == ([] if accepted else [413])
+
+
+def test_messages_pass_through_the_layers_that_authenticate_and_translate_them():
+    app = create_app()
+    lean = without_layers(app)
+    before, after = ([layer.cls for layer in each.user_middleware] for each in (app, lean))
+    assert [layer for layer in before if layer in after] == after
+    assert {NodeAuthMiddleware, ProtobufTranslationMiddleware} < set(after)
+    assert ControlAuthenticationMiddleware in before
+    assert ControlAuthenticationMiddleware not in after
+    assert lean.state is app.state
+
+
+def test_control_is_never_served_without_its_layers():
+    served = []
+
+    async def app(scope, receive, send):
+        served.append("all layers")
+
+    async def lean(scope, receive, send):
+        served.append("messages")
+
+    paths = ["/v1/control/start-run", "/docs", "/v1/fleet/pull-messages", "/v1/runtime/pull-messages"]
+    for path in paths:
+        scope = {"type": "http", "path": path, "server": ("127.0.0.1", 9093)}
+        asyncio.run(restricted(app, 9093, messages=lean)(scope, received(b""), None))
+    assert served == ["all layers", "all layers", "all layers", "messages"]
+
+
+def test_a_slow_server_is_asked_less_often(monkeypatch):
+    now, slept = [100.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr("fedrema.deploy.flower_supernode.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedrema.deploy.flower_supernode.time.sleep", sleep)
+    pauses = Pauses()
+    for asking in (0.0, 0.01, 0.2, 1.0):
+        now[0] += asking
+        pauses.sleep(3)
+    pauses.sleep(0.5)  # a message has arrived
+    now[0] += 61.0
+    pauses.sleep(3)
+    assert slept == pytest.approx([1.0, 1.0, 1.8, 3.0, 0.3, 3.0])

@@ -1,5 +1,6 @@
 """fedrema deploy init, add, key, renew: the files that they write, their permissions, and invalid input."""
 
+import re
 import shutil
 import ssl
 import stat
@@ -17,6 +18,7 @@ pytest.importorskip("flwr")
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+import fedrema
 from fedrema.cli import main
 from fedrema.cli.arguments import parse_settings
 from fedrema.cli.deploy import COMMANDS
@@ -46,7 +48,7 @@ def refused(capsys, *arguments):
 
 def test_a_new_federation_has_all_its_files(made):
     server, node = made / "server", made / "nodes" / "north"
-    for file in ("README.md", "compose.yaml", "Dockerfile", "authority/ca.key", "authority/ca.crt"):
+    for file in ("README.md", "compose.yaml", "Dockerfile", ".dockerignore", "authority/ca.key", "authority/ca.crt"):
         assert (made / file).is_file()
     for file in ("server.toml", "server.crt", "server.key", "ca.crt", "start.sh", "fedrema-server.service"):
         assert (server / file).is_file()
@@ -203,17 +205,53 @@ def test_units_use_the_environment_in_which_they_were_created(made):
         subprocess.run(["systemd-analyze", "verify", str(made / "nodes" / "north" / "fedrema-north.service")])
 
 
-def test_help_works_without_flower(capsys):
-    code = (
-        "import sys; sys.modules['flwr'] = None; import importlib.util as util; found = util.find_spec;"
-        "util.find_spec = lambda name, *rest: None if name == 'flwr' else found(name, *rest);"
-        "from fedrema.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    for command in (["--help"], *([name, "--help"] for name in COMMANDS)):
-        ended = subprocess.run([sys.executable, "-c", code, "deploy", *command], capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stderr
-        assert "usage" in ended.stdout
-    ended = subprocess.run([sys.executable, "-c", code, "deploy", "status", "x"], capture_output=True, text=True)
+def test_containers_run_without_root_and_with_a_read_only_file_system(made):
+    lines = (made / "Dockerfile").read_text().splitlines()
+    targets = {line.split()[3]: line.split()[1] for line in lines if line.startswith("FROM")}
+    assert targets == {"fedrema": "python:3.12-slim", "server": "fedrema", "node": "fedrema"}
+    assert "USER 10001:10001" in lines[: lines.index("FROM fedrema AS server")]
+    assert sum(line.startswith("HEALTHCHECK") for line in lines) == 2
+    assert any(f"'fedrema[deploy]=={fedrema.__version__}'" in line for line in lines)
+    assert (made / ".dockerignore").read_text().splitlines()[-1] == "*"  # no key gets into an image
+    compose = (made / "compose.yaml").read_text()
+    shared, services = compose.split("\nservices:\n")
+    for line in ("read_only: true", 'cap_drop: ["ALL"]', 'security_opt: ["no-new-privileges:true"]'):
+        assert f"  {line}\n" in shared
+    assert services.count("<<: *hardened") == 3
+    # Each container sees its own folder only.
+    assert re.findall(r'volumes: \["(.*)"\]', services) == [
+        "./server:/federation",
+        "./nodes/north:/node",
+        "./nodes/south:/node",
+    ]
+    assert "$" not in compose
+    if shutil.which("docker-compose"):
+        subprocess.run(["docker-compose", "config", "--quiet"], cwd=made, check=True)
+    if shutil.which("hadolint"):
+        subprocess.run(["hadolint", "Dockerfile"], cwd=made, check=True)
+
+
+WITHOUT_FLOWER = """
+import importlib.util, sys
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "flwr" else find_spec(name, *rest)
+sys.modules["flwr"] = None
+from fedrema.cli import main
+
+for command in ([], *([name] for name in sys.argv[1:])):
+    try:
+        code = main(["deploy", *command, "--help"])
+    except SystemExit as stop:  # argparse exits after a help text
+        code = stop.code
+    print("exit code", code)
+sys.exit(main(["deploy", "status", "x"]))
+"""
+
+
+def test_help_works_without_flower():
+    ended = subprocess.run([sys.executable, "-c", WITHOUT_FLOWER, *COMMANDS], capture_output=True, text=True)
+    assert ended.stdout.count("usage: ") == ended.stdout.count("exit code 0\n") == 1 + len(COMMANDS), ended.stderr
     assert (ended.returncode, ended.stderr) == (
         2,
         "fedrema: fedrema deploy needs Flower: pip install 'fedrema[deploy]'.\n",
@@ -225,6 +263,9 @@ def test_help_works_without_flower(capsys):
     ("file", "command"),
     [
         ("server/server.crt", ("status", ".")),
+        ("server/server.crt", ("server", ".")),
+        ("server/server.key", ("server", ".")),
+        ("server/ca.crt", ("server", ".")),
         ("authority/ca.key", ("renew", ".")),
         ("authority/ca.crt", ("renew", ".")),
         ("nodes/north/node.toml", ("client", "nodes/north")),

@@ -69,6 +69,7 @@ def test_after_the_last_round(place, capsys):
     status = json.loads(capsys.readouterr().out)
     assert [member["name"] for member in status["members"]] == list(NAMES)
     assert status["checkpoint_age"] >= 0
+    assert main(["deploy", "status", str(place.path), "--healthy"]) == 0
     # A node's owner has a log.
     assert "accuracy" in (place.path.parent / "nodes" / "north" / "node.log").read_text()
 
@@ -108,7 +109,9 @@ def test_rejected_and_clipped_replies_are_counted_by_node(place):
 
 
 def test_while_a_server_runs_and_after_it_failed(place):
+    assert main(["deploy", "status", str(place.path), "--healthy"]) == 1
     with locked_run(place.run):
         assert read_status(place).state == "running, but the SuperLink does not respond"
+        assert main(["deploy", "status", str(place.path), "--healthy"]) == 1
     stop_reason_file(place.run).write_text("Only 1 of at least 2 clients were there after 3 s (north).\n")
     assert read_status(place).state == "failed: Only 1 of at least 2 clients were there after 3 s (north)."

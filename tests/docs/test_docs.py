@@ -68,7 +68,7 @@ def serve(text: str, folder: Path) -> None:
         try:
             address = re.search(r"http://\S+", server.stdout.readline())[0]
             with urllib.request.urlopen(address, timeout=60) as answer:
-                assert b"plotly-source" in answer.read()
+                assert re.search(rb'id="(plotly-source|view)"', answer.read())  # of runs, or of a deployment
             server.send_signal(signal.SIGINT)
             assert server.wait(30) == 0
         finally:
@@ -81,12 +81,22 @@ def serve(text: str, folder: Path) -> None:
 def test_blocks_that_need_datasets_run(page, run, tmp_path):
     for language, text in blocks(page, {"datasets"}):
         run(language, text, tmp_path)
-    for folder in ("benchmarks", "research", "results", "tools"):  # some blocks are written for the repository's root
+    for folder in (
+        "benchmarks",
+        "examples",
+        "research",
+        "results",
+        "tools",
+    ):  # some blocks are written for the repository's root
         shutil.copytree(ROOT / folder, tmp_path / folder, dirs_exist_ok=True)
     for language, text in blocks(page, {"gpu"}):
         text = re.sub(r" +#.*$", "", text, flags=re.M)
         text = re.sub(r"^fedrema run .*$", rf"\g<0> {CUT_DOWN}", text, flags=re.M)
-        run(language, re.sub(r"^fedrema (grid|reproduce)\b.*$", r"\g<0> --minutes 0", text, flags=re.M), tmp_path)
+        run(
+            language,
+            re.sub(r"^fedrema (grid|reproduce|leaderboard)\b.*$", r"\g<0> --minutes 0", text, flags=re.M),
+            tmp_path,
+        )
     for language, text in blocks(page, {"slow"}):
         run(language, re.sub(r"$", " --quick", text.strip(), flags=re.M), tmp_path)
 

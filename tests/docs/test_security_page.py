@@ -34,8 +34,16 @@ def test_the_table_agrees_with_the_methods(generator):
         assert f"| `{name}` |" in shown
 
 
+def test_the_table_of_secure_aggregation_agrees_with_the_methods(generator):
+    shown = re.search(r"<!-- covered -->\n(.*?)<!-- /covered -->", PAGE.read_text(), re.S)[1]
+    assert shown.strip() == generator.covered(), "python tools/make_security.py rewrites the table"
+    for name in registry():
+        assert f"| `{name}` |" in shown
+
+
 def test_the_page_claims_nothing_that_does_not_exist():
     text = PAGE.read_text()
-    assert "There is no secure aggregation" in text
+    assert "Secure aggregation is off by default" in text
+    assert "a\n  malicious server could invent the other nodes" in text
     assert "Models from the server are not checked by the node" in text
     assert (PAGE.parents[1] / "SECURITY.md").is_file()

@@ -1,5 +1,6 @@
 """Steps of SGD, against torch.optim.SGD."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 
 from fedrema.core import Client, LocalTraining, Method, Move, Phase
 from fedrema.engine.sgd import LossMean, PhaseSGD, momentum_step, scaled, with_weight_decay
+from fedrema.methods.fedavg import FedAvg
+from tests.fixtures import make_simulator, run_all, snapshot
 
 SHAPES = {"weight": (3, 4), "filter": (2, 1, 3, 3), "bias": (4,), "scale": ()}
 CLIENTS = 3
@@ -222,3 +225,25 @@ def test_the_mean_loss_is_over_the_steps_that_were_taken():
     one.add(torch.tensor(1.0), None)
     one.add(torch.tensor(4.0), None)
     assert float(one.mean()) == 2.5
+
+
+@pytest.mark.parametrize("backend", ["loop", "stacked"])
+def test_a_phase_can_reset_its_momentum(backend, federation):
+    """With momentum reset in all phases, keeping it between rounds changes nothing."""
+
+    class Reset(Method):
+        name, title, paper = "reset", "Reset", "none"
+
+        def phases(self, local, moment):
+            return tuple(dataclasses.replace(phase, reset_momentum=True) for phase in super().phases(local, moment))
+
+    def last_state(method, **changes):
+        local = LocalTraining(epochs=1, batch=5, lr=0.05, momentum=0.9, **changes)
+        state, _ = run_all(make_simulator(method, federation, local, rounds=2, backend=backend))
+        return {name: value for name, value in snapshot(state).items() if not name.startswith("velocity")}
+
+    fresh, reset, kept = last_state(FedAvg(), keep_momentum=False), last_state(Reset()), last_state(FedAvg())
+    common = fresh.keys() & reset.keys() & kept.keys()
+    assert common
+    assert all(torch.equal(fresh[name], reset[name]) for name in common)
+    assert not all(torch.equal(fresh[name], kept[name]) for name in common)

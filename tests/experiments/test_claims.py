@@ -1,6 +1,7 @@
 """Verdicts on claims, from made-up runs whose numbers can be checked by hand."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from fedrema.experiments.comparisons import (
 )
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
+from fedrema.simulation.records import Summary
 from tests.experiments.made_runs import keep, made_run, made_summary
 
 FILE = """
@@ -43,6 +45,8 @@ ABOVE = "kind = 'above'\nrows = ['fedrema']\nover = ['fedavg', 'fedper']\ncolumn
 COLLAPSE = "kind = 'collapse'\nrows = ['fedper']\n"
 FASTER = "kind = 'faster'\nrows = ['fedrema']\nover = ['fedavg']\nshare = 0.5\ncolumns = ['few']\n"
 FALLS = "kind = 'falls'\nrows = ['fedavg']\ncolumns = ['few']\ncurve = 'recall'\n"
+NO_WORSE = "kind = 'no-worse'\nrows = ['fedrema']\nover = ['fedavg']\ncolumns = ['few']\n"
+LIGHTER = "kind = 'lighter'\nrows = ['fedper']\nover = ['fedavg']\nshare = 0.5\ncolumns = ['few']\n"
 AROUND = (-0.01, 0.0, 0.01)
 """Deviations of three seeds from their mean."""
 
@@ -111,8 +115,8 @@ def test_insignificant_differences_are_undecided(bench):
     found = made.judge()
     assert found.verdict == "not decided"
     assert (
-        "many samples, not decided: FedReMa 1.0 points above FedAvg (95 % −1.5 to 3.5, corrected p = 0.225, 3 seeds)"
-        in found.evidence
+        "many samples, not decided: FedReMa 1.0 points above FedAvg (95 % −1.5 to 3.5, corrected p = 0.225, 3 seeds;"
+        " about 13 needed to decide)" in found.evidence  # effect 1, level 0.05 / 2: (2.2414 + 0.8416)² + 2.2414² / 2
     )
 
 
@@ -396,3 +400,45 @@ def test_the_published_means_agree_with_the_papers_claims_about_accuracies(name)
             for column in claim.columns:
                 means = {row: experiment.cell(row, column).published.mean for row in (*claim.rows, *claim.over)}
                 assert min(means[row] for row in claim.rows) > max(means[row] for row in claim.over)
+
+
+@pytest.mark.parametrize(
+    ("fedavg", "margin", "verdict"),
+    [
+        # The difference deviates by 1, 0 and -1 points from its mean: 95 % ± 4.303 / √3 = 2.48 points.
+        (0.57, 0.02, "holds"),  # 0.5 to 5.5
+        (0.60, 0.03, "holds"),  # -2.5 to 2.5, within three points
+        (0.60, 0.02, "not decided"),
+        (0.62, 0.02, "not decided"),  # -4.5 to 0.5
+        (0.65, 0.02, "does not hold"),  # -7.5 to -2.5
+    ],
+)
+def test_a_row_is_no_worse_if_the_interval_excludes_the_margin(bench, fedavg, margin, verdict):
+    made = bench(NO_WORSE + f"share = {margin}\n")
+    fill(made, "few", fedavg=fedavg)
+    assert made.judge().verdict == verdict
+    assert made.judge().evidence.startswith("few samples: FedReMa ")
+    assert "needed to decide" not in made.judge().evidence.partition("By honest")[0]
+
+
+def test_a_row_without_runs_is_not_called_no_worse(bench):
+    made = bench(NO_WORSE)
+    made.score("fedavg", "few", 0.5, 0.6)
+    assert made.judge().verdict == "not decided"
+    assert "FedReMa has not been run" in made.judge().evidence
+
+
+def test_a_row_is_lighter_by_the_bytes_that_a_client_sends(bench):
+    made = bench(LIGHTER)
+    assert "2 of 2 rows have not been run" in made.judge().evidence
+    for row, sent in (("fedavg", 8000), ("fedper", 4000)):
+        key = key_of(made.experiment.cell(row, "few").settings(0))
+        summary = Summary(2, made_summary(best_accuracy=0.5).metrics, bytes_up=sent)
+        keep(made.store, made_run(key, row, summary=summary, clients={"names": ["a", "b"]}))
+    found = made.judge()
+    assert (found.verdict, found.evidence) == (
+        "holds",
+        "few samples: FedPer 1,000 bytes per client and round, FedAvg 2,000.",
+    )
+    stricter = replace(made.experiment.claims[0], share=0.4)
+    assert judge(stricter, made.experiment, 1, made.store).verdict == "does not hold"

@@ -7,6 +7,8 @@ import pytest
 
 from fedrema.errors import BadInput
 from fedrema.experiments.command_log import log_command, read_log
+from fedrema.experiments.forecast import Forecaster
+from fedrema.experiments.plan import make_plan
 from fedrema.experiments.report import write_overview, write_report
 from fedrema.experiments.store import Store
 from fedrema.experiments.table import Sheet, values_of
@@ -109,8 +111,10 @@ def test_the_readme_of_a_folder_lists_finished_and_missing_runs(made, tmp_path):
     command = ["fedrema", "reproduce", "--only", "a b"]
     log_command(made.store, command, datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), 754.3, set(made.store.keys()))
     judged = {"made": write_report(made.experiment, 2, made.store, out)}
-    write_overview([made.experiment], judged, None, made.store, out)
+    plan = make_plan([(made.experiment, made.experiment.cells, 2)], made.store, Forecaster(made.store, "cpu"))
+    write_overview([made.experiment], judged, None, made.store, out, plan)
     page = (out / "README.md").read_text()
+    assert "| made | Local | 2 |" in page
     assert "| [Table 9: made up](made.md) ([csv](made.csv), [tex](made.tex)) | 4 of 6 | Local (2 of 2) |" in page
     assert "| `fedrema reproduce --only 'a b'` | cpu | 4 | 13 minutes |" in page
     assert "| FedReMa is first. | holds |" in page

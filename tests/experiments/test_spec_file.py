@@ -6,6 +6,7 @@ from fedrema.cli import main
 from fedrema.errors import BadInput
 from fedrema.experiments.spec import Claim, FigureSpec
 from fedrema.experiments.spec_file import read_experiment
+from fedrema.methods import registry
 
 ROWS = "[rows.fedavg]\ntitle = 'FedAvg'\n[rows.fedrema]\n[rows.local]\n"
 COLUMNS = "[columns.few]\nsamples = 40\n[columns.many]\nsamples = 80\n"
@@ -26,6 +27,26 @@ def test_a_claim_is_about_all_columns_and_against_all_other_rows_by_default(tmp_
     text += "over = ['local']\ncolumns = ['few']\n"
     assert read(tmp_path, text).claims[0].over == ("local",)
     assert read(tmp_path, text).claims[0].columns == ("few",)
+
+
+def test_all_methods_can_be_rows(tmp_path):
+    experiment = read(tmp_path, "methods = 'all'\n[rows.local]\ntitle = 'Alone'\n[rows.near]\nmethod = 'fedprox'\n")
+    assert [row.name for row in experiment.rows] == [*registry(), "near"]
+    titles = {row.name: row.title for row in experiment.rows}
+    assert (titles["local"], titles["fedrema"], titles["near"]) == ("Alone", "FedReMa", "near")
+    assert {cell.method for cell in experiment.cells} == {*registry()}
+    with pytest.raises(BadInput, match=r"methods 'some' is unknown; valid are listed, all\.$"):
+        read(tmp_path, "methods = 'some'\n")
+
+
+def test_methods_can_be_added(tmp_path):
+    (tmp_path / "one.toml").write_text(ROWS)
+    assert [row.title for row in read_experiment(tmp_path / "one.toml", more_methods=["ditto"]).rows] == [
+        "Ditto",
+        "FedAvg",
+        "fedrema",
+        "local",
+    ]
 
 
 def test_without_columns_a_claim_is_about_the_only_one(tmp_path):

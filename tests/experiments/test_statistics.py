@@ -2,10 +2,20 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from fedrema.experiments.comparisons import compare, compare_rows, compare_with_reference, corrected, scores
-from fedrema.reporting.statistics import cliques, critical_difference, holm, rank
+from fedrema.reporting.statistics import (
+    PairedTest,
+    cliques,
+    critical_difference,
+    holm,
+    paired_test,
+    pairs_needed,
+    rank,
+    variance_components,
+)
 from tests.experiments.made_runs import made_run, made_summary
 
 # Ranks of four variants of C4.5 on 14 datasets that give the averages of Demšar's example, JMLR 7 (2006), section 3.2.
@@ -206,3 +216,37 @@ def test_scores_are_percentages_of_runs_that_have_them():
         ("b", "c"): [],
     }
     assert scores(runs, "best_accuracy") == {"a": {("c", 0): 50, ("d", 0): 0}, "b": {}}
+
+
+@pytest.mark.parametrize(("effect", "pairs"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (1.5, 6)])
+def test_the_pairs_that_a_test_needs_equal_published_tables(effect, pairs):
+    # Two-sided paired t test, level 0.05, power 0.8; Cohen's small, medium and large effect, as in G*Power.
+    assert pairs_needed(PairedTest(5, 10 * effect, deviation=10.0), 0.05) == pairs
+    assert pairs_needed(PairedTest(5, -10 * effect, deviation=10.0), 0.05) == pairs
+
+
+def test_the_pairs_that_a_test_needs_in_special_cases():
+    assert pairs_needed(paired_test({0: 3.0}, {0: 2.0}), 0.05) is None  # no deviation
+    assert pairs_needed(paired_test(by_seed(1, 2, 3), by_seed(3, 2, 1)), 0.05) is None  # no difference
+    # Always 1: with five, the sign test has p = 2 / 2⁵ = 0.0625; with six, 0.031.
+    assert pairs_needed(paired_test(by_seed(2, 3, 4), by_seed(1, 2, 3)), 0.05) == 6
+    assert pairs_needed(PairedTest(5, 0.01, deviation=10.0), 0.05) is None  # more than a thousand
+
+
+def test_variance_components_equal_a_calculation_by_hand():
+    # Rows 10, 20, 30 plus columns -1, 1 plus a rest of ±1 in the first two rows: means of rows 10, 20, 30, of columns
+    # 19 and 21. Mean squares: rows 2 · 200 / 2 = 200; columns 3 · 2 / 1 = 6; rest (4 · 1) / 2 = 2.
+    values = np.array([[10 - 1 + 1, 10 + 1 - 1], [20 - 1 - 1, 20 + 1 + 1], [30 - 1, 30 + 1]], float)
+    found = variance_components(values)
+    assert (found.mean, found.partitions, found.seeds) == (20, 3, 2)
+    assert found.partition**2 == pytest.approx((200 - 2) / 2)
+    assert found.seed**2 == pytest.approx((6 - 2) / 3)
+    assert found.rest**2 == pytest.approx(2)
+    assert found.shares == pytest.approx([part / (99 + 4 / 3 + 2) for part in (99, 4 / 3, 2)])
+
+
+def test_variance_components_that_would_be_negative_are_zero():
+    found = variance_components(np.array([[0.0, 1.0], [1.0, 0.0]]))  # equal means of rows and columns
+    assert (found.partition, found.seed, found.rest) == (0, 0, 1)
+    assert variance_components(np.ones((2, 2))).shares == (0, 0, 0)
+    assert variance_components(np.ones((1, 4))) is None

@@ -25,8 +25,9 @@ LIBRARIES = (
         "rich.progress",
         "rich.live",
     ),
+    *("fedrema.cli.run", "fedrema.cli.experiment", "fedrema.page.render"),
 )
-"""Libraries that the server imports in advance. fedrema is not among them: each program imports it as usual.
+"""Modules that the server imports in advance; a program imports only what is missing.
 
 None may start a thread, because a fork copies only one; the server checks that.
 """

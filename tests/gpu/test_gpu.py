@@ -17,6 +17,7 @@ from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedbn import FedBN
 from fedrema.methods.fedpac import FedPAC
 from fedrema.methods.fedprior import FedPrior
+from fedrema.methods.fedprox import FedProx
 from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.per_fedavg import PerFedAvg
 from fedrema.models.body_and_head import BodyAndHead, Net
@@ -116,8 +117,8 @@ def test_feature_statistics_are_captured(method):
         assert (method, getattr(type(method), hook), simulator.net) in captured, hook
 
 
-def images(clients=5, samples=40, size=16, channels=3):
-    generator = np.random.default_rng(0)
+def images(clients=5, samples=40, size=16, channels=3, seed=0):
+    generator = np.random.default_rng(seed)
     y = generator.integers(0, 4, clients * samples)
     x = generator.integers(0, 90, (len(y), channels, size, size)) + 40 * y[:, None, None, None]
     return Federation.from_arrays(
@@ -184,6 +185,18 @@ def test_results_in_groups_and_on_disk_are_the_same():
         assert apart(whole, chunked) < 1e-4
 
 
+def run_jointly(simulators):
+    """Run simulations again, jointly, and return their last states."""
+
+    def again(simulator, engine):
+        simulator.engine = engine
+        state = simulator.start()
+        list(simulator.run(state))
+        return snapshot(state)
+
+    return JointTraining(simulators[0].engine).run([functools.partial(again, simulator) for simulator in simulators])
+
+
 def test_seeds_trained_jointly_have_the_same_results_as_alone():
     federation = images()
     local = LocalTraining(epochs=2, batch=10, lr=0.02)
@@ -193,15 +206,39 @@ def test_seeds_trained_jointly_have_the_same_results_as_alone():
         alone.append(snapshot(state))
         simulators.append(simulator)
 
-    def again(simulator, engine):
-        simulator.engine = engine
-        state = simulator.start()
-        list(simulator.run(state))
-        return snapshot(state)
-
-    found = JointTraining(simulators[0].engine).run([functools.partial(again, simulator) for simulator in simulators])
+    found = run_jointly(simulators)
     for expected, other in zip(alone, found, strict=True):
         assert all(torch.equal(value, other[name]) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedReMa(), FedPAC()], ids=lambda method: method.name)
+def test_runs_on_other_partitions_trained_jointly_have_the_same_results_as_alone(method):
+    local = LocalTraining(epochs=2, batch=10, lr=0.02)
+    alone, simulators = [], []
+    for seed in range(3):
+        federation = images(seed=seed)
+        simulator, state, _ = run_simulation(method, federation, local, covered, precision="bf16", seed=seed)
+        alone.append(snapshot(state))
+        simulators.append(simulator)
+
+    found = run_jointly(simulators)
+    for expected, other in zip(alone, found, strict=True):
+        for name, value in expected.items():
+            assert torch.allclose(value.double(), other[name].double(), rtol=1e-3, atol=1e-4), name
+
+
+def test_settings_that_differ_between_joint_runs_are_those_of_each_run():
+    federation, local = images(), LocalTraining(epochs=2, batch=10, lr=0.02)
+    alone, simulators = [], []
+    for mu in (0.1, 1.0, 10.0):
+        simulator, state, _ = run_simulation(FedProx(mu=mu), federation, local, covered, precision="float32")
+        alone.append(snapshot(state))
+        simulators.append(simulator)
+
+    found = run_jointly(simulators)
+    for expected, other in zip(alone, found, strict=True):
+        for name, value in expected.items():
+            assert torch.allclose(value.double(), other[name].double(), rtol=1e-3, atol=1e-4), name
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])

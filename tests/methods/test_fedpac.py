@@ -230,6 +230,13 @@ def test_the_server_returns_the_mean_body_and_combined_heads(net):
     assert set(answer.personal) == {"head.weight", "head.bias"}
     assert answer.trace["set_sizes"].tolist() == [2, 2, 1]
     assert float(answer.trace["own_weight"]) == pytest.approx((0.75 + 0.25 + 1) / 3, abs=1e-5)
+    # E‖f‖² of each client is n V + Σ‖h‖², weighted by n.
+    squares = sent.counts * sent.extras["variance"] + weighted.square().sum((1, 2))
+    assert float(answer.trace["feature_norm"]) == pytest.approx(
+        float((sent.counts * squares).sum() / sent.counts.sum()) ** 0.5
+    )
+    heads = [sum(float(value[k].square().sum()) for value in sent.params.values()) ** 0.5 for k in range(3)]
+    assert float(answer.trace["head_norm"]) == pytest.approx(sum(heads) / 3)
     alike = FedPAC(weigh="uniform").aggregate(net, method.server(net, 3), sent, MOMENT)
     assert alike.shared["prototypes"].tolist() == [[3.5, 5], [3.5, 3.5], [0, 0]]
 
@@ -402,3 +409,15 @@ def test_a_client_whose_weights_cannot_be_found_keeps_its_own_head(monkeypatch):
         "fedrema.methods.fedpac.minimise_on_simplex", lambda quadratic, linear: torch.full_like(linear, math.nan)
     )
     assert torch.equal(combination_weights(torch.ones(3, 2, 2), torch.ones(3)), torch.eye(3, dtype=torch.float64))
+
+
+def test_features_that_are_all_zero_give_equal_weights():
+    """How a collapse shows in the records: every client then learns from every other."""
+    weights = combination_weights(torch.zeros(20, 10, 5), torch.zeros(20))
+    assert torch.allclose(weights, torch.full_like(weights, 0.05))
+
+
+def test_only_the_phase_of_the_head_resets_its_momentum():
+    local = LocalTraining()
+    assert [phase.reset_momentum for phase in FedPAC().phases(local, MOMENT)] == [False, False]
+    assert [phase.reset_momentum for phase in FedPAC(reset_head_momentum=True).phases(local, MOMENT)] == [True, False]

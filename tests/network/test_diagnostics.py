@@ -1,4 +1,4 @@
-"""A node that cannot connect says why, and what to do, on its console within ten seconds of its first line."""
+"""A node that cannot connect says why, and what to do, on its console within ten seconds of its start."""
 
 import shutil
 import time
@@ -19,15 +19,15 @@ SECONDS = 10.0
 
 
 def seconds_until(network, name, words):
-    """Return how many seconds after its first line the console of a node that was just started contains words."""
-    network.wait(lambda: "connects to" in network.output(name), 60)  # importing torch takes long on a busy machine
+    """Return after how many seconds the console of a node that was just started contains words."""
     start = time.monotonic()
     network.wait(lambda: words in network.output(name), 60)
     return time.monotonic() - start
 
 
 def test_causes_are_named_within_seconds_and_the_log_of_the_supernode_agrees(tmp_path):
-    with Processes(tmp_path / "federation", "fedavg", nodes=5, rounds=99, least_clients=5) as network:
+    waiting = {"least_clients": 5, "wait_seconds": 900.0}  # the server waits longer than this test takes
+    with Processes(tmp_path / "federation", "fedavg", nodes=5, rounds=99, **waiting) as network:
         unknown, foreign, twice, wrong, good = network.names
         network.start("server")
         network.wait(lambda: "may participate" in network.output("server"))

@@ -4,15 +4,12 @@ import json
 import subprocess
 
 import pytest
-import torch
 
 from fedrema.data import build_federation
-from fedrema.runs.checkpoint import load_state
 from fedrema.runs.execute import build_simulator
-from fedrema.runs.run import Run
 from tests.deploy.test_models import loaded
 from tests.fixtures import RANDOM_NETWORKS
-from tests.network.federation_of_processes import FEDREMA, Processes, command_lines
+from tests.network.federation_of_processes import FEDREMA, Processes, assert_same_as_simulated, command_lines
 
 pytestmark = pytest.mark.network
 
@@ -24,19 +21,7 @@ def test_personal_models_equal_those_of_the_simulator(method, tmp_path):
         network.start_all()
         assert network.finish() == 0, network.output("server")
         assert network.status()["state"] == "finished"
-    simulator = build_simulator(network.settings, build_federation(network.settings.data))
-    state = simulator.start()
-    records = [result.record for result in simulator.run(state)]
-    run = Run(network.folder / "server" / "run")
-    there = load_state(run.path / "checkpoint" / "state.safetensors", None).params
-    assert there.common.keys() == state.params.common.keys()
-    assert there.own.keys() == state.params.own.keys()
-    for name, value in state.params.common.items():
-        torch.testing.assert_close(there.common[name], value, rtol=0, atol=1e-6)
-    for name, value in state.params.own.items():
-        torch.testing.assert_close(there.own[name][: len(value)], value, rtol=0, atol=1e-6)
-    assert [record["accuracy"] for record in run.rounds] == [record["accuracy"] for record in records]
-    assert all(record["participants"] == [0, 1, 2] for record in run.rounds)
+    assert_same_as_simulated(network)
     assert not [line for _, line in command_lines() if str(tmp_path) in line]
 
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedrema.base.processes import SupervisedProcess, free_port, stopped_on_exit
-from fedrema.deploy.services import flower_environment
+from fedrema.deploy.node_service import flower_environment
 from fedrema.deploy.setup import new_key
 from fedrema.deploy.tls import make_authority
 from tests.network.federation_of_processes import Processes

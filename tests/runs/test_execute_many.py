@@ -1,5 +1,6 @@
 """Joint training of several seeds: the same results as separate runs."""
 
+import dataclasses
 import functools
 import os
 import signal
@@ -9,14 +10,18 @@ import pytest
 import torch
 
 from fedrema.cli.arguments import parse_settings
-from fedrema.engine import JointTraining
+from fedrema.engine import JointTraining, StackedEngine
 from fedrema.engine.batches import Order
 from fedrema.engine.joint import join_orders
 from fedrema.errors import Diverged
+from fedrema.methods import registry
 from fedrema.methods.fedavg import FedAvg
+from fedrema.methods.fedpac import FedPAC
+from fedrema.methods.fedprox import FedProx
+from fedrema.methods.fedrema import FedReMa
 from fedrema.runs import execute_many
 from fedrema.runs.execute import Interrupted, execute, resume
-from fedrema.runs.execute_many import execute_all, group_seeds
+from fedrema.runs.execute_many import execute_all, group_joint
 from fedrema.runs.run import Run
 from fedrema.simulation.simulator import Simulator
 from tests.contract.test_methods import METHODS
@@ -53,6 +58,35 @@ def run_jointly(method, federation, seeds, **settings):
 
     found = joint_training.run([functools.partial(run, each) for each in simulators])
     return alone, found, sizes
+
+
+def run_with(simulation, engine):
+    simulation.engine = engine
+    return run_all(simulation)
+
+
+def run_jointly_each(pairs):
+    """Run methods on federations separately and jointly; like `run_jointly`."""
+    simulators = [
+        make_simulator(method, federation, net=network(federation, seed=seed), rounds=2, seed=seed)
+        for seed, (method, federation) in enumerate(pairs)
+    ]
+    alone = [run_all(each) for each in simulators]
+    joint_training, sizes = JointTraining(simulators[0].engine), []
+    original = joint_training.engine.train
+    joint_training.engine.train = lambda cohort, *rest: sizes.append(len(cohort)) or original(cohort, *rest)
+    return alone, joint_training.run([functools.partial(run_with, each) for each in simulators]), sizes
+
+
+def assert_same(alone, jointly):
+    """Compare states and records to 1e-12."""
+    for (state, records), (other, other_records) in zip(alone, jointly, strict=True):
+        expected, found = snapshot(state), snapshot(other)
+        assert expected.keys() == found.keys()
+        for name, value in expected.items():
+            assert torch.allclose(value.double(), found[name].double(), rtol=0, atol=1e-12), name
+        for record, other_record in zip(records, other_records, strict=True):
+            assert record["client_accuracy"] == other_record["client_accuracy"]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=label)
@@ -123,8 +157,6 @@ def test_an_error_in_one_thread_is_raised_to_the_caller(tmp_path, monkeypatch):
 
 
 def test_an_error_in_joint_training_is_raised_to_the_caller(tmp_path, monkeypatch):
-    from fedrema.engine import StackedEngine
-
     def broken(self, cohort, samples, plan):
         raise RuntimeError("the program is broken")
 
@@ -157,7 +189,103 @@ def test_on_a_stop_all_seeds_are_saved_and_can_be_resumed(tmp_path):
 def test_only_runs_that_differ_in_the_seed_are_grouped(tmp_path):
     first, second = settings_of(tmp_path, "a", 2), settings_of(tmp_path, "b", 2, "fedavg")
     other = settings_of(tmp_path, "c", 2, "fedrema", "--delta", "0.3")
-    assert [len(group) for group in group_seeds([*first, *second, *other])] == [2, 2, 2]
+    assert [len(group) for group in group_joint([*first, *second, *other])] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "joint"),
+    [
+        ("fedrema", ["--data-seed", "7"], True),
+        ("fedrema", ["--s", "0.7", "--delta", "0.2"], True),
+        ("fedprox", ["--mu", "0.3"], True),
+        ("fedavg", ["--partition", "dirichlet", "--alpha", "0.3"], False),  # clients of other sizes
+        ("fedrema", ["--temperature", "0.4"], False),
+        ("fedavg", ["--lr", "0.3"], False),
+        ("fedavg", ["--samples", "30"], False),
+        ("fedavg", ["--clients", "4"], False),
+    ],
+)
+def test_runs_of_one_shape_are_grouped(method, changes, joint, tmp_path):
+    one, other = settings_of(tmp_path, "a", 1, method), settings_of(tmp_path, "b", 1, method, *changes)
+    assert len(group_joint([*one, *other])) == (1 if joint else 2)
+
+
+def test_runs_with_class_weights_of_their_partition_are_not_grouped(tmp_path):
+    words = ["--class-weights", "balanced"]
+    one = settings_of(tmp_path, "a", 2, "fedavg", *words)
+    other = settings_of(tmp_path, "b", 2, "fedavg", *words, "--data-seed", "1")
+    assert [len(group) for group in group_joint([*one, *other])] == [2, 2]
+
+
+def differing(method):
+    """Return three variants of a method that differ in the settings that joint runs may differ in."""
+    joint = [field.name for field in dataclasses.fields(method) if field.metadata.get("joint")]
+    values = (0.3, 0.5, 0.9)
+    return [dataclasses.replace(method, **dict.fromkeys(joint, value)) if joint else method for value in values]
+
+
+# Of every kind: settings that may differ, alternating phases, hooks, memory, second models, adaptation, own steps.
+KINDS = ("fedavg", "fedprox", "fedrema", "fedpac", "fedproto", "fedala", "per-fedavg", "scaffold", "ditto", "fedbabu")
+
+
+@pytest.mark.parametrize("method", [registry()[name]() for name in KINDS], ids=label)
+def test_joint_runs_on_other_partitions_with_other_settings_equal_separate_runs(method):
+    federations = [make_federation(seed=seed) for seed in range(3)]
+    joined = zip(differing(method), federations, strict=True)
+    alone, jointly, sizes = run_jointly_each(list(joined))
+    assert_same(alone, jointly)
+    assert set(sizes) == {12}  # four clients of each run in every call
+
+
+@pytest.mark.parametrize("method", [FedProx(), FedReMa(), FedPAC()], ids=label)
+def test_the_settings_that_differ_matter(method):
+    federation = make_federation()
+    alone, jointly, _ = run_jointly_each([(each, federation) for each in differing(method)])
+    assert_same(alone, jointly)
+    states = [snapshot(state) for state, _ in jointly]
+    assert not all(torch.equal(value, states[2][name]) for name, value in states[0].items())
+
+
+def test_federations_of_other_shapes_are_trained_separately():
+    small, large = make_federation(), make_federation(counts=[9, 9, 9, 9])
+    alone, jointly, sizes = run_jointly_each([(FedAvg(), small), (FedAvg(), large)])
+    assert_same(alone, jointly)
+    assert set(sizes) == {4}
+
+
+def test_hooks_that_do_not_read_the_moment_are_joint(monkeypatch):
+    applied = []
+    original = StackedEngine.apply_hook
+    monkeypatch.setattr(
+        StackedEngine, "apply_hook", lambda self, hook, cohort, samples: applied.append(len(cohort)) or
+        original(self, hook, cohort, samples)
+    )  # fmt: skip
+    federations = [make_federation(seed=seed) for seed in range(3)]
+    simulators = [make_simulator(FedPAC(), each, rounds=2) for each in federations]
+    applied.clear()
+    JointTraining(simulators[0].engine).run([functools.partial(run_with, each) for each in simulators])
+    assert applied.count(12) == 4  # begin and end of two rounds
+
+
+def test_replicates_of_a_grid_are_trained_jointly(tmp_path, monkeypatch):
+    sizes = []
+    original = StackedEngine.train
+    monkeypatch.setattr(
+        StackedEngine, "train", lambda self, cohort, *rest: sizes.append(len(cohort)) or original(self, cohort, *rest)
+    )
+    replicates = [
+        dataclasses.replace(each, data=dataclasses.replace(each.data, data_seed=seed))
+        for seed, each in enumerate(settings_of(tmp_path))
+    ]
+    done = [outcome for _, outcome in execute_all(replicates, unwatched)]
+    assert set(sizes) == {15}
+    assert len({run.manifest.federation.fingerprint for run in done}) == 3
+    for seed, run in enumerate(done):
+        single = execute(replicates[seed].placed(tmp_path / "single" / str(seed)))
+        assert run.summary["best_accuracy"] == single.summary["best_accuracy"]
+        assert [record["client_accuracy"] for record in run.rounds] == [
+            record["client_accuracy"] for record in single.rounds
+        ]
 
 
 def test_as_many_seeds_train_jointly_as_fit_into_memory(tmp_path):

@@ -80,7 +80,7 @@ def test_pixels_and_batch_norm_in_double_precision(tmp_path):
     assert not model.training
 
 
-@pytest.mark.parametrize("method", ["ditto", "fedbabu", "fedrema"])
+@pytest.mark.parametrize("method", ["ditto", "fedbabu", "fedrema", "pfedfda"])
 def test_names_and_tensors_equal_those_of_the_exported_file(method, tmp_path):
     run = make_run(tmp_path / "run", quick(method), make_federation(names=NAMES))
     files = export_models(run)
@@ -90,7 +90,7 @@ def test_names_and_tensors_equal_those_of_the_exported_file(method, tmp_path):
         assert all(torch.equal(value, held[key]) for key, value in written.items())
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedrod"])
+@pytest.mark.parametrize("method", ["fedproto", "fedrod", "knn-per"])
 def test_a_model_that_calls_its_method_contains_all_its_tensors(method, tmp_path):
     run = make_run(tmp_path / "run", quick(method), make_federation(names=NAMES))
     model, x = run.personal_model("north"), torch.randn(5, 6)

@@ -40,6 +40,7 @@ def option(
     simulated: bool = False,
     partitions: bool = False,
     added: bool = False,
+    joint: bool = False,
 ) -> T:
     """Return a field of a settings class.
 
@@ -56,8 +57,11 @@ def option(
     added
         Whether it was added after results had been published. With its default value it is then no part of identities
         and keys, so that earlier results stay valid.
+    joint
+        Whether runs of a method that differ in it can be trained jointly: its loss and predictions only compute with
+        this number, which is then a tensor, or do not use it.
     """
-    metadata = {"purpose": purpose, "simulated": simulated, "partitions": partitions, "added": added}
+    metadata = {"purpose": purpose, "simulated": simulated, "partitions": partitions, "added": added, "joint": joint}
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -24,6 +24,8 @@ LAST_LINES = 20
 """How many lines of a process's output are kept to explain its exit."""
 LONGEST_LINE = 300
 SECONDS_BETWEEN_CHECKS = 0.2
+SUPERVISOR = "FEDREMA_SUPERVISOR"
+"""Environment variable of a supervised process: the number of the process that has started it."""
 SECONDS_TO_EXIT = 10.0
 """How long a process may take to exit after its parent."""
 
@@ -106,7 +108,7 @@ class SupervisedProcess:
                 output = subprocess.PIPE if self.pipes else errors
             self.process = subprocess.Popen(
                 self.arguments,
-                env=self.environment,
+                env={**(os.environ if self.environment is None else self.environment), SUPERVISOR: str(os.getpid())},
                 stdin=subprocess.PIPE if self.pipes else subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
@@ -153,18 +155,21 @@ class SupervisedProcess:
         if self.process is not None and self.is_running:
             self.process.send_signal(signal.SIGTERM)
 
+    def terminate(self) -> None:
+        """Send SIGTERM to the process and all its descendants."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGTERM)
+
     def stop(self) -> None:
         """Terminate the process and all its descendants; kill what has not exited in time."""
         if self.process is None:
             return
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, number)
-                self.process.wait(self.patience)
-            except ProcessLookupError:
-                break
-            except subprocess.TimeoutExpired:
-                continue
+        self.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(self.patience)
+        with contextlib.suppress(ProcessLookupError):  # also descendants that have outlived it
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._close()
 
@@ -226,8 +231,8 @@ class LogTail:
         return complete.decode("utf-8", errors="replace").splitlines() if complete else []
 
 
-class StopRequested(Exception):
-    """SIGTERM or Ctrl-C was received."""
+class StopRequested(BaseException):
+    """SIGTERM or Ctrl-C was received; as `KeyboardInterrupt`, it is not caught by `except Exception`."""
 
 
 @contextmanager
@@ -243,15 +248,22 @@ def stopped_on_exit(*processes: SupervisedProcess) -> Iterator[None]:
     finally:
         for number in before:
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave processes behind
+        for process in processes:  # all at once, so that the time to stop does not depend on their number
+            process.terminate()
         for process in processes:
             process.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def exit_with_parent() -> None:
-    """Interrupt this process (SIGINT) when its parent exits, even if the parent is killed; kill it if that fails."""
-    parent = os.getppid()
+def exit_with_parent(parent: int | None = None) -> None:
+    """Interrupt this process (SIGINT) when its parent exits, even if the parent is killed; kill it if that fails.
+
+    `parent` is by default the process that `SupervisedProcess` named at the start: it may have been killed while this
+    process was importing its modules, and then this process exits at once.
+    """
+    if parent is None:
+        parent = int(os.environ.get(SUPERVISOR, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:

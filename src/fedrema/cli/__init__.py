@@ -21,6 +21,7 @@ COMMANDS = {
     "watch": "show runs in the browser while they train",
     "grid": "run an experiment from a file: methods × settings × seeds",
     "reproduce": "reproduce the tables and figures of the FedReMa paper",
+    "leaderboard": "compare all methods, or your own method with them",
     "methods": "list the methods with their settings and papers",
     "data": "list the datasets, or download them",
     "partition": "partition a dataset among clients: print, save, draw",

@@ -22,11 +22,11 @@ from fedrema.cli.option_help import (
     text_width,
     wrapped,
 )
-from fedrema.config.presets import Values, data_defaults
 from fedrema.config.values import WrongValue, convert, field_types, listed
 from fedrema.errors import BadInput
 
 if TYPE_CHECKING:
+    from fedrema.config.presets import Values
     from fedrema.config.settings import Settings
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def parse_arguments(
     arguments: Sequence[str],
     prog: str,
     description: str | None = None,
-    defaults: Values | None = None,
+    defaults: "Values | None" = None,
 ) -> T:
     """Fill a command's dataclass from arguments; --help prints the help and exits.
 
@@ -84,7 +84,7 @@ def parse_several(
     arguments: Sequence[str],
     prog: str = "fedrema run",
     plain: bool = False,
-    defaults: Values | None = None,
+    defaults: "Values | None" = None,
 ) -> list["Settings"]:
     """Return the settings of a run with each method; an option that only some of them have applies to those.
 
@@ -141,11 +141,14 @@ def print_help(prog: str, description: str, sections: Sequence[Section]) -> NoRe
 def parse_data(kind: type[T], arguments: Sequence[str], prog: str) -> T:
     """Fill a dataclass that holds `DataSettings`, starting from the defaults of the dataset."""
     named = peek(arguments, "federation", "dataset")
+    # Imports PyTorch, which other commands do not need to read their options.
+    from fedrema.config.presets import data_defaults
+
     defaults = {} if "federation" in named else data_defaults(named.get("dataset", "digits"))
     return parse_arguments(kind, arguments, prog, defaults=defaults)
 
 
-def parse_options(options: Sequence[Option], arguments: Sequence[str], prog: str, lists: str = "--help") -> Values:
+def parse_options(options: Sequence[Option], arguments: Sequence[str], prog: str, lists: str = "--help") -> "Values":
     """Return the given values by field name; what is not valid becomes one sentence.
 
     `lists` is the argument that lists all options.
@@ -167,7 +170,7 @@ def parse_options(options: Sequence[Option], arguments: Sequence[str], prog: str
     return {name: value for name, value in vars(given).items() if value is not None and value != []}
 
 
-def fill(kind: type[T], values: Values, prog: str) -> T:
+def fill(kind: type[T], values: "Values", prog: str) -> T:
     """Return an instance of a dataclass, and of those inside it, from values by field name."""
     types = field_types(kind)
     for option in options_of(kind):
@@ -194,7 +197,7 @@ def peek(arguments: Sequence[str], *names: str) -> dict[str, str]:
     return {name: text for name, text in found.items() if text is not None}
 
 
-def as_arguments(settings: Values) -> list[str]:
+def as_arguments(settings: "Values") -> list[str]:
     """Return settings as command-line arguments; None is left out."""
     arguments: list[str] = []
     for name, value in settings.items():
@@ -257,5 +260,5 @@ def _dashed(argument: str) -> str:
     return f"{name.replace('_', '-')}{equals}{value}"
 
 
-def _underscored(values: Values) -> Values:
+def _underscored(values: "Values") -> "Values":
     return {name.replace("-", "_"): value for name, value in values.items()}

@@ -7,6 +7,7 @@ import json
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -14,6 +15,11 @@ from fedrema.base.terminal import Console, print_safe, safe
 from fedrema.cli.arguments import asks_for_help, parse_arguments, positional
 from fedrema.errors import BadInput
 
+if TYPE_CHECKING:
+    from fedrema.deploy.status import FederationStatus
+
+HEALTHY = ("starting", "running", "finished")
+"""States of a federation that need no attention."""
 COMMANDS = {
     "init": ("deploy_setup", "create a federation: app, certificates, keys, start scripts"),
     "server": ("deploy", "run the server, or resume it after the last completed round"),
@@ -26,6 +32,7 @@ COMMANDS = {
     "add": ("deploy_setup", "add a node, also while the federation is running"),
     "key": ("deploy_setup", "replace a node's key, on the node"),
     "renew": ("deploy_setup", "renew the server's certificate"),
+    "forget": ("deploy_setup", "delete what the server holds about a node that has left"),
     "demo": ("deploy_setup", "run a server and three nodes on this machine for a few rounds"),
 }
 
@@ -111,11 +118,15 @@ class Client:
 def client(arguments: list[str]) -> int:
     """Run a node."""
     args = parse_arguments(Client, arguments, "fedrema deploy client")
+    from fedrema.deploy.first_connection import first_problem
+
+    if problem := first_problem(args.dir, args.server):
+        say(problem)
     from fedrema.deploy.folder import NodeFolder
-    from fedrema.deploy.services import run_node
+    from fedrema.deploy.node_service import run_node
 
     folder = NodeFolder.open(args.dir)
-    return run_node(folder if args.server is None else folder.with_server(args.server), say)
+    return run_node(folder if args.server is None else folder.with_server(args.server), say, problem)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,19 +168,22 @@ class Status:
     """The federation's folder, or its subfolder server."""
     json: bool = False
     """Print JSON, for monitoring tools."""
+    healthy: bool = False
+    """Exit with code 1 unless the server runs or has completed all rounds, for health checks."""
 
 
 def status(arguments: list[str]) -> int:
     """Print the status of a federation."""
     args = parse_arguments(Status, arguments, "fedrema deploy status")
-    if args.json:
-        from fedrema.deploy.folder import ServerFolder
-        from fedrema.deploy.status import read_status
+    from fedrema.deploy.folder import ServerFolder
+    from fedrema.deploy.status import read_status
 
-        print(json.dumps(dataclasses.asdict(read_status(ServerFolder.open(args.dir))), indent=2))
+    federation = read_status(ServerFolder.open(args.dir))
+    if args.json:
+        print(json.dumps(dataclasses.asdict(federation), indent=2))
     else:
-        show(args.dir)
-    return 0
+        show(federation)
+    return 1 if args.healthy and federation.state not in HEALTHY else 0
 
 
 def _usage() -> str:
@@ -191,14 +205,11 @@ def say(sentence: str) -> None:
     print_safe(stamped, flush=True)
 
 
-def show(folder: Path) -> None:
+def show(federation: "FederationStatus") -> None:
     """Print the status of a federation as a table."""
-    from fedrema.deploy.folder import ServerFolder
     from fedrema.deploy.scores import shown
-    from fedrema.deploy.status import read_status
     from fedrema.tasks import find_metric
 
-    federation = read_status(ServerFolder.open(folder))
     console = Console()
     metric = find_metric(federation.metric or "accuracy")
     value = "" if federation.value is None else f", {metric.title} {shown(metric, federation.value)}"

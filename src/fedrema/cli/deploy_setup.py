@@ -1,9 +1,10 @@
-"""fedrema deploy init, demo, add, key, renew: create a federation, or change its nodes, keys and certificates."""
+"""fedrema deploy init, demo, add, key, renew, forget: create a federation, or change its nodes and certificates."""
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from fedrema.cli.arguments import (
     asks_for_help,
@@ -60,6 +61,12 @@ class Init:
     """Reject a node that reports more samples than this; 0: more than ten times the median."""
     most_noise: float = 0.0
     """Largest standard deviation of noise that nodes with a privacy budget may add to their updates; 0: none."""
+    secure_threshold: float = 0.5
+    """With --secure-aggregation: more than this share of a node and its neighbours must complete a round."""
+    secure_neighbours: int = 0
+    """With --secure-aggregation: with how many nodes each exchanges shares, an even number; 0: all, at most 32."""
+    secure_least: int = 3
+    """With --secure-aggregation: nodes contribute only to sums over at least this many nodes."""
     wait_seconds: float = 600.0
     """Stop if fewer than --least-clients nodes are connected, or send usable replies, for this many seconds."""
     round_seconds: float = 300.0
@@ -99,12 +106,14 @@ def demo(arguments: list[str]) -> int:
     """Create a federation of a few nodes on this machine, and run it."""
     args, settings = _parse(Demo, arguments, "fedrema deploy demo", {"deal": True, "rounds": DEMO_ROUNDS})
     from fedrema.deploy.demo import run_demo
+    from fedrema.deploy.folder import ServerFolder
+    from fedrema.deploy.status import read_status
 
     settings = _for_tables(args, settings)
     plan = dataclasses.replace(_plan(args, settings), least_clients=len(_names(args.nodes)))
     code = run_demo(args.dir, _names(args.nodes), settings, plan, say)
     if code == 0:
-        show(args.dir)
+        show(read_status(ServerFolder.open(args.dir)))
         print(f"Run: {args.dir / 'server' / 'run'}  (for fedrema compare, export and report)")
         print(f"A node's personal model: fedrema deploy model {args.dir / 'nodes' / _names(args.nodes)[0]}")
     return code
@@ -161,24 +170,78 @@ def key(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Renew:
-    """Renew the server's certificate with the same certificate authority; nothing changes for the nodes."""
+    """Renew the server's certificate with the same certificate authority; nothing changes for the nodes.
+
+    A running server uses the new certificate for new connections within seconds, and no node is disconnected. With
+    --authority, the authority itself is renewed, in three steps.
+    """
 
     dir: Path = positional()
     """The federation's folder, with authority/ and server/."""
     host: str = "localhost"
     """Host names or addresses of the server, separated by commas."""
+    authority: Literal["none", "prepare", "switch", "retire"] = "none"
+    """Step of a renewal of the authority; after each, copy server/ca.crt to the nodes."""
 
 
 def renew(arguments: list[str]) -> int:
-    """Renew the server's certificate."""
+    """Renew the server's certificate, or the authority."""
     args = parse_arguments(Renew, arguments, "fedrema deploy renew")
     from fedrema.deploy import setup
     from fedrema.deploy.audit import SERVER, AuditLog, Entry, Event
+    from fedrema.deploy.authority import renew_authority
+    from fedrema.deploy.folder import ServerFolder
 
-    hosts = setup.check_hosts(args.host)
-    setup.renew(args.dir, hosts)
-    AuditLog(args.dir / "server", SERVER).append(Entry(Event.CERTIFICATE_RENEWED, decision=f"for {', '.join(hosts)}"))
-    print(f"Renewed {args.dir / 'server' / 'server.crt'}: restart the server.")
+    hosts, server = setup.check_hosts(args.host), ServerFolder.open(args.dir).path
+    if args.authority != "none":
+        renew_authority(args.dir, args.authority, hosts)
+        done = f"authority: {args.authority}"
+    else:
+        setup.renew(args.dir, hosts)
+        done = f"for {', '.join(hosts)}"
+    AuditLog(server, SERVER).append(Entry(Event.CERTIFICATE_RENEWED, decision=done))
+    if args.authority != "retire":
+        print(f"Wrote {server / 'server.crt' if args.authority != 'prepare' else server / 'ca.crt'}.")
+    if args.authority != "prepare":
+        print("If this is the server's machine, new connections use it within seconds; else copy server.crt and")
+        print("server.key to the server's folder.")
+    if args.authority != "none":
+        print(f"Copy {server / 'ca.crt'} to every node as ca.crt; a running node uses it within seconds.")
+    if args.authority == "prepare":
+        print("Then restart the server once, and continue with --authority switch when all nodes have the file.")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Forget:
+    """Delete what the server holds about a node that has left: its key, personal parameters, scores and records.
+
+    Run it on the server's machine, while the server is stopped. What other parameters have learned from the node cannot
+    be removed, and the audit log keeps its lines.
+    """
+
+    dir: Path = positional()
+    """The federation's folder, or its subfolder server."""
+    name: str = positional()
+    """The name of the node."""
+    remove_key: bool = False
+    """Also remove the node's key, if it is still registered."""
+
+
+def forget(arguments: list[str]) -> int:
+    """Remove a node from the server's folder."""
+    args = parse_arguments(Forget, arguments, "fedrema deploy forget")
+    from fedrema.base.terminal import print_safe
+    from fedrema.deploy.folder import ServerFolder, check_name
+    from fedrema.deploy.forget import forget, kept_about
+
+    folder = ServerFolder.open(args.dir)
+    sys.path.insert(0, str(folder.path))  # it may contain the module of the user's method or network
+    check_name(args.name)
+    forget(folder, args.name, args.remove_key, lambda sentence: print_safe(f"{args.name}: {sentence}"))
+    print_safe(f"{args.name} is forgotten. What remains:")
+    for sentence in kept_about(folder.path.parent, args.name):
+        print_safe(f"- {sentence}")
     return 0
 
 
@@ -212,6 +275,10 @@ def _parse(
                 f"--{name} {chosen} is for simulations only; in a deployment, privacy-clip and privacy-noise in"
                 " node.toml protect a node, and the server always bounds the norms of updates."
             )
+    if settings.simulation.secure_aggregation:
+        from fedrema.runs.secure_coverage import dummy_coverage
+
+        dummy_coverage(settings.method)[0].check(settings.method)
     return args, settings
 
 
@@ -261,7 +328,17 @@ def _plan(args: Init, settings: Settings) -> Any:
     else:
         values = _plan_for_arrays(args, settings, names)
     limited = ("least_clients", "most_clients", "most_samples", "most_noise", "wait_seconds", "round_seconds")
-    return Plan(NO_FOLDER, **values, **{name: getattr(args, name) for name in limited})
+    secure = ("secure_threshold", "secure_neighbours", "secure_least")
+    if not settings.simulation.secure_aggregation:
+        for name in secure:
+            if getattr(args, name) != getattr(Plan, name):
+                raise BadInput(f"--{name.replace('_', '-')} has no effect without --secure-aggregation.")
+    elif len(_names(args.nodes)) < args.secure_least:
+        raise BadInput(
+            f"--secure-least {args.secure_least} needs at least as many nodes, but --nodes names"
+            f" {len(_names(args.nodes))}: add nodes, or allow smaller sums with --secure-least."
+        )
+    return Plan(NO_FOLDER, **values, **{name: getattr(args, name) for name in (*limited, *secure)})
 
 
 def _plan_of(federation: Federation, settings: Settings) -> dict[str, Any]:

@@ -8,15 +8,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from fedrema.base.terminal import Console, safe
 from fedrema.cli.live_table import LiveTable
-from fedrema.data import build_federation, save_prepared
+from fedrema.data import PreparedFolder, build_federation
 from fedrema.errors import BadInput, at_least
 from fedrema.experiments.forecast import Forecaster
 from fedrema.experiments.launchers import InProcess, Launcher, Workers
+from fedrema.experiments.plan import HEADINGS, Plan, make_plan
 from fedrema.experiments.spec import Cell, Experiment, Values
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store
 from fedrema.experiments.tasks import Task, missing_tasks, outdated_keys, split_tasks
+from fedrema.reporting.tables import plain_table
 from fedrema.runs.worker_pool import gpu_names
 
 
@@ -27,7 +30,7 @@ class ExperimentOptions:
     out: Path | None = None
     """Folder of the results. Default: results/NAME, after the file."""
     seeds: int | None = None
-    """Number of training seeds 0, 1, …. Default: the number in the file."""
+    """How many times each cell is run, with seeds 0, 1, …. Default: the number in the file."""
     rounds: int | None = None
     """Number of rounds of every run, instead of those in the file; published numbers are then left out."""
     only: str | None = None
@@ -40,6 +43,9 @@ class ExperimentOptions:
     """Number of cells to run at the same time on each device; small networks do not use a GPU fully."""
     launcher: Literal["local", "ray"] = "local"
     """local: this machine; ray: the Ray cluster at RAY_ADDRESS, or a local one (pip install 'fedrema[ray]')."""
+    plan: bool = False
+    """Only list the cells with missing runs and their estimated cost, in the order in which they run; without a GPU,
+    estimate for that of the finished runs."""
     prepare: Path | None = None
     """Only partition the data, into this folder, for machines without the datasets: use it there as --data-dir."""
     quiet: bool = False
@@ -144,6 +150,24 @@ def execute(
     return failed
 
 
+def print_plan(parts: Sequence[Part], args: ExperimentOptions, store: Store) -> None:
+    """Print the missing runs, cell by cell, with their estimated cost."""
+    plan = plan_of(parts, args.device, store)
+    shown = plain_table(HEADINGS, texts=2)
+    for cell in plan.cells:
+        shown.add_row(*map(safe, cell.texts))
+    console = Console()
+    if plan.cells:
+        console.print(shown)
+    console.print(plan.total, highlight=False)
+
+
+def plan_of(parts: Sequence[Part], device: str, store: Store) -> Plan:
+    """Return the plan of the missing runs of parts, in their order."""
+    forecaster = Forecaster.of_finished_runs(store, device)
+    return make_plan([(part.experiment, part.cells, part.seeds) for part in parts], store, forecaster)
+
+
 def _launcher(args: ExperimentOptions, store: Store, work: Path) -> Launcher:
     if args.launcher == "ray":
         from fedrema.experiments.ray_launcher import OnRay
@@ -157,7 +181,7 @@ def _launcher(args: ExperimentOptions, store: Store, work: Path) -> Launcher:
 
 def prepare(parts: Sequence[Part], folder: Path) -> None:
     """Partition the data of all cells, for machines that have no datasets."""
-    made = set()
+    prepared, made = PreparedFolder(folder), set()
     for part in parts:
         for cell in part.cells:
             for seed in range(part.seeds if cell.vary == "both" else 1):
@@ -165,4 +189,4 @@ def prepare(parts: Sequence[Part], folder: Path) -> None:
                 own = not data.is_partitioned or data.partition_file is not None or data.dataset == "digits"
                 if data not in made and not own:
                     made.add(data)
-                    print(save_prepared(build_federation(data), folder))
+                    print(prepared.save(build_federation(data)))

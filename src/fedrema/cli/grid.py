@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedrema.base.terminal import Console, print_safe, safe
 from fedrema.cli.arguments import parse_arguments, positional
-from fedrema.cli.experiment import ExperimentOptions, Part, check_folder, execute, prepare, read, select
+from fedrema.cli.experiment import ExperimentOptions, Part, check_folder, execute, prepare, print_plan, read, select
 from fedrema.experiments.report import write_report
 from fedrema.experiments.store import FOLDER, Store
 from fedrema.experiments.table import Sheet
@@ -41,6 +41,9 @@ def grid(arguments: list[str]) -> int:
     out = options.out or check_folder(Path("results") / experiment.name)
     store = Store(out / FOLDER)
     store.check()
+    if options.plan:
+        print_plan(parts, options, store)
+        return 0
     try:
         failed = execute(parts, parts, options, store, out / "unfinished")
     except Interrupted:

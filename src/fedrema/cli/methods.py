@@ -68,14 +68,33 @@ def supported_tasks(kind: type["Method"]) -> str:
     """Return which tasks a method supports with its default settings: all, classes, or their names."""
     from fedrema.tasks import CLASSIFICATION, TASKS, Task
 
-    required = [field for field in dataclasses.fields(kind) if field.default is field.default_factory]
-    if required:  # both are MISSING: there is no method with default settings
+    if _required(kind):
         return "depends on the settings"
     method = kind()
     found = [name for name in TASKS if method.supports(Task(cast("TaskName", name), 2))]
     if len(found) == len(TASKS):
         return "all"
     return "classes" if set(found) == CLASSIFICATION else ", ".join(found) or "none"
+
+
+def secure_coverage(kind: type["Method"]) -> str:
+    """Return what --secure-aggregation covers with a method's default settings."""
+    from fedrema.errors import FedremaError
+    from fedrema.runs.secure_coverage import dummy_coverage
+
+    if _required(kind):
+        return "depends on the settings"
+    try:
+        coverage, net = dummy_coverage(kind())
+    except FedremaError as error:  # a user's method may need other data than the dummy samples
+        return f"unknown: {error}"
+    return coverage.described(net)
+
+
+def _required(kind: type["Method"]) -> list[str]:
+    """Return the settings without a default: there is no method with default settings."""
+    # Both are MISSING.
+    return [field.name for field in dataclasses.fields(kind) if field.default is field.default_factory]
 
 
 def _print_method(console: "Console", kind: type["Method"], in_full: bool) -> None:
@@ -93,6 +112,7 @@ def _print_method(console: "Console", kind: type["Method"], in_full: bool) -> No
     console.print(text, highlight=False)
     console.print(kind.paper, style="dim", highlight=False)
     console.print(f"Tasks: {supported_tasks(kind)}", style="dim", highlight=False)
+    console.print(f"Secure aggregation: {secure_coverage(kind)}", style="dim", highlight=False)
     settings = field_documentation(kind)
     if settings:
         table = Table("setting", "default", "meaning", box=None, padding=(0, 2, 0, 0))

@@ -9,7 +9,17 @@ from pathlib import Path
 
 from fedrema.base.terminal import Console
 from fedrema.cli.arguments import parse_arguments, positional
-from fedrema.cli.experiment import ExperimentOptions, Part, check_folder, execute, prepare, read, select
+from fedrema.cli.experiment import (
+    ExperimentOptions,
+    Part,
+    check_folder,
+    execute,
+    plan_of,
+    prepare,
+    print_plan,
+    read,
+    select,
+)
 from fedrema.cli.grid import STOPPED, print_errors, show
 from fedrema.errors import BadInput
 from fedrema.experiments.command_log import log_command
@@ -19,14 +29,10 @@ from fedrema.experiments.store import FOLDER, Store
 from fedrema.experiments.tasks import finished_runs
 from fedrema.runs.execute import Interrupted
 
-ORDER = (
-    ("table1", "cifar10"),
-    *((name, None) for name in ("table3", "table4", "table5", "heatmaps", "table2", "curves")),
-    ("table1", "mnist,fmnist"),
-    *((name, None) for name in ("motivation", "partitions", "methods")),
+NAMES = (
+    *("table1", "table2", "table4", "table5", "table3", "heatmaps", "curves", "motivation", "variance", "methods"),
 )
-"""The most informative experiments run first."""
-NAMES = tuple(dict.fromkeys(name for name, _ in ORDER))
+"""The experiments; the most important run first."""
 PAPER = tuple(name for name in NAMES if name != "methods")
 """The experiments that `all` selects."""
 SMOKE: Values = {
@@ -51,7 +57,7 @@ class Reproduce:
     """Reproduce the paper's experiments and compare the results with the published ones."""
 
     what: tuple[str, ...] = positional(("all",))
-    """Experiments: table1, table2, table3, table4, table5, heatmaps, curves, motivation, partitions; all for these
+    """Experiments: table1, table2, table3, table4, table5, heatmaps, curves, motivation, variance; all for these
     nine; methods for all methods on CIFAR-10."""
     smoke: bool = False
     """Run everything on digits in about a minute, to test that it works; the results say nothing about the methods."""
@@ -72,6 +78,9 @@ def reproduce(arguments: list[str]) -> int:
         return 0
     store = Store(out / FOLDER)
     store.check()
+    if options.plan:
+        print_plan(_ordered(parts), options, store)
+        return 0
     start, started = time.monotonic(), datetime.now(UTC)
     there = set(store.keys())
     before = _finished(store)
@@ -90,7 +99,8 @@ def reproduce(arguments: list[str]) -> int:
     every = [_experiment(name, args.smoke, options) for name in NAMES]
     reported = [each for each in every if each.name in requested or _started(each, options.seeds or each.seeds, store)]
     judged = {each.name: write_report(each, options.seeds or each.seeds, store, out) for each in reported}
-    write_overview(reported, judged, options.seeds, store, out)
+    wanted = [Part(each, each.cells, options.seeds or each.seeds) for each in every if each.name in PAPER]
+    write_overview(reported, judged, options.seeds, store, out, plan_of(_ordered(wanted), options.device, store))
     if not options.quiet and not code:
         for part in parts:
             show(part, store, out)
@@ -123,12 +133,5 @@ def _started(experiment: Experiment, seeds: int, store: Store) -> bool:
 
 
 def _ordered(parts: list[Part]) -> list[Part]:
-    """Return parts in the order in which they are run; a part may be divided."""
-    by_name = {part.experiment.name: part for part in parts}
-    pieces = []
-    for name, columns in ORDER:
-        if (part := by_name.get(name)) is not None:
-            wanted = set(columns.split(",")) if columns else {column.name for column in part.experiment.columns}
-            cells = tuple(cell for cell in part.cells if cell.column.name in wanted)
-            pieces.append(dataclasses.replace(part, cells=cells))
-    return pieces
+    """Return parts in the order in which they are run."""
+    return sorted(parts, key=lambda part: NAMES.index(part.experiment.name))

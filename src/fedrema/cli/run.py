@@ -18,7 +18,7 @@ from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
 from fedrema.runs.execute import Interrupted
-from fedrema.runs.execute_many import CallbackFor, Outcome, execute_all, group_seeds
+from fedrema.runs.execute_many import CallbackFor, Outcome, execute_all, group_joint
 from fedrema.runs.run import Run
 from fedrema.runs.run_list import check_folders, reached_round, remove_finished_lists, seeds_of, write_run_list
 from fedrema.runs.saved_settings import default_folder
@@ -89,7 +89,7 @@ def _run(wanted: list[Settings], out: Path) -> int:
     check_trackers(wanted[0].output.trackers)
     if len(wanted) > 1:
         write_run_list(out, wanted)
-    groups, devices = group_seeds(wanted), devices_for(wanted[0])
+    groups, devices = group_joint(wanted), devices_for(wanted[0])
     if len(devices) > 1 and len(wanted) > 1:
         return _run_on_gpus(groups, devices, wanted[0].output.quiet, out)
 

@@ -10,14 +10,26 @@ from fedrema.errors import BadInput
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """Show runs in the browser while they train; reads their folders and changes nothing."""
+    """Show runs in the browser while they train, or a deployment; reads their folders and changes nothing.
+
+    For the folder of a deployment's server, the page shows its nodes; for the folder of a node, the node's own results
+    and audit log. /metrics has the same numbers for Prometheus.
+    """
 
     dir: Path = positional()
-    """The folder of a run, or a folder that contains runs or will contain them."""
+    """The folder of a run, a folder that contains runs or will contain them, or the folder of a server or a node."""
     host: str = "127.0.0.1"
-    """Address to listen on; with any other than the default, anyone who can reach this address can see the page."""
+    """Address to listen on; any other than the default needs TLS and a password or token."""
     port: int = 8384
     """Port to listen on; 0 selects a free one."""
+    tls_cert: Path | None = None
+    """File with the TLS certificate. Default: the server's own, for the folder of a deployment's server."""
+    tls_key: Path | None = None
+    """File with the certificate's key."""
+    password_file: Path | None = None
+    """File with the password of the page. Default: the environment variable FEDREMA_WATCH_PASSWORD."""
+    token_file: Path | None = None
+    """File with a token for programs, as in Authorization: Bearer TOKEN. Default: FEDREMA_WATCH_TOKEN."""
     open: bool = False
     """Open the page in the browser."""
 
@@ -33,6 +45,8 @@ def watch(arguments: list[str]) -> int:
     if not args.dir.is_dir():
         raise BadInput(f"{args.dir} is not a folder: name the folder of a run, or one for several runs.")
     from fedrema.base.terminal import print_safe
+    from fedrema.monitor.access import Secrets
+    from fedrema.monitor.watch import monitor_app, protection
     from fedrema.page.server import serve
 
     def ready(address: str) -> None:
@@ -40,5 +54,7 @@ def watch(arguments: list[str]) -> int:
         if args.open:
             webbrowser.open(address)
 
-    serve(args.dir, args.host, args.port, ready)
+    secrets = Secrets.read(args.password_file, args.token_file)
+    protected = protection(args.dir, args.host, args.tls_cert, args.tls_key, secrets)
+    serve(monitor_app(args.dir, args.host, protected), args.host, args.port, ready, protected.certificate)
     return 0

@@ -134,7 +134,8 @@ class Settings:
 
     def added_defaults(self) -> frozenset[str]:
         """Return the names of the settings that were added later and have their defaults."""
-        added = {_dashed(field.name): field.default for field in _run_fields() if field.metadata.get("added")}
+        fields = (*_run_fields(), *dataclasses.fields(self.method))
+        added = {_dashed(field.name): field.default for field in fields if field.metadata.get("added")}
         return frozenset(name for name, value in self.flat().items() if name in added and value == added[name])
 
     def described(self) -> dict[str, PlainValue]:

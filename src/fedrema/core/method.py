@@ -29,8 +29,8 @@ def task_loss(net: Net, outputs: Tensor, batch: Batch) -> Tensor:
 class Method:
     """A federated method: its fields are its hyper-parameters, it has no state, every hook defaults to FedAvg.
 
-    `loss`, `predict`, `start`, `begin` and `end` receive one client; the engine maps them over all clients. `aggregate`
-    receives all uploads, stacked.
+    `loss`, `predict`, `start`, `begin`, `end` and `ready` receive one client; the engine maps them over all clients.
+    `aggregate` receives all uploads, stacked.
     """
 
     name: ClassVar[str]
@@ -87,6 +87,14 @@ class Method:
     def adapt(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
         """Return phases to train on a copy of the client before it is evaluated."""
         return ()
+
+    def ready(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
+        """Return the client as it predicts, with what it computes from all its training samples.
+
+        Called on a copy of the client before it is evaluated, after `adapt`. What it adds is not kept, and does not
+        leave the client; `model` and `predict` must also work without it.
+        """
+        return client
 
     def model(self, net: Net, client: Client) -> Tensors:
         """Return the network parameters that the client predicts with."""

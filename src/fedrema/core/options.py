@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from fedrema.base.options import Purpose, option
 from fedrema.core.defences import Defence
+from fedrema.core.fixed_point import FixedPoint
 from fedrema.core.types import Moment
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.tasks import METRICS, LossName
@@ -140,12 +141,22 @@ class Simulation:
     """Share of attackers that --defence trimmed-mean and krum tolerate."""
     defence_bound: float = option(0.0, simulated=True, added=True)
     """Norm to which --defence norm-bound scales updates down; 0: the median norm of the round's updates."""
+    secure_aggregation: bool = option(False, added=True)
+    """Sum shared parameters as whole numbers; in a deployment under masks, so that the server learns only the sum.
+    docs/security.md says what it protects."""
+    secure_bits: int = option(FixedPoint.bits, added=True)
+    """Bits of a number in the sums of --secure-aggregation: 64, or 32 for half of the traffic and less precision."""
+    secure_range: float = option(FixedPoint.bound, added=True)
+    """Largest change of a parameter in a round with --secure-aggregation; larger changes are clipped and recorded."""
+    secure_samples: int = option(FixedPoint.samples, added=True)
+    """With --secure-aggregation: at least the number of participants times the largest number of samples of one."""
 
     def __post_init__(self) -> None:
         """Validate the settings."""
         _check_privacy(self)
         _check_attack(self)
         _check_defence(self)
+        _check_secure_aggregation(self)
         at_least(1, self, "rounds", "evaluate_every", "record_every", "late_round")
         at_least(0, self, "chunk", "threads")
         if self.memory is not None:
@@ -179,7 +190,7 @@ class Simulation:
             dropout=0.0,
             late=0.0,
             scratch=None,
-            **{name: _default(name) for name in (*PRIVACY, *ATTACK, *DEFENCE)},
+            **{name: _default(name) for name in (*PRIVACY, *ATTACK, *DEFENCE, *SECURE)},
         )
 
     @property
@@ -187,6 +198,13 @@ class Simulation:
         """The factor of the attack."""
         usual = {"scale": 10.0, "counts": 10.0}.get(self.attack, 1.0)
         return usual if self.attack_strength is None else self.attack_strength
+
+    @property
+    def fixed_point(self) -> FixedPoint | None:
+        """How shared parameters are summed with --secure-aggregation; None without it."""
+        if not self.secure_aggregation:
+            return None
+        return FixedPoint(self.secure_bits, self.secure_range, self.secure_samples)
 
     @property
     def clip_norm(self) -> float | None:
@@ -197,6 +215,7 @@ class Simulation:
 PRIVACY = ("dp", "dp_clip", "dp_noise", "dp_delta")
 ATTACK = ("attack", "attackers", "attack_strength")
 DEFENCE = ("defence", "defence_share", "defence_bound")
+SECURE = ("secure_aggregation", "secure_bits", "secure_range", "secure_samples")
 """Names of related settings, the one that enables the others first."""
 
 
@@ -247,6 +266,17 @@ def _check_defence(settings: Simulation) -> None:
         raise BadInput("--defence cannot be combined with --dp central, whose noise is for the mean of the updates.")
     if settings.attack == "counts" and settings.dp in ("central", "local"):
         raise BadInput(f"--attack counts has no effect with --dp {settings.dp}: all clients have the same weight.")
+
+
+def _check_secure_aggregation(settings: Simulation) -> None:
+    """Validate the settings of secure aggregation, and its combination with defences."""
+    FixedPoint(settings.secure_bits, settings.secure_range, settings.secure_samples)
+    _check_unused(settings, SECURE, not settings.secure_aggregation, "--secure-aggregation")
+    if settings.secure_aggregation and settings.defence != "none":
+        raise BadInput(
+            f"--secure-aggregation cannot be combined with --defence {settings.defence}, which needs the update of each"
+            " client."
+        )
 
 
 def _check_unused(settings: Simulation, names: tuple[str, ...], is_off: bool, needed: str) -> None:

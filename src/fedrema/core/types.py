@@ -131,6 +131,8 @@ class Phase:
     """Stop after this many steps, even within an epoch."""
     epochs_of: Callable[[Client], Tensor] | None = None
     """Returns a client's number of epochs, if it is not `epochs` for all clients."""
+    reset_momentum: bool = False
+    """Start with zero momentum, even where momentum is kept between rounds."""
 
 
 @dataclass(frozen=True)

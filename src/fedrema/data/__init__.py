@@ -1,11 +1,12 @@
 """Datasets, partitions, federations, and users' own data."""
 
-from fedrema.data.build import build_federation, save_prepared
+from fedrema.data.build import build_federation
 from fedrema.data.datasets import DatasetStatus, Pool, dataset_names, dataset_status, load_pool
 from fedrema.data.federation import Federation, Split, to_float
 from fedrema.data.from_source import federation_from
 from fedrema.data.options import DataSettings
 from fedrema.data.plot import draw_federation, federation_table
+from fedrema.data.prepared import PreparedFolder
 from fedrema.data.preprocessing import Preprocessing
 from fedrema.data.user_data import load_user_data, read_user_table
 
@@ -14,6 +15,7 @@ __all__ = [
     "DatasetStatus",
     "Federation",
     "Pool",
+    "PreparedFolder",
     "Preprocessing",
     "Split",
     "build_federation",
@@ -25,6 +27,5 @@ __all__ = [
     "load_pool",
     "load_user_data",
     "read_user_table",
-    "save_prepared",
     "to_float",
 ]

@@ -1,10 +1,8 @@
 """Build the federation that the settings describe: from a dataset and a partition, a partition file, or own data.
 
-A federation can be prepared in advance for machines without the dataset: `save_prepared` stores it under a name derived
-from the settings, and `build_federation` finds it there.
+A federation can be prepared in advance for machines without the dataset (`fedrema.data.prepared`).
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,16 +12,14 @@ from numpy.typing import NDArray
 
 from fedrema.data import partitions
 from fedrema.data.checks import are_integers
-from fedrema.data.datasets import Pool, is_available, load_pool, pool_size, search_folders
+from fedrema.data.datasets import Pool, is_available, load_pool, pool_size
 from fedrema.data.federation import Federation
 from fedrema.data.natural import NATURAL, natural_federation
 from fedrema.data.npz import read_npz
 from fedrema.data.options import DataSettings
+from fedrema.data.prepared import find_prepared
 from fedrema.data.user_data import load_user_data
 from fedrema.errors import BadInput
-
-PREPARED_FOLDER = "federations"
-"""Subfolder of a data folder that holds prepared federations."""
 
 _PARTITION_SETTINGS: dict[str, tuple[str, ...]] = {
     "grouped": ("s", "groups"),
@@ -156,27 +152,3 @@ def _read_json(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | N
     if are_integers(table):
         client = client.astype(np.int64)
     return index, client, split if has_splits else None
-
-
-def find_prepared(info: dict[str, object], data_dir: Path | None) -> Federation | None:
-    """Return the prepared federation of these settings; None if no search folder has it."""
-    for folder in search_folders(data_dir):
-        file = _prepared_file(info, folder)
-        if file.is_file():
-            found = Federation.load(file)
-            if found.info != info:
-                raise BadInput(f"{file} was prepared with settings that do not match its name: prepare it again.")
-            return found
-    return None
-
-
-def save_prepared(federation: Federation, folder: Path) -> Path:
-    """Save a federation in a data folder under the name that `find_prepared` looks for, and return its path."""
-    file = _prepared_file(federation.info, folder)
-    federation.save(file)
-    return file
-
-
-def _prepared_file(info: dict[str, object], folder: Path) -> Path:
-    digest = hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()[:12]
-    return folder / PREPARED_FOLDER / f"{info['dataset']}-{digest}.npz"

@@ -202,6 +202,12 @@ class Federation:
 
     def save(self, path: Path) -> None:
         """Write an `.npz` file that `load` reads; atomic."""
+        arrays: dict[str, Any] = self.saved_arrays()
+        with atomic_file(Path(path)) as temporary, temporary.open("wb") as stream:
+            np.savez_compressed(stream, **arrays)
+
+    def saved_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of a saved federation, which `from_saved` reads."""
         identifiers = np.array(self.names)
         if are_integers(self.names):
             identifiers = identifiers.astype(np.int64)
@@ -216,15 +222,8 @@ class Federation:
             meta = json.dumps(record)
         except (TypeError, ValueError) as error:
             raise BadInput(f"info of the federation must contain JSON values only: {error}.") from error
-        with atomic_file(Path(path)) as temporary, temporary.open("wb") as stream:
-            np.savez_compressed(
-                stream,
-                x=self.x,
-                y=self.y,
-                client=identifiers[self.client],
-                split=self.test,
-                meta=np.array(meta),
-            )
+        owners = identifiers[self.client]
+        return {"x": self.x, "y": self.y, "client": owners, "split": self.test, "meta": np.array(meta)}
 
     @classmethod
     def load(
@@ -241,7 +240,22 @@ class Federation:
         unless the file was saved by fedrema with a task of its own.
         """
         arrays = read_npz(Path(path), required=("x", "y", "client"), optional=("split", "meta"))
-        meta = parse_meta(arrays.pop("meta", None), Path(path))
+        federation = cls.from_saved(arrays, Path(path), data_seed, test_share, class_names, task)
+        return federation if class_names is None else federation.relabelled(class_names)
+
+    @classmethod
+    def from_saved(
+        cls,
+        arrays: dict[str, NDArray[Any]],
+        path: Path,
+        data_seed: int = 0,
+        test_share: float = 0.2,
+        class_names: Sequence[str] | None = None,
+        task: str | None = None,
+    ) -> "Federation":
+        """Create a federation from the arrays of a file, and check its fingerprint; messages name the file."""
+        arrays = dict(arrays)
+        meta = parse_meta(arrays.pop("meta", None), path)
         try:
             federation = cls.from_arrays(
                 **arrays,
@@ -258,7 +272,7 @@ class Federation:
             raise BadInput(f"{path}: {error}") from error
         if meta.fingerprint not in (None, federation.fingerprint):
             raise BadInput(f"{path} was changed after it was saved: save it again, or remove 'meta' from it.")
-        return federation if class_names is None else federation.relabelled(class_names)
+        return federation
 
     @classmethod
     def from_arrays(

@@ -8,7 +8,7 @@ node uses these values only; what the server sends is compared with them, and re
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from fedrema.deploy.audit_service import record_approval
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.limits import quoted
 from fedrema.deploy.run_config import NO_FOLDER, Plan, RunConfig, Value, plan_names, read_run_config
+from fedrema.deploy.tls import fingerprint, read_public_key
 from fedrema.errors import BadInput
 from fedrema.runs.manifest import read_object
 
@@ -87,6 +88,11 @@ class NodePlan:
             raise NotApproved(f"the node's owner has approved {self.rounds} rounds, and this is round {this}")
 
     @property
+    def is_secure(self) -> bool:
+        """Whether shared parameters leave the node only under masks."""
+        return self.config.get("secure-aggregation") is True
+
+    @property
     def rounds(self) -> int:
         """The number of approved rounds."""
         return int(self.config[ROUNDS])
@@ -99,6 +105,9 @@ class NodePlan:
         return [
             f"fedrema {self.fedrema}, method {self.config['method']}, at most {self.rounds} rounds",
             f"before round 1, the node sends {sent}" + (" (docs/deploy.md lists them)" if needs else ""),
+            f"shared parameters leave the node only under masks, for sums over at least {plan.secure_least} nodes"
+            if self.is_secure
+            else "shared parameters leave the node without masks (no secure aggregation)",
             "",
             "settings of the federation:",
             *(f"  {name} = {json.dumps(value)}" for name, value in sorted(self.config.items())),
@@ -180,6 +189,21 @@ def approved_plan(folder: NodeFolder) -> NodePlan:
     return plan
 
 
+def peer_keys(folder: NodeFolder) -> dict[str, bytes] | None:
+    """Return the public keys of the other nodes, by name; None if the node's folder has none."""
+    if not folder.peers.is_dir():
+        return None
+    return {file.stem: read_public_key(file) for file in sorted(folder.peers.glob("*.pub"))}
+
+
+def _peers(folder: NodeFolder) -> str:
+    """Return the other nodes that the owner approves: their names and the fingerprints of their keys."""
+    keys = peer_keys(folder)
+    if keys is None:
+        return "any that the server names (there is no folder peers)"
+    return ", ".join(f"{name} {fingerprint(key)}" for name, key in keys.items()) or "none"
+
+
 def own_sources(folder: NodeFolder, config: Mapping[str, Value]) -> dict[str, str]:
     """Return the owner's own modules, as module:name, by what they are for."""
     sources = {"method": str(config["method"]), "net": str(config.get("net", "")), "data": folder.config.data}
@@ -189,7 +213,9 @@ def own_sources(folder: NodeFolder, config: Mapping[str, Value]) -> dict[str, st
 def _present(folder: NodeFolder, config: RunConfig) -> NodePlan:
     """Return a plan with the version, files and settings that the node has now; imports none of the files."""
     files = {kind: module_digests(source.partition(":")[0]) for kind, source in own_sources(folder, config).items()}
-    return NodePlan(fedrema.__version__, config, files, {"data": folder.config.data, **folder.privacy.values()})
+    node: dict[str, Value] = {"data": folder.config.data, **folder.privacy.values()}
+    plan = NodePlan(fedrema.__version__, config, files, node)
+    return replace(plan, node={**node, "peers": _peers(folder)}) if plan.is_secure else plan
 
 
 def _same(one: Value, other: Value) -> bool:

@@ -54,6 +54,12 @@ class Event(StrEnum):
     REQUEST_REFUSED = "request refused"
     STATISTICS_SENT = "statistics sent"
     STATISTICS_RECEIVED = "statistics received"
+    SHARES_SENT = "encrypted shares sent"
+    SHARES_RECEIVED = "encrypted shares received"
+    MASKED_SENT = "masked parameters sent"
+    MASKED_RECEIVED = "masked parameters received"
+    UNMASKING_SENT = "shares to unmask the sum sent"
+    UNMASKING_RECEIVED = "shares to unmask the sum received"
     REPLY_SENT = "reply sent"
     REPLY_RECEIVED = "reply received"
     REPLY_REJECTED = "reply rejected"
@@ -160,20 +166,20 @@ class AuditLog:
 
     def head(self) -> Head:
         """Return the last line that was written completely."""
-        return _read_head(self.head_file) or Head()
+        return read_head(self.head_file) or Head()
 
     def last(self, *events: Event) -> Line | None:
         """Return the latest line about one of these events; None if there is none."""
         found = None
         for raw in _raw_lines(self.file):
-            line = _parsed(raw)
+            line = parsed_line(raw)
             if line is not None and line.entry.what in events:
                 found = line
         return found
 
     def node_heads(self) -> dict[str, Head]:
         """Return the last line of each node's log that the server has recorded here."""
-        lines = filter(None, map(_parsed, _raw_lines(self.file)))
+        lines = filter(None, map(parsed_line, _raw_lines(self.file)))
         return {site: Head(*max(seen.items())) for site, seen in seen_by_server(lines).items()}
 
     def _append(self, entries: tuple[Entry, ...]) -> Head:
@@ -213,7 +219,7 @@ class AuditLog:
         if not newline:
             return Head(), complete, fragment
         raw = content.rpartition(b"\n")[2]
-        line = _parsed(raw)
+        line = parsed_line(raw)
         if line is not None:
             return line.head, complete, fragment
         number = sum(1 for _ in _raw_lines(self.file))
@@ -221,7 +227,7 @@ class AuditLog:
 
     def _damage(self, found: Head) -> list[Entry]:
         """Return an entry if the end of the file is not what the last writer left."""
-        head = _read_head(self.head_file)
+        head = read_head(self.head_file)
         if head == found or (head is not None and head.line < found.line and self._contains(head)):
             return []
         return [Entry(Event.DAMAGED, decision=_difference(head, found))]
@@ -230,7 +236,7 @@ class AuditLog:
         if not head.line:
             return True
         lines = (raw for number, raw in enumerate(_raw_lines(self.file), 1) if number == head.line)
-        line = _parsed(next(lines, b""))
+        line = parsed_line(next(lines, b""))
         return line is not None and line.head == head
 
 
@@ -242,9 +248,9 @@ def verify(folder: Path, expected: Mapping[int, str] | None = None) -> tuple[lis
     file, lines, problems = folder / LOG_FILE, [], []
     if not file.is_file() and not (folder / HEAD_FILE).is_file():
         raise BadInput(f"{folder} has no audit log: {LOG_FILE} is written when the server or the node starts.")
-    head, end = _read_head(folder / HEAD_FILE), Head()
+    head, end = read_head(folder / HEAD_FILE), Head()
     for number, raw in enumerate(_raw_lines(file), 1):
-        line = _parsed(raw)
+        line = parsed_line(raw)
         if line is None:
             problems.append(Problem(number, f"Line {number} was changed: it does not match its own hash."))
             end = Head(number, "")
@@ -332,7 +338,7 @@ def _sealed(entry: Entry, who: str, head: Head) -> bytes:
     return body[:-1] + b',"hash":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
 
 
-def _parsed(raw: bytes) -> Line | None:
+def parsed_line(raw: bytes) -> Line | None:
     """Return a line that matches its own hash; None for any other."""
     found = SEALED.fullmatch(raw)
     if not found or hashlib.sha256(found[1] + b"}").hexdigest().encode() != found[2]:
@@ -353,7 +359,8 @@ def _parsed(raw: bytes) -> Line | None:
         return None
 
 
-def _read_head(file: Path) -> Head | None:
+def read_head(file: Path) -> Head | None:
+    """Return the content of `audit.head`; None if it is missing or unreadable."""
     try:
         return Head.parse(file.read_text(encoding="ascii"))
     except (OSError, UnicodeDecodeError, BadInput):

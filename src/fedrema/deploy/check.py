@@ -23,7 +23,14 @@ from fedrema.deploy.flower_control import NotResponding, connected_control
 from fedrema.deploy.folder import NodeFolder, ServerFolder
 from fedrema.deploy.node_data import own_samples, statistics_of_table
 from fedrema.deploy.run_config import Value, read_run_config
-from fedrema.deploy.tls import LOCAL_NAMES, fingerprint, public_half, read_certificate, read_public_key
+from fedrema.deploy.tls import (
+    LOCAL_NAMES,
+    fingerprint,
+    public_half,
+    read_certificate,
+    read_certificates,
+    read_public_key,
+)
 from fedrema.errors import BadInput, FedremaError, raised_by_user
 
 FEWEST_DAYS = 30
@@ -32,7 +39,7 @@ LEAST_DISK, LEAST_MEMORY = 1_000_000_000, 500_000_000
 LARGEST_LEAD = 5.0
 """By how many seconds a node's clock may be ahead of the server's; Flower allows 300 s behind."""
 LARGEST_LAG = 300.0
-RENEW = "renew it with fedrema deploy renew FEDERATION --host NAME, and restart the server"
+RENEW = "renew it with fedrema deploy renew FEDERATION --host NAME"
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,9 @@ def _settings(folder: ServerFolder) -> Result:
 
 def _server_certificate(folder: ServerFolder) -> Iterator[Result]:
     try:
-        own, authority = (read_certificate(folder.path / name) for name in ("server.crt", "ca.crt"))
+        own, trusted = read_certificate(folder.path / "server.crt"), read_certificates(folder.path / "ca.crt")
+        # While the authority is renewed, ca.crt holds the old and the new one.
+        authority = next((each for each in trusted if each.subject == own.issuer), trusted[0])
         own.verify_directly_issued_by(authority)
         key = serialization.load_pem_private_key((folder.path / "server.key").read_bytes(), None)
         if key.public_key() != own.public_key():
@@ -133,7 +142,7 @@ def _server_certificate(folder: ServerFolder) -> Iterator[Result]:
         yield Result("certificate", False, detail, RENEW)
         return
     yield _validity("certificate", own, RENEW)
-    yield _validity("authority", authority, "create a new federation, or a new authority for all machines")
+    yield _validity("authority", authority, "renew it with fedrema deploy renew FOLDER --authority prepare")
     names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     for name in names.get_values_for_type(x509.DNSName):
         if name not in LOCAL_NAMES:

@@ -260,13 +260,13 @@ def _lead(response: httpx.Response) -> float | None:
 class ConnectionWatch:
     """Reports once, on a node's console, why it is not connected, and when it is.
 
-    `test` tests the connection; `log` is the output of Flower's SuperNode.
+    `test` tests the connection; `log` is the output of Flower's SuperNode; `said` is the last sentence before.
     """
 
-    def __init__(self, log: Path, test: Callable[[], Finding]) -> None:
+    def __init__(self, log: Path, test: Callable[[], Finding], said: str = "") -> None:
         self._tail, self._test = LogTail(log), test
         self._lines: list[str] = []
-        self._said = ""
+        self._said = said
         self._cause: Cause | None = None
         self.joined = False
         """Whether the node has just been connected, since the last call of `news`."""

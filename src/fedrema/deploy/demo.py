@@ -10,8 +10,8 @@ from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, fr
 from fedrema.config.settings import Settings
 from fedrema.deploy.approval import approve, proposed_plan
 from fedrema.deploy.folder import NodeFolder
+from fedrema.deploy.node_service import flower_environment
 from fedrema.deploy.run_config import Plan
-from fedrema.deploy.services import flower_environment
 from fedrema.deploy.setup import Members, create_federation
 from fedrema.errors import FedremaError
 

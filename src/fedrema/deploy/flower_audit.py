@@ -11,13 +11,15 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedrema.deploy.audit import HASH, AuditLog, Entry, Event, Head
 from fedrema.deploy.audit_service import settings_change
-from fedrema.deploy.flower_records import FACTS, STATISTICS
+from fedrema.deploy.flower_records import FACTS, MASK, SHARE, STATISTICS, UNMASK
 from fedrema.deploy.tls import fingerprint, public_half
 from fedrema.errors import BadInput, FedremaError
 
 AUDIT = "audit"
 """The record of a reply that holds the last line of the node's audit log."""
 LARGEST_LINE = 10**12
+STAGE_EVENTS = {SHARE: Event.SHARES_SENT, MASK: Event.MASKED_SENT, UNMASK: Event.UNMASKING_SENT}
+"""What a node sends in the stages of secure aggregation, by the type of the message that it answers."""
 P = ParamSpec("P")
 Handler = Callable[Concatenate[Message, Context, P], Message]
 
@@ -61,12 +63,19 @@ def audited(handler: Handler[P]) -> Handler[P]:
         size, digest = measured(reply.content)
         facts = reply.content.config_records.get(FACTS, ConfigRecord({}))
         kind = Event.STATISTICS_SENT if STATISTICS in facts else Event.REPLY_SENT
+        kind = STAGE_EVENTS.get(message.metadata.message_type, kind)
         spent = f"noise was added; ε spent so far: {facts['epsilon']!r}" if "epsilon" in facts else ""
         head = log.append(Entry(kind, name, key, number, size, digest, spent))
         reply.content[AUDIT] = ConfigRecord({"line": head.line, "hash": head.hash})
         return reply
 
     return cast(Handler[P], handle)
+
+
+def stage_of(message: Message) -> str:
+    """Return the stage of secure aggregation that a message asks for, in words; empty for other messages."""
+    kind = message.metadata.message_type
+    return f"secure aggregation: {kind.rpartition('.')[2]}" if kind in STAGE_EVENTS else ""
 
 
 def record_refusal(home: Path, name: str, message: Message, why: str) -> None:

@@ -16,11 +16,13 @@ from fedrema.config.settings import Settings
 from fedrema.data import Federation, Preprocessing
 from fedrema.deploy.agreement import Agreement, Needs
 from fedrema.deploy.flower_audit import audited
+from fedrema.deploy.flower_packing import unpacked
 from fedrema.deploy.flower_records import FACTS, STATISTICS, read_agreement, read_request, reply_record
-from fedrema.deploy.messages import Reply
+from fedrema.deploy.messages import Reply, Request
 from fedrema.deploy.node import Node
 from fedrema.deploy.node_data import own_samples, partitioned_dataset, statistics_of_samples, statistics_of_table
 from fedrema.deploy.node_model import save_model
+from fedrema.deploy.node_results import append_result
 from fedrema.deploy.privacy import PrivacyGuard, PrivacySettings
 from fedrema.deploy.run_config import HELD_BY_NODES, Plan, read_run_config
 from fedrema.errors import BadInput, FedremaError
@@ -68,16 +70,31 @@ def open_node(context: Context, name: str, agreement: Agreement, folder: Path) -
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train for a round, or only score the received model."""
+    message.content = unpacked(message.content)
     return reply_to_request(message, context, open_node)
+
+
+Write = Callable[[str], None]
+HoldBack = Callable[[Node, Request, Reply, Write], tuple[Reply, RecordDict]]
+"""Returns a reply without what is summed under masks, and a record with the node's keys for the sum."""
 
 
 @audited
 def reply_to_request(
-    message: Message, context: Context, opened: Callable[[Context, str, Agreement, Path], Node]
+    message: Message,
+    context: Context,
+    opened: Callable[[Context, str, Agreement, Path], Node],
+    hold_back: HoldBack | None = None,
 ) -> Message:
-    """Answer a request to train, or to score the received model; `opened` returns the node, as `open_node` does."""
+    """Answer a request to train, or to score the received model.
+
+    `opened` returns the node, as `open_node` does. `hold_back` is needed for secure aggregation.
+    """
     request, name = read_request(message.content)
     settings, _ = read_run_config(context.run_config)
+    is_secure = settings.simulation.secure_aggregation
+    if is_secure and hold_back is None:
+        raise BadInput("Secure aggregation needs a node that fedrema deploy client runs: it keeps secrets in memory.")
     with node_folder(context) as folder, node_log(context.node_config.get("folder"), request.round) as write:
         node = opened(context, name, read_agreement(message.content) or Agreement(), folder)
         guard = privacy_guard(context, folder)
@@ -88,10 +105,14 @@ def reply_to_request(
             write(node.note)
         if context.node_config.get("folder"):  # without a folder there is no `fedrema deploy model`
             save_model(folder, settings, node, request.round - 1, reply)
+            append_result(folder.parent, reply)
         write(_description(reply))
         if guard is not None:
             reply = guard.protect(reply, node.start_params(request))
-    return Message(reply_record(reply), reply_to=message)
+        keys = RecordDict()
+        if is_secure and request.train and hold_back is not None:
+            reply, keys = hold_back(node, request, reply, write)
+    return Message(RecordDict({**reply_record(reply), **keys}), reply_to=message)
 
 
 @contextmanager

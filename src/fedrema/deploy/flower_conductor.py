@@ -13,19 +13,24 @@ from fedrema.base.terminal import safe, safe_logger
 from fedrema.config.settings import Settings
 from fedrema.deploy.agreement import Agreement, Needs, NodeStatistics, agree, read_statistics, unusual
 from fedrema.deploy.audit import SERVER, AuditLog, Entry, Event
-from fedrema.deploy.flower_audit import measured, node_head, received
+from fedrema.deploy.flower_audit import measured, node_head, received, stage_of
 from fedrema.deploy.flower_grid import NoResponse, exchange, list_nodes
 from fedrema.deploy.flower_records import FACTS, STATISTICS, array_record, read_reply, request_record
+from fedrema.deploy.flower_secure_rounds import SecureRound, announced_keys
+from fedrema.deploy.folder import FORGOTTEN
+from fedrema.deploy.masking import PublicKeys, Rules
 from fedrema.deploy.messages import Reply, without_class
 from fedrema.deploy.run_config import Plan, identity_values
 from fedrema.deploy.run_state import RunState, digest, save_agreement, saved_agreement
 from fedrema.deploy.server import CentralServer
 from fedrema.deploy.tls import fingerprint
+from fedrema.deploy.unmasking import MaskedSum
 from fedrema.errors import BadInput, FedremaError
 from fedrema.models.body_and_head import size
 from fedrema.runs.lock import RunLock
 from fedrema.runs.trained_clients import dummy_federation
 from fedrema.simulation.participation import draw_participants
+from fedrema.simulation.records import NodeReports, RoundRecord
 
 log = safe_logger("fedrema")
 SECONDS_BETWEEN_CHECKS = 1.0
@@ -44,6 +49,8 @@ class Conductor:
 
     def __init__(self, grid: Grid, settings: Settings, plan: Plan, pause: Callable[[float], None] = time.sleep) -> None:
         self.grid, self.settings, self.plan, self.pause = grid, settings, plan, pause
+        self.least = plan.least_in_round(settings)
+        """How many usable replies a round needs."""
         self.needs = Needs.of(settings, plan)
         """What the nodes have to agree on before round 1."""
         self.agreement = Agreement()
@@ -62,6 +69,10 @@ class Conductor:
         """Failed attempts at the current round: for each, the nodes without a usable reply, and why."""
         self.bytes_sent = 0
         """Total size of the last requests to all nodes."""
+        self.bytes_masked = 0
+        """Total size of the masked contributions to the last sum."""
+        self.announced: dict[str, PublicKeys] = {}
+        """With secure aggregation: the keys in the last replies, by name."""
         self.reported_names: dict[int, str] = {}
         """Names that nodes without a registered key have sent, by Flower's node ID."""
 
@@ -128,18 +139,26 @@ class Conductor:
         return found, missing
 
     def _replies(
-        self, messages: Mapping[str, Message], what: Event = Event.REPLY_RECEIVED
+        self, messages: Mapping[str, Message], what: Event = Event.REPLY_RECEIVED, tensor_bytes: int = 0
     ) -> tuple[dict[str, RecordDict], dict[str, str]]:
         """Send each node its message; return the content of the replies by name, and why the others are missing."""
         number = self._completed + 1
         sent = {name: measured(message.content) for name, message in messages.items()}
         self.audit.append(
             *(
-                Entry(Event.REQUEST_SENT, name, self.fingerprints.get(name, ""), number, size, digest)
+                Entry(
+                    Event.REQUEST_SENT,
+                    name,
+                    self.fingerprints.get(name, ""),
+                    number,
+                    size,
+                    digest,
+                    stage_of(messages[name]),
+                )
                 for name, (size, digest) in sent.items()
             )
         )
-        arrived = exchange(self.grid, list(messages.values()), self.plan.round_seconds)
+        arrived = exchange(self.grid, list(messages.values()), self.plan.round_seconds, tensor_bytes)
         names = {message.metadata.message_id: name for name, message in messages.items()}
         contents: dict[str, RecordDict] = {}
         missing = dict.fromkeys(messages, f"no reply within {self.plan.round_seconds:g} s")
@@ -177,11 +196,14 @@ class Conductor:
         start = time.monotonic()
         online = self._wait_for_nodes()
         simulation, number = self.settings.simulation, self.central.round + 1
-        least = self.plan.least_clients
-        chosen = draw_participants(simulation.seed, number, sorted(online), simulation.participation, least)
+        chosen = draw_participants(simulation.seed, number, sorted(online), simulation.participation, self.least)
         replies, missing = self._exchange({name: online[name] for name in chosen}, train=True)
         waited = time.monotonic() - start
-        record = self.central.complete_round(replies, least)
+        if self.central.is_secure:
+            record, lost = self._secure_round(replies, online)
+            missing |= lost
+        else:
+            record = self.central.complete_round(replies, self.least)
         assert record.nodes is not None
         rejected = record.nodes.rejected | missing
         self.audit.append(
@@ -200,7 +222,7 @@ class Conductor:
         seconds = {"train": waited, "aggregate": time.monotonic() - start - waited, "evaluate": 0.0, "other": 0.0}
         record = replace(
             record,
-            bytes_up=sum(size(reply.params) + size(reply.extras) for reply in replies.values()),
+            bytes_up=sum(size(reply.params) + size(reply.extras) for reply in replies.values()) + self.bytes_masked,
             bytes_down=self.bytes_sent,
             seconds=seconds,
             nodes=replace(record.nodes, rejected=rejected, attempts=self.attempts),
@@ -209,9 +231,26 @@ class Conductor:
         self.run.save_round(record)
         log.info("round %d of %d: %d nodes participated", number, simulation.rounds, len(record.participants))
 
+    def _secure_round(
+        self, replies: Mapping[str, Reply], online: Mapping[str, int]
+    ) -> tuple[RoundRecord, dict[str, str]]:
+        """Sum the shared parameters under masks and complete the round; return why nodes are not in the sum."""
+        screened, number, plan = self.central.screen(replies), self.central.round + 1, self.plan
+        rules = Rules(plan.secure_threshold, plan.secure_neighbours, plan.secure_least, "")
+        keys = {name: self.announced[name] for name in screened.usable}
+        masked = MaskedSum(rules, self.central.empty_sum(), keys)
+        summed, lost = SecureRound(masked, number, online, plan.round_seconds, self._replies).sum()
+        self.bytes_masked = sum(vector.nbytes for vector in masked.vectors.values())
+        if summed is None:
+            return RoundRecord(number, nodes=NodeReports(screened.rejected)), lost
+        usable = screened.only(masked.survivors)
+        if not self.central.counts_hidden and summed.samples != sum(reply.count for reply in usable.usable.values()):
+            log.warning("round %d: the nodes of the sum have other numbers of samples than they report", number)
+        return self.central.complete(usable, self.least, summed), lost
+
     def _repeat_later(self, number: int, usable: int, rejected: Mapping[str, str]) -> None:
         """Wait before a round with too few usable replies is repeated; stop the run if it has failed for too long."""
-        least, now = self.plan.least_clients, time.monotonic()
+        least, now = self.least, time.monotonic()
         log.warning("round %d is repeated: it needs %d usable replies and had %d", number, least, usable)
         self.failing_since = now if self.failing_since is None else self.failing_since
         if now - self.failing_since > self.plan.wait_seconds:
@@ -225,16 +264,16 @@ class Conductor:
     def _wait_for_nodes(self) -> dict[str, int]:
         """Wait until enough nodes are connected; return their IDs by name."""
         end, reported = time.monotonic() + self.plan.wait_seconds, None
-        while len(online := self._online(end - time.monotonic())) < self.plan.least_clients:
+        while len(online := self._online(end - time.monotonic())) < self.least:
             if time.monotonic() > end:
                 names = ", ".join(sorted(online)) or "none"
                 raise BadInput(
-                    f"Only {len(online)} of at least {self.plan.least_clients} nodes were connected after"
+                    f"Only {len(online)} of at least {self.least} nodes were connected after"
                     f" {self.plan.wait_seconds:g} s ({names}); the run can resume after round {self._completed}."
                 )
             if reported != sorted(online):
                 reported = sorted(online)
-                absent = [name for name in self._known_names() if name not in online]
+                absent = [name for name in self._known_names() if name not in online and not FORGOTTEN.fullmatch(name)]
                 connected = ", ".join(reported) or "none"
                 log.info(
                     "the server waits for nodes; connected: %s; missing: %s",
@@ -325,13 +364,16 @@ class Conductor:
             )
             for name, request in requests.items()
         }
-        arrived, missing = self._replies(messages)
         expected = self.central.expected if train else self.central.expected.without_training()
+        arrived, missing = self._replies(messages, tensor_bytes=size(expected.params) + size(expected.extras))
         replies: dict[str, Reply] = {}
         for name, content in arrived.items():
             try:
                 replies[name] = read_reply(content, expected)
+                if train and self.central.is_secure:
+                    self.announced[name] = announced_keys(content, name)
             except FedremaError as error:
+                replies.pop(name, None)
                 missing[name] = str(error)
         # Replies arrive in any order; the result must not depend on it.
         return {name: replies[name] for name in requests if name in replies}, missing

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import HEARTBEAT_PATIENCE
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -84,6 +85,12 @@ class Control:
         for number, run in self.client.ListRuns(ListRunsRequest()).run_dict.items():
             if run.status.status != "finished":
                 self.client.StopRun(StopRunRequest(run_id=number))
+
+
+def last_heartbeat(node: NodeInfo) -> float | None:
+    """Return when a node last told the SuperLink that it is there, in seconds since 1970; None if it never did."""
+    seconds = float(node.online_until) - HEARTBEAT_PATIENCE * float(node.heartbeat_interval)
+    return seconds if seconds > 0 else None
 
 
 @contextmanager

@@ -34,7 +34,10 @@ from fedrema.deploy.agreement import Agreement
 from fedrema.deploy.approval import NodePlan, NotApproved, approved_plan
 from fedrema.deploy.flower_audit import record_refusal
 from fedrema.deploy.flower_client_app import node_log, open_node, reply_to_request
+from fedrema.deploy.flower_heartbeats import shorten_heartbeats
+from fedrema.deploy.flower_packing import pack, unpacked
 from fedrema.deploy.flower_records import FACTS, STATISTICS
+from fedrema.deploy.flower_secure_node import STAGES, SecureNode, answer_stage
 from fedrema.deploy.flower_transfers import shorten_pauses
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.limits import quoted
@@ -59,6 +62,8 @@ class Executor:
         """The node of the last request to train; its samples and states are in memory."""
         self.agreement: Agreement | None = None
         """What the nodes had agreed on in that request."""
+        self.secure = SecureNode(folder, plan) if plan.is_secure else None
+        """The node's part of secure aggregation; None if the plan does not contain it."""
 
     def reply_to(self, message: Message, received: Context, kind: str = TaskType.CLIENT_APP) -> Message:
         """Answer a message; `received` is its context as the server describes it, and `kind` is Flower's kind of task.
@@ -76,7 +81,10 @@ class Executor:
         try:
             context = Context(received.run_id, received.node_id, folder.node_config(), RecordDict(), config)
             if message.metadata.message_type == MessageType.TRAIN:
-                return reply_to_request(message, context, self._opened)
+                hold_back = None if self.secure is None else self.secure.hold_back
+                return reply_to_request(message, context, self._opened, hold_back)
+            if self.secure is not None and message.metadata.message_type in STAGES:
+                return answer_stage(message, context, self.secure)
             return flower_client_app.app(message, context)
         except FedremaError as error:  # `flower_client_app` has logged it
             return _error(message, str(error))
@@ -91,7 +99,8 @@ class Executor:
         if kind != TaskType.CLIENT_APP:
             raise NotApproved(f"the node's owner has not approved apps of the kind {quoted(kind)}")
         asked = message.metadata.message_type
-        if asked not in (MessageType.TRAIN, MessageType.QUERY, STATISTICS_QUERY):
+        stages = STAGES if self.secure is not None else ()
+        if asked not in (MessageType.TRAIN, MessageType.QUERY, STATISTICS_QUERY, *stages):
             raise NotApproved(f"the node's owner has not approved messages of the type {quoted(asked)}")
         self.plan.check_config(received.run_config)
         if asked == MessageType.QUERY:
@@ -139,8 +148,12 @@ class SuperNode:
             status, details = SubStatus.FAILED, "the executor failed"
             try:
                 message, received, _, _ = pull_task_input(client)  # the last two are the run and its app: not used
+                if message.has_content():
+                    message.content = unpacked(message.content)
                 reply = executor.reply_to(message, received, acquired.task.type)
                 failed = reply.has_error()
+                if not failed:
+                    pack(reply)
                 push_message(client, reply, received)
                 status, details = (SubStatus.FAILED, "refused") if failed else (SubStatus.COMPLETED, "")
             finally:
@@ -181,6 +194,7 @@ def _error(message: Message, reason: str) -> Message:
 def main() -> None:
     """Answer messages until the process is stopped, or until its parent has exited."""
     exit_with_parent()
+    shorten_heartbeats()
     shorten_pauses()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     place, address, secret_file = sys.argv[1:4]

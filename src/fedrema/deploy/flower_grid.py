@@ -3,23 +3,24 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
 import httpx
-from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
+from flwr.app import Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from flwr.superlink.grid import HttpGrid
 
 from fedrema.base.terminal import safe_logger
+from fedrema.deploy.flower_packing import pack
+from fedrema.deploy.flower_replies import NetworkReplies, unreadable
 
 log = safe_logger("fedrema")
-SECONDS_BETWEEN_PULLS = 0.5
+SECONDS_BETWEEN_PULLS = 0.2
 """Minimum number of seconds between two questions for replies."""
 LARGEST_SHARE = 0.25
 """Largest part of the time that is spent on asking."""
-LONGEST_REASON = 200
 Result = TypeVar("Result")
 
 
@@ -35,33 +36,35 @@ def list_nodes(grid: Grid, seconds: float) -> list[NodeInfo]:
         raise NoResponse from error
 
 
-def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Message]:
-    """Send messages and return the replies that arrive in time, even if the SuperLink stops responding meanwhile."""
+def exchange(grid: Grid, messages: Sequence[Message], seconds: float, tensor_bytes: int = 0) -> list[Message]:
+    """Send messages and return the replies that arrive in time, even if the SuperLink stops responding meanwhile.
+
+    `tensor_bytes` is the size of the tensors of a reply; a larger reply over the network is replaced by an error.
+    """
     replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
     done = threading.Event()
 
+    network = NetworkReplies(grid, tensor_bytes) if isinstance(grid, HttpGrid) else None
+
     def send_and_pull() -> None:
+        if network:
+            pack(*messages)
         pushed = zip(grid.push_messages(messages), messages, strict=True)
         waiting, reported = {identity: message for identity, message in pushed if identity}, False
         while waiting and not done.is_set():
-            start = time.monotonic()
-            # One by one: Flower decodes what it pulls, and a reply that cannot be decoded must not affect the others.
-            for identity, message in list(waiting.items()):
-                try:
-                    arrived = list(grid.pull_messages([identity]))
-                except httpx.HTTPError as error:  # an error that Flower does not retry
-                    if not reported:
-                        log.warning("the server cannot fetch replies from Flower's SuperLink: %r", error)
-                    reported = True
-                    break
-                except Exception as error:  # decoding what a node sent can fail in any way
-                    arrived = [_unreadable(message, error)]
-                if arrived:
+            start, before = time.monotonic(), network.bytes if network else 0
+            try:
+                for identity, reply in network.arrived(waiting) if network else _handed_over(grid, waiting):
                     del waiting[identity]
-                for reply in arrived:
                     replies.put(reply)
+            except httpx.HTTPError as error:  # an error that Flower does not retry
+                if not reported:
+                    log.warning("the server cannot fetch replies from Flower's SuperLink: %r", error)
+                reported = True
+            # Fetching takes time as well, but more may be there by now.
+            asking = 0.0 if network and network.bytes > before else time.monotonic() - start
             if waiting:
-                done.wait(max(SECONDS_BETWEEN_PULLS, (time.monotonic() - start) * (1 / LARGEST_SHARE - 1)))
+                done.wait(max(SECONDS_BETWEEN_PULLS, asking * (1 / LARGEST_SHARE - 1)))
 
     try:
         _within(send_and_pull, seconds)
@@ -74,10 +77,17 @@ def exchange(grid: Grid, messages: Sequence[Message], seconds: float) -> list[Me
     return [replies.get() for _ in range(replies.qsize())]
 
 
-def _unreadable(message: Message, error: Exception) -> Message:
-    """Return an error message in place of a reply that Flower could not decode."""
-    reason = f"its reply cannot be decoded: {error}"[:LONGEST_REASON]
-    return Message(Error(ErrorCode.UNKNOWN, reason), reply_to=message)
+def _handed_over(grid: Grid, waiting: Mapping[str, Message]) -> Iterator[tuple[str, Message]]:
+    """Yield the replies that a grid within this process has, with the identities of their requests."""
+    # One by one: Flower decodes what it pulls, and a reply that cannot be decoded must not affect the others.
+    for identity, request in list(waiting.items()):
+        try:
+            found = list(grid.pull_messages([identity]))
+        except httpx.HTTPError:
+            raise
+        except Exception as error:  # decoding what a node sent can fail in any way
+            found = [unreadable(request, error)]
+        yield from ((identity, reply) for reply in found[:1])
 
 
 def _within(call: Callable[[], Result], seconds: float) -> Result:

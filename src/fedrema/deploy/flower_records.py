@@ -1,13 +1,15 @@
 """Requests and replies as Flower's records."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import msgspec
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType, RecordDict
 from flwr.common.constant import SType
 
+from fedrema.core.fixed_point import WORDS
 from fedrema.deploy.agreement import Agreement
 from fedrema.deploy.limits import quoted
 from fedrema.deploy.messages import (
@@ -22,12 +24,19 @@ from fedrema.deploy.messages import (
 from fedrema.errors import BadInput, FedremaError
 from fedrema.models.body_and_head import Tensors
 
+T = TypeVar("T")
 FACTS = "facts"
 """The record that holds everything except tensors."""
 AGREEMENT = "agreement"
 """The record that holds what the nodes agreed on before round 1."""
 STATISTICS = "statistics"
 """The fact, and the kind of query, with the statistics that a node sends before round 1."""
+SECURE = "secure"
+"""The record with what secure aggregation exchanges, except masked contributions."""
+MASKED, VECTOR = "masked", "vector"
+"""The record with a masked contribution, and its only array."""
+SHARE, MASK, UNMASK = (f"{MessageType.QUERY}.{stage}" for stage in ("share", "mask", "unmask"))
+"""Types of the messages of secure aggregation."""
 
 
 def array_record(tensors: Tensors) -> ArrayRecord:
@@ -90,6 +99,34 @@ def read_reply(content: RecordDict, expected: Expected) -> Reply:
         raise
     except Exception as error:  # no message of a node may stop the server
         raise BadInput(f"its reply cannot be read: {quoted(str(error))}") from error
+
+
+def stage_record(content: object) -> RecordDict:
+    """Return a message of secure aggregation as a record."""
+    return RecordDict({SECURE: ConfigRecord({SECURE: msgspec.msgpack.encode(content)})})
+
+
+def read_stage(content: RecordDict, kind: type[T], most: int) -> T:
+    """Return a message of secure aggregation of at most `most` bytes; refuses anything that is not of this type."""
+    record = content.get(SECURE)
+    blob = record.get(SECURE) if isinstance(record, ConfigRecord) else None
+    if not isinstance(blob, bytes) or len(blob) > most:
+        raise BadInput("its message of secure aggregation is missing or too long")
+    try:
+        return msgspec.msgpack.decode(blob, type=kind)
+    except msgspec.DecodeError as error:
+        raise BadInput(f"its message of secure aggregation cannot be read: {quoted(str(error))}") from error
+
+
+def read_vector(content: RecordDict, length: int, bits: int) -> np.ndarray:
+    """Return a masked contribution of this length."""
+    try:
+        expected = torch.from_numpy(np.zeros(length, WORDS[bits]))
+        return _checked(content, MASKED, {VECTOR: expected})[VECTOR].numpy()
+    except FedremaError:
+        raise
+    except Exception as error:  # no message of a node may stop the server
+        raise BadInput(f"its masked contribution cannot be read: {quoted(str(error))}") from error
 
 
 def _facts(content: RecordDict) -> Mapping[str, Any]:

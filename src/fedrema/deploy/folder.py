@@ -10,12 +10,15 @@ from fedrema.config.settings import read_toml
 from fedrema.deploy.privacy import PrivacySettings
 from fedrema.deploy.run_config import RunConfig
 from fedrema.errors import BadInput
+from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.directory import RunDirectory
 
 FORMAT = 1
 """Version of server.toml and node.toml."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Valid names of nodes: a name becomes part of the names of a folder and of a service."""
+FORGOTTEN = re.compile(r"\(forgotten( \d+)?\)")
+"""What `fedrema deploy forget` calls a node that was forgotten."""
 
 
 LONGEST_SHOWN = 80
@@ -119,6 +122,11 @@ class ServerFolder:
         """The folder of the run, as `fedrema run` would write it."""
         return self.path / "run"
 
+    @property
+    def forgetting(self) -> Path:
+        """Exists while a node is being removed (`fedrema deploy forget`)."""
+        return self.path / "forgetting.json"
+
     def run_config(self) -> RunConfig:
         """Return the run configuration in the app's pyproject.toml."""
         file = self.app / "pyproject.toml"
@@ -136,12 +144,18 @@ class ServerFolder:
         return int(self.run_config()["rounds"])
 
     def is_finished(self) -> bool:
-        """Whether all rounds of the run configuration are completed; the operator can raise their number later."""
+        """Whether all rounds of the run configuration are completed.
+
+        The operator can raise their number later, or put back an older checkpoint.
+        """
         directory = RunDirectory(self.run)
         if not directory.summary_file.is_file():
             return False
         records = directory.rounds()
-        return bool(records) and records[-1].round >= self.rounds()
+        completed = records[-1].round if records else 0
+        if directory.checkpoint_file.is_file():
+            completed = min(completed, int(read_checkpoint(directory.checkpoint_file, wanted=())[0]["round"]))
+        return 0 < self.rounds() <= completed
 
 
 @dataclass(frozen=True)
@@ -177,6 +191,11 @@ class NodeFolder:
     def kept(self) -> Path:
         """Folder of the node's own state, which never leaves it."""
         return self.path / "kept"
+
+    @property
+    def peers(self) -> Path:
+        """Folder with the public keys of the other nodes, NAME.pub; for secure aggregation."""
+        return self.path / "peers"
 
     @property
     def plan_file(self) -> Path:

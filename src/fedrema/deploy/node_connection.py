@@ -9,14 +9,17 @@ from fedrema.deploy.tls import fingerprint, public_half
 
 
 class NodeConnection:
-    """Watches the connection of the node in a folder; raises `BadInput` if its key is not valid."""
+    """Watches the connection of the node in a folder; raises `BadInput` if its key is not valid.
 
-    def __init__(self, folder: NodeFolder) -> None:
+    `reported` is the last sentence about the connection that its owner has seen.
+    """
+
+    def __init__(self, folder: NodeFolder, reported: str = "") -> None:
         path, self.name, self.server = folder.path, folder.name, folder.config.server
         self.key = fingerprint(public_half(path / "node.key"))
         self.audit = AuditLog(path, folder.name)
         test = partial(probe, self.server, path / "ca.crt", path / "node.key", folder.name)
-        self.watch = ConnectionWatch(path / "state" / "supernode.log", test)
+        self.watch = ConnectionWatch(path / "state" / "supernode.log", test, reported)
 
     def news(self) -> list[str]:
         """Return sentences about the connection that were not returned before."""

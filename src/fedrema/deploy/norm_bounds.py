@@ -167,6 +167,10 @@ class BoundedReplies:
     If aggregation fails, it is retried without the replies with the highest ratios first.
     """
 
+    def only(self, names: list[str]) -> "BoundedReplies":
+        """Return the same with the usable replies of these nodes only."""
+        return replace(self, usable={name: self.usable[name] for name in names})
+
     def norms_of(self, names: list[str]) -> dict[str, dict[str, float]]:
         """Return the norms of these nodes, by group and node."""
         return {group: {name: norms[name] for name in names if name in norms} for group, norms in self.norms.items()}
@@ -214,11 +218,12 @@ def bound_norms(
     allowances: Mapping[str, float],
     history: NormHistory,
     noise: float = 0.0,
+    rejects: bool = True,
 ) -> BoundedReplies:
     """Clip or reject replies with groups whose norm is too large.
 
     `allowances` is the factor by which each node's norms may exceed those of the median node; `noise` is the standard
-    deviation of the noise that nodes with a privacy budget may add.
+    deviation of the noise that nodes with a privacy budget may add. Without `rejects`, replies are only clipped.
     """
     result = BoundedReplies(dict(replies))
     measured = {name: _measure(reply, parts[name]) for name, reply in replies.items()}
@@ -249,7 +254,7 @@ def bound_norms(
         if reply.epsilon is not None:
             why += f", more than the noise that --most-noise {noise:g} allows"
         clips = len(history.clipped.get(name, []))
-        if worst.ratio > REJECT or clips >= MOST_CLIPS:
+        if rejects and (worst.ratio > REJECT or clips >= MOST_CLIPS):
             repeated = f", and it was clipped {clips} times in the last {ROUNDS} rounds"
             result.rejected[name] = why if worst.ratio > REJECT else why + repeated
             del result.usable[name]

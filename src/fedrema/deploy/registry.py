@@ -70,6 +70,8 @@ class ReplyChecks:
     net: Net
     most_samples: int = 0
     """Largest number of samples of a node; 0: `IMBALANCE` times the median."""
+    counts_hidden: bool = False
+    """Whether replies contain 0 instead of the number of training samples, which is then known as a sum only."""
 
     def rejected(self, replies: Mapping[str, Reply], number: int) -> dict[str, str]:
         """Return the clients whose replies to a round fail a check, and why."""
@@ -95,7 +97,9 @@ class ReplyChecks:
         """Return why a reply is rejected; empty if it passes."""
         if reply.round != number:
             return f"it is for round {reply.round}, but this is round {number}"
-        if reply.count < 1:
+        if self.counts_hidden and reply.count:
+            return f"it reports {reply.count} training samples, which secure aggregation hides"
+        if reply.count < 1 and not self.counts_hidden:
             return f"it reports {reply.count} training samples"
         joined_with = self.registry.train_counts.get(name, reply.count)
         if reply.count != joined_with:

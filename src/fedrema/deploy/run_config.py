@@ -64,6 +64,12 @@ class Plan:
     """Reject a node that reports more samples; 0: more than ten times the median node's."""
     most_noise: float = option(0.0, Purpose.OPERATION)
     """Largest standard deviation of noise that nodes with a privacy budget may add to their updates; 0: none."""
+    secure_threshold: float = 0.5
+    """With secure aggregation: more than this share of a node and its neighbours must complete a round."""
+    secure_neighbours: int = 0
+    """With secure aggregation: with how many other nodes a node exchanges shares; 0: with all, and at most 32."""
+    secure_least: int = 3
+    """With secure aggregation: nodes contribute only to sums over at least this many nodes."""
     wait_seconds: float = option(600.0, Purpose.OPERATION)
     """Stop if fewer nodes than `least_clients` are connected, or send usable replies, for this many seconds."""
     round_seconds: float = option(300.0, Purpose.OPERATION)
@@ -77,6 +83,11 @@ class Plan:
             raise BadInput(f"format must be {FORMAT}, which this version of fedrema reads, got {self.format}.")
         at_least(1, self, "least_clients", "most_clients")
         at_least(0, self, "most_samples", "most_noise", "wait_seconds", "round_seconds")
+        if not 0.5 <= self.secure_threshold < 1:
+            raise BadInput(f"secure-threshold must be at least 0.5 and below 1, got {self.secure_threshold}.")
+        if self.secure_neighbours % 2 or not 0 <= self.secure_neighbours <= 1000:
+            raise BadInput(f"secure-neighbours must be an even number up to 1000, got {self.secure_neighbours}.")
+        at_least(2, self, "secure_least")
         if not Path(self.folder).is_absolute():
             raise BadInput(f"folder must be an absolute path on the server's machine, got {self.folder!r}.")
         if self.task and self.task not in TASKS:
@@ -103,6 +114,12 @@ class Plan:
         """What is predicted."""
         name = self.task or ("binary" if self.classes == 2 else "multiclass")
         return Task(cast(TaskName, name), self.classes, self.target_centre, self.target_scale or 1.0)
+
+    def least_in_round(self, settings: Settings) -> int:
+        """Return how many usable replies a round needs."""
+        return (
+            max(self.least_clients, self.secure_least) if settings.simulation.secure_aggregation else self.least_clients
+        )
 
     @property
     def is_table(self) -> bool:
@@ -145,7 +162,8 @@ class Plan:
         return values
 
 
-ADDED = ("class-names", "task", "target-centre", "target-scale", "class-counts")
+SECURE = ("secure-threshold", "secure-neighbours", "secure-least")
+ADDED = ("class-names", "task", "target-centre", "target-scale", "class-counts", *SECURE)
 """Values of a plan that are left out if they have their defaults."""
 PLAN_NAMES = tuple(field.name.replace("_", "-") for field in dataclasses.fields(Plan))
 

@@ -6,7 +6,7 @@ Next to the folder are its log (NAME.log) and, after a failure, the reason (NAME
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from fedrema.base.files import write_text
+from fedrema.base.files import atomic_file, write_text
 from fedrema.base.terminal import safe, safe_logger
 from fedrema.config.settings import Settings
 from fedrema.deploy.agreement import Agreement
@@ -106,6 +106,22 @@ class RunState:
     def save_round(self, record: RoundRecord) -> None:
         """Save a completed round."""
         self.pending = record
+        self._save_checkpoint(record)
+
+    def rewrite(self, change: Callable[[RoundRecord], RoundRecord]) -> None:
+        """Change all records, and save them with the present state and registry; each file completely or not at all."""
+        directory = self.directory
+        facts, _ = read_checkpoint(directory.checkpoint_file)
+        saved = msgspec.convert(facts["more"]["pending"], RoundRecord)  # the last record, even if it is written already
+        records = [change(record) for record in directory.rounds()]
+        chain = directory.chain()
+        with atomic_file(directory.rounds_file) as temporary:
+            temporary.write_bytes(b"".join(map(chain.seal, records)))
+        self._save_checkpoint(change(saved))
+        if self.pending is None and self.central.round >= self.settings.simulation.rounds:
+            directory.write_summary(directory.rounds())
+
+    def _save_checkpoint(self, record: RoundRecord) -> None:
         more: dict[str, object] = {"registry": self.central.registry.plain(), "pending": msgspec.to_builtins(record)}
         if self.agreement is not None:
             more["agreement"] = msgspec.to_builtins(self.agreement)

@@ -8,10 +8,11 @@ import torch
 
 from fedrema.config.settings import Settings
 from fedrema.core import Answer, Role
+from fedrema.core.fixed_point import QuantisedSum
 from fedrema.data import Federation
 from fedrema.deploy.messages import Expected, Reply, Request
 from fedrema.deploy.node import Node, make_simulator
-from fedrema.deploy.norm_bounds import Part, bound_norms, parts_of
+from fedrema.deploy.norm_bounds import BoundedReplies, Part, bound_norms, parts_of
 from fedrema.deploy.registry import Registry, ReplyChecks
 from fedrema.deploy.scores import Score, ScoreChecks, joined_sums
 from fedrema.engine import ClientTensors
@@ -20,8 +21,12 @@ from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Tensors
 from fedrema.simulation.records import MetricRecord, NodeReports, RoundRecord
 from fedrema.simulation.scoring import MetricSums, metric_records, overall
+from fedrema.simulation.secure_aggregation import sum_record
 from fedrema.simulation.simulator import plain_trace
 from fedrema.simulation.state import RoundUploads, SimulationState, on_device
+
+SUM = "the sum"
+"""How the sum of secure aggregation is named where other entries are about nodes; no node can have this name."""
 
 
 class CentralServer:
@@ -64,7 +69,13 @@ class CentralServer:
             capacity, 0, ClientTensors(own, dict(initial.params.common)), {}, ClientTensors(), {}, server
         )
         self.registry = Registry()
+        self.is_secure = settings.simulation.secure_aggregation
+        """Whether shared parameters arrive as a sum only."""
+        self.counts_hidden = self.is_secure and self.simulator.coverage(initial).hides_counts
         self.expected = expected_reply(settings, dummy)
+        if self.is_secure:
+            visible = {name: value for name, value in self.expected.params.items() if name not in self._shared()}
+            self.expected = replace(self.expected, params=visible)
 
     @property
     def round(self) -> int:
@@ -74,7 +85,16 @@ class CentralServer:
     @property
     def checks(self) -> ReplyChecks:
         """The checks of replies against the registry."""
-        return ReplyChecks(self.registry, self.net, self.most_samples)
+        return ReplyChecks(self.registry, self.net, self.most_samples, self.counts_hidden)
+
+    def _shared(self) -> set[str]:
+        return {name for name, role in self.roles.items() if role is Role.SHARED}
+
+    def empty_sum(self) -> QuantisedSum:
+        """Return the sum of the next round without contributions."""
+        summed = self.simulator.empty_sum(self.state.params)
+        assert summed is not None
+        return summed
 
     def request(self, name: str, train: bool = True) -> Request:
         """Return the request to a client for the next round; a new client gets a row."""
@@ -99,42 +119,69 @@ class CentralServer:
 
         With fewer than `least` usable replies the state does not change, and the record has no participants.
         """
-        number, registry, checks = self.round + 1, self.registry, self.checks
-        rejected = checks.rejected(replies, number)
+        return self.complete(self.screen(replies), least)
+
+    def screen(self, replies: Mapping[str, Reply]) -> BoundedReplies:
+        """Return the usable replies of a round, and why others are rejected or clipped."""
+        checks = self.checks
+        rejected = checks.rejected(replies, self.round + 1)
         passed_checks = {name: reply for name, reply in replies.items() if name not in rejected}
         parts = {name: self._parts(name, reply) for name, reply in passed_checks.items()}
         allowances = checks.allowances(passed_checks)
-        bounded = bound_norms(passed_checks, parts, allowances, registry.norms, self.most_noise)
-        rejected |= bounded.rejected
+        bounded = bound_norms(passed_checks, parts, allowances, self.registry.norms, self.most_noise)
+        return replace(bounded, rejected=rejected | bounded.rejected)
+
+    def complete(self, bounded: BoundedReplies, least: int = 1, summed: QuantisedSum | None = None) -> RoundRecord:
+        """Aggregate usable replies; with secure aggregation, `summed` is the sum of exactly these nodes."""
+        number, registry, rejected = self.round + 1, self.registry, dict(bounded.rejected)
         names = sorted(bounded.usable, key=registry.row)
         if len(names) < max(1, least):
             return RoundRecord(number, nodes=NodeReports(rejected))
         highest_ratio_first = sorted(names, key=lambda name: -bounded.largest_ratio.get(name, 0.0))
+        of_sum = self._bounded_sum(number, summed)
         with torch_threads(self.simulator.threads):
             names, collected, answer, failing = self._aggregate_usable(
-                names, bounded.usable, number, highest_ratio_first
+                names, bounded.usable, number, highest_ratio_first, summed, of_sum.usable[SUM].params
             )
         rejected |= failing
         if len(names) < max(1, least):
             return RoundRecord(number, nodes=NodeReports(rejected))
         self.state.apply(collected, self.roles, answer)
         used = {name: bounded.usable[name] for name in names}
-        clipped = {name: why for name, why in bounded.clipped.items() if name in names}
-        registry.norms.add(number, bounded.norms_of(names), clipped)
+        clipped = {name: why for name, why in bounded.clipped.items() if name in names} | of_sum.clipped
+        registry.norms.add(number, bounded.norms_of(names) | of_sum.norms, clipped)
         registry.record_used(number, used)
         self.state.round = number
-        return self._record(number, used, answer, rejected, clipped)
+        return replace(self._record(number, used, answer, rejected, clipped), secure_sum=sum_record(summed))
+
+    def _bounded_sum(self, number: int, summed: QuantisedSum | None) -> BoundedReplies:
+        """Return the mean of shared parameters from a sum, with its change scaled down if it is unusually large.
+
+        It is not rejected: nobody knows which node causes it, and the round would fail again.
+        """
+        mean = Reply(number, 0, {} if summed is None else summed.mean())
+        parts = parts_of(self.net, self.state.params.common, None, mean)
+        return bound_norms({SUM: mean}, {SUM: parts}, {SUM: 1.0}, self.registry.norms, rejects=False)
 
     def _aggregate_usable(
-        self, names: list[str], replies: Mapping[str, Reply], number: int, highest_ratio_first: list[str]
+        self,
+        names: list[str],
+        replies: Mapping[str, Reply],
+        number: int,
+        highest_ratio_first: list[str],
+        summed: QuantisedSum | None,
+        mean: Tensors,
     ) -> tuple[list[str], RoundUploads, Answer, dict[str, str]]:
         """Aggregate; if that fails, find the replies without which it succeeds, and reject them.
 
         Returns the remaining clients, their uploads, the answer, and the rejected clients with the reason. Aggregation
         is retried without each reply in turn, the highest ratio first, then without the first two, three, …; if it
-        always fails, the error is raised and the state is unchanged.
+        always fails, the error is raised and the state is unchanged. With secure aggregation, no reply can be left out:
+        `mean` is that of the sum.
         """
-        collected = self._collect(names, replies)
+        collected = self._collect(names, replies, summed, mean)
+        if summed is not None:
+            return names, collected, self._aggregate(collected, number), {}
         try:
             return names, collected, self._aggregate(collected, number), {}
         except Exception as error:  # a method's aggregate can raise any error for a bad reply
@@ -154,8 +201,14 @@ class CentralServer:
                 continue
         raise first_error
 
-    def _collect(self, names: list[str], replies: Mapping[str, Reply]) -> RoundUploads:
-        """Return the replies of these clients as the uploads of a round."""
+    def _collect(
+        self,
+        names: list[str],
+        replies: Mapping[str, Reply],
+        summed: QuantisedSum | None = None,
+        mean: Tensors | None = None,
+    ) -> RoundUploads:
+        """Return the replies of these clients as the uploads of a round; `mean` is that of `summed`."""
         simulator, in_order = self.simulator, [replies[name] for name in names]
         rows = torch.tensor([self.registry.row(name) for name in names])
         counts = torch.tensor([reply.count for reply in in_order], device=simulator.device, dtype=simulator.dtype)
@@ -163,10 +216,13 @@ class CentralServer:
         def stacked(tensors: list[Tensors]) -> Tensors:
             return {name: torch.stack([one[name] for one in tensors]).to(counts.device) for name in tensors[0]}
 
+        if summed is not None and self.counts_hidden:  # only their sum is known
+            counts = torch.full_like(counts, summed.samples / len(counts))
         params = stacked([reply.params for reply in in_order])
         collected = RoundUploads(rows, counts, simulator.storage, keep_heads=False)
         shared = {name: value for name, value in params.items() if self.roles[name] is Role.SHARED}
         collected.mean.add(shared, collected.weights)
+        collected.mean.total |= mean or {}
         collected.visible.put(0, {name: value for name, value in params.items() if name not in shared})
         collected.extras.put(0, stacked([reply.extras for reply in in_order]))
         collected.names += names

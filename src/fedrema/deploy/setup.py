@@ -19,7 +19,13 @@ from fedrema.data import Federation, build_federation
 from fedrema.deploy.approval import affecting_nodes
 from fedrema.deploy.folder import FORMAT, LONGEST_SHOWN, ServerFolder, check_name
 from fedrema.deploy.run_config import NO_FOLDER, Plan, RunConfig, run_config
-from fedrema.deploy.tls import make_authority, make_node_key, make_server_certificate, write_secret
+from fedrema.deploy.tls import (
+    make_authority,
+    make_node_key,
+    make_server_certificate,
+    read_certificate,
+    write_secret,
+)
 from fedrema.errors import BadInput
 
 LICENSE = "The Apache License 2.0, like fedrema itself: https://www.apache.org/licenses/LICENSE-2.0\n"
@@ -110,6 +116,7 @@ def _write(folder: Path, members: Members, settings: Settings, plan: Plan, sampl
     values = {"port": members.port, "server": members.server, "count": len(members.names)}
     values |= {"title": settings.method.called(), "version": fedrema.__version__}
     nodes = "".join(_filled("compose-node.yaml", name=name, port=members.port) for name in members.names)
+    (folder / ".dockerignore").write_text(_template("dockerignore"))
     for file in ("README.md", "Dockerfile", "compose.yaml"):
         (folder / file).write_text(_filled(file, **values, nodes=nodes.rstrip()))
 
@@ -126,11 +133,22 @@ def add_node(folder: Path, name: str, server: str, samples: Federation | None = 
     (folder / "server" / "keys" / f"{name}.pub").write_bytes(new_key(node))
     config = affecting_nodes(ServerFolder.open(folder).run_config())
     (node / "plan.toml").write_text(_filled("plan.toml", config=_lines(config)))
+    if config.get("secure-aggregation"):
+        _exchange_keys(folder, name)
     _script(node / "start.sh", "node.sh")
     _unit(node, f"fedrema-{name}.service", "client", name, f"node {name} of a federation")
     if samples is not None:
         samples.save(node / "data.npz")
     return node
+
+
+def _exchange_keys(folder: Path, name: str) -> None:
+    """Place the key of a new node in the folders of the others, and theirs in its own: for secure aggregation."""
+    keys, nodes = folder / "server" / "keys", folder / "nodes"
+    for other in sorted(each.name for each in nodes.iterdir() if each.name != name):
+        for owner, peer in ((name, other), (other, name)):
+            (nodes / owner / "peers").mkdir(exist_ok=True)
+            shutil.copy(keys / f"{peer}.pub", nodes / owner / "peers" / f"{peer}.pub")
 
 
 def new_key(node: Path) -> bytes:
@@ -141,8 +159,14 @@ def new_key(node: Path) -> bytes:
 
 
 def renew(folder: Path, hosts: tuple[str, ...]) -> None:
-    """Renew the server's certificate, signed by the same authority; nothing changes for the nodes."""
-    make_server_certificate(folder / "authority", ServerFolder.open(folder).path, hosts)
+    """Renew the server's certificate, signed by the current authority; nothing changes for the nodes."""
+    server = ServerFolder.open(folder).path
+    following = folder / "authority" / "next"
+    # Between the steps of a renewal of the authority, the current one is the one that signed last.
+    switched = following.is_dir() and (
+        read_certificate(server / "server.crt").issuer == read_certificate(following / "ca.crt").subject
+    )
+    make_server_certificate(following if switched else folder / "authority", server, hosts)
 
 
 def _partition(members: Members, settings: Settings) -> Federation:

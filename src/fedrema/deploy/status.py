@@ -1,11 +1,12 @@
 """The status of a federation, from its folder and from the SuperLink if it responds: `fedrema deploy status`."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
-from fedrema.deploy.flower_control import NotResponding, connected_control
-from fedrema.deploy.folder import ServerFolder
+from fedrema.deploy.flower_control import NotResponding, connected_control, last_heartbeat
+from fedrema.deploy.folder import FORGOTTEN, ServerFolder
 from fedrema.deploy.messages import without_class
 from fedrema.deploy.rejected_keys import RejectedKey, current_rejections
 from fedrema.deploy.run_state import stop_reason
@@ -37,6 +38,10 @@ class NodeStatus:
     """Number of recent rounds in which its reply was clipped."""
     problem: str
     """Why its last reply was not usable, or was clipped, and how often; empty once a reply was used as it was sent."""
+    rounds_used: int = 0
+    """Number of rounds in which its reply was used."""
+    last_seen: float | None = None
+    """When the SuperLink last heard from it, in seconds since 1970; None if it does not respond or never did."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,10 @@ class FederationStatus:
     members: tuple[NodeStatus, ...]
     rejected_keys: tuple[RejectedKey, ...] = ()
     """Keys that could not connect recently."""
+    last_round_time: float | None = None
+    """When the last round was completed, in seconds since 1970."""
+    certificate_expires: float = 0.0
+    """When the server's certificate expires, in seconds since 1970."""
 
 
 def read_status(folder: ServerFolder) -> FederationStatus:
@@ -69,8 +78,8 @@ def read_status(folder: ServerFolder) -> FederationStatus:
     joined: list[str] = directory.config()["federation"]["names"] if directory.config_file.is_file() else []
     states = _node_states(folder)
     registered = [file.stem for file in sorted(folder.keys.glob("*.pub"))]
-    age = time.time() - directory.checkpoint_file.stat().st_mtime if directory.checkpoint_file.is_file() else None
-    validity = valid_until(folder.path / "server.crt") - datetime.now(UTC)
+    saved = directory.checkpoint_file.stat().st_mtime if directory.checkpoint_file.is_file() else None
+    expires = valid_until(folder.path / "server.crt")
     return FederationStatus(
         _state(folder, responding=states is not None),
         str(config["method"]),
@@ -79,13 +88,19 @@ def read_status(folder: ServerFolder) -> FederationStatus:
         _primary(records),
         records[-1].primary.value if records and records[-1].primary is not None else None,
         records[-1].accuracy if records else None,
-        age,
-        validity.days,
+        None if saved is None else time.time() - saved,
+        (expires - datetime.now(UTC)).days,
         tuple(
-            _node(name, joined, records, "unknown" if states is None else states.get(name, ""))
+            replace(
+                _node(name, joined, records, "unknown" if states is None else states.get(name, NEVER).state),
+                last_seen=(states or {}).get(name, NEVER).last_seen,
+            )
             for name in dict.fromkeys([*joined, *registered])
+            if not FORGOTTEN.fullmatch(name)
         ),
         current_rejections(folder),
+        saved,
+        expires.timestamp(),
     )
 
 
@@ -99,11 +114,21 @@ def _state(folder: ServerFolder, responding: bool) -> str:
     return "starting" if responding else "stopped"
 
 
-def _node_states(folder: ServerFolder) -> dict[str, str] | None:
-    """Return the states of the nodes by name; None if the SuperLink does not respond."""
+class Connection(NamedTuple):
+    """What the SuperLink knows about a node."""
+
+    state: str
+    last_seen: float | None
+
+
+NEVER = Connection("", None)
+
+
+def _node_states(folder: ServerFolder) -> dict[str, Connection] | None:
+    """Return the connections of the nodes by name; None if the SuperLink does not respond."""
     try:
         with connected_control(folder.control_address, folder.path / "ca.crt") as control:
-            return {node.name: node.status for node in control.nodes()}
+            return {node.name: Connection(node.status, last_heartbeat(node)) for node in control.nodes()}
     except NotResponding:
         return None
 
@@ -131,6 +156,7 @@ def _node(name: str, joined: list[str], records: list[RoundRecord], state: str) 
         len(rejected),
         len(clipped),
         "" if resolved else reasons[-1] + (counts if len(reasons) > 1 else ""),
+        len(used_rounds),
     )
 
 

@@ -4,7 +4,7 @@ import base64
 import binascii
 import hashlib
 import ipaddress
-import os
+import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedrema.base.files import atomic_file
 from fedrema.errors import BadInput
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
@@ -25,7 +26,9 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1", "fedrema-server")
 def make_authority(folder: Path, name: str) -> None:
     """Create the certificate authority of a federation: its key and its certificate."""
     key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    # While an authority is renewed, the old and the new one must have different names.
+    unique = f"{name[:50]} {secrets.token_hex(4)}"
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, unique)])
     builder = _certificate(subject, subject, key.public_key(), AUTHORITY_DAYS)
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -36,7 +39,7 @@ def make_authority(folder: Path, name: str) -> None:
         .sign(key, hashes.SHA384())
     )
     write_secret(folder / "ca.key", _pem(key))
-    (folder / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    write_certificates(folder / "ca.crt", certificate)
 
 
 def make_server_certificate(authority: Path, folder: Path, hosts: tuple[str, ...]) -> None:
@@ -48,6 +51,10 @@ def make_server_certificate(authority: Path, folder: Path, hosts: tuple[str, ...
         raise BadInput(f"{authority} holds no certificate authority: {_reason(error)}.") from error
     if not isinstance(signer, ec.EllipticCurvePrivateKey) or signer.public_key() != issuer.public_key():
         raise BadInput(f"{authority} holds no certificate authority: ca.key does not belong to ca.crt.")
+    try:
+        trusted = read_certificates(folder / "ca.crt")  # while the authority is renewed, there are two
+    except BadInput:
+        trusted = []
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     names = x509.SubjectAlternativeName([_name(host) for host in dict.fromkeys((*hosts, *LOCAL_NAMES))])
@@ -59,9 +66,11 @@ def make_server_certificate(authority: Path, folder: Path, hosts: tuple[str, ...
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .sign(signer, hashes.SHA384())
     )
+    # A running server loads both files once they fit together.
     write_secret(folder / "server.key", _pem(key))
-    (folder / "server.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "ca.crt").write_bytes(issuer.public_bytes(serialization.Encoding.PEM))
+    write_certificates(folder / "server.crt", certificate)
+    if issuer not in trusted:
+        write_certificates(folder / "ca.crt", issuer)
 
 
 def make_node_key(private: Path) -> bytes:
@@ -134,11 +143,25 @@ def valid_until(certificate: Path) -> datetime:
     return read_certificate(certificate).not_valid_after_utc
 
 
+def read_certificates(file: Path) -> list[x509.Certificate]:
+    """Read all certificates in a file; refuses a file that holds none."""
+    try:
+        return x509.load_pem_x509_certificates(file.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise BadInput(f"{file} holds no certificate: {_reason(error)}.") from error
+
+
+def write_certificates(file: Path, *certificates: x509.Certificate) -> None:
+    """Write certificates to one file, completely or not at all."""
+    with atomic_file(file) as temporary:
+        temporary.write_bytes(b"".join(each.public_bytes(serialization.Encoding.PEM) for each in certificates))
+
+
 def write_secret(file: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, from the moment it is created."""
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-        stream.write(content)
+    """Write a file that only its owner can read, completely or not at all."""
+    with atomic_file(file) as temporary:
+        temporary.chmod(0o600)  # before it has any content
+        temporary.write_bytes(content)
 
 
 def _certificate(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedrema.core import Batch, Client, Moment
-from fedrema.models.body_and_head import Tensors
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,15 @@ class RoundHook:
 
     function: Callable[[Client, Batch, Moment], dict[str, Tensors]]
     moment: Moment
-    key: Hashable
-    """Together with the names and shapes of the tensors, determines everything that `function` does, except what it
-    reads from the moment."""
+    rule: tuple[Hashable, ...]
+    """The method and its hook: the same in all runs to which it is applied jointly."""
+    net: Net
+    """The network that the hook uses; in joint training, that of any of the runs."""
+
+    @property
+    def key(self) -> Hashable:
+        """With the shapes of the tensors, it determines what `function` does, except what it reads from the moment."""
+        return *self.rule, self.net
 
     def __call__(self, client: Client, batch: Batch) -> dict[str, Tensors]:
         """Apply the hook to one client."""
@@ -118,11 +124,15 @@ class RoundHook:
         return replace(self, moment=cast("Moment", _UnreadableMoment()))
 
 
+class MomentWasRead(RuntimeError):
+    """A hook has read the moment of a round, so that it can be neither captured nor applied to several runs."""
+
+
 class _UnreadableMoment:
-    """Takes the place of the moment during a capture: a replay would use the values of an earlier round."""
+    """Takes the place of the moment, whose values would be those of another round in a capture, or of another run."""
 
     def __getattribute__(self, name: str) -> Never:
-        raise RuntimeError("A hook that reads the moment cannot be captured.")
+        raise MomentWasRead("A hook that reads the moment can be neither captured nor applied jointly.")
 
     def __eq__(self, other: object) -> Any:
         raise RuntimeError("A hook that compares the moment cannot be captured.")

@@ -1,7 +1,11 @@
-"""Joint training: several simulations of one federation, for example seeds, are trained as one stacked cohort."""
+"""Joint training: several simulations, for example replicates of one cell, are trained as one stacked cohort.
+
+They may differ in their seed, in their federation if its tensors have the same shapes, and in settings of the method
+that are declared as `joint`.
+"""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,22 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.core import Method
+from fedrema.core import Method, Phase, gradient_step
 from fedrema.engine.backends import Engine
 from fedrema.engine.batches import Order, Samples, TrainingPlan
-from fedrema.engine.cohort import ClientTensors, Cohort, Hook, row_index
+from fedrema.engine.cohort import ClientTensors, Cohort, Hook, MomentWasRead, RoundHook, row_index
+from fedrema.engine.joint_settings import LossOfRuns, MethodOfRuns, join_methods
 from fedrema.models.body_and_head import Tensors
 
 
 @dataclass(frozen=True, eq=False)
 class EngineCall:
-    """Training or predictions that a simulation waits for."""
+    """Training, predictions or a hook that a simulation waits for."""
 
-    method: Method
+    method: Method | None
+    """The method that predicts or trains; None calls the hook."""
     cohort: Cohort
     samples: Samples
     plan: TrainingPlan | None = None
     """What to train; None calls predictions."""
+    hook: RoundHook | None = None
     outputs: bool = False
     """Whether predictions are the outputs of the networks instead of classes."""
 
@@ -43,6 +50,10 @@ class JointTraining:
         self.running: list[JointEngine] = []
         self.calls: dict[JointEngine, EngineCall] = {}
         self.results: dict[JointEngine, Any] = {}
+        self.samples: dict[tuple[int, ...], tuple[Sequence[Samples], Samples]] = {}
+        """By the identities of several federations' samples: these, and all of them as one."""
+        self.separate_hooks: set[Hashable] = set()
+        """Rules of hooks that read the moment, which contains the seed of one simulation."""
 
     def run(self, jobs: Sequence[Callable[["JointEngine"], Any]]) -> list[Any]:
         """Call several functions, each with its own engine; returns their results, or the errors they raised."""
@@ -92,19 +103,47 @@ class JointTraining:
         self.turn.notify_all()
 
     def _execute_all(self, calls: list[EngineCall]) -> list[Any]:
-        joint = join_calls(calls)
+        joint = join_calls(calls, self._join_samples)
         if joint is None:
             return [self._execute_one(call) for call in calls]
-        sizes, found = [len(call.cohort) for call in calls], self._execute_one(joint)
+        sizes = [len(call.cohort) for call in calls]
+        if joint.hook is not None:
+            return self._execute_hooks(calls, joint, joint.hook, sizes)
+        found = self._execute_one(joint)
         if joint.plan is None:
             return list(torch.split(found, sizes))
         params, velocity, losses = found
         return list(zip(_split(params, sizes), _split(velocity, sizes), torch.split(losses, sizes), strict=True))
 
+    def _execute_hooks(
+        self, calls: list[EngineCall], joint: EngineCall, hook: RoundHook, sizes: list[int]
+    ) -> list[dict[str, Tensors]]:
+        """Apply a hook to all clients at once, unless it reads the moment."""
+        if hook.rule not in self.separate_hooks:
+            try:
+                found = self.engine.apply_hook(hook.without_moment(), joint.cohort, joint.samples)
+            except MomentWasRead:
+                self.separate_hooks.add(hook.rule)
+            else:
+                groups = {group: _split(named, sizes) for group, named in found.items()}
+                return [{group: parts[number] for group, parts in groups.items()} for number in range(len(sizes))]
+        return [self._execute_one(call) for call in calls]
+
     def _execute_one(self, call: EngineCall) -> Any:
+        if call.hook is not None:
+            return self.engine.apply_hook(call.hook, call.cohort, call.samples)
+        assert call.method is not None
         if call.plan is None:
             return self.engine.predictions(call.method, call.cohort, call.samples, call.outputs)
         return self.engine.train(call.cohort, call.samples, call.plan)
+
+    def _join_samples(self, several: Sequence[Samples]) -> Samples:
+        """Return the samples of several federations as one; kept, because every round needs them."""
+        key = tuple(map(id, several))
+        if key not in self.samples:
+            x, y, counts = (torch.cat([getattr(each, name) for each in several]) for name in ("x", "y", "counts"))
+            self.samples[key] = several, Samples(x, y, counts, several[0].precision)
+        return self.samples[key][1]
 
 
 class JointEngine:
@@ -117,8 +156,12 @@ class JointEngine:
         self.threads = joint.engine.threads
 
     def apply_hook(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
-        """Apply a hook to every client; not joint, because a hook belongs to one simulation."""
-        return self.joint.engine.apply_hook(hook, cohort, samples)
+        """Apply a hook to every client; jointly if it is one of a round."""
+        if samples is None or not isinstance(hook, RoundHook):
+            return self.joint.engine.apply_hook(hook, cohort, samples)
+        call = EngineCall(None, replace(cohort, velocity={}), samples, hook=hook)
+        found: dict[str, Tensors] = self.joint.execute(self, call)
+        return found
 
     def predictions(self, method: Method, cohort: Cohort, samples: Samples, outputs: bool = False) -> Tensor:
         """Return the class that each client predicts for each of its samples, or with `outputs` the outputs."""
@@ -134,35 +177,87 @@ class JointEngine:
         return found
 
 
-def join_calls(calls: Sequence[EngineCall]) -> EngineCall | None:
-    """Return several calls as one; None for a single one, or if they differ in more than their clients."""
-    first, cohorts = calls[0], [call.cohort for call in calls]
-    same = all(
-        call.method == first.method and call.samples is first.samples and call.outputs == first.outputs
-        for call in calls
-    )
-    if len(calls) < 2 or not same or not _same_shapes(cohorts):
+def join_calls(calls: Sequence[EngineCall], join_samples: Callable[[Sequence[Samples]], Samples]) -> EngineCall | None:
+    """Return several calls as one; None for a single one, or if they differ in what cannot be joined."""
+    first, cohorts, samples = calls[0], [call.cohort for call in calls], [call.samples for call in calls]
+    if len(calls) < 2 or any(_kind(call) != _kind(first) for call in calls) or not _same_shapes(cohorts):
         return None
+    if any(_sample_shapes(each) != _sample_shapes(samples[0]) for each in samples):
+        return None
+    methods = [call.method for call in calls if call.method is not None]
+    joined = join_methods(methods, cohorts) if methods else (None, {})
+    if joined is None:
+        return None
+    method, settings = joined
     plans = [call.plan for call in calls if call.plan is not None]
-    if not plans:
-        return replace(first, cohort=join_cohorts(cohorts))
-    plan = join_plans(plans) if len(plans) == len(calls) else None
-    return None if plan is None else replace(first, cohort=join_cohorts(cohorts), plan=plan)
+    plan = join_plans(plans, method) if plans and method is not None else None
+    if plans and plan is None:
+        return None
+    distinct = list({id(each): each for each in samples}.values())
+    if len(distinct) == 1:
+        common, offsets = distinct[0], [0] * len(calls)
+    else:
+        common = join_samples(distinct)
+        starts = np.cumsum([0, *(len(each.counts) for each in distinct)])
+        places = {id(each): int(start) for each, start in zip(distinct, starts, strict=False)}
+        offsets = [places[id(each)] for each in samples]
+    cohort = join_cohorts(cohorts, offsets, settings)
+    return replace(first, method=method, cohort=cohort, samples=common, plan=plan)
 
 
-def join_plans(plans: Sequence[TrainingPlan]) -> TrainingPlan | None:
-    """Return several plans as one; None if their phases or settings differ."""
+def _kind(call: EngineCall) -> tuple[Any, ...]:
+    """Return what must be the same: training, predictions, outputs, or one hook."""
+    return call.plan is None, call.outputs, None if call.hook is None else call.hook.rule
+
+
+def _sample_shapes(samples: Samples) -> tuple[Any, ...]:
+    return samples.x.shape[1:], samples.x.dtype, samples.y.shape[1:], samples.y.dtype, samples.precision
+
+
+def join_plans(plans: Sequence[TrainingPlan], method: Method) -> TrainingPlan | None:
+    """Return several plans as one for a joint method; None if their phases or settings differ."""
     first = plans[0]
-    phases = [[phase for phase, _ in plan.phases] for plan in plans]
+    phases = [[_without_loss(phase, plan.method) for phase, _ in plan.phases] for plan in plans]
     settings = [(plan.local, plan.noise) for plan in plans]
     if any(each != phases[0] for each in phases) or any(each != settings[0] for each in settings):
         return None
+    shared = [phase for phase, _ in first.phases]
+    if isinstance(method, MethodOfRuns):
+        # A step or a loss that is no function of the method may use its settings in a way that is unknown here.
+        if any(phase.step is not gradient_step or loss is UNKNOWN for phase, loss in phases[0]):
+            return None
+        shared = [replace(phase, loss=loss and LossOfRuns(method, loss)) for phase, loss in phases[0]]
     orders = zip(*([order for _, order in plan.phases] for plan in plans), strict=True)
-    return replace(first, phases=[(phase, join_orders(order)) for phase, order in zip(phases[0], orders, strict=True)])
+    joined = [(phase, join_orders(order)) for phase, order in zip(shared, orders, strict=True)]
+    return replace(first, method=method, phases=joined)
 
 
-def join_cohorts(cohorts: Sequence[Cohort]) -> Cohort:
-    """Return several cohorts as one; tensors that were common to a cohort get a client axis."""
+UNKNOWN = object()
+"""In place of a loss that is no function of the method's class."""
+
+
+def _without_loss(phase: Phase, method: Method) -> tuple[Phase, Any]:
+    """Return a phase, without its loss if that is a function of the method's class, and this function."""
+    if phase.loss is None:
+        return phase, None
+    function = getattr(phase.loss, "__func__", None)
+    if function is None or getattr(phase.loss, "__self__", None) is not method:
+        return phase, UNKNOWN
+    return replace(phase, loss=None), function
+
+
+def join_cohorts(cohorts: Sequence[Cohort], offsets: Sequence[int], settings: Tensors) -> Cohort:
+    """Return several cohorts as one; tensors that were common to a cohort get a client axis.
+
+    Parameters
+    ----------
+    cohorts
+        The cohorts.
+    offsets
+        What to add to the rows of each, which then select samples of all federations.
+    settings
+        Tensors [k] that are added to the clients' inboxes.
+    """
 
     def joined(groups: Sequence[ClientTensors]) -> ClientTensors:
         names = groups[0].merged()
@@ -173,14 +268,15 @@ def join_cohorts(cohorts: Sequence[Cohort]) -> Cohort:
         return ClientTensors({name: torch.cat([each[name] for each in expanded]) for name in names})
 
     received = None if cohorts[0].received is None else joined([cohort.at_start() for cohort in cohorts])
-    clients = torch.cat([cohort.clients for cohort in cohorts])
+    clients = torch.cat([cohort.clients + offset for cohort, offset in zip(cohorts, offsets, strict=True)])
+    inbox = joined([cohort.inbox for cohort in cohorts])
     return Cohort(
         clients,
         row_index(clients, cohorts[0].counts.device),
         tuple(name for cohort in cohorts for name in cohort.names),
         joined([cohort.params for cohort in cohorts]),
         joined([cohort.memory for cohort in cohorts]),
-        joined([cohort.inbox for cohort in cohorts]),
+        inbox.having(settings),
         torch.cat([cohort.counts for cohort in cohorts]),
         {name: torch.cat([cohort.velocity[name] for cohort in cohorts]) for name in cohorts[0].velocity},
         received,

@@ -102,6 +102,7 @@ class LoopEngine:
                     noise=plan.noise,
                     of_samples=functools.partial(self._of_samples, net, plan.local.augmentations),
                 )
+                sgd.begin(momentum)
                 for batches in client_batches(samples, int(cohort.clients[k]), order, k):
                     sgd.step(client, momentum, losses, batches, active=None)
             for name, value in client.params.items():

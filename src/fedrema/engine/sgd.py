@@ -80,6 +80,12 @@ class PhaseSGD:
         self.names = tuple(name for name in names if phase.trains(name))
         self.prefixes = {name: prefix_of(name) for name in self.names}
 
+    def begin(self, velocity: Tensors) -> None:
+        """Set the momentum of what the phase trains to zero, in place, if the phase asks for it."""
+        if self.phase.reset_momentum:
+            for name in self.names:
+                velocity[name].zero_()
+
     def step(
         self,
         client: Client,

@@ -163,6 +163,7 @@ class StackedEngine:
                 noise=plan.noise,
                 of_samples=of_samples,
             )
+            sgd.begin(buffers.velocity)
             packed = pack(order, samples.x.device)
             if not len(packed):
                 continue

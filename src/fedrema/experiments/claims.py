@@ -11,8 +11,9 @@ from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Claim, ClaimKind, Experiment, MatchingCurve
 from fedrema.experiments.store import Store
 from fedrema.experiments.table import ABOUT_OUTDATED, OUTDATED, measured
+from fedrema.experiments.tasks import on_one_partition
 from fedrema.reporting.quantities import Quantity, number
-from fedrema.reporting.statistics import Scores
+from fedrema.reporting.statistics import MOST_PAIRS, Scores
 from fedrema.reporting.tables import markdown_lines
 from fedrema.tasks import Metric
 
@@ -53,6 +54,9 @@ def judge(claim: Claim, experiment: Experiment, seeds: int, store: Store) -> Jud
     rows, columns = {*claim.rows, *claim.over}, set(claim.columns)
     cells = [cell for cell in experiment.cells if cell.row.name in rows and cell.column.name in columns]
     runs = runs_of(cells, seeds, store)
+    if any(on_one_partition(cell, runs[cell.row.name, cell.column.name]) for cell in cells):
+        # Outdated runs: training seeds, and called so.
+        experiment = replace(experiment, cells=tuple(replace(cell, vary="training") for cell in experiment.cells))
     judgement = _judged(claim, experiment, runs)
     return replace(judgement, outdated=any(run.outdated for several in runs.values() for run in several))
 
@@ -108,7 +112,7 @@ def _evidence(findings: Sequence[Finding]) -> str:
 
 
 def _ordered(claim: Claim, experiment: Experiment, runs: Runs, quantity: Quantity) -> list[Finding]:
-    """Judge `first` (a row is better than every other) and `above` (rows are better than others)."""
+    """Judge `first` (a row is better than every other), `above` (rows are better than others) and `no-worse`."""
     table = scores(runs, quantity.name)
     return [_ordered_in(column, claim, experiment, runs, table, quantity) for column in claim.columns]
 
@@ -124,16 +128,21 @@ def _ordered_in(
     comparisons = compare_rows(table, column, rows, over)
     sign = quantity.sign
     nearest_first = sorted((each for each in comparisons if each.pairs), key=lambda each: sign * each.mean)
-    verdicts = [_sign(each, sign) for each in nearest_first]
+    if claim.kind == "no-worse":
+        verdicts = [_no_worse(each, sign, quantity.factor * claim.share) for each in nearest_first]
+    else:
+        verdicts = [_sign(each, sign) for each in nearest_first]
     verdict = _all_of(verdicts)
     if verdict == "does not hold":  # regardless of the missing runs
         lack = ""
     elif lack or len(nearest_first) < len(comparisons) or not all(each.tested for each in nearest_first):
-        lack, verdict = lack or "seeds in common are missing", "not decided"
+        lack, verdict = lack or f"{experiment.replicates} in common are missing", "not decided"
     parts = [lack] if lack else []
     if nearest_first:
         deciding = nearest_first[0 if lack else verdicts.index(verdict)]
-        parts.append(("so far " if lack else "") + _comparison_text(deciding, experiment, quantity.metric))
+        ordered = claim.kind != "no-worse"  # then more runs would decide which is better, which is not claimed
+        text = _comparison_text(deciding, experiment, quantity.metric, ordered)
+        parts.append(("so far " if lack else "") + text)
     return Finding(verdict, where, ", ".join(parts))
 
 
@@ -151,7 +160,8 @@ def _collapse(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]
         lost = low <= (1 - claim.share) * high if metric.higher_is_better else low >= (1 + claim.share) * high
         verdict: Verdict = "holds" if lost else "does not hold"
         shown = [f"{value:.1f}" if metric.percent else number(value) for value in (high, low)]
-        text = f"{experiment.title_of(row)} best {shown[0]}, final {shown[1]} ({_seeds_text(len(keys))})"
+        runs_text = _runs_text(len(keys), experiment.replicates)
+        text = f"{experiment.title_of(row)} best {shown[0]}, final {shown[1]} ({runs_text})"
         findings.append(Finding(verdict, where, text))
     return findings
 
@@ -186,6 +196,24 @@ def _faster_in(column: str, claim: Claim, experiment: Experiment, runs: Runs) ->
     return Finding(verdict, where, f"{row} {seconds:.1f} s, {other} {of_other:.1f} s, {ratio} ({ran})")
 
 
+def _lighter(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]:
+    """Compare the bytes that a client sends in a round; they do not depend on the seed."""
+    findings = []
+    for column in claim.columns:
+        where, names = experiment.title_of(column), (*claim.rows[:1], *claim.over[:1])
+        sent = {name: [run.bytes_sent for run in runs[name, column] if not run.failed] for name in names}
+        counts = {name: len(several) for name, several in sent.items()}
+        if lack := _lacking(counts, column, experiment, runs, needed=1) or ("" if len(sent) == 2 else NO_OTHER_ROW):
+            findings.append(Finding("not decided", where, lack))
+            continue
+        mine, theirs = (mean(several) for several in sent.values())
+        row, other = map(experiment.title_of, names)
+        verdict: Verdict = "holds" if mine <= claim.share * theirs else "does not hold"
+        text = f"{row} {mine:,.0f} bytes per client and round, {other} {theirs:,.0f}"
+        findings.append(Finding(verdict, where, text))
+    return findings
+
+
 def _on(device: str, runs: Sequence[FinishedRun]) -> list[FinishedRun]:
     return [run for run in runs if run.device == device]
 
@@ -203,7 +231,8 @@ def _falls(claim: Claim, experiment: Experiment, runs: Runs) -> list[Finding]:
             text = f"{title}: {claim.curve} was not recorded in two rounds or more"
             findings.append(Finding("not decided", where, text))
             continue
-        certainty = _certainty(test, _two_digits) if test.tested else "1 seed, no test"
+        noun = experiment.replicates
+        certainty = _certainty(test, _two_digits, noun) if test.tested else f"{_runs_text(1, noun)}, no test"
         text = (
             f"{title}: {claim.curve} {mean(part.early.values()):.2f} in rounds {part.early_rounds},"
             f" {mean(part.late.values()):.2f} in rounds {part.late_rounds}"
@@ -248,19 +277,38 @@ def _sign(comparison: Comparison, claimed: Literal[1, -1] = 1) -> Verdict:
     return "holds" if claimed * comparison.mean > 0 else "does not hold"
 
 
-def _comparison_text(comparison: Comparison, experiment: Experiment, metric: Metric) -> str:
+def _no_worse(comparison: Comparison, sign: Literal[1, -1], margin: float) -> Verdict:
+    """Return whether the 95 % interval of the difference excludes that the row is worse by more than a margin."""
+    bounds = sign * comparison.test.low, sign * comparison.test.high
+    if min(bounds) > -margin:
+        return "holds"
+    return "does not hold" if max(bounds) < -margin else "not decided"
+
+
+def _comparison_text(comparison: Comparison, experiment: Experiment, metric: Metric, ordered: bool) -> str:
     row, other = experiment.title_of(comparison.row), experiment.title_of(comparison.other)
     points = f"{abs(comparison.mean):.1f} points" if metric.percent else number(abs(comparison.mean))
     how = f"{points} above" if comparison.mean > 0 else f"{points} below" if comparison.mean < 0 else "level with"
-    certainty = _certainty(comparison, _one_digit if metric.percent else _significant)
-    return f"{row} {how} {other} ({certainty if comparison.tested else '1 seed, no test'})"
+    noun = experiment.replicates
+    if not comparison.tested:
+        return f"{row} {how} {other} ({_runs_text(1, noun)}, no test)"
+    certainty = _certainty(comparison, _one_digit if metric.percent else _significant, noun, ordered)
+    return f"{row} {how} {other} ({certainty})"
 
 
-def _certainty(comparison: Comparison, shown: Callable[[float], str]) -> str:
-    """Return interval, corrected p and seeds as text; `shown` returns a bound of the interval as text."""
+def _certainty(comparison: Comparison, shown: Callable[[float], str], noun: str, ordered: bool = True) -> str:
+    """Return interval, corrected p and the number of runs, and how many would be needed if they do not decide.
+
+    `shown` returns a bound of the interval as text; `noun` is what runs are called; `ordered` says whether the claim is
+    about which row is better.
+    """
     p = "< 0.001" if comparison.corrected < 0.001 else f"= {comparison.corrected:.3f}"
     low, high = shown(comparison.test.low), shown(comparison.test.high)
-    return f"95 % {low} to {high}, corrected p {p}, {_seeds_text(comparison.pairs)}"
+    text = f"95 % {low} to {high}, corrected p {p}, {_runs_text(comparison.pairs, noun)}"
+    if comparison.corrected < SIGNIFICANT or not ordered:
+        return text
+    needed = comparison.pairs_needed(SIGNIFICANT)
+    return f"{text}; {f'about {needed}' if needed else f'more than {MOST_PAIRS}'} needed to decide"
 
 
 def _one_digit(value: float) -> str:
@@ -279,14 +327,14 @@ def _number(value: float, digits: int) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "−")  # + 0.0: -0.0 becomes 0
 
 
-def _seeds_text(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
+def _runs_text(count: int, noun: str) -> str:
+    return f"1 {noun.removesuffix('s')}" if count == 1 else f"{count} {noun}"
 
 
 def _lacking(counts: Mapping[str, int], column: str, experiment: Experiment, runs: Runs, needed: int) -> str:
     """Return a clause that names the rows with too few runs; empty if there are none."""
     if needed == 2 and set(counts.values()) == {1}:
-        return "one seed each"
+        return f"one {experiment.replicates.removesuffix('s')} each"
     kinds: dict[str, list[str]] = {}
     for row in [row for row, count in counts.items() if count < needed]:
         known = runs[row, column]
@@ -303,6 +351,7 @@ def _lacking(counts: Mapping[str, int], column: str, experiment: Experiment, run
 JUDGES: dict[ClaimKind, Callable[[Claim, Experiment, Runs], list[Finding]]] = {
     "collapse": _collapse,
     "faster": _faster,
+    "lighter": _lighter,
     "falls": _falls,
 }
 """Judges of claims that are not about the order of rows."""

@@ -12,13 +12,14 @@ from fedrema.experiments.store import Store
 from fedrema.experiments.table import ABOUT_OUTDATED, MISSING, OUTDATED, measured
 from fedrema.experiments.tasks import finished_runs
 from fedrema.reporting.quantities import signed_number
-from fedrema.reporting.statistics import PairedTest, Scores, holm, paired_test
+from fedrema.reporting.statistics import PairedTest, Scores, holm, paired_test, pairs_needed
 from fedrema.reporting.tables import markdown_lines
 from fedrema.tasks import METRICS, Metric
 
 HEADINGS = ["row", "data", "compared with", "difference", "95 %", "p", "corrected p", "seeds"]
+"""The last is `replicates` where the runs of a cell vary the partition too."""
 EXPLANATION = (
-    "Differences in {unit}, paired by training seed, with their 95 % t intervals and the p of a paired t test;"
+    "Differences in {unit}, paired by {pairs}, with their 95 % t intervals and the p of a paired t test;"
     " corrected for their number by Holm's method, over all of this table."
 )
 ACCURACY = METRICS["accuracy"]
@@ -29,7 +30,7 @@ Runs = Mapping[tuple[str, str], list[FinishedRun]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row minus another in one column, over the training seeds that both have."""
+    """A row minus another in one column, over the seeds or replicates that both have."""
 
     row: str
     other: str
@@ -37,6 +38,8 @@ class Comparison:
     test: PairedTest
     corrected: float = nan
     """p by Holm's method, over all comparisons made together with this one."""
+    made_together: int = 1
+    """How many comparisons these are."""
 
     @property
     def mean(self) -> float:
@@ -52,6 +55,13 @@ class Comparison:
     def tested(self) -> bool:
         """Whether there were enough seeds."""
         return self.test.tested
+
+    def pairs_needed(self, significant: float) -> int | None:
+        """Return how many pairs would decide this comparison; None if none would, or without a deviation.
+
+        The level is divided by the number of comparisons made together, which is at least what Holm's method requires.
+        """
+        return pairs_needed(self.test, significant / self.made_together)
 
 
 def runs_of(cells: Iterable[Cell], seeds: int, store: Store) -> Runs:
@@ -111,8 +121,11 @@ def compare_with_reference(
 
 def corrected(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return comparisons with p corrected for their number; those without a test do not count."""
-    adjusted = iter(holm([each.test.p for each in comparisons if each.tested]))
-    return [replace(each, corrected=next(adjusted)) if each.tested else each for each in comparisons]
+    p_values = [each.test.p for each in comparisons if each.tested]
+    adjusted, count = iter(holm(p_values)), len(p_values)
+    return [
+        replace(each, corrected=next(adjusted), made_together=count) if each.tested else each for each in comparisons
+    ]
 
 
 def _by_seed(table: Scores, row: str, column: str) -> dict[int, float]:
@@ -136,14 +149,17 @@ def comparisons_markdown(
     lines = [[*row[:3], f"{row[3]}{mark}", *row[4:]] for row, mark in zip(rows, marks, strict=True)]
     unit = "points" if metric.percent else metric.title
     unit += "" if metric.higher_is_better else ", where negative is better"
-    explanation = EXPLANATION.format(unit=unit) + (ABOUT_OUTDATED if any(marks) else "")
-    return "\n".join([*markdown_lines(HEADINGS, lines, texts=len(HEADINGS)), "", explanation, ""])
+    pairs = "training seed" if experiment.replicates == "seeds" else "replicate"
+    explanation = EXPLANATION.format(unit=unit, pairs=pairs) + (ABOUT_OUTDATED if any(marks) else "")
+    headings = [*HEADINGS[:-1], experiment.replicates]
+    return "\n".join([*markdown_lines(headings, lines, texts=len(headings)), "", explanation, ""])
 
 
 def comparison_lines(
     comparisons: Sequence[Comparison], experiment: Experiment, metric: Metric = ACCURACY
 ) -> list[list[str]]:
     """Return the cells of that table as text, in the order of `HEADINGS`."""
+    noun = experiment.replicates.removesuffix("s")
     shown: Callable[[float], str] = "{:+.2f}".format if metric.percent else signed_number
     return [
         [
@@ -153,7 +169,7 @@ def comparison_lines(
             MISSING if isnan(each.mean) else shown(each.mean),
             f"{shown(each.test.low)} to {shown(each.test.high)}" if each.tested else MISSING,
             *(f"{p:.2g}" if each.tested else MISSING for p in (each.test.p, each.corrected)),
-            f"{each.pairs} ({each.test.reason})" if each.test.reason else str(each.pairs),
+            f"{each.pairs} ({each.test.reason.replace('seed', noun)})" if each.test.reason else str(each.pairs),
         ]
         for each in comparisons
     ]

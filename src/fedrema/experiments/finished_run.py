@@ -134,6 +134,19 @@ class FinishedRun:
             return float(sum(self.summary.seconds.values()))
         return float(sum(settled) + (len(rounds) - len(settled)) * statistics.median(settled))
 
+    @property
+    def bytes_sent(self) -> float:
+        """How many bytes a client sends to the server in a round, on average over clients and rounds."""
+        return self._per_client_and_round(self.summary.bytes_up)
+
+    @property
+    def bytes_received(self) -> float:
+        """How many bytes a client receives from the server in a round, on average over clients and rounds."""
+        return self._per_client_and_round(self.summary.bytes_down)
+
+    def _per_client_and_round(self, total: int) -> float:
+        return total / max(1, len(self.clients.names) * self.summary.rounds)
+
     def curve(self, quantity: str) -> dict[int, float]:
         """Return a quantity by round, without rounds that lack it."""
         pairs = zip(self.curves.get("round", []), self.curves.get(quantity, []), strict=False)

@@ -1,12 +1,14 @@
 """Estimates time and memory of tasks: from similar runs, or else from the arithmetic of the network."""
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedrema.config.presets import PlainValue
 from fedrema.data.datasets import dataset_shape
 from fedrema.engine.costs import GIGABYTE, MATRIX, client_bytes, product_rate
 from fedrema.experiments.finished_run import FinishedRun, planned_epochs
@@ -54,11 +56,37 @@ def duration(seconds: float) -> str:
 
 
 class Forecaster:
-    """Estimates from the runs of a store, for a kind of device; several workers divide the time."""
+    """Estimates from the runs of a store, for a kind of device; several workers divide the time.
+
+    Parameters
+    ----------
+    store
+        The finished runs.
+    device
+        `auto`: a GPU if this machine has one. `cuda` without a GPU estimates from the finished runs only.
+    workers
+        How many tasks run at the same time.
+    """
 
     def __init__(self, store: Store, device: str, workers: int = 1) -> None:
         self.store, self.workers = store, workers
-        self.device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+        self.present = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+        """The device of this machine that is used."""
+        self.device = "cuda" if device == "cuda" else self.present
+
+    @classmethod
+    def of_finished_runs(cls, store: Store, device: str) -> "Forecaster":
+        """Return a forecaster that, with device `auto`, estimates for a GPU if finished runs used one."""
+        used_gpu = any(one.device not in ("", "cpu") for one in store)
+        return cls(store, "cuda" if device == "auto" and used_gpu else device)
+
+    @property
+    def device_name(self) -> str:
+        """What the estimates are for, in words."""
+        if self.device == "cpu":
+            return "this CPU"
+        names = sorted({one.device for one in self.store if self._counts(one)})
+        return f"one {' or '.join(names)}" if names else "one GPU"
 
     def of(self, tasks: Sequence[Task]) -> Forecast:
         """Estimate tasks together."""
@@ -78,28 +106,50 @@ class Forecaster:
     def known_seconds(self, task: Task) -> float | None:
         """Return the seconds that a task takes by the most similar runs; None where there are none."""
         wanted = task.cell.parsed.described()
-        # Own data has no dataset and clients; --batch 0 is chosen from the data, so it is the same for all its runs.
-        alike = [name for name in ALIKE if name in wanted and (name != "batch" or wanted["batch"])]
-        known = [
-            one
-            for one in self.store
-            if self._counts(one) and all(one.settings.get(name) == wanted[name] for name in alike)
-        ]
+        known = self._alike(wanted, ALIKE)
+        if not known and self.device != self.present:  # a device that cannot be measured here
+            return self._seconds_by_samples(task)
         by_method = [one for one in known if one.method == task.cell.method]
         epochs = planned_epochs(task.cell.parsed)
         same = [one for one in by_method if one.epochs == epochs]
         chosen = same or by_method or known
         if not chosen:
             return None
-        rounds = [one.seconds / max(one.summary.rounds, 1) for one in chosen]
+        rounds = [_device_seconds(one) for one in chosen]
         return float(sum(rounds) / len(rounds) * task.rounds)
+
+    def _alike(self, wanted: Mapping[str, PlainValue], settings: Iterable[str]) -> list[FinishedRun]:
+        """Return the runs that agree in some settings."""
+        # Own data has no dataset and clients; --batch 0 is chosen from the data, so it is the same for all its runs.
+        compared = [name for name in settings if name in wanted and (name != "batch" or wanted["batch"])]
+        return [
+            one
+            for one in self.store
+            if self._counts(one) and all(one.settings.get(name) == wanted[name] for name in compared)
+        ]
+
+    def _seconds_by_samples(self, task: Task) -> float | None:
+        """Estimate in proportion to the samples, from runs of the method whose number of samples is the nearest."""
+        wanted = task.cell.parsed.described()
+        others = self._alike(wanted, [name for name in ALIKE if name != "samples"])
+        known = [one for one in others if one.method == task.cell.method and one.settings.get("samples")]
+        if not known:
+            return None
+        samples = float(wanted["samples"] or 0)
+
+        def ratio(one: FinishedRun) -> float:
+            return samples / float(one.settings["samples"] or 1)
+
+        nearest = min(abs(math.log(ratio(one))) for one in known)
+        chosen = [one for one in known if math.isclose(abs(math.log(ratio(one))), nearest)]
+        return sum(_device_seconds(one) * ratio(one) for one in chosen) / len(chosen) * task.rounds
 
     def _counts(self, one: FinishedRun) -> bool:
         return not one.failed and (one.device == "cpu") == (self.device == "cpu")
 
     def _guess(self, task: Task) -> float | None:
         settings = task.cell.parsed
-        if not settings.data.is_partitioned:
+        if not settings.data.is_partitioned or self.device != self.present:
             return None
         samples = int(settings.data.samples * (1 - settings.data.test_share))
         taking_part = settings.data.clients * settings.simulation.participation
@@ -120,6 +170,12 @@ class Forecaster:
         )
         each = _client_bytes(settings.network, shape, samples, self.device)
         return together * settings.data.clients * each / GIGABYTE
+
+
+def _device_seconds(run: FinishedRun) -> float:
+    """Return the time of a round; tasks that used the device at the same time each count for their share of it."""
+    beside = run.ran_on.beside if run.ran_on is not None and run.device != "cpu" else 0
+    return run.seconds / max(run.summary.rounds, 1) / (1 + beside)
 
 
 @functools.cache

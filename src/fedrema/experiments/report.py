@@ -8,7 +8,9 @@ from fedrema.experiments import figures
 from fedrema.experiments.claims import Judgement, claims_markdown, judge
 from fedrema.experiments.command_log import read_log
 from fedrema.experiments.comparisons import compare_with_reference, comparisons_markdown, runs_of, scores
+from fedrema.experiments.components import components_markdown, components_of
 from fedrema.experiments.forecast import duration
+from fedrema.experiments.plan import Plan
 from fedrema.experiments.spec import Experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.sweep import choices, choices_markdown, tuned_file
@@ -36,6 +38,9 @@ def write_report(experiment: Experiment, seeds: int, store: Store, out: Path) ->
         parts += ["### Claims", "", claims_markdown(judgements)]
     runs = runs_of(experiment.cells, seeds, store)
     older = {cell for cell, several in runs.items() if any(run.outdated for run in several)}
+    crossed = any(spec.kind == "components" for spec in experiment.figures)
+    if crossed and (found := components_of(experiment, runs)):
+        parts += ["### Variance components", "", components_markdown(experiment, found)]
     table = scores(runs, experiment.quantity)
     columns, metric = [line.name for line in experiment.columns], sheet.quantity.metric
     compared = compare_with_reference(table, columns, higher_is_better=metric.higher_is_better)
@@ -55,9 +60,11 @@ def write_overview(
     seeds: int | None,
     store: Store,
     out: Path,
+    plan: Plan,
 ) -> None:
     """Write README.md: finished and missing runs, commands, verdicts and figures of several experiments."""
     lines = ["# Results", "", *_progress(experiments, seeds, store), "", *_commands(store)]
+    lines += ["## Missing runs", "", plan.markdown()]
     lines += ["## The claims", ""]
     for experiment in experiments:
         if judged[experiment.name]:

@@ -8,9 +8,12 @@ from typing import Literal
 from fedrema.config.settings import Settings, make_settings
 
 Vary = Literal["training", "both"]
-ClaimKind = Literal["first", "above", "collapse", "faster", "falls"]
+ClaimKind = Literal["first", "above", "no-worse", "collapse", "faster", "lighter", "falls"]
 MatchingCurve = Literal["precision", "recall"]
-FigureKind = Literal["curves", "samples", "similarity", "matching", "period", "peers", "clients", "ranks"]
+FigureKind = Literal["curves", "samples", "similarity", "matching", "period", "peers", "clients", "ranks", "components"]
+
+REPLICATES: dict[Vary, str] = {"training": "seeds", "both": "replicates"}
+"""What the runs of a cell are called, by what distinguishes them."""
 
 Value = bool | int | float | str
 """A setting's value in a grid file."""
@@ -48,11 +51,12 @@ class Claim:
     rows: tuple[str, ...]
     """The rows that it is about."""
     over: tuple[str, ...]
-    """The rows that they are compared with (first, above, faster)."""
+    """The rows that they are compared with (first, above, no-worse, faster, lighter)."""
     columns: tuple[str, ...]
     """The columns in which it is to hold; the name is "" in an experiment without columns."""
     share: float
-    """collapse: the share of the best value that is lost by the end; faster: the highest ratio of the seconds."""
+    """collapse: the share of the best value that is lost by the end; faster, lighter: the highest ratio of the seconds
+    or of the bytes sent; no-worse: the largest difference that is accepted."""
     curve: MatchingCurve
     """falls: precision or recall."""
 
@@ -69,7 +73,7 @@ class FigureSpec:
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of settings, run with several seeds."""
+    """One combination of settings, run several times: with other training seeds, or also on other partitions."""
 
     row: Line
     column: Line
@@ -90,7 +94,7 @@ class Cell:
         return make_settings(self.method, self.values)
 
     def settings(self, seed: int) -> Settings:
-        """Return the settings of one run."""
+        """Return the settings of one run; with `vary = "both"`, replicate i has partition i and training seed i."""
         settings = self.parsed.seeded(seed)
         if self.vary == "both":
             settings = replace(settings, data=replace(settings.data, data_seed=settings.data.data_seed + seed))
@@ -115,6 +119,11 @@ class Experiment:
     figures: tuple[FigureSpec, ...] = ()
     also: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Other published numbers by quantity and row, in an experiment without columns: final_accuracy, seconds, …"""
+
+    @property
+    def replicates(self) -> str:
+        """What the runs of a cell are called: seeds, or replicates if they vary the partition too."""
+        return REPLICATES[self.cells[0].vary]
 
     def cell(self, row: str, column: str) -> Cell:
         """Return a cell by the names of its row and column."""

@@ -24,11 +24,12 @@ from fedrema.experiments.spec import (
     Vary,
 )
 from fedrema.experiments.sweep import expanded
+from fedrema.methods import find_method, registry
 from fedrema.reporting.quantities import find_quantity
 from fedrema.tasks import METRICS
 
 T = TypeVar("T")
-SHARES: dict[ClaimKind, float] = {"collapse": 0.2, "faster": 1.0}
+SHARES: dict[ClaimKind, float] = {"no-worse": 0.02, "collapse": 0.2, "faster": 1.0, "lighter": 1.0}
 """Default of a claim's `share`."""
 Tables = dict[str, Any]
 """Tables that are validated entry by entry, so that a message can name the entry."""
@@ -64,6 +65,7 @@ class GridFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: str = ""
     about: str = ""
     seeds: Annotated[int, msgspec.Meta(ge=1)] = 1
+    methods: Literal["listed", "all"] = "listed"
     quantity: str = "best"
     vary: Vary = "training"
     settings: Tables = {}
@@ -76,7 +78,7 @@ class GridFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sweep: Tables = {}
 
 
-def read_experiment(file: Path, changes: Values | None = None) -> Experiment:
+def read_experiment(file: Path, changes: Values | None = None, more_methods: Sequence[str] = ()) -> Experiment:
     """Read a grid file and validate every cell of it, so that no mistake is found after hours of training.
 
     Parameters
@@ -85,14 +87,18 @@ def read_experiment(file: Path, changes: Values | None = None) -> Experiment:
         TOML; docs/grids.md describes its content.
     changes
         Settings that override those of the file in every cell.
+    more_methods
+        Methods that get a row in addition to those of the file, each by its name or as module:Class.
     """
     where = f"The grid file {file}"
     content = _converted(read_toml(file, "The grid file"), GridFile, where)
     find_quantity(content.quantity, "accuracy", f"{where}: quantity")
-    rows = tuple(_line(name, "rows", value, where) for name, value in content.rows.items())
+    methods = [*(registry() if content.methods == "all" else ()), *more_methods]
+    given = {**{name: {"title": find_method(name).title} for name in methods}, **content.rows}
+    rows = tuple(_line(name, "rows", value, where) for name, value in given.items())
     columns = tuple(_line(name, "columns", value, where) for name, value in content.columns.items())
     if not rows:
-        raise BadInput(f"{where} has no rows: add at least one [rows.NAME].")
+        raise BadInput(f'{where} has no rows: add at least one [rows.NAME], or methods = "all".')
     rows = expanded(rows, content.sweep, where)
     published = _published(content.published, rows, columns, where)
     columns = columns or (Line("", "", {}),)

@@ -10,7 +10,7 @@ from fedrema.errors import BadInput
 from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell, Experiment, Published
 from fedrema.experiments.store import Store
-from fedrema.experiments.tasks import finished_runs
+from fedrema.experiments.tasks import finished_runs, on_one_partition
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.reporting.quantities import Quantity, axis_title, explanation, find_quantity, metric_text, signed_number
 from fedrema.reporting.statistics import welch_interval
@@ -18,14 +18,15 @@ from fedrema.reporting.tables import markdown_lines
 from fedrema.tasks import METRICS, Metric
 
 AS_PAPERS = ", as papers report it"
-SEEDS = {"training": "training seeds", "both": "seeds that vary both the partition and training"}
+SEEDS = {"training": "training seeds", "both": "replicates, each with its own partition and training seed"}
 ABOUT_PUBLISHED = (
-    " Within noise: Welch's 95 % interval of the difference contains 0; both need a deviation and at least two seeds."
+    " Within noise: Welch's 95 % interval of the difference contains 0; both need a deviation and at least two {}."
 )
 ABOUT_ALSO = " In brackets: what was published."
 ABOUT_SECONDS = " Seconds: of all rounds; rounds that compile programs are counted like the others."
 ABOUT_SHARED = " Seconds marked * were taken while other runs shared the device."
 ABOUT_OUTDATED = " Marked †: computed by an older revision of the method or of the engine; run it again."
+ABOUT_ONE_PARTITION = " Several runs marked † of one cell are training seeds on one partition, not replicates."
 MISSING = "–"
 OUTDATED = "†"
 
@@ -110,6 +111,9 @@ class Sheet:
         """Metrics of which only the final value is shown."""
         self.shared = any(run.shared_device for run in every)
         self.outdated = any(run.outdated for run in every)
+        self.on_one_partition = any(
+            on_one_partition(cell, self.runs[cell.row.name, cell.column.name]) for cell in experiment.cells
+        )
         self.lines = [self._line(cell) for cell in experiment.cells]
 
     @property
@@ -119,7 +123,7 @@ class Sheet:
         # Accuracy is not named in the headings: it is in percent, as in the tables of papers.
         metric = "" if self.primary.name == "accuracy" else f" {_with_unit(self.primary)}"
         kinds = [f"best{metric} (peeks)", *published, f"honest{metric}", f"final{metric}"]
-        first = ["method", *(["data"] if self.columned else []), "seeds", *kinds]
+        first = ["method", *(["data"] if self.columned else []), self.experiment.replicates, *kinds]
         return [*first, *(f"final {_with_unit(other)}" for other in self.others), *self.details]
 
     @property
@@ -133,9 +137,10 @@ class Sheet:
         with_what = f" Published numbers are compared with {self.quantity.words}."
         seeds = SEEDS[self.experiment.cells[0].vary]
         sentences = [explanation([self.primary, *self.others], seeds, AS_PAPERS, worst_tenth=False)]
-        sentences += [with_what + ABOUT_PUBLISHED] if self.compares else []
+        sentences += [with_what + ABOUT_PUBLISHED.format(self.experiment.replicates)] if self.compares else []
         sentences += [ABOUT_ALSO] if self.experiment.also else []
         sentences += [ABOUT_OUTDATED] if self.outdated else []
+        sentences += [ABOUT_ONE_PARTITION] if self.on_one_partition else []
         return "".join(sentences)
 
     def _line(self, cell: Cell) -> list[str]:

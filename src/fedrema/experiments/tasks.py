@@ -81,9 +81,7 @@ def missing_tasks(cells: Iterable[Cell], seeds: int, store: Store, known: set[st
         keys = {seed: key_of(cell.settings(seed), inputs) for seed in range(seeds)}
         absent = [seed for seed, key in keys.items() if key not in known and not store.has(key)]
         known.update(keys.values())
-        # Runs on different data cannot be trained jointly: each is a separate task.
-        groups = [[seed] for seed in absent] if cell.vary == "both" else [absent] if absent else []
-        tasks += [Task(cell, tuple(group), inputs) for group in groups]
+        tasks += [Task(cell, tuple(absent), inputs)] if absent else []
     return tasks
 
 
@@ -100,10 +98,26 @@ def outdated_keys(cells: Iterable[Cell], seeds: int, store: Store) -> set[str]:
 
 
 def finished_runs(cell: Cell, seeds: int, store: Store) -> list[FinishedRun]:
-    """Return a cell's finished runs in order of seeds; outdated ones only if there are no others."""
+    """Return a cell's finished runs in order of seeds; outdated ones only if there are no others.
+
+    Outdated runs of a cell that varies the partition may all be on its first one: such runs are returned if there are
+    more of them than outdated replicates. They are never mixed with others.
+    """
+    found = _in_store(cell, seeds, store)
+    if current := [run for run in found if not run.outdated]:
+        return current
+    fixed = [run for run in _in_store(replace(cell, vary="training"), seeds, store) if run.outdated]
+    return fixed if len(fixed) > len(found) else found
+
+
+def on_one_partition(cell: Cell, runs: Sequence[FinishedRun]) -> bool:
+    """Whether several runs of a cell that varies the partition are all on one."""
+    return cell.vary == "both" and len(runs) > 1 and len({run.settings.get("data-seed") for run in runs}) == 1
+
+
+def _in_store(cell: Cell, seeds: int, store: Store) -> list[FinishedRun]:
     found = [store.find(cell.settings(seed)) for seed in range(seeds)]
-    in_store = [run for run in found if run is not None]
-    return [run for run in in_store if not run.outdated] or in_store
+    return [run for run in found if run is not None]
 
 
 class Runner:

@@ -1,11 +1,12 @@
 """FedPAC: features are aligned to global prototypes; heads are combined by an estimate of bias and variance."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedrema.base.options import option
 from fedrema.core import (
     Answer,
     Batch,
@@ -76,6 +77,12 @@ class FedPAC(Method):
                 per_client=True,
                 description="From how many clients each one learns, itself included: those with a weight above 0.",
             ),
+            Trace(
+                "feature_norm",
+                "feature norm",
+                description="Root mean square of the norms of the clients' features, with the body they received.",
+            ),
+            Trace("head_norm", "head norm", description="Mean norm of the heads that clients sent."),
         ),
         matrices=(
             Matrix(
@@ -87,12 +94,15 @@ class FedPAC(Method):
         ),
     )
 
-    align: float = 1.0
+    align: float = option(1.0, joint=True)
     """λ: strength of the alignment of features with their class prototype; 0 disables alignment."""
     head_epochs: int = 1
     """Epochs of training the head before the body."""
     head_lr: float = 0.1
     """Learning rate of the head, not affected by --schedule (authors: 0.1); 0: that of the body, as in public code."""
+    reset_head_momentum: bool = option(False, added=True)
+    """Start each round's training of the head with zero momentum, as the authors do; more stable in a test with few
+    samples that docs/reproduction.md describes."""
     weigh: Weighting = "samples"
     """Average prototypes by sample counts (authors) or with equal weights over the clients that have them (public
     code)."""
@@ -123,8 +133,9 @@ class FedPAC(Method):
     def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
         """Train the head only, then the body only."""
         rate = local.rate(moment)
+        head = Phase(self.head_epochs, self.head_lr or rate, local.momentum, trains=Net.in_head, loss=super().loss)
         return (
-            Phase(self.head_epochs, self.head_lr or rate, local.momentum, trains=Net.in_head, loss=super().loss),
+            replace(head, reset_momentum=self.reset_head_momentum),
             Phase(local.epochs, rate, local.momentum, trains=Net.in_body),
         )
 
@@ -152,13 +163,28 @@ class FedPAC(Method):
         """Return the mean body, the averaged prototypes and the combined heads."""
         prototypes = global_prototypes(state, uploads, self.weigh) if self.align else {}
         weights = combination_weights(uploads.extras["weighted"], uploads.extras["variance"]).to(uploads.counts)
-        trace = {"own_weight": weights.diagonal().mean(), "set_sizes": (weights > 0).sum(dim=1), "weights": weights}
+        trace = {
+            "own_weight": weights.diagonal().mean(),
+            "set_sizes": (weights > 0).sum(dim=1),
+            "feature_norm": feature_norm(uploads),
+            "head_norm": torch.stack([value.flatten(1).square().sum(1) for value in uploads.params.values()])
+            .sum(0)
+            .sqrt()
+            .mean(),
+            "weights": weights,
+        }
         return Answer(
             shared={**uploads.mean, **prototypes},
             personal=mix(uploads.params, weights),
             state={**prototypes},
             trace=trace,
         )
+
+
+def feature_norm(uploads: Uploads) -> Tensor:
+    """Return the root mean square of the norms of all clients' features: E‖f‖² of a client is n V + Σ_c ‖h_c‖²."""
+    squares = uploads.counts * uploads.extras["variance"] + uploads.extras["weighted"].square().sum((1, 2))
+    return ((uploads.counts * squares).sum() / uploads.counts.sum()).sqrt()
 
 
 def combination_weights(weighted: Tensor, variance: Tensor) -> Tensor:

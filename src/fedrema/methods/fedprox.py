@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedrema.base.options import option
 from fedrema.core import Batch, Client, Method, Reports, task_loss
 from fedrema.errors import at_least
 from fedrema.methods.shared.second_models import squared_distance
@@ -25,7 +26,7 @@ class FedProx(Method):
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
     reports: ClassVar[Reports] = Reports(colour="#56B4E9")
 
-    mu: float = 1.0
+    mu: float = option(1.0, joint=True)
     """µ: weight of the proximal term; 0 is FedAvg."""
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedrema.base.options import option
 from fedrema.core import (
     Answer,
     Batch,
@@ -105,7 +106,7 @@ class FedReMa(Method):
         ),
     )
 
-    delta: float = 0.5
+    delta: float = option(0.5, joint=True)
     """δ: the critical period ends when the mean gap has decreased to this share of its maximum."""
     temperature: float = 0.5
     """M: divides the logits before the softmax; a smaller value gives sharper predictions."""

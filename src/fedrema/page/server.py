@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import uvicorn
@@ -16,12 +17,15 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
+from fedrema.base.tls_server import RenewableServer
 from fedrema.errors import BadInput
 from fedrema.page.live_runs import LiveRuns
 from fedrema.page.render import as_text, page
 
+Gone = Callable[[], Awaitable[bool]]
+"""Whether nobody listens to a stream of events any more."""
 SECONDS_BETWEEN_EVENTS = 0.5
 LOOPBACK = ("127.0.0.1", "localhost", "[")
 """Host names of this machine. Starlette truncates [::1] at its first colon; no DNS name begins with a bracket."""
@@ -35,11 +39,21 @@ HEADERS = {
 
 
 def watch_app(folder: Path, hosts: Sequence[str] = LOOPBACK) -> Starlette:
-    """Return the application that shows the runs in a folder to requests for one of the hosts.
+    """Return the application that shows the runs in a folder to requests for one of the hosts."""
+    return application(run_routes(LiveRuns(folder)), hosts)
+
+
+def application(routes: Sequence[BaseRoute], hosts: Sequence[str], middleware: Sequence[Middleware] = ()) -> Starlette:
+    """Return an application that answers requests for one of the hosts.
 
     Requests for other host names are refused, which prevents DNS rebinding.
     """
-    live = LiveRuns(folder)
+    trusted = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
+    return Starlette(routes=routes, middleware=[trusted, *middleware])
+
+
+def run_routes(live: LiveRuns) -> list[BaseRoute]:
+    """Return the addresses of the page about runs."""
     # A large run takes a while to read: start before the browser connects.
     threading.Thread(target=live.refresh, daemon=True).start()
 
@@ -58,47 +72,72 @@ def watch_app(folder: Path, hosts: Sequence[str] = LOOPBACK) -> Starlette:
         return Response(text, media_type="application/json", headers=HEADERS)
 
     async def events(request: Request) -> Response:
-        async def gone() -> bool:
-            ending: Callable[[], bool] = getattr(request.app.state, "ending", bool)
-            return ending() or await request.is_disconnected()
+        return event_stream(request, lambda gone: _events(live, gone))
 
-        return StreamingResponse(_events(live, gone), media_type="text/event-stream", headers=HEADERS)
-
-    return Starlette(
-        routes=[Route("/", first), Route("/parts/{name}", part), Route("/events", events)],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)],
-    )
+    return [Route("/", first), Route("/parts/{name}", part), Route("/events", events)]
 
 
-async def _events(live: LiveRuns, gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[str]:
+def event_stream(request: Request, stream: Callable[[Gone], AsyncIterator[str]]) -> Response:
+    """Return a response with the events of a stream, which ends when the browser or the server does."""
+
+    async def gone() -> bool:
+        ending: Callable[[], bool] = getattr(request.app.state, "ending", bool)
+        return ending() or await request.is_disconnected()
+
+    return StreamingResponse(stream(gone), media_type="text/event-stream", headers=HEADERS)
+
+
+def _events(live: LiveRuns, gone: Gone) -> AsyncIterator[str]:
     """Yield the versions of the parts and the status of the runs whenever they change."""
+
+    def now() -> object:
+        live.refresh()
+        return {"versions": live.versions, "status": live.status()}
+
+    return changes(now, gone)
+
+
+async def changes(read: Callable[[], object], gone: Gone) -> AsyncIterator[str]:
+    """Yield what `read` returns, as events, whenever it has changed."""
     sent = ""
     while not await gone():
-        await run_in_threadpool(live.refresh)
-        now = json.dumps({"versions": live.versions, "status": await run_in_threadpool(live.status)})
+        now = json.dumps(await run_in_threadpool(read))
         # The comment keeps the connection alive, and shows when the browser has closed it.
         yield f"data: {now}\n\n" if now != sent else ": no change\n\n"
         sent = now
         await asyncio.sleep(SECONDS_BETWEEN_EVENTS)
 
 
-def serve(folder: Path, host: str, port: int, ready: Callable[[str], None]) -> None:
-    """Serve until interrupted; `ready` is called with the address."""
+def serve(
+    app: Starlette, host: str, port: int, ready: Callable[[str], None], certificate: tuple[Path, Path] | None = None
+) -> None:
+    """Serve until interrupted; `ready` is called with the address.
+
+    With a certificate and its key, connections use TLS; renewed files are used without a restart.
+    """
     listener = _listener(host, port)
     port = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
-    app = watch_app(folder, host_names(host))
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, lifespan="off", ws="none")
-    server = uvicorn.Server(config)
+    limits: dict[str, Any] = {"timeout_graceful_shutdown": 5, "lifespan": "off", "ws": "none", "server_header": False}
+    if certificate is None:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", **limits))
+    else:
+        limits |= {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]}
+        server = RenewableServer(uvicorn.Config(app, log_level="warning", **limits))
     app.state.ending = lambda: server.should_exit
-    ready(f"http://{shown}:{port}/")
+    ready(f"{'http' if certificate is None else 'https'}://{shown}:{port}/")
     with contextlib.suppress(KeyboardInterrupt):  # the usual end
         server.run(sockets=[listener])
 
 
+def is_local(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    return host in (*LOOPBACK, "::1")
+
+
 def host_names(host: str) -> tuple[str, ...]:
     """Return the host names that are valid in requests to a server that listens on an address."""
-    if host in (*LOOPBACK, "::1"):
+    if is_local(host):
         return LOOPBACK
     addresses = [
         one.address for found in psutil.net_if_addrs().values() for one in found if one.family == socket.AF_INET

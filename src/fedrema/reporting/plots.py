@@ -224,14 +224,14 @@ def count_seeds(counts: Iterable[int], seeds: str = "training seeds") -> str:
     """Return "3 training seeds" or "2 to 3 training seeds"; `seeds` is the noun."""
     fewest, most = min(counts := list(counts)), max(counts)
     if most == 1:
-        return f"one {seeds.replace('seeds', 'seed')}"
+        return f"one {seeds.removesuffix('s')}"
     return f"{most} {seeds}" if fewest == most else f"{fewest} to {most} {seeds}"
 
 
 def about_curves(curves: Sequence[Curve], cut: str, seeds: str = "training seeds") -> list[str]:
     """Return the sentences of a caption that explain lines, bands and markers; `cut` is what `cut_start` returned."""
     count = count_seeds([curve.seeds for curve in curves], seeds)
-    sentences = [f"Line: mean over {count}; band: lowest to highest seed."]
+    sentences = [f"Line: mean over {count}; band: lowest to highest {seeds.split()[-1].removesuffix('s')}."]
     if all(curve.seeds == 1 for curve in curves):
         sentences = [f"{count.capitalize()} each." if len(curves) > 1 else f"{count.capitalize()}."]
     ended = dict.fromkeys(curve.period for curve in curves if curve.period_end is not None)

@@ -11,6 +11,10 @@ import numpy as np
 CONFIDENCE = 0.95
 NO_DIFFERENCE = 1e-9
 """Numbers that are closer count as equal: 0.7 - 0.6 and 0.6 - 0.5 differ by rounding only."""
+POWER = 0.8
+"""Probability with which a planned test shows a difference that exists."""
+MOST_PAIRS = 1000
+"""Larger numbers of pairs are not computed."""
 COLUMNS_FOR_RANKS = 3
 """With fewer columns, the blocks of a ranking are single runs instead of datasets."""
 
@@ -30,6 +34,8 @@ class PairedTest:
     p: float = math.nan
     reason: str = ""
     """Why there is no t test, if there is none."""
+    deviation: float = math.nan
+    """Standard deviation of the differences."""
 
     @property
     def tested(self) -> bool:
@@ -74,9 +80,40 @@ def paired_test(mine: Mapping[int, float], theirs: Mapping[int, float]) -> Paire
         p, reason = float(stats.binomtest(pairs, pairs).pvalue), "the same difference for every seed: sign test"
         if abs(mean) < NO_DIFFERENCE:
             mean, p, reason = 0.0, 1.0, "no difference for any seed"
-        return PairedTest(pairs, mean, mean, mean, p, reason)
+        return PairedTest(pairs, mean, mean, mean, p, reason, deviation=0.0)
     test = stats.ttest_rel([mine[seed] for seed in common], [theirs[seed] for seed in common])
-    return PairedTest(pairs, mean, *t_interval(differences.tolist()), float(test.pvalue))
+    deviation = float(differences.std(ddof=1))
+    return PairedTest(pairs, mean, *t_interval(differences.tolist()), float(test.pvalue), deviation=deviation)
+
+
+def pairs_needed(test: PairedTest, level: float) -> int | None:
+    """Return the number of pairs with which a two-sided paired t test at this level has a power of 80 %.
+
+    The true mean and standard deviation of the differences are assumed to be the observed ones; T then follows a
+    noncentral t distribution. If all differences are the same, the number is that of the sign test. None without a
+    deviation, or if more than `MOST_PAIRS` were needed.
+    """
+    if math.isnan(test.deviation) or abs(test.mean) < NO_DIFFERENCE:
+        return None
+    if test.deviation == 0:
+        return math.floor(1 - math.log2(level)) + 1  # the smallest n with 2 · 0.5ⁿ < level
+    from scipy import stats
+
+    effect = abs(test.mean) / test.deviation
+
+    def power(pairs: int) -> float:
+        critical = stats.t.ppf(1 - level / 2, pairs - 1)
+        return float(stats.nct.sf(critical, pairs - 1, effect * math.sqrt(pairs)))
+
+    low, high = 1, 2  # the power grows with the number of pairs: double, then halve the interval
+    while power(high) < POWER:
+        low, high = high, 2 * high
+        if low > MOST_PAIRS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(middle) >= POWER else (middle, high)
+    return high if high <= MOST_PAIRS else None
 
 
 def t_interval(differences: Sequence[float]) -> tuple[float, float]:
@@ -188,3 +225,43 @@ def cliques(names: Sequence[str], ranks: Sequence[float], difference: float) -> 
             found.append(tuple(names[start:end]))
             reached = end
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class VarianceComponents:
+    """Standard deviations of the parts of y_ij = mean + partition_i + seed_j + rest_ij."""
+
+    mean: float
+    partition: float
+    seed: float
+    rest: float
+    """Interaction of partition and seed, and everything that varies between runs with the same two."""
+    partitions: int
+    seeds: int
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """The shares of partition, seed and rest in the variance of a run with a new partition and seed."""
+        variances = np.square([self.partition, self.seed, self.rest])
+        total = float(variances.sum())
+        first, second, third = (float(value) / total if total else 0.0 for value in variances)
+        return first, second, third
+
+
+def variance_components(values: np.ndarray) -> VarianceComponents | None:
+    """Estimate variance components from one run for each partition (row) and training seed (column).
+
+    Two-way random effects without replication, by the method of moments: with mean squares A of a rows, B of b columns
+    and E of the rest, the variances are (A − E) / b, (B − E) / a and E; negative estimates become 0. None with fewer
+    than two rows or columns.
+    """
+    a, b = values.shape
+    if min(a, b) < 2:
+        return None
+    mean, rows, columns = values.mean(), values.mean(axis=1), values.mean(axis=0)
+    of_rows = b * np.square(rows - mean).sum() / (a - 1)
+    of_columns = a * np.square(columns - mean).sum() / (b - 1)
+    rest = np.square(values - rows[:, None] - columns + mean).sum() / ((a - 1) * (b - 1))
+    variances = max((of_rows - rest) / b, 0.0), max((of_columns - rest) / a, 0.0), rest
+    partition, seed, remaining = (math.sqrt(value) for value in variances)
+    return VarianceComponents(float(mean), partition, seed, remaining, a, b)

@@ -1,8 +1,9 @@
-"""Executes several runs in one process; those that differ only in their training seed jointly where possible."""
+"""Executes several runs in one process; those of one shape jointly where possible, such as replicates of a cell."""
 
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -10,8 +11,10 @@ from typing import TypeVar
 from torch import nn
 
 from fedrema.config.settings import Settings
-from fedrema.data import Federation, build_federation
+from fedrema.core import Method
+from fedrema.data import DataSettings, Federation, build_federation
 from fedrema.engine import JointEngine, JointTraining
+from fedrema.engine.joint_settings import common_part
 from fedrema.errors import Diverged
 from fedrema.runs.directory import FEDERATION_FILE, RUN_LIST_FILE, RunDirectory
 from fedrema.runs.execute import Interrupted, ObserverFactory, PreparedRun, RoundCallback, prepare_new, prepare_resumed
@@ -25,7 +28,7 @@ Outcome = Run | Diverged
 CallbackFor = Callable[[Settings], RoundCallback]
 """Returns the callback that receives the rounds of a run."""
 JOINT_DEVICES = ("cuda",)
-"""Where seeds are trained jointly. On a CPU the last bits of a run would depend on the other runs: torch computes an
+"""Where runs are trained jointly. On a CPU the last bits of a run would depend on the other runs: torch computes an
 exponential differently at the end of an array than inside it."""
 
 
@@ -40,7 +43,7 @@ def execute_all(
     observers: Sequence[ObserverFactory] = (),
     on_prepared: Callable[[Settings, Simulator], None] | None = None,
 ) -> Iterator[tuple[Settings, Outcome]]:
-    """Execute runs one after the other, those that differ only in their training seed jointly where possible.
+    """Execute runs one after the other, neighbours of one shape (`group_joint`) jointly where possible.
 
     Parameters
     ----------
@@ -84,21 +87,46 @@ def execute_all(
             on_prepared(settings, run.simulator)
         return run
 
-    for group in group_seeds(wanted):
-        data = federation or build_federation(group[0].data)
+    for group in group_joint(wanted):
+        federations: dict[DataSettings, Federation] = {}
+
+        def data_of(settings: Settings, built: dict[DataSettings, Federation] = federations) -> Federation:
+            if federation is not None:
+                return federation
+            if settings.data not in built:
+                built[settings.data] = build_federation(settings.data)
+            return built[settings.data]
+
         waiting = list(group)
         while waiting:
-            first = prepare(waiting[0], data)
+            first = prepare(waiting[0], data_of(waiting[0]))
             number = _at_once(first, len(waiting))
             now, waiting = waiting[:number], waiting[number:]
-            runs = [first, *(prepare(settings, data) for settings in now[1:])]
+            runs = [first, *(prepare(settings, data_of(settings)) for settings in now[1:])]
+            for used in federations.keys() - {settings.data for settings in waiting}:
+                del federations[used]
             watches = [watching(settings) if watching is not None else None for settings in now]
             yield from zip(now, _train(runs, watches, observers), strict=True)
 
 
-def group_seeds(wanted: Sequence[Settings]) -> list[list[Settings]]:
-    """Group neighbouring settings that differ only in their training seed and folder."""
-    return [list(group) for _, group in itertools.groupby(wanted, key=lambda each: each.seeded(0).placed(Path()))]
+def group_joint(wanted: Sequence[Settings]) -> list[list[Settings]]:
+    """Group neighbouring settings whose runs can be trained jointly.
+
+    They may differ in their training seed and folder; in how a dataset is partitioned, but not in the numbers of
+    clients and samples; and in settings of the method that are declared as `joint`.
+    """
+    return [list(group) for _, group in itertools.groupby(wanted, key=_shape)]
+
+
+def _shape(settings: Settings) -> tuple[object, ...]:
+    """Return what runs that are trained jointly have in common."""
+    common = settings.seeded(0).placed(Path())
+    data = common.data
+    # Balanced class weights follow from the partition, and the network holds those of one run.
+    if data.is_partitioned and data.partition_file is None and not common.local.class_weights:
+        default = DataSettings()
+        data = replace(data, data_seed=0, s=default.s, alpha=default.alpha, groups=default.groups)
+    return common_part(common.method), replace(common, method=Method(), data=data)
 
 
 def split_groups(groups: Sequence[Sequence[T]], wanted: int) -> list[list[T]]:
@@ -112,7 +140,7 @@ def split_groups(groups: Sequence[Sequence[T]], wanted: int) -> list[list[T]]:
 
 
 def _at_once(first: PreparedRun, wanted: int) -> int:
-    """Return how many seeds to train jointly: as many as fit into memory, one where joint training is no faster."""
+    """Return how many runs to train jointly: as many as fit into memory, one where joint training is no faster."""
     if wanted == 1:  # measuring how many fit takes seconds on a GPU
         return 1
     simulator = first.simulator

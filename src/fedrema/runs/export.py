@@ -208,4 +208,5 @@ def _left_out(method: Method | None, adapt: bool) -> list[str]:
     hooks = {"predict": OWN_PREDICTION}
     if not adapt:
         hooks["adapt"] = "trains a little more on its own samples"
+        hooks["ready"] = "computes a part of the model from its own samples"
     return [words for hook, words in hooks.items() if method and overrides(method, hook)]

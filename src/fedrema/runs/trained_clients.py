@@ -64,12 +64,15 @@ class TrainedClients:
 
         If the method adapts models before use, they are adapted on the run's own data, unless `adapt` is false.
         """
-        adapted = self._adapted(rows) if adapt and self.method and overrides(self.method, "adapt") else {}
+        adapts = adapt and self.method and any(overrides(self.method, hook) for hook in ("adapt", "ready"))
+        adapted = self._adapted(rows) if adapts else {}
         return [self._client(row, adapted.get(row)) for row in rows]
 
-    def _client(self, row: int, params: Tensors | None) -> Client:
+    def _client(self, row: int, adapted: Client | None) -> Client:
         state = self.state
-        groups = (params or state.params.row(row), ClientTensors(state.memory).row(row), state.inbox.row(row))
+        groups = (state.params.row(row), ClientTensors(state.memory).row(row), state.inbox.row(row))
+        if adapted is not None:
+            groups = (adapted.params, adapted.memory, adapted.inbox)
         used, memory, inbox = ({key: value.detach().cpu() for key, value in group.items()} for group in groups)
         count = torch.tensor(self.manifest.federation.train_counts[row], dtype=getattr(torch, self.plain.dtype))
         return Client(used, used, memory, inbox, count)
@@ -92,20 +95,20 @@ class TrainedClients:
         simulator = build_simulator(replace(settings, simulation=simulation), federation, self.module)
         return simulator, load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
 
-    def _adapted(self, rows: Sequence[int]) -> dict[int, Tensors]:
-        """Return the parameters of clients in some rows after adapting them to their own samples."""
+    def _adapted(self, rows: Sequence[int]) -> dict[int, Client]:
+        """Return the clients in some rows after adapting them to their own samples."""
         simulator, state = self.for_inspection(
             "its models cannot be adapted; use --no-adapt (adapt=False)",
             f"{self.run.method} adapts models on the run's data: to skip that, use --no-adapt (adapt=False)",
         )
-        adapted: dict[int, Tensors] = {}
+        adapted: dict[int, Client] = {}
         # In the same groups as for scoring: the last bits depend on which clients are computed together.
         for part in simulator.chunks(torch.arange(state.clients)):
             wanted = [(place, row) for place, row in enumerate(part.tolist()) if row in rows]
             if wanted:
                 cohort = simulator.cohort(state, part)
-                params = simulator.adapted(simulator.method, cohort, simulator.moment(state.round)).params
-                adapted |= {row: params.row(place) for place, row in wanted}
+                found = simulator.adapted(simulator.method, cohort, simulator.moment(state.round))
+                adapted |= {row: found.one(place) for place, row in wanted}
         return adapted
 
     def only_on_node(self, row: int, adapt: bool = True) -> bool:
@@ -120,7 +123,8 @@ class TrainedClients:
         dummy = dummy_federation(federation.sample_shape, federation.task)
         # The batch may be left for each node to choose.
         simulator = build_simulator(replace(settings, simulation=simulation).fitted(dummy), dummy, self.module)
-        if adapt and simulator.method.adapt(settings.local, simulator.moment(state.round)):
+        adapts = simulator.method.adapt(settings.local, simulator.moment(state.round))
+        if adapt and (adapts or overrides(simulator.method, "ready")):
             return True  # adapts to the client's samples, which the server does not have
         initial = simulator.start()
         held, inbox = state.params.row(row), state.inbox.row(row)

@@ -154,7 +154,7 @@ class Clients:
             begun = self.method.begin(self.net, client, self._readable(data), moment)
             return _changed_groups(client, check_client(self.method, "begin", begun))
 
-        hook = RoundHook(begin, moment, (self.method, type(self.method).begin, self.net))
+        hook = RoundHook(begin, moment, (self.method, type(self.method).begin), self.net)
         with calling(self.method, "begin"):
             return _with_groups(cohort, self.engine.apply_hook(hook, cohort, self.train))
 
@@ -175,7 +175,7 @@ class Clients:
             ended, extras = check_end(self.method, self.method.end(self.net, client, self._readable(data), moment))
             return {**_changed_groups(client, ended), "extras": extras}
 
-        hook = RoundHook(end, moment, (self.method, type(self.method).end, self.net))
+        hook = RoundHook(end, moment, (self.method, type(self.method).end), self.net)
         with calling(self.method, "end"):
             results = self.engine.apply_hook(hook, cohort, self.train)
         return _with_groups(cohort, results), results["extras"]
@@ -185,13 +185,21 @@ class Clients:
         return data if self.noise is None else cast("Batch", _PrivateSamples())
 
     def adapted(self, method: Method, cohort: Cohort, moment: Moment) -> Cohort:
-        """Return clients as they predict: if the method adapts models before use, copies that were trained further."""
+        """Return clients as they predict: copies after the method's `adapt` and `ready`."""
         with calling(method, "adapt"):
             phases = check_phases(method, "adapt", method.adapt(self.local, moment))
-        if not phases:
+        if phases:
+            params, _, _ = self._train(method, phases, "adapt", replace(cohort, velocity={}), moment)
+            cohort = replace(cohort, params=ClientTensors(params))
+        if not overrides(method, "ready"):
             return cohort
-        params, _, _ = self._train(method, phases, "adapt", replace(cohort, velocity={}), moment)
-        return replace(cohort, params=ClientTensors(params))
+
+        def ready(client: Client, data: Batch, moment: Moment) -> dict[str, Tensors]:
+            return _changed_groups(client, check_client(method, "ready", method.ready(self.net, client, data, moment)))
+
+        hook = RoundHook(ready, moment, (method, type(method).ready), self.net)
+        with calling(method, "ready"):
+            return _with_groups(cohort, self.engine.apply_hook(hook, cohort, self.train))
 
     def _phases(self, moment: Moment) -> Sequence[Phase]:
         with calling(self.method, "phases"):
@@ -222,19 +230,27 @@ class Clients:
         if not any(phase.epochs_of for phase in phases):
             self._orders = {(key, names): self._draw_orders(names, clients, phases, key, [None] * len(phases))}
 
-    def check_independent_samples(self, cohort: Cohort, phase: Phase) -> None:
-        """Raise `BadInput` unless the loss of a batch is the mean of the losses of its samples."""
-        loss = phase.loss or self.method.loss
-        client, data = cohort.one(0), self.train.of(int(cohort.clients[0])).rows(slice(4))
-        self.net.train(False)
-        with torch.no_grad(), calling(self.method, "loss"):
-            whole = loss(self.net, client, data)
-            each = torch.stack([loss(self.net, client, data.rows(slice(at, at + 1))) for at in range(len(data.y))])
-        if not torch.isclose(whole, each.mean(), rtol=1e-3, atol=1e-5):
-            raise BadInput(
-                f"--dp sample needs a loss that is a mean over samples, but the loss of {self.method.called()} with"
-                " these settings couples the samples of a batch."
-            )
+    def example_extras(self, cohort: Cohort, moment: Moment) -> Tensors:
+        """Return what clients send in addition to parameters, after one step of each phase."""
+        phases = [replace(phase, epochs=1, steps=1, epochs_of=None) for phase in self._phases(moment)]
+        begun = self.begin(cohort, moment)
+        params, _, _ = self._train(self.method, phases, TRAIN, replace(begun, velocity={}), moment)
+        return self.end(replace(begun, params=ClientTensors(params), received=begun.params), moment)[1]
+
+    def check_independent_samples(self, cohort: Cohort, moment: Moment) -> None:
+        """Raise `BadInput` unless the loss of a batch is the mean of the losses of its samples, in every phase."""
+        client = self.begin(cohort, moment).one(0)
+        data = self.train.of(int(cohort.clients[0])).rows(slice(4))
+        for loss in [phase.loss or self.method.loss for phase in self._phases(moment)]:
+            self.net.train(False)
+            with torch.no_grad(), calling(self.method, "loss"):
+                whole = loss(self.net, client, data)
+                each = torch.stack([loss(self.net, client, data.rows(slice(at, at + 1))) for at in range(len(data.y))])
+            if not torch.isclose(whole, each.mean(), rtol=1e-3, atol=1e-5):
+                raise BadInput(
+                    f"--dp sample needs a loss that is a mean over samples, but the loss of {self.method.called()} with"
+                    " these settings couples the samples of a batch."
+                )
 
     def _epochs(self, phase: Phase, cohort: Cohort) -> list[int] | None:
         """Return each client's number of epochs in a phase; None if it is the same for all."""

@@ -63,6 +63,16 @@ class PrivacyRecord:
 
 
 @dataclass(frozen=True)
+class SumRecord:
+    """What is recorded of a round with --secure-aggregation."""
+
+    samples: int
+    """Number of training samples of all participants."""
+    clipped_clients: int
+    """Number of participants of which values were outside of --secure-range and were clipped."""
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """Everything that is recorded of a round: one line of rounds.jsonl."""
 
@@ -94,6 +104,8 @@ class RoundRecord:
     """With differential privacy only."""
     attackers: list[int] = field(default_factory=list)
     """Rows of the participants that are attackers; they have no scores, and `loss` is without them."""
+    secure_sum: SumRecord | None = None
+    """With secure aggregation only."""
 
     @property
     def primary(self) -> MetricRecord | None:
@@ -119,7 +131,7 @@ class RoundRecord:
         """Return a quantity by its name in tables and curves; None where this round does not have it.
 
         Valid names: METRIC, client_METRIC, trained_METRIC, trained_client_METRIC, worst_tenth, a name in the trace, a
-        field of `RoundRecord`, or one of `PrivacyRecord` or `NodeReports`.
+        field of `RoundRecord`, or one of `PrivacyRecord`, `NodeReports` or `SumRecord`.
         """
         try:
             return self[name]
@@ -138,7 +150,7 @@ class RoundRecord:
             return self.primary.worst_tenth
         if name in self.trace:
             return self.trace[name]
-        for owner in (self, self.privacy, self.nodes):
+        for owner in (self, self.privacy, self.nodes, self.secure_sum):
             if owner is not None and any(name == known.name for known in fields(owner)):
                 return getattr(owner, name)
         raise KeyError(name)

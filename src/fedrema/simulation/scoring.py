@@ -134,3 +134,11 @@ def _honest(halves: Sequence[tuple[float | None, float | None]], sign: int) -> f
 def _number(value: float | None) -> float:
     assert value is not None
     return value
+
+
+def trained_metrics(scores: Sequence[MetricSums], scored: Tensor) -> dict[str, MetricRecord]:
+    """Return the metrics of those participants that are scored, after local training; empty if there are none."""
+    if not scores or not scored.any():
+        return {}
+    sums = {name: found[scored.numpy()] for name, found in concatenate_sums(scores).items()}
+    return metric_records(sums, scored.nonzero()[:, 0].tolist(), len(scored))

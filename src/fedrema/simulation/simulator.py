@@ -25,6 +25,7 @@ from fedrema.core import (
 )
 from fedrema.core.checks import calling, check_answer, check_client
 from fedrema.core.defences import assumed_attackers, robust_mean
+from fedrema.core.fixed_point import QuantisedSum
 from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.data.federation import Federation
 from fedrema.engine import ClientTensors, Cohort, row_index
@@ -34,12 +35,19 @@ from fedrema.engine.devices import with_own_threads
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.attacks import Attackers
-from fedrema.simulation.clients import TRAIN, Clients
+from fedrema.simulation.clients import Clients
 from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.participation import Participation
 from fedrema.simulation.privacy import Privacy
-from fedrema.simulation.records import Evaluation, MetricRecord, PrivacyRecord, RoundRecord, TraceValue
-from fedrema.simulation.scoring import MetricSums, concatenate_sums, metric_records, overall
+from fedrema.simulation.records import Evaluation, PrivacyRecord, RoundRecord, TraceValue
+from fedrema.simulation.scoring import MetricSums, concatenate_sums, metric_records, overall, trained_metrics
+from fedrema.simulation.secure_aggregation import (
+    Coverage,
+    coverage_of,
+    empty_sum,
+    sum_record,
+    with_equal_counts,
+)
 from fedrema.simulation.state import (
     COMMON_ROLES,
     Clock,
@@ -51,7 +59,11 @@ from fedrema.simulation.state import (
     assign,
     check_finite,
     on_device,
+    with_rows,
 )
+
+FIRST = torch.tensor([0])
+"""The row of the first client."""
 
 
 class Simulator(Clients):
@@ -75,6 +87,7 @@ class Simulator(Clients):
             )
         self.train = self.attackers.samples(self.train, self.task)
         self.storage = RowStorage(self.device)
+        self._coverage: Coverage | None = None
         self.joint_runs = 1
         """How many simulations are trained jointly; each records its share of the time."""
         self.chunk = Mean.BLOCK * math.ceil(settings.chunk / Mean.BLOCK) or self._default_chunk()
@@ -124,6 +137,8 @@ class Simulator(Clients):
             assumed = (chosen.defence_share, chosen.defence_bound)
             mean = robust_mean(chosen.defence, rows, state.params.common, uploads.weights, *assumed)
             received = replace(received, mean=mean)
+        if uploads.summed is not None and self.coverage(state).hides_counts:
+            received = with_equal_counts(received, uploads.summed.samples)
         if self.privacy is not None:
             mean = self.privacy.noised_mean(received.mean, state.privacy, moment, len(uploads.clients))
             received = replace(received, mean=mean)
@@ -164,7 +179,10 @@ class Simulator(Clients):
             counts = torch.ones_like(counts)
         counts = self.attackers.counts(clients, counts)
         keep_shared = self.settings.defence != "none"
-        uploads = RoundUploads(clients, counts, self.storage, keep_heads=relations_due, keep_shared=keep_shared)
+        summed = self.empty_sum(state.params)
+        if summed is not None:
+            summed.fixed_point.check_samples(int(counts.max()), len(clients))
+        uploads = RoundUploads(clients, counts, self.storage, relations_due, keep_shared, summed)
         new = self._waiting_clients(moment.round)
         for chunk in self.chunks(clients):
             self.train_chunk(state, chunk, moment, uploads, clock, chunk[torch.isin(chunk, new)])
@@ -184,7 +202,7 @@ class Simulator(Clients):
         cohort = self.cohort(state, clients, with_velocity=True)
         if new is not None and len(new):
             rows = torch.searchsorted(clients, new)
-            cohort = _with_rows(cohort, rows.to(self.device), self.start_clients(self.cohort(state, new)))
+            cohort = with_rows(cohort, rows.to(self.device), self.start_clients(self.cohort(state, new)))
         before = cohort.params
         cohort = self.begin(cohort, moment)
         clock.lap("other")
@@ -247,15 +265,20 @@ class Simulator(Clients):
     def _check_privacy(self, privacy: Privacy, state: SimulationState) -> None:
         """Raise `BadInput` if --dp does not cover what clients send; one client takes one step of each phase."""
         privacy.check(self.net, self.roles(state.params))
-        moment, first = self.moment(1), torch.tensor([0])
-        cohort = self.begin(self.cohort(state, first), moment)
-        phases = [replace(phase, epochs=1, steps=1, epochs_of=None) for phase in self._phases(moment)]
         if privacy.mode == "sample":
-            for phase in phases:
-                self.check_independent_samples(cohort, phase)
-        params, _, _ = self._train(self.method, phases, TRAIN, replace(cohort, velocity={}), moment)
-        _, extras = self.end(replace(cohort, params=ClientTensors(params), received=cohort.params), moment)
-        privacy.check_extras(extras)
+            self.check_independent_samples(self.cohort(state, FIRST), self.moment(1))
+        privacy.check_extras(self.example_extras(self.cohort(state, FIRST), self.moment(1)))
+
+    def empty_sum(self, params: ClientTensors) -> QuantisedSum | None:
+        """Return a round's sum of shared parameters without contributions; None without --secure-aggregation."""
+        fixed_point = self.settings.fixed_point
+        return None if fixed_point is None else empty_sum(fixed_point, self.net, params.common, self.roles(params))
+
+    def coverage(self, state: SimulationState) -> Coverage:
+        """Return what the server would learn of each client with --secure-aggregation."""
+        if self._coverage is None:
+            self._coverage = coverage_of(self, state)
+        return self._coverage
 
     def _draw_next_round(self, moment: Moment) -> None:
         """Draw the batches of the next round's first chunk while the GPU trains."""
@@ -318,10 +341,11 @@ class Simulator(Clients):
             record,
             loss=float(honest.mean()) if len(honest) else None,
             client_loss=losses.tolist(),
-            trained=_trained_metrics(uploads, ~attacking),
+            trained=trained_metrics(uploads.scores, ~attacking),
             trace=plain_trace(answer),
             bytes_up=uploads.bytes_up,
             bytes_down=bytes_down,
+            secure_sum=sum_record(uploads.summed),
             attackers=uploads.clients[attacking].tolist(),
         )
 
@@ -371,6 +395,8 @@ class Simulator(Clients):
         )
         if self.settings.defence != "none":
             self._check_defence(state)
+        if self.settings.secure_aggregation:
+            self.coverage(state).check(self.method)
         if self.privacy is not None:
             self._check_privacy(self.privacy, state)
             state.privacy = self.privacy.start()
@@ -456,27 +482,6 @@ class Simulator(Clients):
     def _make_storage(self, state_bytes: int) -> None:
         # Twice, because the previous state is kept until the round has succeeded.
         self.storage = RowStorage(self.device, on_disk=2 * state_bytes > self._budget(), folder=self.settings.scratch)
-
-
-def _with_rows(cohort: Cohort, rows: Tensor, others: Cohort) -> Cohort:
-    """Return a cohort in which some rows are replaced by those of another cohort."""
-
-    def replaced(tensors: Tensors, values: Tensors) -> Tensors:
-        copies = {name: value.clone() for name, value in tensors.items()}
-        for name, value in values.items():
-            assign(copies[name], rows, value)
-        return copies
-
-    params = ClientTensors(replaced(cohort.params.own, others.params.own), cohort.params.common)
-    return replace(cohort, params=params, memory=ClientTensors(replaced(cohort.memory.own, others.memory.own)))
-
-
-def _trained_metrics(uploads: RoundUploads, scored: Tensor) -> dict[str, MetricRecord]:
-    """Return the metrics of those participants that are scored, after local training; empty if there are none."""
-    if not uploads.scores or not scored.any():
-        return {}
-    sums = {name: found[scored.numpy()] for name, found in concatenate_sums(uploads.scores).items()}
-    return metric_records(sums, scored.nonzero()[:, 0].tolist(), len(uploads.names))
 
 
 def plain_trace(answer: Answer) -> dict[str, TraceValue]:

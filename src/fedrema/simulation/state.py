@@ -7,7 +7,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedrema.core import Answer, Mean, Role, State, Uploads
 from fedrema.core.checks import BadMethod
+from fedrema.core.fixed_point import QuantisedSum
 from fedrema.engine import ClientTensors, Cohort, row_index
 from fedrema.engine.cohort import RowIndex
 from fedrema.errors import BadInput, Diverged
@@ -111,12 +112,20 @@ class RoundUploads:
     """The results of all clients that trained in a round; shared parameters are added to a running mean at once."""
 
     def __init__(
-        self, clients: Tensor, counts: Tensor, storage: RowStorage, keep_heads: bool, keep_shared: bool = False
+        self,
+        clients: Tensor,
+        counts: Tensor,
+        storage: RowStorage,
+        keep_heads: bool,
+        keep_shared: bool = False,
+        summed: QuantisedSum | None = None,
     ) -> None:
         self.clients, self.counts = clients, counts
         self.weights = counts / counts.sum()
         memory = RowStorage(counts.device)
         self.mean = Mean()
+        self.summed = summed
+        """The sum of shared parameters as whole numbers, in place of their mean; with secure aggregation only."""
         self.shared = Rows(len(clients), memory) if keep_shared else None
         """Shared parameters of each client, where a defence needs them; None: only their mean is stored."""
         self.visible = Rows(len(clients), memory)
@@ -139,7 +148,9 @@ class RoundUploads:
         """Add the next chunk of clients after its training."""
         first, trained = len(self.names), cohort.params.own
         of = {role: {name: value for name, value in trained.items() if roles[name] is role} for role in Role}
-        if self.shared is None:
+        if self.summed is not None:
+            self.summed.add(of[Role.SHARED], self.counts[first : first + len(cohort)])
+        elif self.shared is None:
             self.mean.add(of[Role.SHARED], self.weights[first : first + len(cohort)])
         else:
             self.shared.put(first, of[Role.SHARED])
@@ -153,12 +164,16 @@ class RoundUploads:
         self.losses.append(losses)
         self.names += cohort.names
         self.bytes_up += size(trained) - size(of[Role.PRIVATE]) + size(extras)
+        if self.summed is not None:
+            masked = self.summed.fixed_point.bytes_of(self.summed.length)
+            self.bytes_up += len(cohort) * masked - size(of[Role.SHARED])
 
     def for_server(self) -> Uploads:
         """Return what the server receives."""
         rows = self.clients.to(self.counts.device)
         visible, extras = self.visible.tensors, self.extras.tensors
-        return Uploads(rows, visible, extras, self.counts, tuple(self.names), self.mean.total)
+        mean = self.mean.total if self.summed is None else self.summed.mean()
+        return Uploads(rows, visible, extras, self.counts, tuple(self.names), mean)
 
     def client_losses(self) -> Tensor:
         """Return the mean training loss of each client."""
@@ -296,3 +311,16 @@ class Clock:
 def on_device(state: State, device: torch.device) -> State:
     """Return a server's state with its tensors on a device."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in state.items()}
+
+
+def with_rows(cohort: Cohort, rows: Tensor, others: Cohort) -> Cohort:
+    """Return a cohort in which some rows are replaced by those of another cohort."""
+
+    def replaced(tensors: Tensors, values: Tensors) -> Tensors:
+        copies = {name: value.clone() for name, value in tensors.items()}
+        for name, value in values.items():
+            assign(copies[name], rows, value)
+        return copies
+
+    params = ClientTensors(replaced(cohort.params.own, others.params.own), cohort.params.common)
+    return replace(cohort, params=params, memory=ClientTensors(replaced(cohort.memory.own, others.memory.own)))

@@ -8,7 +8,7 @@ from scipy import sparse
 from scipy.optimize import minimize
 
 from fedrema.methods.shared import simplex
-from fedrema.methods.shared.simplex import minimise_on_simplex, optimality_gap
+from fedrema.methods.shared.simplex import minimise_on_simplex, optimality_gap, project_onto_simplex
 
 
 def solve(matrix: np.ndarray) -> np.ndarray:
@@ -280,3 +280,13 @@ def test_a_gpu_finds_the_same(small, monkeypatch):
     found = minimise_on_simplex(quadratic.cuda(), linear.cuda())
     assert found.is_cuda
     assert torch.allclose(found.cpu(), minimise_on_simplex(quadratic, linear), rtol=0, atol=1e-9)
+
+
+def test_the_projection_onto_the_simplex_solves_its_quadratic_program():
+    generator = torch.Generator().manual_seed(0)
+    points = 2 * torch.randn(20, 7, generator=generator, dtype=torch.float64)
+    identity = torch.eye(7, dtype=torch.float64).expand(20, -1, -1)
+    found = project_onto_simplex(points)
+    assert torch.allclose(found, minimise_on_simplex(identity, -points), atol=1e-8)
+    assert (found == 0).any()
+    assert project_onto_simplex(torch.tensor([[5.0]])).tolist() == [[1.0]]

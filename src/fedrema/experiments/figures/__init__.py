@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fedrema.base.files import atomic_file
 from fedrema.experiments.figures.by_round import figure_of_curves, figure_of_matching, figure_of_period
 from fedrema.experiments.figures.by_row import figure_of_clients, figure_of_ranks, figure_of_samples
+from fedrema.experiments.figures.components import figure_of_components
 from fedrema.experiments.figures.matrices import figure_of_peers, figure_of_similarity
 from fedrema.experiments.figures.panels import Results
 from fedrema.experiments.spec import Experiment, FigureKind, FigureSpec
@@ -24,6 +25,7 @@ FIGURES: dict[FigureKind, "Callable[[Results], Figure | None]"] = {
     "peers": figure_of_peers,
     "clients": figure_of_clients,
     "ranks": figure_of_ranks,
+    "components": figure_of_components,
 }
 DOTS_PER_INCH = 200
 

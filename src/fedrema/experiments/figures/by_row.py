@@ -40,6 +40,8 @@ Means = dict[str, dict[str, np.ndarray]]
 """By column and row: a number per client."""
 LINE = 0.24
 """Inches from one name to the next."""
+MOST_TICKS = 15
+"""How many numbers fit on the axis of ranks."""
 BAR = 0.13
 """Inches from one bar to the next."""
 
@@ -247,7 +249,8 @@ def _draw_axis(axes: "Axes", ranking: Ranking) -> None:
     """Draw the scale at height 0, and CD above its left end; heights are inches downwards."""
     last = len(ranking.names)
     axes.plot([1, last], [0, 0], color="black", linewidth=1.2)
-    for tick in range(1, last + 1):
+    apart = math.ceil(last / MOST_TICKS)  # numbers would overlap
+    for tick in range(1, last + 1, apart):
         axes.plot([tick, tick], [0, -0.07], color="black", linewidth=1.0)
         axes.text(tick, -0.1, str(tick), ha="center", va="bottom", fontsize=SMALL)
     end = 1 + ranking.critical_difference

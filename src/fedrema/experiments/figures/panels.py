@@ -105,9 +105,8 @@ class Results:
 
     @property
     def seed_words(self) -> str:
-        """What the seeds vary."""
-        both = any(cell.vary == "both" for cell in self.experiment.cells)
-        return "seeds of training and data" if both else "training seeds"
+        """What the runs of a cell are called."""
+        return "replicates" if self.experiment.replicates == "replicates" else "training seeds"
 
     def missing(self) -> list[str]:
         """Return sentences that name the cells that have not been run or that diverged."""

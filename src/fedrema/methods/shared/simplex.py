@@ -52,6 +52,16 @@ def minimise_on_simplex(quadratic: Tensor, linear: Tensor) -> Tensor:
     return torch.cat([_solve(*part) for part in parts]).to(linear.device)
 
 
+def project_onto_simplex(points: Tensor) -> Tensor:
+    """Return for each row of `points` [m, k] the nearest w ≥ 0 with Σ w = 1, which is max(x − τ, 0)."""
+    ranked = points.sort(dim=1, descending=True).values
+    excess = ranked.cumsum(dim=1) - 1
+    number = torch.arange(1, points.shape[1] + 1, device=points.device)
+    support = (ranked * number > excess).sum(dim=1, keepdim=True)  # how many weights are positive
+    threshold = excess.gather(1, support - 1) / support
+    return (points - threshold).clamp(min=0)
+
+
 def optimality_gap(quadratic: Tensor, linear: Tensor, weights: Tensor) -> Tensor:
     """Return wᵀg − min g [m] for the gradient g = Qw + c: 0 at an optimum, and a bound on the distance to its value.
 

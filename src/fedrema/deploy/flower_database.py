@@ -1,0 +1,40 @@
+"""Fewer and shorter transactions of Flower's SuperLink in its SQLite database.
+
+Every part of a message is one HTTP request, and the SuperLink looks for expired tasks in each of them, which is a write
+transaction. SQLite allows one writer at a time; a thread that finds another one writing sleeps for up to 0.1 s before
+it tries again, so that with many nodes most of a round was spent sleeping.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flwr.supercore.corestate.sql_corestate import SqlCoreState
+from flwr.supercore.sql_mixin import SqlMixin
+from sqlalchemy.orm import Session
+
+SECONDS_BETWEEN_CLEANUPS = 1.0
+"""Interval at which the SuperLink looks for expired tasks; they expire after a minute."""
+
+
+def shorten_transactions() -> None:
+    """Let threads of this process wait for each other instead of for the database, and clean up less often."""
+    lock, last = threading.RLock(), 0.0
+    open_session, clean_up = SqlMixin.session, SqlCoreState._cleanup_expired_task_tokens
+
+    @contextmanager
+    def session(self: SqlMixin) -> Iterator[Session]:
+        with lock, open_session(self) as opened:
+            yield opened
+
+    def clean_up_sometimes(self: SqlCoreState) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_CLEANUPS:
+            last = time.monotonic()
+            clean_up(self)
+
+    # Both are replaced as attributes because Flower creates its states itself.
+    vars_to_set = ((SqlMixin, "session", session), (SqlCoreState, "_cleanup_expired_task_tokens", clean_up_sometimes))
+    for owner, name, function in vars_to_set:
+        setattr(owner, name, function)

@@ -1,0 +1,100 @@
+"""A node's messages of secure aggregation: it holds its shared parameters back, and answers the stages of the sum."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from fedrema.core import Role
+from fedrema.core.fixed_point import QuantisedSum
+from fedrema.deploy.approval import ROUNDS, NodePlan, peer_keys
+from fedrema.deploy.flower_audit import audited
+from fedrema.deploy.flower_client_app import node_log
+from fedrema.deploy.flower_records import FACTS, MASK, MASKED, SHARE, UNMASK, VECTOR, read_stage, stage_record
+from fedrema.deploy.folder import NodeFolder
+from fedrema.deploy.masking import MaskingSession, Neighbourhood, Rules, UnmaskedRounds
+from fedrema.deploy.messages import Reply, Request
+from fedrema.deploy.node import Node
+from fedrema.deploy.run_config import Plan, RunConfig
+from fedrema.deploy.tls import signature
+from fedrema.errors import BadInput
+
+LARGEST_MESSAGE = 10_000_000
+"""Bytes of what the server sends in a stage."""
+
+
+def rules_of(config: RunConfig, plan: Plan) -> Rules:
+    """Return the rules in a run configuration; nodes may have approved different numbers of rounds."""
+    fixed = sorted((name, value) for name, value in config.items() if name != ROUNDS)
+    digest = hashlib.sha256(json.dumps(fixed).encode()).hexdigest()
+    return Rules(plan.secure_threshold, plan.secure_neighbours, plan.secure_least, digest)
+
+
+class SecureNode:
+    """The secure aggregation of a node that has approved it; its secrets are in memory only."""
+
+    def __init__(self, folder: NodeFolder, plan: NodePlan) -> None:
+        self.folder = folder
+        self.rules = rules_of(plan.config, plan.settings()[1])
+        self.peers = peer_keys(folder)
+        self.session: MaskingSession | None = None
+        """The sum of the last request to train; None after a restart: the node is then missing in the sum."""
+
+    def hold_back(
+        self, node: Node, request: Request, reply: Reply, write: Callable[[str], None]
+    ) -> tuple[Reply, RecordDict]:
+        """Return the reply without what is summed under masks, and a record with the node's keys for the sum."""
+        self.session = None
+        simulator, fixed_point = node.simulator, node.simulator.settings.fixed_point
+        assert fixed_point is not None
+        roles = simulator.roles(node.initial.params)
+        before = {name: request.common[name] for name, role in roles.items() if role is Role.SHARED}
+        contribution = QuantisedSum(fixed_point, before)
+        shared = {name: value[None] for name, value in reply.params.items() if name in before}
+        contribution.add(shared, torch.tensor([reply.count]))
+        if contribution.clipped_values:
+            write(
+                f"{contribution.clipped_values} values changed by more than {fixed_point.bound:g} and were clipped"
+                " (--secure-range)"
+            )
+        self.session = MaskingSession(
+            self.folder.name,
+            request.round,
+            self.rules,
+            contribution,
+            lambda text: signature(self.folder.path / "node.key", text)[1],
+            self.peers,
+            UnmaskedRounds(self.folder.kept / "unmasked.json"),
+        )
+        visible = {name: value for name, value in reply.params.items() if name not in before}
+        is_hidden = simulator.coverage(node.initial).hides_counts
+        return replace(reply, params=visible, count=0 if is_hidden else reply.count), stage_record(self.session.keys)
+
+    def answer(self, message: Message) -> RecordDict:
+        """Return the answer to a stage."""
+        kind, content = message.metadata.message_type, message.content
+        number = content.config_records.get(FACTS, ConfigRecord({})).get("round")
+        if self.session is None or self.session.number != number:
+            raise BadInput("The node has no contribution to this sum: it was restarted, or has not trained for it.")
+        if kind == SHARE:
+            return stage_record(self.session.share(read_stage(content, Neighbourhood, LARGEST_MESSAGE)))
+        if kind == MASK:
+            vector = self.session.mask(read_stage(content, dict[str, bytes], LARGEST_MESSAGE))
+            return RecordDict({MASKED: ArrayRecord({VECTOR: Array(vector)})})
+        session, self.session = self.session, None
+        return stage_record(session.unmask(read_stage(content, list[str], LARGEST_MESSAGE)))
+
+
+@audited
+def answer_stage(message: Message, context: Context, secure: SecureNode) -> Message:
+    """Answer a stage of the sum, and log an error for the owner."""
+    number = message.content.config_records.get(FACTS, ConfigRecord({})).get("round")
+    with node_log(context.node_config.get("folder"), number if isinstance(number, int) else None):
+        return Message(secure.answer(message), reply_to=message)
+
+
+STAGES = (SHARE, MASK, UNMASK)
+"""Types of the messages that `answer_stage` answers."""

@@ -1,0 +1,72 @@
+"""FedEM: the E and M steps and the prediction, against numbers computed by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedrema.errors import BadInput
+from fedrema.methods.fedem import FedEM
+from fedrema.methods.shared.initial_models import initial_model
+from tests.fixtures import BACKENDS
+from tests.methods.by_hand import LR, assert_same, back, begun, local, logits, mean, plus, slopes, softmax
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_rounds_equal_a_calculation_by_hand(backend):
+    method = FedEM(components=3)
+    simulator, state, w, data = begun(method, backend, local(epochs=2))
+    net = simulator.net
+    others = [initial_model(net, number, simulator.moment(0), net.initial) for number in (1, 2)]
+    models = [w, *({name: value.numpy() for name, value in other.items()} for other in others)]
+    mixtures = [np.full(3, 1 / 3) for _ in data]
+    for _ in range(2):
+        simulator.run_round(state)
+        trained = []
+        for row, (x, y) in enumerate(data):
+            likelihood = np.stack([softmax(logits(model, x))[np.arange(len(y)), y] for model in models])
+            origins = mixtures[row][:, None] * likelihood
+            origins = origins / origins.sum(axis=0)
+            mixtures[row] = origins.mean(axis=1)
+            components = []
+            for origin, component in zip(origins, models, strict=True):
+                model = component
+                for _ in range(2):
+                    by_logits = origin[:, None] * (softmax(logits(model, x)) - np.eye(3)[y]) / len(y)
+                    model = plus(model, back(model, x, by_logits), -LR)
+                components.append(model)
+            trained.append(components)
+        models = [mean([components[number] for components in trained], data) for number in range(3)]
+    assert_same(state.params.common, models[0])
+    assert_same(state.params.common, models[1], "component1.")
+    assert_same(state.params.common, models[2], "component2.")
+    for row, (x, _) in enumerate(data):
+        client = simulator.cohort(state, torch.arange(2)).one(row)
+        assert client.memory["mixture"].tolist() == pytest.approx(mixtures[row].tolist())
+        expected = sum(share * softmax(logits(model, x)) for share, model in zip(mixtures[row], models, strict=True))
+        assert method.predict(net, client, torch.from_numpy(x)).exp().numpy() == pytest.approx(expected)
+
+
+def test_a_component_without_weight_predicts_nothing():
+    simulator, state, w, data = begun(FedEM(components=2), "loop", local())
+    client = simulator.cohort(state, torch.arange(2)).one(0)
+    client = client.having(memory={"mixture": torch.tensor([1.0, 0.0], dtype=torch.float64)})
+    found = FedEM(components=2).predict(simulator.net, client, torch.from_numpy(data[0][0]))
+    assert found.exp().numpy() == pytest.approx(softmax(logits(w, data[0][0])))
+
+
+def test_with_one_component_it_is_fedavg():
+    simulator, state, w, data = begun(FedEM(components=1), "stacked", local())
+    simulator.run_round(state)
+    assert_same(state.params.common, mean([plus(w, slopes(w, x, y), -LR) for x, y in data], data))
+
+
+def test_the_mixture_stays_on_the_client():
+    simulator, state, w, _ = begun(FedEM(components=2), "stacked", local())
+    record = simulator.run_round(state).record
+    assert set(state.memory) == {"mixture"}
+    assert record["bytes_up"] == 2 * 2 * 8 * sum(value.size for value in w.values())  # clients, components, bytes
+
+
+def test_invalid_settings_are_refused():
+    with pytest.raises(BadInput, match="--components must be at least 1, got 0"):
+        FedEM(components=0)
