@@ -23,6 +23,17 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def imported_files_are_forgotten(request):
+    """Unload modules from the test's own folder: another test may have a file of the same name."""
+    yield
+    folder = request.node.funcargs.get("tmp_path")
+    if folder is not None:
+        for name, module in [*sys.modules.items()]:
+            if (getattr(module, "__file__", None) or "").startswith(f"{folder}{os.sep}"):
+                del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def programs():
     """A folder with a `python` and a `fedrema` that start without importing torch first: see tests/forked."""

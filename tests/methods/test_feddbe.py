@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.feddbe import FedDBE
 from tests.fixtures import BACKENDS, make_federation, make_simulator, run_all
 from tests.methods.by_hand import LR, assert_same, back, begun, features, local, mean, plus, slopes, softmax
@@ -59,10 +60,11 @@ def test_three_rounds_equal_a_calculation_by_hand(backend, strength):
             assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_client_sends_its_mean_feature_in_the_first_round_only():
+def test_a_client_sends_the_network_and_its_mean_feature_in_every_round():
+    _, fedavg = run_all(make_simulator(FedAvg(), make_federation()))
     _, records = run_all(make_simulator(FedDBE(), make_federation()))
-    first, *others = [record["bytes_up"] for record in records]
-    assert [first - other for other in others] == [4 * 8 * 7] * 2  # four clients, seven features in float64
+    extra = [record["bytes_up"] - plain["bytes_up"] for record, plain in zip(records, fedavg, strict=True)]
+    assert extra == [4 * 8 * 7] * 3  # four clients, seven features in float64
 
 
 def test_only_participants_of_the_first_round_determine_the_global_mean():
