@@ -16,7 +16,8 @@ from fedrema.bench.profile import Profile, cpu_times, gpu_times, profiled
 from fedrema.bench.work import generated
 from fedrema.cli.arguments import parse_settings
 
-os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it on import
+if os.environ.get("TRITON_INTERPRET") != "1":  # on a machine with a GPU, where benchmarks/check_kernels.py checks them
+    pytest.skip("needs Triton's interpreter", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from fedrema.engine.kernels import Operators, program_names, recording

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.func import vmap
 
-os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it on import
+if os.environ.get("TRITON_INTERPRET") != "1":  # on a machine with a GPU, where benchmarks/check_kernels.py checks them
+    pytest.skip("needs Triton's interpreter", allow_module_level=True)
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from fedrema.engine.kernels import Operators, autograd

@@ -42,9 +42,23 @@ def test_the_cnn_is_the_papers():
     assert sizes(net, "head") == (1024 * 512 + 512) + (512 * 10 + 10)
     kinds = [type(layer) for _, layer in net.layers()]
     assert kinds == [
-        *(nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten),
+        *(nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Flatten),
         *(nn.Linear, nn.ReLU, nn.Linear),
     ]
+
+
+def test_the_cnn_computes_the_same_as_with_the_papers_order_of_relu_and_pooling():
+    module = NETWORKS["cnn"]((1, 28, 28), 10)
+    layers = [*module.get_submodule("body").children()]
+    first, second = (nn.Sequential(*(layers[place] for place in order)) for order in ((0, 2, 1), (3, 5, 4)))
+    paper = nn.Sequential(first, second, nn.Flatten(), module.get_submodule("head"))
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(20, 1, 28, 28, generator=generator), torch.randint(0, 10, (20,), generator=generator)
+    x[:5] = 0  # windows of equal values
+    losses = [nn.functional.cross_entropy(network(x), y) for network in (module, paper)]
+    assert torch.equal(*losses)
+    gradients = [torch.autograd.grad(loss, [*module.parameters()]) for loss in losses]
+    assert all(map(torch.equal, *gradients))
 
 
 def test_the_alexnet_is_the_papers():

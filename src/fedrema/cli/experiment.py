@@ -47,7 +47,8 @@ class ExperimentOptions:
     """Only list the cells with missing runs and their estimated cost, in the order in which they run; without a GPU,
     estimate for that of the finished runs."""
     prepare: Path | None = None
-    """Only partition the data, into this folder, for machines without the datasets: use it there as --data-dir."""
+    """Only partition the data, into this folder, for machines without the datasets: copy it there and set FEDREMA_DATA
+    to it."""
     quiet: bool = False
     """Show no progress and no table."""
 
