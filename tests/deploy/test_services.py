@@ -1,9 +1,11 @@
 """The services without Flower's processes: supervision, the run's lock and log, and the SuperLink's restricted port."""
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -16,7 +18,7 @@ from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 
 from fedrema.base.processes import free_port
 from fedrema.cli import main
-from fedrema.deploy.flower_superlink import restricted, without_layers
+from fedrema.deploy.flower_superlink import bounded, restricted, without_layers
 from fedrema.deploy.flower_supernode import Pauses
 from fedrema.deploy.folder import ServerFolder
 from fedrema.deploy.node_service import flower_environment
@@ -149,6 +151,41 @@ def test_a_request_of_a_node_has_a_limited_size(size, port, accepted, monkeypatc
     asyncio.run(restricted(app, 9093)(scope, received(*parts), send))
     assert bodies == ([b"x" * size] if accepted else [])
     assert [message["status"] for message in sent if "status" in message] == ([] if accepted else [413])
+
+
+@pytest.mark.parametrize("way", ["received", "sent"])
+def test_the_memory_of_answered_messages_is_bounded(way, monkeypatch):
+    monkeypatch.setattr("fedrema.deploy.flower_superlink.MOST_GARBAGE", 30)
+    remaining = weakref.WeakSet()
+
+    async def app(scope, receive, send):
+        cycle = Cycle((await receive())["body"])
+        remaining.add(cycle)
+        if way == "sent":
+            await send({"type": "http.response.body", "body": b"x" * 10})
+
+    async def send(message):
+        pass
+
+    async def serve(server):
+        for _ in range(20):
+            await server({"type": "http"}, received(b"x" * 10 if way == "received" else b""), send)
+
+    gc.disable()  # only the collections that the app asks for
+    try:
+        asyncio.run(serve(bounded(app)))
+        assert len(remaining) <= 4
+        asyncio.run(serve(app))
+        assert len(remaining) >= 20
+    finally:
+        gc.enable()
+
+
+class Cycle:
+    """An object that refers to itself, as requests do."""
+
+    def __init__(self, body):
+        self.body, self.itself = body, self
 
 
 def test_messages_pass_through_the_layers_that_authenticate_and_translate_them():

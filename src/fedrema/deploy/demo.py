@@ -1,5 +1,7 @@
 """A complete federation on this machine, with TLS and keys, for a few rounds: `fedrema deploy demo`."""
 
+import contextlib
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +26,8 @@ def run_demo(
     folder: Path, names: tuple[str, ...], settings: Settings, plan: Plan, report: Callable[[str], None]
 ) -> int:
     """Create a federation in a folder and run it: one process for the server, and one for each node."""
-    create_federation(folder, Members(names, ("localhost",), free_port()), settings, plan, partition=True)
+    port = free_port()
+    create_federation(folder, Members(names, ("localhost",), port), settings, plan, partition=True)
     for name in names:
         place = NodeFolder.open(folder / "nodes" / name)
         approve(place, proposed_plan(place))
@@ -37,6 +40,7 @@ def run_demo(
         for name, log in logs.items()
     ]
     tails = [LogTail(log) for log in logs.values()]
+    has_listened = False
     try:
         with stopped_on_exit(*nodes):
             server = subprocess.Popen(
@@ -44,8 +48,10 @@ def run_demo(
             )
             try:
                 while (code := server.poll()) is None:
+                    # Nodes that start earlier would report that no server listens.
+                    has_listened = has_listened or _is_listening(port)
                     for node, tail in zip(nodes, tails, strict=True):
-                        if message := node.supervise():
+                        if has_listened and (message := node.supervise()):
                             report(message)
                         for line in tail.lines():
                             report(f"{line[:TIME_LENGTH]} {node.name}:{line[TIME_LENGTH:]}")
@@ -58,3 +64,10 @@ def run_demo(
     if code:
         raise FedremaError(f"The server exited with code {code}; see the logs in {folder}.")
     return 0
+
+
+def _is_listening(port: int) -> bool:
+    """Return whether a process listens on a port of this machine."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        return True
+    return False
