@@ -1,8 +1,10 @@
 """The services without Flower's processes: supervision, the run's lock and log, and the SuperLink's restricted port."""
 
 import asyncio
+import contextlib
 import gc
 import os
+import sqlite3
 import subprocess
 import sys
 import weakref
@@ -11,6 +13,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.supercore import sql_mixin
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.superlink.main import create_app
 from flwr.superlink.routers.control.middlewares import ControlAuthenticationMiddleware
@@ -18,6 +21,7 @@ from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 
 from fedrema.base.processes import free_port
 from fedrema.cli import main
+from fedrema.deploy.flower_database import limit_memory
 from fedrema.deploy.flower_superlink import bounded, restricted, without_layers
 from fedrema.deploy.flower_supernode import Pauses
 from fedrema.deploy.folder import ServerFolder
@@ -232,3 +236,13 @@ def test_a_slow_server_is_asked_less_often(monkeypatch):
     now[0] += 61.0
     pauses.sleep(3)
     assert slept == pytest.approx([1.0, 1.0, 1.8, 3.0, 0.3, 3.0])
+
+
+def test_connections_to_the_database_use_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)  # is restored at the end
+    limit_memory()
+    with contextlib.closing(sqlite3.connect(tmp_path / "objects.db")) as connection:
+        sql_mixin._set_sqlite_pragmas(connection, None)  # as for every connection of Flower
+        names = ("cache_size", "mmap_size", "journal_mode")
+        found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names]
+    assert found == [-8000, 16_777_216, "wal"]

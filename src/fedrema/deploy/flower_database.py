@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from flwr.supercore import sql_mixin
+from flwr.supercore.constant import SQLITE_PRAGMAS
 from flwr.supercore.corestate.sql_corestate import SqlCoreState
 from flwr.supercore.sql_mixin import SqlMixin
 from sqlalchemy.orm import Session
@@ -26,9 +27,9 @@ MEMORY_OF_A_CONNECTION = {"cache_size": "-8000", "mmap_size": "16777216"}
 
 def limit_memory() -> None:
     """Let later connections of this process to the database use less memory."""
-    pragmas = dict(sql_mixin.SQLITE_PRAGMAS)
-    assert pragmas.keys() >= MEMORY_OF_A_CONNECTION.keys()
-    vars(sql_mixin)["SQLITE_PRAGMAS"] = tuple((pragmas | MEMORY_OF_A_CONNECTION).items())
+    assert dict(SQLITE_PRAGMAS).keys() >= MEMORY_OF_A_CONNECTION.keys()
+    assert "SQLITE_PRAGMAS" in vars(sql_mixin)
+    vars(sql_mixin)["SQLITE_PRAGMAS"] = tuple((dict(SQLITE_PRAGMAS) | MEMORY_OF_A_CONNECTION).items())
 
 
 def shorten_transactions() -> None:
