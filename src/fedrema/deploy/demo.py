@@ -1,7 +1,5 @@
 """A complete federation on this machine, with TLS and keys, for a few rounds: `fedrema deploy demo`."""
 
-import contextlib
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +9,7 @@ from pathlib import Path
 from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, free_port, stopped_on_exit
 from fedrema.config.settings import Settings
 from fedrema.deploy.approval import approve, proposed_plan
+from fedrema.deploy.first_connection import first_problem
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.node_service import flower_environment
 from fedrema.deploy.run_config import Plan
@@ -26,8 +25,7 @@ def run_demo(
     folder: Path, names: tuple[str, ...], settings: Settings, plan: Plan, report: Callable[[str], None]
 ) -> int:
     """Create a federation in a folder and run it: one process for the server, and one for each node."""
-    port = free_port()
-    create_federation(folder, Members(names, ("localhost",), port), settings, plan, partition=True)
+    create_federation(folder, Members(names, ("localhost",), free_port()), settings, plan, partition=True)
     for name in names:
         place = NodeFolder.open(folder / "nodes" / name)
         approve(place, proposed_plan(place))
@@ -40,7 +38,7 @@ def run_demo(
         for name, log in logs.items()
     ]
     tails = [LogTail(log) for log in logs.values()]
-    has_listened = False
+    admitted: set[str] = set()
     try:
         with stopped_on_exit(*nodes):
             server = subprocess.Popen(
@@ -48,10 +46,11 @@ def run_demo(
             )
             try:
                 while (code := server.poll()) is None:
-                    # Nodes that start earlier would report that no server listens.
-                    has_listened = has_listened or _is_listening(port)
+                    # A node that starts before the server has registered its key would report a problem.
+                    waiting = [name for name in names if name not in admitted]
+                    admitted |= {name for name in waiting if not first_problem(folder / "nodes" / name)}
                     for node, tail in zip(nodes, tails, strict=True):
-                        if has_listened and (message := node.supervise()):
+                        if node.name in admitted and (message := node.supervise()):
                             report(message)
                         for line in tail.lines():
                             report(f"{line[:TIME_LENGTH]} {node.name}:{line[TIME_LENGTH:]}")
@@ -64,10 +63,3 @@ def run_demo(
     if code:
         raise FedremaError(f"The server exited with code {code}; see the logs in {folder}.")
     return 0
-
-
-def _is_listening(port: int) -> bool:
-    """Return whether a process listens on a port of this machine."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
-        return True
-    return False
