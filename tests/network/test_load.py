@@ -23,5 +23,6 @@ def test_a_few_clients_share_processes(mode):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "4 clients in 2 processes" in ended.stdout
     assert "at least 4 participants" in ended.stdout
+    assert re.search(r"delivery \d+\.\d+ s, training \d+\.\d+ s, collection \d+\.\d+ s, aggregation \d", ended.stdout)
     assert re.search(r"all messages per round: \d+\.\d+ MB up, \d+\.\d+ MB down", ended.stdout)
     assert re.search(r"CPU seconds per round: \d+\.\d+ \(.*SuperLink \d+\.\d+", ended.stdout)
