@@ -21,6 +21,7 @@ from pathlib import Path
 from measured_processes import KINDS, Usage, described, rounds_of
 
 from fedrema.base.processes import SupervisedProcess, exit_with_parent, free_port, stopped_on_exit
+from fedrema.deploy.audit_follower import AuditFollower
 from fedrema.deploy.folder import NodeFolder
 from fedrema.runs.run import Run
 
@@ -59,11 +60,16 @@ def main(arguments: list[str]) -> int:
             return 1
         records = Run(folder / "server" / "run").rounds
         up, down = (statistics.median(record[way] for record in records) for way in ("bytes_up", "bytes_down"))
+        follower = AuditFollower(folder / "server")
+        follower.refresh()
+        sites = follower.sites.values()
         load = f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores"
         print(f"{chosen.clients} clients in {chosen.processes} processes ({load})")
         print(described(rounds_of(folder), usage))
         least = min(len(record.participants) for record in records)
         print(f"tensors per round: {up / 1e6:.2f} MB up, {down / 1e6:.2f} MB down; at least {least} participants")
+        all_up, all_down = sum(site.bytes_up for site in sites) / 1e6, sum(site.bytes_down for site in sites) / 1e6
+        print(f"all messages per round: {all_up / len(records):.2f} MB up, {all_down / len(records):.2f} MB down")
         print(f"the whole run took {time.monotonic() - started:.0f} s")
     return int(least < chosen.clients)
 

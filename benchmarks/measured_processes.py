@@ -102,7 +102,7 @@ class Round:
     collection: float
     """From the last reply of a node until the server has all of them."""
     aggregation: float
-    """From then until the requests of the next round are sent."""
+    """From then until the requests of the next round are sent, with the stages of secure aggregation."""
     total: float
 
     @property
@@ -119,13 +119,16 @@ def rounds_of(federation: Path) -> list[Round]:
     found = []
     for number, following in itertools.pairwise(numbers):
         start, end = server[Event.REQUEST_SENT, number][0], server[Event.REQUEST_SENT, following][0]
-        asked, sent = (
-            [times[what, number][-1] for times in nodes if times[what, number]]
-            for what in (Event.REQUEST_RECEIVED, Event.REPLY_SENT)
-        )
+        asked_nodes = [times for times in nodes if times[Event.REQUEST_RECEIVED, number]]
         arrived = server[Event.REPLY_RECEIVED, number]
-        if not arrived or len(asked) != len(sent):
+        if not arrived or not all(times[Event.REPLY_SENT, number] for times in asked_nodes):
             continue
+        sent = [times[Event.REPLY_SENT, number][-1] for times in asked_nodes]
+        # The requests after a node's reply belong to secure aggregation.
+        asked = [
+            max(time for time in times[Event.REQUEST_RECEIVED, number] if time <= reply)
+            for times, reply in zip(asked_nodes, sent, strict=True)
+        ]
         training = max(reply - request for request, reply in zip(asked, sent, strict=True))
         found.append(
             Round(start, max(asked) - start, training, arrived[-1] - max(sent), end - arrived[-1], end - start)

@@ -1,14 +1,19 @@
 """The services without Flower's processes: supervision, the run's lock and log, and the SuperLink's restricted port."""
 
 import asyncio
+import contextlib
+import gc
 import os
+import sqlite3
 import subprocess
 import sys
+import weakref
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.supercore import sql_mixin
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 from flwr.superlink.main import create_app
 from flwr.superlink.routers.control.middlewares import ControlAuthenticationMiddleware
@@ -16,7 +21,8 @@ from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
 
 from fedrema.base.processes import free_port
 from fedrema.cli import main
-from fedrema.deploy.flower_superlink import restricted, without_layers
+from fedrema.deploy.flower_database import limit_memory
+from fedrema.deploy.flower_superlink import bounded, restricted, without_layers
 from fedrema.deploy.flower_supernode import Pauses
 from fedrema.deploy.folder import ServerFolder
 from fedrema.deploy.node_service import flower_environment
@@ -151,6 +157,41 @@ def test_a_request_of_a_node_has_a_limited_size(size, port, accepted, monkeypatc
     assert [message["status"] for message in sent if "status" in message] == ([] if accepted else [413])
 
 
+@pytest.mark.parametrize("way", ["received", "sent"])
+def test_the_memory_of_answered_messages_is_bounded(way, monkeypatch):
+    monkeypatch.setattr("fedrema.deploy.flower_superlink.MOST_GARBAGE", 30)
+    remaining = weakref.WeakSet()
+
+    async def app(scope, receive, send):
+        cycle = Cycle((await receive())["body"])
+        remaining.add(cycle)
+        if way == "sent":
+            await send({"type": "http.response.body", "body": b"x" * 10})
+
+    async def send(message):
+        pass
+
+    async def serve(server):
+        for _ in range(20):
+            await server({"type": "http"}, received(b"x" * 10 if way == "received" else b""), send)
+
+    gc.disable()  # only the collections that the app asks for
+    try:
+        asyncio.run(serve(bounded(app)))
+        assert len(remaining) <= 4
+        asyncio.run(serve(app))
+        assert len(remaining) >= 20
+    finally:
+        gc.enable()
+
+
+class Cycle:
+    """An object that refers to itself, as requests do."""
+
+    def __init__(self, body):
+        self.body, self.itself = body, self
+
+
 def test_messages_pass_through_the_layers_that_authenticate_and_translate_them():
     app = create_app()
     lean = without_layers(app)
@@ -195,3 +236,13 @@ def test_a_slow_server_is_asked_less_often(monkeypatch):
     now[0] += 61.0
     pauses.sleep(3)
     assert slept == pytest.approx([1.0, 1.0, 1.8, 3.0, 0.3, 3.0])
+
+
+def test_connections_to_the_database_use_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", sql_mixin.SQLITE_PRAGMAS)  # is restored at the end
+    limit_memory()
+    with contextlib.closing(sqlite3.connect(tmp_path / "objects.db")) as connection:
+        sql_mixin._set_sqlite_pragmas(connection, None)  # as for every connection of Flower
+        names = ("cache_size", "mmap_size", "journal_mode")
+        found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names]
+    assert found == [-8000, 16_777_216, "wal"]

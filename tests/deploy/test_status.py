@@ -106,6 +106,11 @@ def test_rejected_and_clipped_replies_are_counted_by_node(place):
     assert both.problem == "round 2: too long (rejected 1, clipped 1 times in the last 20 rounds)"
     failed = replace(records[-1], participants=[0], nodes=replace(records[-1].nodes, rejected={"west": "x.y.Bad: no"}))
     assert _node("west", list(NAMES), [failed], "online").problem == "round 2: no"
+    # It is shown until a later reply is used, however many rounds are completed without the node.
+    absent = [replace(failed, round=number, nodes=replace(failed.nodes, rejected={})) for number in range(3, 40)]
+    assert _node("west", list(NAMES), [failed, *absent], "offline").problem == "round 2: no"
+    back = replace(absent[-1], round=40, participants=[0, 2])
+    assert _node("west", list(NAMES), [failed, *absent, back], "online").problem == ""
 
 
 def test_while_a_server_runs_and_after_it_failed(place):

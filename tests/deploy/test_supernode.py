@@ -1,4 +1,6 @@
-"""The SuperNode forgets a message whose run ends while the message is being received."""
+"""The SuperNode forgets a message whose run ends while it is being received, and connects again within seconds."""
+
+from itertools import islice
 
 import pytest
 
@@ -7,12 +9,15 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, pull_objects
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.retry import http_retry, make_simple_http_retry_invoker
 from flwr.supercore.run import Run, RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from fedrema.deploy.flower_supernode import receive_message
+from fedrema.deploy.flower_transfers import shorten_pauses
 
 
 def received(is_running):
@@ -53,3 +58,14 @@ def test_a_message_is_received():
 def test_nothing_remains_of_a_message_whose_run_has_ended():
     state, store, result = received(is_running=False)
     assert (result, len(state.msg_store), len(store)) == (None, 0, 0)
+
+
+def test_pauses_are_short_while_the_server_does_not_respond(monkeypatch):
+    monkeypatch.setattr(http_retry, "MAX_RETRY_DELAY", http_retry.MAX_RETRY_DELAY)  # is restored at the end
+    for function in (pull_objects, pull_and_inflate_object_from_tree):
+        monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__))
+    shorten_pauses()
+    pauses = list(islice(make_simple_http_retry_invoker().wait_gen_factory(), 10))
+    assert pauses[0] <= 1
+    assert max(pauses) == 4
+    assert pull_objects.__kwdefaults__["backoff_cap"] == 1

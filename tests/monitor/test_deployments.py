@@ -87,6 +87,17 @@ def test_metrics_of_a_federation(place):
         assert found[("fedrema_node_bytes_up_total", ("node", name))] > 1000
 
 
+@pytest.mark.parametrize("way", ["sent", "received"])
+def test_traffic_contains_the_stages_of_secure_aggregation(way, tmp_path):
+    log = AuditLog(tmp_path, "north")
+    for size, what in enumerate(("encrypted shares", "masked parameters", "shares to unmask the sum", "reply"), 1):
+        log.append(Entry(Event(f"{what} {way}"), "north", round=1, bytes=10**size))
+        log.append(Entry(Event.REQUEST_SENT if way == "received" else Event.REQUEST_RECEIVED, "north", bytes=size))
+    follower = AuditFollower(tmp_path)
+    follower.refresh()
+    assert (follower.sites["north"].bytes_up, follower.sites["north"].bytes_down) == (11_110, 10)
+
+
 def test_a_site_sees_its_own_results_and_nothing_about_others(place):
     folder = NodeFolder.open(place.path.parent / "nodes" / "south")
     view = SiteMonitor(folder).view()

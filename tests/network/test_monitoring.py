@@ -60,6 +60,7 @@ def test_metrics_renewal_and_a_forgotten_node(tmp_path):
     with Processes(tmp_path / "federation", "fedrema", nodes=3, rounds=400, least_clients=2) as network:
         server = network.folder / "server"
         network.start_all()
+        network.wait(lambda: {0, 1, 2} <= {row for record in network.records() for row in record["participants"]})
         network.wait(lambda: network.rounds() >= 2)
         with watched(network, network.folder) as address:
             found = metrics(network, address)

@@ -10,7 +10,11 @@ from fedrema.deploy.audit import HEAD_FILE, LOG_FILE, Event, Head, Line, parsed_
 LATEST_FAILURES = 5
 """How many failures are kept per site."""
 TO_NODE = (Event.REQUEST_SENT, Event.REQUEST_RECEIVED)
-FROM_NODE = (Event.REPLY_SENT, Event.REPLY_RECEIVED, Event.STATISTICS_SENT, Event.STATISTICS_RECEIVED)
+FROM_NODE = (
+    *(Event.REPLY_SENT, Event.REPLY_RECEIVED, Event.STATISTICS_SENT, Event.STATISTICS_RECEIVED),
+    *(Event.SHARES_SENT, Event.SHARES_RECEIVED, Event.MASKED_SENT, Event.MASKED_RECEIVED),
+    *(Event.UNMASKING_SENT, Event.UNMASKING_RECEIVED),
+)
 FAILED = (Event.REPLY_REJECTED, Event.REQUEST_REFUSED)
 
 
@@ -22,12 +26,11 @@ class SiteTotals:
     """Size of all requests to the node."""
     bytes_up: int = 0
     """Size of all replies of the node."""
-    replies: int = 0
     failed: int = 0
     """Replies that were rejected or missing, and requests that the node refused."""
     clipped: int = 0
     last_message: float | None = None
-    """When the last reply was sent or received, in seconds since 1970."""
+    """When the last reply of the node was sent or received, in seconds since 1970."""
     failures: deque[tuple[str, int | None, str]] = field(default_factory=lambda: deque(maxlen=LATEST_FAILURES))
     """Time, round and reason of the latest failures."""
 
@@ -38,7 +41,6 @@ class SiteTotals:
             self.bytes_down += entry.bytes or 0
         elif entry.what in FROM_NODE:
             self.bytes_up += entry.bytes or 0
-            self.replies += 1
             self.last_message = seconds_of(line.time)
         elif entry.what in FAILED:
             self.failed += 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, free_port, stopped_on_exit
 from fedrema.config.settings import Settings
 from fedrema.deploy.approval import approve, proposed_plan
+from fedrema.deploy.first_connection import first_problem
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.node_service import flower_environment
 from fedrema.deploy.run_config import Plan
@@ -37,6 +38,7 @@ def run_demo(
         for name, log in logs.items()
     ]
     tails = [LogTail(log) for log in logs.values()]
+    admitted: set[str] = set()
     try:
         with stopped_on_exit(*nodes):
             server = subprocess.Popen(
@@ -44,8 +46,11 @@ def run_demo(
             )
             try:
                 while (code := server.poll()) is None:
+                    # A node that starts before the server has registered its key would report a problem.
+                    waiting = [name for name in names if name not in admitted]
+                    admitted |= {name for name in waiting if not first_problem(folder / "nodes" / name)}
                     for node, tail in zip(nodes, tails, strict=True):
-                        if message := node.supervise():
+                        if node.name in admitted and (message := node.supervise()):
                             report(message)
                         for line in tail.lines():
                             report(f"{line[:TIME_LENGTH]} {node.name}:{line[TIME_LENGTH:]}")

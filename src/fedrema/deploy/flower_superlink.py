@@ -7,6 +7,7 @@ interface serves the others. Usage: `python -m fedrema.deploy.flower_superlink H
 """
 
 import copy
+import gc
 import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -31,7 +32,7 @@ from flwr.superlink.routers.fleet.middlewares import FleetEventLogMiddleware
 from fedrema.base.processes import exit_with_parent
 from fedrema.base.tls_server import RenewableServer
 from fedrema.deploy.check_endpoint import PATH, answer_check
-from fedrema.deploy.flower_database import shorten_transactions
+from fedrema.deploy.flower_database import limit_memory, shorten_transactions
 
 NODE_INTERFACE = "/v1/fleet/"
 """The paths of Flower's interface for nodes (the Fleet API) begin with this."""
@@ -48,6 +49,8 @@ FOR_CONTROL: tuple[object, ...] = (
 """Layers of Flower's app that pass on every message unchanged: they are for operators, logs and tracing."""
 LARGEST_BODY = 16_000_000
 """Largest request of a node, in bytes; Flower sends tensors in parts of 5 MB."""
+MOST_GARBAGE = 20_000_000
+"""Bytes of messages after which unused objects are deleted."""
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -118,17 +121,48 @@ def without_layers(app: FastAPI) -> FastAPI:
     return lean
 
 
+def bounded(app: App) -> App:
+    """Return the app, with a bound on the memory of the messages that it has already answered.
+
+    They are in reference cycles, which Python deletes by the number of objects and not by their size: parts of 5 MB
+    would accumulate to hundreds of MB.
+    """
+    transferred = 0
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal transferred
+
+        async def counted_receive() -> MutableMapping[str, Any]:
+            nonlocal transferred
+            event = await receive()
+            transferred += len(event.get("body", b""))
+            return event
+
+        async def counted_send(event: MutableMapping[str, Any]) -> None:
+            nonlocal transferred
+            transferred += len(event.get("body", b""))
+            await send(event)
+
+        await app(scope, counted_receive, counted_send)
+        if transferred > MOST_GARBAGE:
+            transferred = 0
+            gc.collect()
+
+    return serve
+
+
 def main() -> None:
     """Serve until stopped, or until the parent process has exited."""
     (host, port), flower_arguments = sys.argv[1:3], sys.argv[4:]
     sys.argv[1:] = flower_arguments
     exit_with_parent()
     shorten_transactions()
+    limit_memory()
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
     server = RenewableServer(
         uvicorn.Config(
-            restricted(app, config.port, Path(str(config.ssl_certfile)).parent, without_layers(app)),
+            restricted(app, config.port, Path(str(config.ssl_certfile)).parent, bounded(without_layers(app))),
             log_config=get_uvicorn_log_config(console_handler.level),
             access_log=False,
             ssl_keyfile=config.ssl_keyfile,
@@ -136,6 +170,7 @@ def main() -> None:
             timeout_graceful_shutdown=2,
         )
     )
+    gc.freeze()  # what exists now is needed until the end, so that looking for unused objects takes milliseconds
     server.run(sockets=[_listening_socket(host, int(port)), _listening_socket(config.host, config.port)])
 
 

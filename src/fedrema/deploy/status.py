@@ -139,23 +139,27 @@ def _node(name: str, joined: list[str], records: list[RoundRecord], state: str) 
     used_rounds = [record.round for record in records if row in record.participants]
     reports = [(record.round, record.nodes) for record in records if record.nodes is not None]
     spent = [nodes.epsilon[name] for _, nodes in reports if name in nodes.epsilon]
-    recent = [(number, nodes) for number, nodes in reports if number > records[-1].round - RECENT_ROUNDS]
-    rejected = {number: nodes.rejected[name] for number, nodes in recent if name in nodes.rejected}
-    clipped = {number: nodes.clipped[name] for number, nodes in recent if name in nodes.clipped}
-    problems = {**rejected, **clipped}
-    reasons = [f"round {number}: {without_class(why)}" for number, why in sorted(problems.items())]
-    resolved = any(number > max(problems) for number in used_rounds) if problems else True
-    counts = f" (rejected {len(rejected)}, clipped {len(clipped)} times in the last {RECENT_ROUNDS} rounds)"
+    last_used = used_rounds[-1] if used_rounds else 0
+    unresolved = [
+        f"round {number}: {without_class(why)}"
+        for number, nodes in reports
+        for why in (nodes.rejected.get(name), nodes.clipped.get(name))
+        if why is not None and number >= last_used
+    ]
+    recent = [nodes for number, nodes in reports if number > records[-1].round - RECENT_ROUNDS]
+    rejected = sum(name in nodes.rejected for nodes in recent)
+    clipped = sum(name in nodes.clipped for nodes in recent)
+    counts = f" (rejected {rejected}, clipped {clipped} times in the last {RECENT_ROUNDS} rounds)"
     return NodeStatus(
         name,
         state or "key not registered",
-        used_rounds[-1] if used_rounds else 0,
+        last_used,
         _latest(records, _primary(records), row),
         _latest(records, "accuracy", row),
         spent[-1] if spent else None,
-        len(rejected),
-        len(clipped),
-        "" if resolved else reasons[-1] + (counts if len(reasons) > 1 else ""),
+        rejected,
+        clipped,
+        unresolved[-1] + (counts if rejected + clipped > 1 else "") if unresolved else "",
         len(used_rounds),
     )
 
