@@ -64,6 +64,14 @@ def test_the_loss_of_alignment_sums_the_means_of_classes():
     assert float(FedAS().alignment_loss(linear_net(), client, samples)) == pytest.approx((4.5 + 9) / 3)
 
 
+def test_bodies_are_averaged_by_information_and_not_by_sample_counts():
+    body = {"body.bias": tensor([[1.0, 8.0], [5.0, 0.0]])}
+    sent = Uploads(torch.arange(2), body, {"fisher": tensor([3.0, 1.0])}, tensor([1.0, 100.0]))
+    answer = FedAS().aggregate(linear_net(), {}, sent, Moment(1, 2, 0))
+    assert answer.shared["body.bias"].tolist() == [2.0, 6.0]  # (3·1 + 1·5)/4 and (3·8 + 1·0)/4
+    assert answer.trace["fisher_shares"].tolist() == [0.75, 0.25]
+
+
 def test_without_information_bodies_are_averaged_by_sample_counts():
     sent = Uploads(
         torch.arange(2), {"body.bias": tensor([[1.0], [5.0]])}, {"fisher": tensor([0.0, 0.0])}, tensor([3.0, 1.0])

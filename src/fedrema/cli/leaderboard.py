@@ -131,7 +131,9 @@ def _print_plan(
     if untuned:
         print_safe(f"Not counted: {len(untuned) * planned.seeds} runs with the settings that tuning will choose.")
     if plan.cells and {ALL, TUNED} & {*names}:
-        print_safe("The best methods, of which the later lines consist, follow from the runs that have finished so far.")
+        print_safe(
+            "The best methods, of which the later lines consist, follow from the runs that have finished so far."
+        )
 
 
 def _run(board: Board, part: Part, options: ExperimentOptions, started: float) -> list[str]:

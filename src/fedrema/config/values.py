@@ -1,5 +1,6 @@
 """Conversion of a setting's value, as text, TOML, JSON or Python hold it, to the type of its field."""
 
+import functools
 import numbers
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ class WrongValue(ValueError):
     """The value does not fit the type; the message lists what is valid."""
 
 
+@functools.cache
 def field_types(kind: type[Any]) -> Mapping[str, Any]:
     """Return the types of a settings class's fields, by name; of `X | None` the X."""
     return {name: _required(hint) for name, hint in get_type_hints(kind).items()}
