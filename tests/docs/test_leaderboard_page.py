@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("leaderboard.md", "choosing.md")
 GRIDS = {
     **{ROOT / "research" / "choosing" / f"{name}.toml": "choosing" for name in ("samples", "skew", "clients")},
-    ROOT / "research" / "faults" / "faults.toml": "faults",
+    **{ROOT / "research" / "faults" / f"{name}.toml": "faults" for name in ("faults", "settings")},
 }
 """Grid files, and the names of the folders of their results."""
 pytestmark = pytest.mark.xdist_group("leaderboard")
@@ -46,6 +46,7 @@ def test_the_pages_are_what_the_committed_runs_give(generator, tmp_path, monkeyp
     generator.make_board()
     generator.make_faults()
     generator.make_scoring()
+    generator.make_settings()
     generator.make_choosing()
     for page in PAGES:
         assert (tmp_path / page).read_text() == (ROOT / "docs" / page).read_text(), "python tools/make_leaderboard.py"
