@@ -100,3 +100,17 @@ def test_the_claims_behind_the_advice_hold(name):
     for start in ADVICE[name]:
         (claim,) = [claim for claim in experiment.claims if claim.says.startswith(start)]
         assert judge(claim, experiment, experiment.seeds, store).verdict == "holds", claim.says
+
+
+def test_the_advice_on_time_agrees_with_the_measured_times():
+    page = (ROOT / "docs" / "methods.md").read_text()
+    shown = re.search(r"<!-- times -->\n(.*?)<!-- /times -->", page, flags=re.S)[1]
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \|", shown, flags=re.M)
+    times = {title: (float(small), float(convolutional)) for title, small, convolutional in rows}
+    for title in ("FedReMa", "FedPer"):
+        assert max(times[title]) < 1.1, title
+    for title in ("FedReMa", "FedPer", "LG-FedAvg", "FedVF (reconstruction)", "FedProx"):
+        assert max(times[title]) <= 1.2, title
+    for title in ("Ditto", "APFL", "FedKD"):
+        assert 1.7 <= min(times[title]), title
+        assert max(times[title]) <= 2.3, title
