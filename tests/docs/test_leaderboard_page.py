@@ -112,5 +112,5 @@ def test_the_advice_on_time_agrees_with_the_measured_times():
     for title in ("FedReMa", "FedPer", "LG-FedAvg", "FedVF (reconstruction)", "FedProx"):
         assert max(times[title]) <= 1.2, title
     for title in ("Ditto", "APFL", "FedKD"):
-        assert 1.7 <= min(times[title]), title
+        assert min(times[title]) >= 1.7, title
         assert max(times[title]) <= 2.3, title
