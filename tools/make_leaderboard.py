@@ -119,6 +119,20 @@ def make_scoring() -> None:
     fill(BOARD, "scoring", "\n".join(markdown_lines(headings, rows, texts=2)))
 
 
+def make_settings() -> None:
+    """Write the verdicts on methods that the common settings harm."""
+    experiment = read_experiment(ROOT / "research" / "faults" / "settings.toml")
+    store = Store(ROOT / "results" / "faults" / FOLDER)
+    runs = runs_of(experiment.cells, experiment.seeds, store)
+    rows = [
+        (row.title, *(str(statistic(runs[row.name, ""], quantity) or MISSING) for quantity in ("honest", "final")))
+        for row in experiment.rows
+    ]
+    fill(BOARD, "settings", "\n".join(markdown_lines(("method", "honest", "final"), rows)))
+    judged = [judge(claim, experiment, experiment.seeds, store) for claim in experiment.claims]
+    fill(BOARD, "settings-claims", claims_markdown(judged).strip())
+
+
 def make_choosing() -> None:
     """Write the table of accuracies and the verdicts of each grid."""
     store = Store(ROOT / "results" / "choosing" / FOLDER)
@@ -139,7 +153,7 @@ def make_choosing() -> None:
 
 def make_reports() -> None:
     """Rewrite results/choosing and results/faults."""
-    grids = [("choosing", name) for name in ADVICE] + [("faults", "faults")]
+    grids = [("choosing", name) for name in ADVICE] + [("faults", "faults"), ("faults", "settings")]
     for folder, name in grids:
         file, out = ROOT / "research" / folder / f"{name}.toml", ROOT / "results" / folder
         main(["grid", str(file), "--minutes", "0", "--quiet", "--out", str(out)])
@@ -152,5 +166,6 @@ if __name__ == "__main__":
     make_board()
     make_faults()
     make_scoring()
+    make_settings()
     make_choosing()
     make_reports()

@@ -1,5 +1,6 @@
 """fedrema leaderboard: the packaged results, and the row of a method of one's own."""
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedrema.cli import main
-from fedrema.experiments.leaderboard.board import PACKAGED
+from fedrema.experiments.leaderboard.board import ALWAYS, COMPLETE, PACKAGED, Board
 from fedrema.experiments.store import Store
+from fedrema.methods import registry
 from tests.cli.refusals import refused
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_method.py"
@@ -33,7 +35,10 @@ def test_the_packaged_results_are_shown_best_first(capsys, in_an_empty_folder):
     assert len(ranks) > 25
     assert ranks == sorted(ranks)
     assert row_of(shown, "FedReMa")[3].partition("±")[0] == "97.2"
-    assert "Not computed yet: CIFAR-10, 100 samples, s = 0.2" in shown
+    words, board = " ".join(shown.split()), Board()
+    for column in board.experiment.columns:
+        computed = any(board.store.find(cell.settings(0)) for cell in board.experiment.cells if cell.column == column)
+        assert (column.title in words.partition("Not computed yet: ")[2]) is not computed
     assert not list(in_an_empty_folder.iterdir())
 
 
@@ -64,6 +69,45 @@ def test_a_submission_is_compared_with_all_methods(capsys, example):
     shown = capsys.readouterr().out
     assert row_of(shown, "FedReMa")[2].partition("±")[0] == "97.2"
     assert 20 < int(row_of(shown, "FedMedian")[0]) < 35
+
+
+COLUMNS = ("digits", "few-strong", "few-weak", "many", "dirichlet", "fashion")
+
+
+def test_the_plan_lists_all_columns_in_order_and_starts_nothing(capsys, example):
+    assert main(["leaderboard", "own_method:FedMedian", "--plan", "--device", "cuda"]) == 0
+    shown = capsys.readouterr().out
+    lines = re.findall(r"^(\S.*?) +(\d+) +(\d+) +\S", shown, flags=re.M)
+    assert lines == [(column, "1", "3") for column in COLUMNS]
+    assert re.search(r"^18 runs to do", shown, flags=re.M)
+    assert [path.name for path in example.iterdir()] == ["own_method.py"]
+
+
+def test_the_plan_of_the_whole_leaderboard_contains_tuning(capsys, in_an_empty_folder):
+    assert main(["leaderboard", "--plan", "--rounds", "2", "--seeds", "1", "--device", "cuda"]) == 0
+    shown = capsys.readouterr().out
+    every, always = str(len(registry())), str(len(ALWAYS))  # without finished runs there are no best methods
+    lines = re.findall(r"^(\S.*?) +(\d+) +(\d+) +\S", shown, flags=re.M)
+    assert [line[:2] for line in lines] == [(name, every if name in COMPLETE else always) for name in COLUMNS]
+    assert "The best methods, of which the later lines consist, follow from the runs" in shown
+    assert main(["leaderboard", "--plan", "--only", "digits", "--device", "cuda"]) == 0
+    shown = capsys.readouterr().out
+    planned = [line.split()[0] for line in shown.splitlines() if re.match(r"(tuning: |tuned: )?\w+ +\d", line)]
+    untuned = [row for column, row in Board().untuned() if column == "digits"]
+    assert ("tuning:" in planned) == bool(untuned)
+    assert (f"Not counted: {3 * len(untuned)} runs" in shown) == bool(untuned)
+    assert not list(in_an_empty_folder.iterdir())
+
+
+@pytest.mark.datasets
+@pytest.mark.skipif("FEDREMA_DATA" not in os.environ, reason="FEDREMA_DATA does not say where the datasets lie")
+def test_prepared_partitions_replace_the_dataset(capsys, in_an_empty_folder, monkeypatch):
+    arguments = ["leaderboard", "local", "--only", "few-strong", "--seeds", "1"]
+    assert main([*arguments, "--prepare", "prepared"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2  # one replicate, and the partition for tuning
+    monkeypatch.setenv("FEDREMA_DATA", str(in_an_empty_folder / "prepared"))
+    assert main([*arguments, "--rounds", "1", "--device", "cpu", "--out", "out"]) == 0
+    assert row_of(capsys.readouterr().out, "Local")[0] == "1"
 
 
 def test_only_the_named_columns_are_prepared(capsys, in_an_empty_folder):

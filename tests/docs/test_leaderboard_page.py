@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("leaderboard.md", "choosing.md")
 GRIDS = {
     **{ROOT / "research" / "choosing" / f"{name}.toml": "choosing" for name in ("samples", "skew", "clients")},
-    ROOT / "research" / "faults" / "faults.toml": "faults",
+    **{ROOT / "research" / "faults" / f"{name}.toml": "faults" for name in ("faults", "settings")},
 }
 """Grid files, and the names of the folders of their results."""
 pytestmark = pytest.mark.xdist_group("leaderboard")
@@ -46,6 +46,7 @@ def test_the_pages_are_what_the_committed_runs_give(generator, tmp_path, monkeyp
     generator.make_board()
     generator.make_faults()
     generator.make_scoring()
+    generator.make_settings()
     generator.make_choosing()
     for page in PAGES:
         assert (tmp_path / page).read_text() == (ROOT / "docs" / page).read_text(), "python tools/make_leaderboard.py"
@@ -99,3 +100,17 @@ def test_the_claims_behind_the_advice_hold(name):
     for start in ADVICE[name]:
         (claim,) = [claim for claim in experiment.claims if claim.says.startswith(start)]
         assert judge(claim, experiment, experiment.seeds, store).verdict == "holds", claim.says
+
+
+def test_the_advice_on_time_agrees_with_the_measured_times():
+    page = (ROOT / "docs" / "methods.md").read_text()
+    shown = re.search(r"<!-- times -->\n(.*?)<!-- /times -->", page, flags=re.S)[1]
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \|", shown, flags=re.M)
+    times = {title: (float(small), float(convolutional)) for title, small, convolutional in rows}
+    for title in ("FedReMa", "FedPer"):
+        assert max(times[title]) < 1.1, title
+    for title in ("FedReMa", "FedPer", "LG-FedAvg", "FedVF (reconstruction)", "FedProx"):
+        assert max(times[title]) <= 1.2, title
+    for title in ("Ditto", "APFL", "FedKD"):
+        assert min(times[title]) >= 1.7, title
+        assert max(times[title]) <= 2.3, title

@@ -57,6 +57,22 @@ def test_every_method_has_a_row_and_every_column_three_replicates():
         assert {each.data.clients for each in settings} == {20}
 
 
+def test_runs_that_have_not_been_collected_in_a_table_yet_are_adopted_too(tmp_path):
+    stopped, made = Board(tmp_path / "stopped"), Board(tmp_path / "made")
+    keep_cell(stopped, stopped.experiment.cell("local", "digits"), [0.5, 0.6])
+    made.adopt(stopped.folder)
+    assert len(made.store.keys()) == 2
+    assert made.store.keys() == stopped.store.keys()
+
+
+def test_untuned_are_the_best_methods_without_a_choice(board):
+    assert board.untuned() == [("digits", row) for row in METHODS[:6]] + [("few-strong", row) for row in METHODS[:6]]
+    for place, cell in enumerate(cell for cell in board.tuning["digits"].cells if cell.row.base == METHODS[2]):
+        keep_cell(board, cell, [0.5 + 0.01 * place])
+    assert ("digits", METHODS[2]) not in board.untuned()
+    assert ("few-strong", METHODS[2]) in board.untuned()
+
+
 def test_the_order_is_that_of_honest_accuracy(board):
     assert board.ranked()[1] == METHODS
     table = overview(board, complete=False)

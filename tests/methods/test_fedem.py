@@ -1,14 +1,30 @@
 """FedEM: the E and M steps and the prediction, against numbers computed by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
+from fedrema.core import Moment
 from fedrema.errors import BadInput
 from fedrema.methods.fedem import FedEM
 from fedrema.methods.shared.initial_models import initial_model
-from tests.fixtures import BACKENDS
-from tests.methods.by_hand import LR, assert_same, back, begun, local, logits, mean, plus, slopes, softmax
+from tests.fixtures import BACKENDS, batch_of, tensor
+from tests.methods.by_hand import (
+    LR,
+    assert_same,
+    back,
+    begun,
+    client_of,
+    linear_net,
+    local,
+    logits,
+    mean,
+    plus,
+    slopes,
+    softmax,
+)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -44,6 +60,28 @@ def test_two_rounds_equal_a_calculation_by_hand(backend):
         assert client.memory["mixture"].tolist() == pytest.approx(mixtures[row].tolist())
         expected = sum(share * softmax(logits(model, x)) for share, model in zip(mixtures[row], models, strict=True))
         assert method.predict(net, client, torch.from_numpy(x)).exp().numpy() == pytest.approx(expected)
+
+
+def test_the_steps_of_one_client_equal_a_calculation_by_hand():
+    net, method = linear_net(), FedEM(components=2)
+
+    def predicting(*probabilities):
+        """Return a model that predicts the same probabilities for every sample."""
+        zeros = {name: torch.zeros_like(value) for name, value in net.initial.items()}
+        return {**zeros, "head.bias": tensor(probabilities).log()}
+
+    second = {f"component1.{name}": value for name, value in predicting(0.2, 0.4, 0.4).items()}
+    client = client_of({**predicting(0.8, 0.1, 0.1), **second}, memory={"mixture": tensor([0.5, 0.5])})
+    client = client.having(count=tensor(3.0))
+    samples = batch_of([[1, 2], [3, 4], [5, 6], [7, 8]], [0, 0, 1, 2], [1, 1, 1, 0])  # the last one is padding
+    client = method.begin(net, client, samples, Moment(1, 2, 0))
+    # E step: 0.8 : 0.2 for class 0, 0.1 : 0.4 for class 1.
+    assert client.inbox["origins"][:3].numpy() == pytest.approx(np.array([[0.8, 0.2], [0.8, 0.2], [0.2, 0.8]]))
+    assert client.memory["mixture"].tolist() == pytest.approx([0.6, 0.4])
+    first, other = -(2 * 0.8 * math.log(0.8) + 0.2 * math.log(0.1)), -(2 * 0.2 * math.log(0.2) + 0.8 * math.log(0.4))
+    assert float(method.loss(net, client, samples)) == pytest.approx((first + other) / 3)
+    predicted = method.predict(net, client, samples.x[:1]).exp()
+    assert predicted[0].tolist() == pytest.approx([0.56, 0.22, 0.22])  # 0.6 · 0.8 + 0.4 · 0.2, 0.6 · 0.1 + 0.4 · 0.4
 
 
 def test_a_component_without_weight_predicts_nothing():

@@ -121,6 +121,25 @@ def test_the_scale_has_the_lowest_energy_and_is_kept():
     assert same is basis
 
 
+def test_the_server_averages_and_spreads_the_clients_over_the_simplex():
+    # Two endpoints with one number each. From (5, 7), four clients have moved by −t (0.8, 0.6).
+    t = tensor([-0.3, -0.1, 0.1, 0.3])
+    params = {WEIGHT: (5 - 0.8 * t)[:, None, None], "endpoints": (7 - 0.6 * t)[:, None, None, None]}
+    before = {WEIGHT: tensor([[5.0]]), "endpoints": tensor([[[7.0]]])}
+    counts = tensor([3.0, 1.0, 1.0, 3.0])
+    sent = Uploads(torch.arange(4), params, {"centre": torch.zeros(4, 2).double()}, counts, before=before)
+    answer = Floco(endpoints=2, first_stage=0.5).aggregate(linear_net(), {}, sent, Moment(5, 10, 0))
+    assert float(answer.shared[WEIGHT]) == pytest.approx(5.0)  # the weights of t and −t are equal
+    assert float(answer.shared["endpoints"]) == pytest.approx(7.0)
+    # On the only component, clients lie at t. With scale z, the projection of (t/z, 0) is ((1 + t/z)/2, (1 − t/z)/2),
+    # clipped to [0, 1]. With the outer clients at the corners, t/z = ±1, and the inner ones at ±a, the energy is
+    # least where 4/(1 − a)³ − 4/(1 + a)³ = 1/(2a³): at a = 0.3427.
+    expected = np.array([[0.0, 1.0], [0.3287, 0.6713], [0.6713, 0.3287], [1.0, 0.0]])
+    assert answer.personal["centre"].numpy() == pytest.approx(expected, abs=1e-3)
+    early = Floco(endpoints=2, first_stage=0.5).aggregate(linear_net(), {}, sent, Moment(4, 10, 0))
+    assert early.personal == {}
+
+
 def test_a_client_keeps_its_point_and_a_new_one_gets_its_own():
     net, method = linear_net(), Floco(endpoints=2, first_stage=0.0)
     params = {

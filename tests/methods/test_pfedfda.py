@@ -7,6 +7,7 @@ from scipy.optimize import minimize
 
 from fedrema.methods.pfedfda import PFedFDA
 from fedrema.methods.shared.gaussians import Gaussians, choose_weights
+from fedrema.methods.shared.gaussians import estimate as estimated
 from tests.fixtures import BACKENDS, batch_of, make_federation, make_simulator, tensor
 from tests.methods.by_hand import LR, assert_same, back, begun, features, local, logits, mean, only, plus, softmax
 
@@ -57,6 +58,22 @@ def drawn(seed, n=40, width=3, classes=4):
     centres = elsewhere + 0.5 * generator.normal(size=(classes, width))
     root = generator.normal(size=(width, width))
     return centres[y] + generator.normal(size=(n, width)), y, (elsewhere, np.eye(width) + root @ root.T)
+
+
+def test_estimate_mixture_and_classifier_equal_numbers_computed_by_hand():
+    h, y = [[1.0, 0.0], [3.0, 0.0], [0.0, 4.0], [0.0, 6.0], [9.0, 9.0]], [0, 0, 1, 1, 1]
+    absent = tensor([[7.0, 7.0], [7.0, 7.0], [4.0, 2.0]])
+    own = estimated(tensor(h), batch_of(h, y, [1, 1, 1, 1, 0]), absent, ridge=1.0)
+    # Class 2 has no samples. The rows are (±1, 0) and (0, ±1) from their means: 2/(4 − 1), plus 1, on the diagonal.
+    assert own.means.tolist() == [[2.0, 0.0], [0.0, 5.0], [4.0, 2.0]]
+    assert own.covariance.numpy() == pytest.approx(np.diag([5 / 3, 5 / 3]))
+    other = Gaussians(tensor([[6.0, 4.0], [0.0, 1.0], [0.0, 2.0]]), 7 * torch.eye(2, dtype=torch.float64))
+    found = own.mixed(other, tensor([0.25, 0.75]))
+    assert found.means.tolist() == [[5.0, 3.0], [0.0, 2.0], [1.0, 2.0]]
+    assert found.covariance.numpy() == pytest.approx(np.diag([3.0, 3.0]))  # 0.75 · 5/3 + 0.25 · 7
+    weight, bias = found.classifier(tensor([0.5, 0.25, 0.25]).log())
+    assert weight.numpy() == pytest.approx(np.array([[5, 3], [0, 2], [1, 2]]) / 3)  # shrinkage does not change 3 I
+    assert bias.numpy() == pytest.approx(np.log([0.5, 0.25, 0.25]) - np.array([34, 4, 5]) / 6)
 
 
 @pytest.mark.parametrize("separate", [True, False])

@@ -2,13 +2,14 @@
 
 import dataclasses
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedrema.base.terminal import Console, print_safe, safe
 from fedrema.cli.arguments import parse_arguments, positional
-from fedrema.cli.experiment import ExperimentOptions, Part, check_folder, execute, prepare
+from fedrema.cli.experiment import ExperimentOptions, Part, check_folder, execute, plan_of, prepare
 from fedrema.cli.grid import STOPPED, print_errors
 from fedrema.errors import BadInput
 from fedrema.experiments.leaderboard.board import ON_CPU, PACKAGED, Board
@@ -21,6 +22,7 @@ from fedrema.runs.execute import Interrupted
 from fedrema.runs.worker_pool import gpu_names
 
 ALL, TUNED = "all", "tuned"
+PLAN_HEADINGS = ("column", "cells", "runs", "estimated")
 TWO_LINES = ("average ", "minus ", "95 % ")
 """Starts of headings that take two lines, so that the table fits into 80 columns."""
 
@@ -38,6 +40,17 @@ class Leaderboard:
     experiment: ExperimentOptions = dataclasses.field(default_factory=ExperimentOptions)
 
 
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Runs that depend on the results of the stages before."""
+
+    name: str
+    """In the plan, before the names of its columns."""
+    cells: Callable[[], list[Cell]]
+    """Returns the cells to run; called when the stages before have finished, because their results decide."""
+    seeds: int
+
+
 def leaderboard(arguments: list[str]) -> int:
     """Show the leaderboard, or run methods and show their places."""
     args = parse_arguments(Leaderboard, arguments, "fedrema leaderboard")
@@ -52,6 +65,9 @@ def leaderboard(arguments: list[str]) -> int:
     if options.prepare is not None:
         prepare(_parts(board, columns), options.prepare)
         return 0
+    if options.plan:
+        _print_plan(board, names or (ALL, TUNED), own, columns, options)
+        return 0
     if not names:
         board.store.check()
         if not board.store.keys():
@@ -65,9 +81,9 @@ def leaderboard(arguments: list[str]) -> int:
     failed: list[str] = []
     code, started = 0, time.monotonic()
     try:
-        for cells, seeds in _stages(board, names):
-            chosen = tuple(cell for cell in cells() if cell.column.name in columns)
-            failed += _run(board, Part(board.experiment, chosen, seeds), options, started)
+        for stage in _stages(board, names):
+            chosen = tuple(cell for cell in stage.cells() if cell.column.name in columns)
+            failed += _run(board, Part(board.experiment, chosen, stage.seeds), options, started)
     except Interrupted:
         code = 130
         print(STOPPED, file=sys.stderr)
@@ -78,18 +94,46 @@ def leaderboard(arguments: list[str]) -> int:
     return print_errors(failed) or code
 
 
-def _stages(board: Board, names: Sequence[str]) -> Iterator[tuple[Callable[[], list[Cell]], int]]:
-    """Yield functions that return the cells to run, and the number of seeds.
-
-    Each is called when the runs of those before it have finished, because the results decide which cells follow.
-    """
-    yield lambda: [cell for cell in board.experiment.cells if cell.row.name in names], board.seeds
+def _stages(board: Board, names: Sequence[str]) -> Iterator[Stage]:
+    """Yield what is run for METHODS, in this order."""
+    yield Stage("", lambda: [cell for cell in board.experiment.cells if cell.row.name in names], board.seeds)
     if ALL in names:
-        yield board.complete_cells, board.seeds
-        yield board.further_cells, board.seeds
+        yield Stage("", board.complete_cells, board.seeds)
+        yield Stage("", board.further_cells, board.seeds)
     if TUNED in names:
-        yield board.tuning_cells, 1
-        yield board.tuned_cells, board.seeds
+        yield Stage("tuning: ", board.tuning_cells, 1)
+        yield Stage("tuned: ", board.tuned_cells, board.seeds)
+
+
+def _print_plan(
+    board: Board, names: Sequence[str], own: Sequence[str], columns: Sequence[str], options: ExperimentOptions
+) -> None:
+    """Print the columns with missing runs and their cost, as far as the results so far decide which runs follow."""
+    with tempfile.TemporaryDirectory() as folder:
+        planned = Board(Path(folder), own, options.changes(), options.seeds)
+        for finished in (PACKAGED, board.folder):
+            planned.adopt(finished)
+        parts = []
+        for stage in _stages(planned, names):
+            cells = stage.cells()
+            for column in dict.fromkeys(cell.column.name for cell in cells if cell.column.name in columns):
+                experiment = dataclasses.replace(planned.experiment, name=f"{stage.name}{column}")
+                chosen = tuple(cell for cell in cells if cell.column.name == column)
+                parts.append(Part(experiment, chosen, stage.seeds))
+        plan = plan_of(parts, options.device, planned.store)
+        untuned = [row for column, row in planned.untuned() if column in columns] if TUNED in names else []
+    shown = plain_table(PLAN_HEADINGS, texts=1)
+    for row in plan.experiments:
+        shown.add_row(*map(safe, row))
+    if plan.cells:
+        Console().print(shown)
+    print_safe(plan.total)
+    if untuned:
+        print_safe(f"Not counted: {len(untuned) * planned.seeds} runs with the settings that tuning will choose.")
+    if plan.cells and {ALL, TUNED} & {*names}:
+        print_safe(
+            "The best methods, of which the later lines consist, follow from the runs that have finished so far."
+        )
 
 
 def _run(board: Board, part: Part, options: ExperimentOptions, started: float) -> list[str]:
@@ -103,7 +147,10 @@ def _run(board: Board, part: Part, options: ExperimentOptions, started: float) -
 
 
 def _columns(board: Board, options: ExperimentOptions) -> list[str]:
-    """Return the names of the columns to run: those that --only names, or those that this machine can compute."""
+    """Return the names of the columns to run: those that --only names, or those that this machine can compute.
+
+    What is only prepared or planned may run on another machine.
+    """
     names = [column.name for column in board.experiment.columns]
     if options.only is not None:
         wanted = [name.strip() for name in options.only.split(",")]
@@ -111,7 +158,8 @@ def _columns(board: Board, options: ExperimentOptions) -> list[str]:
             if name not in names:
                 raise BadInput(f"--only {name!r} is not a column of the leaderboard; valid are {', '.join(names)}.")
         return wanted
-    return names if options.prepare is not None or gpu_names(options.device) else [*ON_CPU]
+    elsewhere = options.prepare is not None or options.plan
+    return names if elsewhere or gpu_names(options.device) else [*ON_CPU]
 
 
 def _parts(board: Board, columns: Sequence[str]) -> list[Part]:

@@ -2,6 +2,7 @@
 
 import numbers
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -11,9 +12,14 @@ class WrongValue(ValueError):
     """The value does not fit the type; the message lists what is valid."""
 
 
+_FIELD_TYPES: weakref.WeakKeyDictionary[type[Any], Mapping[str, Any]] = weakref.WeakKeyDictionary()
+
+
 def field_types(kind: type[Any]) -> Mapping[str, Any]:
     """Return the types of a settings class's fields, by name; of `X | None` the X."""
-    return {name: _required(hint) for name, hint in get_type_hints(kind).items()}
+    if kind not in _FIELD_TYPES:  # evaluating annotations is slow, and every cell of a grid needs them
+        _FIELD_TYPES[kind] = {name: _required(hint) for name, hint in get_type_hints(kind).items()}
+    return _FIELD_TYPES[kind]
 
 
 def _required(hint: Any) -> Any:

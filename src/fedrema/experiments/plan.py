@@ -44,19 +44,26 @@ class Plan:
         if not self.cells:
             return "All runs have finished already."
         runs, known = sum(each.runs for each in self.cells), [each for each in self.cells if each.seconds is not None]
+        to_do = f"{'1 run' if runs == 1 else f'{runs} runs'} to do"
+        if not known:
+            return f"{to_do} on {self.device}; the time is known after the first."
         time = duration(sum(each.seconds or 0.0 for each in known))
-        rest = sum(each.runs for each in self.cells) - sum(each.runs for each in known)
+        rest = runs - sum(each.runs for each in known)
         unknown = f", and {rest} runs of unknown time" if rest else ""
-        return f"{'1 run' if runs == 1 else f'{runs} runs'} to do: about {time} on {self.device}{unknown}."
+        return f"{to_do}: about {time} on {self.device}{unknown}."
 
     def markdown(self) -> str:
         """Return a table of the experiments, the total, and a table of the cells."""
         if not self.cells:
             return f"{self.total}\n"
-        experiments = dict.fromkeys(each.experiment for each in self.cells)
-        sums = [[name, *self._sums([each for each in self.cells if each.experiment == name])] for name in experiments]
         cells = markdown_lines(HEADINGS, [each.texts for each in self.cells], texts=2)
-        return "\n".join([*markdown_lines(EXPERIMENT_HEADINGS, sums), "", self.total, "", *cells, ""])
+        return "\n".join([*markdown_lines(EXPERIMENT_HEADINGS, self.experiments), "", self.total, "", *cells, ""])
+
+    @property
+    def experiments(self) -> list[list[str]]:
+        """The experiments as lines of a table: their numbers of cells and runs, and their known time."""
+        names = dict.fromkeys(each.experiment for each in self.cells)
+        return [[name, *self._sums([each for each in self.cells if each.experiment == name])] for name in names]
 
     @staticmethod
     def _sums(cells: Sequence[PlannedCell]) -> list[str]:

@@ -47,6 +47,26 @@ class FisherStep:
 
 
 @dataclass(frozen=True)
+class AlignmentStep:
+    """Plain SGD with a learning rate of its own, as the authors' separate optimiser.
+
+    It assigns the values: a `Phase` without momentum would overwrite the momentum of local training.
+    """
+
+    lr: float
+    decay: float
+    """The gradient includes weight decay, which is not part of the alignment."""
+
+    def __call__(self, gradient: Gradient, client: Client, batches: tuple[Batch, ...]) -> Move:
+        """Return the new body."""
+        params = client.params
+        slopes = gradient(client, batches[0])
+        return Move(
+            put={name: params[name] - self.lr * (slope - self.decay * params[name]) for name, slope in slopes.items()}
+        )
+
+
+@dataclass(frozen=True)
 class FedAS(Method):
     """The head is private, and the body is averaged by Fisher information: θ ← Σ F_k θ̂_k / Σ F_k.
 
@@ -65,6 +85,7 @@ class FedAS(Method):
     name: ClassVar[str] = "fedas"
     title: ClassVar[str] = "FedAS"
     paper: ClassVar[str] = "Yang et al., FedAS: Bridging Inconsistency in Personalized Federated Learning, CVPR 2024"
+    revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#117733",
         traces=(
@@ -114,8 +135,9 @@ class FedAS(Method):
 
     def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
         """Align the body, train everything, and compute F_k."""
+        align = AlignmentStep(self.align_lr, local.weight_decay)
         return (
-            Phase(self.align_epochs, self.align_lr, 0.0, trains=Net.in_body, loss=self.alignment_loss),
+            Phase(self.align_epochs, 0.0, 0.0, trains=Net.in_body, loss=self.alignment_loss, step=align),
             Phase(local.epochs, local.rate(moment), local.momentum),
             Phase(1, lr=0.0, momentum=0.0, step=FisherStep(local.weight_decay)),
         )

@@ -54,11 +54,11 @@ class Board:
         self.store = Store(folder / FOLDER)
 
     def adopt(self, other: Path) -> None:
-        """Copy the tables of finished runs from another folder; tables are named by their content and can be merged."""
-        for table in (other / FOLDER).glob(f"*{TABLE}"):
-            if not (copy := self.store.folder / table.name).exists():
+        """Copy the finished runs from another folder; files that are present already are kept."""
+        for file in (*(other / FOLDER).glob(f"*{TABLE}"), *(other / FOLDER).glob("*.json")):
+            if not (copy := self.store.folder / file.name).exists():
                 with atomic_file(copy) as temporary:
-                    temporary.write_bytes(table.read_bytes())
+                    temporary.write_bytes(file.read_bytes())
 
     def ranked(self) -> tuple[Ranking | None, list[str]]:
         """Return the average ranks by honest accuracy, and the rows that have runs, best first.
@@ -105,6 +105,12 @@ class Board:
             chosen = choices(sweep, sweep.seeds, self.store)
             found += [choice for choice in chosen if choice.tried == needed[choice.method]]
         return found
+
+    def untuned(self) -> list[tuple[str, str]]:
+        """Return the columns and the best methods whose settings in that column have not been chosen yet."""
+        chosen = {(choice.dataset, choice.method) for choice in self.choices()}
+        best = self.best(BEST_TUNED)
+        return [(column, row) for column, dataset in TUNED.items() for row in best if (dataset, row) not in chosen]
 
     def write_tuned(self) -> None:
         """Write the chosen settings as a file for --tuned."""
