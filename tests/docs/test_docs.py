@@ -45,7 +45,8 @@ ENVIRONMENT = {
     **os.environ,
     "PATH": INSTALLED,
     # Ray leaves files open when it exits; Flower's command line uses functions that its dependencies deprecate
-    "PYTHONWARNINGS": "error,ignore::ResourceWarning,ignore:'click.:DeprecationWarning",
+    "PYTHONWARNINGS": "error,ignore::ResourceWarning,ignore:'click.:DeprecationWarning"
+    ",ignore:GitWildMatchPattern:DeprecationWarning",
     "COLUMNS": "120",
 }
 

@@ -24,7 +24,6 @@ extensions = [
     "public_names",
 ]
 exclude_patterns = ["figures"]
-suppress_warnings = ["toc.empty_glob"]  # the folder of notebooks may be empty
 
 myst_enable_extensions = ["colon_fence", "html_image"]
 myst_heading_anchors = 4  # the same anchors as on a code host

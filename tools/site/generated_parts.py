@@ -1,4 +1,4 @@
-"""Parts of pages that the site takes from the code: the command line, the settings, the data of the figures.
+"""Parts of pages that the site takes from the code: the command line, the settings, the notebooks, the data of the figures.
 
 A page has a comment where a part belongs, such as <!-- commands -->.
 """
@@ -22,8 +22,8 @@ from fedrema.cli.deploy import COMMANDS as DEPLOY_COMMANDS
 from fedrema.cli.option_help import TITLES, options_of
 from fedrema.config.settings import RUN_OPTIONS
 
-FIGURES = Path(__file__).parents[2] / "docs" / "figures"
-MARKER = re.compile(r"^<!-- (commands|settings|fedrema-steps) -->$", re.M)
+DOCS = Path(__file__).parents[2] / "docs"
+MARKER = re.compile(r"^<!-- (commands|settings|notebooks|fedrema-steps) -->$", re.M)
 PURPOSES = {
     Purpose.RESULT: "result",
     Purpose.SEED: "training seed",
@@ -120,12 +120,23 @@ def escaped(text: str) -> str:
 
 def fedrema_steps() -> str:
     """Return the data of the figures in docs/how-fedrema-works.md, as an element of the page."""
-    content = json.loads((FIGURES / "fedrema-steps.json").read_text())
+    content = json.loads((DOCS / "figures" / "fedrema-steps.json").read_text())
     compact = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="fedrema-steps">{compact}</script>'
 
 
-PARTS: dict[str, Callable[[], str]] = {"commands": commands, "settings": settings, "fedrema-steps": fedrema_steps}
+def notebooks() -> str:
+    """Return the table of contents of the notebooks."""
+    names = sorted(file.stem for file in (DOCS / "notebooks").glob("*.ipynb"))
+    return "\n".join(["```{toctree}", ":maxdepth: 1", "", *names, "```"])
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "settings": settings,
+    "notebooks": notebooks,
+    "fedrema-steps": fedrema_steps,
+}
 
 
 def read(app: Sphinx, docname: str, content: list[str]) -> None:

@@ -8,6 +8,7 @@ such as a method's source, becomes a page with highlighted code, and a linked fo
 import html
 import posixpath
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,13 +81,18 @@ def resolve(app: Sphinx, tree: nodes.document, docname: str) -> None:
     for reference in tree.findall(nodes.reference):
         if reference.get("refuri", "").startswith(SCHEME):
             name = reference["refuri"].removeprefix(SCHEME)
-            reference["refuri"] = relative_uri(here, app.builder.get_target_uri(page_of(name)))
+            reference["refuri"] = relative_uri(here, address_of(app, name))
             reference["internal"] = True
 
 
 def page_of(name: str) -> str:
     """Return the page that shows a file or a folder of the repository."""
     return f"source/{name.rstrip('/')}"
+
+
+def address_of(app: Sphinx, name: str) -> str:
+    """Return the address of a file or a folder within the site; a picture is copied as it is."""
+    return page_of(name) if name.endswith(".png") else app.builder.get_target_uri(page_of(name))
 
 
 def linked(folder: Path) -> dict[str, None]:
@@ -122,6 +128,11 @@ def pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Yield a page for every linked file and folder."""
     for name in linked(Path(app.srcdir)):
         file = ROOT / name
+        if file.suffix == ".png":
+            copy = Path(app.outdir) / page_of(name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+            continue
         body = _listing(app, name) if file.is_dir() else _code(file)
         if body is None:
             log.warning("%s is linked, but has no text to show", name)
