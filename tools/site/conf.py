@@ -22,7 +22,9 @@ extensions = [
     "generated_parts",
     "diagrams",
     "public_names",
+    "accessibility",
 ]
+templates_path = ["templates"]
 exclude_patterns = ["figures"]
 
 myst_enable_extensions = ["colon_fence", "html_image"]
@@ -44,7 +46,8 @@ html_theme = "furo"
 html_title = f"fedrema {release}"
 html_static_path = [str(HERE / "static")]
 html_css_files = ["site.css"]
-html_js_files = [("site.js", {"defer": "defer"})]
+html_js_files = [("fedrema-figures.js", {"defer": "defer"}), ("scrolling.js", {"defer": "defer"})]
+html_favicon = str(HERE / "static" / "favicon.svg")
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}

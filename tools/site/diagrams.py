@@ -28,7 +28,7 @@ class Mermaid(Directive):
             raise self.error("This diagram has no drawing: run python tools/make_diagrams.py.")
         source = f"<details><summary>The diagram as text</summary><pre>{html.escape(text)}</pre></details>"
         drawing = file.read_text().replace("<svg ", '<svg aria-label="Diagram; its text follows" ', 1)
-        return [nodes.raw("", f'<div class="diagram">{drawing}</div>{source}', format="html")]
+        return [nodes.raw("", f'<div class="diagram scrolling">{drawing}</div>{source}', format="html")]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

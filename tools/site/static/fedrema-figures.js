@@ -150,7 +150,9 @@ function curve(figure, steps, round, delta, end) {
 
 function slider(id, label, from, to, step, value) {
   const input = html('input', { type: 'range', id, min: from, max: to, step, value });
-  return { input, row: html('label', { for: id, class: 'control' }, html('span', {}, label), input) };
+  const shown = html('output', { for: id }, String(value));
+  input.addEventListener('input', () => { shown.textContent = input.value; });
+  return { input, shown, row: html('div', { class: 'control' }, html('label', { for: id }, label), input, shown) };
 }
 
 function draw(place, data) {
@@ -165,6 +167,7 @@ function draw(place, data) {
 
   function update() {
     const [number, row, share] = [Number(round.input.value), Number(client.value), Number(delta.input.value)];
+    round.shown.textContent = String(number);
     const { matrix, cuts, ratio } = steps[number - 1];
     const cut = cuts[row];
     const end = endOf(steps, share);
@@ -213,16 +216,17 @@ function draw(place, data) {
   const heading = (text) => html('p', { class: 'figure-title' }, text);
   const part = (title, figure) => html('div', { class: 'part' }, heading(title), figure);
   place.replaceChildren(
-    html('div', { class: 'controls' }, round.row, html('label', { for: 'figure-client', class: 'control' }, html('span', {}, 'Client'), client), play),
+    html('div', { class: 'controls' }, round.row, html('div', { class: 'control' }, html('label', { for: 'figure-client' }, 'Client'), client), play),
     html('div', { class: 'parts' }, part('Similarity S of all clients', figures.matrix), part('The client’s ranking, cut at the largest gap', figures.ranking)),
     said.peers,
     html('div', { class: 'controls' }, delta.row),
-    part('Mean gap of all clients, relative to its peak so far', figures.curve),
+    part('Mean gap of all clients, relative to its peak so far', html('div', { class: 'scrolling' }, figures.curve)),
     said.period,
     html('div', { class: 'parts' }, part('Dependency map G at the end of the period', figures.counts), html('div', { class: 'part' }, said.counts)),
   );
   update();
   place.dataset.drawn = 'all';
+  document.dispatchEvent(new Event('drawn'));
   window.fedremaSteps = steps; // for tests
 }
 
