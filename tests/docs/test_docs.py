@@ -3,8 +3,8 @@
 The second word of a fence says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, reduced to
 one round on a CPU), `slow` (reduced with --quick), `network` (starts real nodes), `ray` (starts a Ray cluster), `serve`
 (runs until it is interrupted), `pfl` (pfl-research, without which the program says so; reduced with --quick), `make`
-(checked with `make -n`), `install` (already done in the test environment). A Python block that begins with the name of a
-file in a comment is also saved under that name.
+(checked with `make -n`), `install` (already done in the test environment). A Python block that begins with the name of
+a file in a comment is also saved under that name.
 """
 
 import os

@@ -21,6 +21,7 @@ extensions = [
     "repository_links",
     "generated_parts",
     "diagrams",
+    "docstrings",
     "public_names",
     "accessibility",
 ]

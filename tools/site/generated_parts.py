@@ -1,4 +1,4 @@
-"""Parts of pages that the site takes from the code: the command line, the settings, the notebooks, the data of the figures.
+"""Parts of pages that the site takes from elsewhere: command line, settings, list of notebooks, data of figures.
 
 A page has a comment where a part belongs, such as <!-- commands -->.
 """

@@ -23,7 +23,12 @@ from sphinx.util import logging
 from sphinx.util.osutil import relative_uri
 
 ROOT = Path(__file__).parents[2]
-TEXTS = {"index": "README.md", "changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md", "report-a-fault": "SECURITY.md"}
+TEXTS = {
+    "index": "README.md",
+    "changelog": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "report-a-fault": "SECURITY.md",
+}
 """Pages of the site whose text is a file at the root of the repository."""
 SCHEME = "repository:"
 LINK = re.compile(r"(?<!!)(\[(?:[^\]\[]|\[[^\]]*\])*\]\()([^)\s#]+)(#[^)\s]*)?(?=\))")
