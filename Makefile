@@ -68,6 +68,8 @@ figures: $(VENV)/.installed
 	$(BIN)/python tools/make_methods.py
 	$(BIN)/python tools/make_tasks.py
 	$(BIN)/python tools/make_security.py
+	$(BIN)/python tools/make_badges.py
+	$(BIN)/python tools/make_explainer.py
 
 # The documentation site, in build/docs; a dead link or an undocumented public name is an error.
 docs: $(VENV)/.documenting

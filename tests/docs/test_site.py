@@ -138,6 +138,7 @@ def test_the_badges_agree_with_the_project(tool):
     for name, texts in badges.badges().items():
         assert (badges.FOLDER / f"{name}.svg").read_text() == badges.drawn(*texts), "python tools/make_badges.py"
         assert f"docs/figures/badges/{name}.svg" in (ROOT / "README.md").read_text()
+    assert f"{badges.badges()['methods'][1]} methods that run unchanged" in (ROOT / "README.md").read_text()
 
 
 def test_the_figures_of_fedrema_show_a_real_run(tool, tmp_path):

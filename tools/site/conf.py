@@ -36,6 +36,7 @@ nb_execution_mode = "off"  # notebooks are committed with their outputs
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # otherwise pages with progress bars load scripts from other hosts
 
 default_role = "py:obj"
+smartquotes = False  # would write --option with a dash
 add_module_names = False
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
