@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SIDE_BY_SIDE := -n 2 --dist loadgroup
 
 .PHONY: demo test lint types tests test-datasets test-gpu test-network test-scale test-browser test-tracking test-matrix test-slow
-.PHONY: figures screenshots results clean
+.PHONY: figures screenshots results docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedrema run
@@ -68,6 +68,14 @@ figures: $(VENV)/.installed
 	$(BIN)/python tools/make_methods.py
 	$(BIN)/python tools/make_tasks.py
 	$(BIN)/python tools/make_security.py
+	$(BIN)/python tools/make_badges.py
+	$(BIN)/python tools/make_explainer.py
+
+# The documentation site, in build/docs; a dead link or an undocumented public name is an error.
+docs: $(VENV)/.documenting
+	rm -rf build/docs
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going --conf-dir tools/site docs build/docs
+	@echo "Built build/docs/index.html"
 
 # The tables and figures that show finished runs: reproduction, FedPrior, leaderboard, advice; trains nothing.
 results: $(VENV)/.installed
@@ -82,6 +90,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.developing: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+$(VENV)/.documenting: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
 # Tests with a proxy that is not there are skipped.

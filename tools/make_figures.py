@@ -1,4 +1,4 @@
-"""Make the figures and tables of README and docs that need only a CPU, except for methods: `make figures`.
+"""Make the figures and tables of the docs that need only a CPU, except for methods: `make figures`.
 
 Takes a minute on two cores and runs the commands that the docs show. Methods: make_methods.py.
 """
@@ -34,7 +34,7 @@ def make() -> None:
         main(["run", "--out", f"{folder}/demo"])
         runs = [Run(path) for path in find_runs([Path(folder)])]
         draw_curves(runs, FIGURES / "demo.png")
-        fill(DOCS.parent / "README.md", "demo", comparison_markdown(runs))
+        fill(DOCS / "tutorials" / "first-run.md", "demo", comparison_markdown(runs))
 
 
 if __name__ == "__main__":

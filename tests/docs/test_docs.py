@@ -3,7 +3,8 @@
 The second word of a fence says what a block needs: `datasets` (real data, FEDREMA_DATA), `gpu` (the same, reduced to
 one round on a CPU), `slow` (reduced with --quick), `network` (starts real nodes), `ray` (starts a Ray cluster), `serve`
 (runs until it is interrupted), `pfl` (pfl-research, without which the program says so; reduced with --quick), `make`
-(checked with `make -n`), `install` (already done in the test environment).
+(checked with `make -n`), `install` (already done in the test environment). A Python block that begins with the name of
+a file in a comment is also saved under that name.
 """
 
 import os
@@ -20,11 +21,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "methods")]
+)  # test_method_pages.py checks the others
+SAVED = re.compile(r"# (\w+\.py)\n")
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 CUT_DOWN = "--rounds 1 --net mlp --seeds 2 --quiet --precision auto"
 INSTALLED = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 FENCE = re.compile(r"^```(bash|python)(?: (\w+))?\n(.*?)^```$", re.S | re.M)
+
+
+def name_of(page: Path) -> str:
+    """Return the name of a page in the names of tests."""
+    return page.relative_to(ROOT).as_posix().replace("/", "-")
 
 
 def blocks(page: Path, needs: set[str]) -> list[tuple[str, str]]:
@@ -36,7 +45,8 @@ ENVIRONMENT = {
     **os.environ,
     "PATH": INSTALLED,
     # Ray leaves files open when it exits; Flower's command line uses functions that its dependencies deprecate
-    "PYTHONWARNINGS": "error,ignore::ResourceWarning,ignore:'click.:DeprecationWarning",
+    "PYTHONWARNINGS": "error,ignore::ResourceWarning,ignore:'click.:DeprecationWarning"
+    ",ignore:GitWildMatchPattern:DeprecationWarning",
     "COLUMNS": "120",
 }
 
@@ -48,13 +58,15 @@ def run(programs):
 
 
 def run_in(path: str, language: str, text: str, folder: Path) -> None:
+    if language == "python" and (file := SAVED.match(text)):
+        (folder / file[1]).write_text(text)
     command = ["python", "-c", text] if language == "python" else ["bash", "-euo", "pipefail", "-c", text]
     ended = subprocess.run(command, cwd=folder, env={**ENVIRONMENT, "PATH": path}, capture_output=True, text=True)
     assert ended.returncode == 0, f"{text}\n{ended.stdout}\n{ended.stderr}"
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_all_blocks_of_a_page_run(page, run, tmp_path):
     for language, text in blocks(page, {""}):
         run(language, text, tmp_path)
@@ -77,7 +89,7 @@ def serve(text: str, folder: Path) -> None:
 
 @pytest.mark.datasets
 @pytest.mark.skipif("FEDREMA_DATA" not in os.environ, reason="FEDREMA_DATA names no folder with the real datasets")
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_blocks_that_need_datasets_run(page, run, tmp_path):
     for language, text in blocks(page, {"datasets"}):
         run(language, text, tmp_path)
@@ -101,7 +113,7 @@ def test_blocks_that_need_datasets_run(page, run, tmp_path):
         run(language, re.sub(r"$", " --quick", text.strip(), flags=re.M), tmp_path)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"pfl"})], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"pfl"})], ids=name_of)
 def test_blocks_that_need_pfl_research_run_or_say_that_it_is_missing(page, run, tmp_path):
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
     for language, text in blocks(page, {"pfl"}):
@@ -116,7 +128,7 @@ def test_blocks_that_need_pfl_research_run_or_say_that_it_is_missing(page, run, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"ray"})], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"ray"})], ids=name_of)
 def test_blocks_that_start_a_ray_cluster_run(page, run, tmp_path):
     python = [block for block in blocks(page, {""}) if block[0] == "python"]  # writes the files that commands read
     for language, text in [*python, *blocks(page, {"ray"})]:
@@ -124,7 +136,7 @@ def test_blocks_that_start_a_ray_cluster_run(page, run, tmp_path):
 
 
 @pytest.mark.network
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"network"})], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, {"network"})], ids=name_of)
 def test_blocks_that_start_real_nodes_run(page, tmp_path):
     for language, text in blocks(page, {"network"}):
         run_in(INSTALLED, language, text, tmp_path)
@@ -150,7 +162,7 @@ def test_the_readmes_method_runs_with_the_installed_command(tmp_path):
     run_in(INSTALLED, "bash", "fedrema run mine:Pull --strength 0.5 --rounds 2 --out runs/pull", tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_and_pictures_exist(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
@@ -161,7 +173,7 @@ def test_every_fence_is_known():
     for page in PAGES:
         for words in re.findall(r"^```(\S.*)$", page.read_text(), re.M):
             kind, _, needs = words.partition(" ")
-            assert kind in ("bash", "python", "mermaid"), (page, words)
+            assert kind in ("bash", "python", "mermaid", "{toctree}", "{eval-rst}"), (page, words)
             assert needs in ("", "datasets", "gpu", "slow", "make", "install", "network", "serve", "ray", "pfl"), (
                 page,
                 words,

@@ -80,9 +80,13 @@ class Reports:
     emphasis: float = 1.0
     """Line width relative to other methods."""
     traces: tuple[Trace, ...] = ()
+    """Quantities by round."""
     period: Period | None = None
+    """An initial part of training that differs from the rest."""
     matrices: tuple[Matrix, ...] = ()
+    """Matrices between clients."""
     alternatives: tuple[Alternative, ...] = ()
+    """Titles of what `Method.beside` returns."""
 
 
 HEAD_SIMILARITY = Matrix(

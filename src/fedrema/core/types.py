@@ -38,8 +38,11 @@ class Batch:
     """Samples of one client; `mask` is 1 for real samples and 0 for padding."""
 
     x: Tensor
+    """[n, ...] the inputs."""
     y: Tensor
+    """[n] classes, levels, quantities or counts; or [n, L] labels."""
     mask: Tensor
+    """[n] 1 for real samples, 0 for padding."""
     index: Tensor
     """Index of each sample in the client's training set, for methods that store something per sample. `begin` and `end`
     receive all samples in this order."""
@@ -78,7 +81,9 @@ class Moment:
     round: int
     """1 for the first round; 0 before it."""
     rounds: int
+    """Number of rounds of the run."""
     seed: int
+    """The training seed."""
 
     def generator(self, purpose: str) -> torch.Generator:
         """Return the random generator of this round for one purpose."""
@@ -120,13 +125,19 @@ class Phase:
     """A part of local training; gradients are computed only for what it trains."""
 
     epochs: int
+    """Number of passes over the client's training samples."""
     lr: float
+    """Learning rate."""
     momentum: float
+    """Momentum of SGD."""
     trains: Callable[[str], bool] = everything
+    """Returns whether the parameter of a name is trained."""
     loss: Loss | None = None
     """The objective, if it is not the method's `loss`."""
     step: Step = gradient_step
+    """Returns the direction to descend along, or a `Move`."""
     batches_per_step: int = 1
+    """Number of batches that `step` receives."""
     steps: int | None = None
     """Stop after this many steps, even within an epoch."""
     epochs_of: Callable[[Client], Tensor] | None = None
@@ -166,5 +177,6 @@ class Answer:
     personal: Tensors = field(default_factory=dict)
     """[k, ...] a row for each client that uploaded."""
     state: State = field(default_factory=dict)
+    """The server's state: tensors and numbers only."""
     trace: Mapping[str, Any] = field(default_factory=dict)
     """Values to record: numbers and lists in the round's record, [k, k] matrices in the relations."""

@@ -90,6 +90,7 @@ class Federation:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
         return tuple(self.x.shape[1:])
 
     @property
