@@ -56,7 +56,7 @@ class NewData:
         if not path.exists():
             raise BadInput(f"{path} does not exist; name a table, a folder of images or a .npz file.")
         if path.is_file() and path.suffix == ".npz":
-            return self._from_arrays(read_npz(path, required=("x",), optional=("client", "y", "split")), client, path)
+            return self._from_arrays(read_npz(path, required=("x",), optional=("client", "y", "split", "meta")), client, path)
         if path.is_file() and is_table(path):
             return self._from_table(FileSource(path), client, path)
         if path.is_file() and path.name.lower().endswith(SUFFIXES):
