@@ -122,6 +122,9 @@ def test_arrays_and_npz_files_are_predicted(tmp_path):
     wanted = run.personal_model("1")(torch.from_numpy(x[1:2])).argmax(1)
     assert found.values[1] == str(int(wanted))
     assert run.predict(x, client="0").values[0] == found.values[0]
+    federation = fedrema.make_federation(clients=4)
+    federation.save(tmp_path / "saved.npz")
+    assert run.predict(tmp_path / "saved.npz").clients == [federation.names[row] for row in federation.client]
 
 
 def test_images_are_predicted_by_the_client_of_their_folder(tmp_path):
