@@ -96,6 +96,10 @@ $(VENV)/.browsing: $(VENV)/.developing
 		|| $(BIN)/playwright install --with-deps chromium || { apt-get update && apt-get install --yes chromium; }
 	touch $@
 
+# The notebooks with their outputs, each executed in a new kernel and an empty folder.
+notebooks: $(VENV)/.developing
+	$(BIN)/python tools/make_notebooks.py
+
 # Wheel and sdist in dist/, tested in a clean environment: files, metadata, commands, README and tutorial on an unseen table.
 dist: $(VENV)/.developing
 	$(BIN)/python tools/check_dist.py

@@ -381,7 +381,9 @@ class Federation:
                 f"from_dataframe cannot use {type(frame).__name__}: give a pandas or polars DataFrame, or a mapping of "
                 "client names to these; fedrema.federation_from takes other sources."
             )
-        return federation_from(frame, target=target, client_column=client, **options)
+        # `Run.predict` finds the client of new rows by the same column.
+        info = {"federation": type(frames[0]).__name__} | ({"client_column": client} if client is not None else {})
+        return federation_from(frame, target=target, client_column=client, **{"info": info, **options})
 
     def plot(self) -> "Figure":
         """Return a Matplotlib figure of the classes and the samples of each client."""
