@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SIDE_BY_SIDE := -n 2 --dist loadgroup
 
 .PHONY: demo test lint types tests test-datasets test-gpu test-network test-scale test-browser test-tracking test-matrix test-slow
-.PHONY: figures screenshots results docs clean
+.PHONY: figures screenshots results docs notebooks dist clean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedrema run
@@ -107,6 +107,14 @@ $(VENV)/.browsing: $(VENV)/.developing
 	command -v chromium || command -v chromium-browser || command -v google-chrome \
 		|| $(BIN)/playwright install --with-deps chromium || { apt-get update && apt-get install --yes chromium; }
 	touch $@
+
+# The notebooks with their outputs, each executed in a new kernel and an empty folder.
+notebooks: $(VENV)/.developing
+	$(BIN)/python tools/make_notebooks.py
+
+# Wheel and sdist in dist/, tested in a clean environment: files, metadata, commands, README and tutorial on an unseen table.
+dist: $(VENV)/.developing
+	$(BIN)/python tools/check_dist.py
 
 clean:
 	rm -rf $(VENV) .coverage .mypy_cache .pytest_cache .ruff_cache build dist

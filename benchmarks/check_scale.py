@@ -38,7 +38,7 @@ def measure(method: str, network: str, clients: int, samples: int, shape: tuple[
         federation=federation,
         net=network,
         out="runs/scale",
-        watch=lambda _: ends.append(time.perf_counter()),
+        on_round=lambda _: ends.append(time.perf_counter()),
         rounds=2,
         epochs=1,
         batch=100,

@@ -39,7 +39,9 @@ def test_an_unknown_name_raises_an_attribute_error():
         fedrema.train  # noqa: B018 - the access is the test
 
 
-@pytest.mark.parametrize("name", ["fedrema", "fedrema.api"])
+@pytest.mark.parametrize(
+    "name", ["fedrema", "fedrema.api", "fedrema.runs.callbacks", "fedrema.runs.run", "fedrema.data.federation"]
+)
 def test_examples_in_docstrings_run(name):
     module = importlib.import_module(name)
     failed, tried = doctest.testmod(module)
@@ -85,9 +87,9 @@ def test_forty_classes_with_few_samples_are_learnt_with_the_defaults():
     assert run.rounds[-1]["accuracy"] > 0.28
 
 
-def test_watch_is_called_for_every_round():
+def test_on_round_is_called_for_every_round():
     seen = []
-    fedrema.run("local", rounds=3, clients=4, out="run", watch=lambda result: seen.append(result.record["round"]))
+    fedrema.run("local", rounds=3, clients=4, out="run", on_round=lambda result: seen.append(result.record["round"]))
     assert seen == [1, 2, 3]
 
 

@@ -9,9 +9,10 @@ True
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from fedrema.api import compare as compare
     from fedrema.api import load as load
     from fedrema.api import make_federation as make_federation
     from fedrema.api import resume as resume
@@ -46,15 +47,16 @@ if TYPE_CHECKING:
     from fedrema.methods.shared.second_models import copied as copied
     from fedrema.methods.shared.second_models import copy_of as copy_of
     from fedrema.models.body_and_head import Net as Net
-    from fedrema.reporting.curves import draw_curves as draw_curves
-    from fedrema.reporting.tables import comparison_table as comparison_table
+    from fedrema.reporting.comparison import Comparison as Comparison
+    from fedrema.reporting.matrices import relations_figure as relations_figure
     from fedrema.reporting.verdict import verdicts as verdicts
+    from fedrema.runs.callbacks import EarlyStopping as EarlyStopping
     from fedrema.runs.model_matrix import model_matrix as model_matrix
     from fedrema.runs.run import Run as Run
 
 # Where each public name lives. Loaded when first used: `fedrema --help` need not wait for torch.
 _HOMES = {
-    "fedrema.api": ("load", "make_federation", "resume", "resume_all", "run"),
+    "fedrema.api": ("compare", "load", "make_federation", "resume", "resume_all", "run"),
     "fedrema.methods.shared.second_models": ("copied", "copy_of"),
     "fedrema.core": (
         *("Answer", "Batch", "Client", "LocalTraining", "Method", "Moment", "Move", "Phase", "Role", "Uploads"),
@@ -64,9 +66,10 @@ _HOMES = {
     "fedrema.errors": ("BadInput", "Diverged", "FedremaError"),
     "fedrema.methods": ("find_method", "registry"),
     "fedrema.models.body_and_head": ("Net",),
-    "fedrema.reporting.tables": ("comparison_table",),
-    "fedrema.reporting.curves": ("draw_curves",),
+    "fedrema.reporting.comparison": ("Comparison",),
+    "fedrema.reporting.matrices": ("relations_figure",),
     "fedrema.reporting.verdict": ("verdicts",),
+    "fedrema.runs.callbacks": ("EarlyStopping",),
     "fedrema.runs.model_matrix": ("model_matrix",),
     "fedrema.runs.run": ("Run",),
 }

@@ -1,20 +1,28 @@
 """The public functions: the commands of the command line, for notebooks and scripts."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
 from torch import nn
 
-from fedrema.config.settings import make_data_settings, make_settings
+from fedrema.config.settings import Settings, make_data_settings, make_settings
 from fedrema.core import Method
 from fedrema.core.checks import check_method
 from fedrema.data import Federation, build_federation
+from fedrema.errors import BadInput
+from fedrema.reporting.comparison import Comparison
+from fedrema.reporting.notebook_progress import shown_progress
 from fedrema.reporting.trackers import check_trackers, open_trackers
-from fedrema.runs.directory import FEDERATION_FILE
-from fedrema.runs.execute import RoundCallback, execute
+from fedrema.runs.callbacks import CallbackFor, EarlyStopping, RoundCallback, started
+from fedrema.runs.directory import FEDERATION_FILE, find_runs
+from fedrema.runs.execute import execute
 from fedrema.runs.execute import resume as resume_run
 from fedrema.runs.run import Run
-from fedrema.runs.run_list import execute_seeds, resume_listed
+from fedrema.runs.run_list import execute_seeds, reached_round, resume_listed
+
+OnRound = RoundCallback | EarlyStopping | Sequence[RoundCallback | EarlyStopping] | None
 
 
 @overload
@@ -24,7 +32,8 @@ def run(
     federation: Federation | str | None = None,
     net: nn.Module | str | None = None,
     out: str | Path | None = None,
-    watch: RoundCallback | None = None,
+    on_round: OnRound = None,
+    progress: bool | None = None,
     seeds: None = None,
     **settings: Any,
 ) -> Run: ...
@@ -37,7 +46,8 @@ def run(
     federation: Federation | str | None = None,
     net: nn.Module | str | None = None,
     out: str | Path | None = None,
-    watch: RoundCallback | None = None,
+    on_round: OnRound = None,
+    progress: bool | None = None,
     seeds: int,
     **settings: Any,
 ) -> list[Run]: ...
@@ -49,7 +59,8 @@ def run(
     federation: Federation | str | None = None,
     net: nn.Module | str | None = None,
     out: str | Path | None = None,
-    watch: RoundCallback | None = None,
+    on_round: OnRound = None,
+    progress: bool | None = None,
     seeds: int | None = None,
     **settings: Any,
 ) -> Run | list[Run]:
@@ -65,8 +76,12 @@ def run(
         A network, or any value of --net. Default: chosen by the shape of a sample.
     out
         Folder of the run. Default: a new folder in runs/. With `seeds`: the folder that contains seed-0, seed-1, …
-    watch
-        Called with each finished `Round`.
+    on_round
+        A callback or a list of callbacks, each called with every finished `Round`. One that returns True stops the run
+        after this round: the run is then finished, and `fedrema.resume` continues it up to `rounds`. `EarlyStopping`
+        is such a callback.
+    progress
+        Show a progress bar. Default: in notebooks only.
     seeds
         Repeat with this many training seeds, starting from `seed`. `fedrema.resume_all(out)` resumes all of them.
     **settings
@@ -81,6 +96,11 @@ def run(
     >>> runs = fedrema.run("fedavg", rounds=2, seeds=2, out="runs/two-seeds", overwrite=True)
     >>> [each.settings["seed"] for each in runs]
     [0, 1]
+    >>> stopped = fedrema.run(
+    ...     "fedavg", rounds=9, out="runs/stops", overwrite=True, on_round=lambda finished: finished.record.loss < 2
+    ... )
+    >>> stopped.finished, len(stopped.rounds) < 9, len(fedrema.resume("runs/stops").rounds)
+    (True, True, 9)
     """
     given = federation if isinstance(federation, Federation) else None
     values = {
@@ -95,23 +115,89 @@ def run(
     chosen = make_settings(method, values, "fedrema.run")
     check_trackers(chosen.output.trackers)
     module = net if isinstance(net, nn.Module) else None
-    if seeds is None:
-        return execute(chosen, given, module, watch, [open_trackers])
-    return execute_seeds(chosen, given, module, watch, [open_trackers])
+    with _watching(on_round, progress) as watching:
+        if seeds is None:
+            return execute(chosen, given, module, watching(chosen), [open_trackers])
+        return execute_seeds(chosen, given, module, watching, [open_trackers])
 
 
 def resume(
-    path: str | Path, *, net: nn.Module | None = None, watch: RoundCallback | None = None, **settings: Any
+    path: str | Path,
+    *,
+    net: nn.Module | None = None,
+    on_round: OnRound = None,
+    progress: bool | None = None,
+    **settings: Any,
 ) -> Run:
-    """Resume an interrupted run; `rounds`, `data_dir` and `device` may be changed."""
-    return resume_run(Path(path), settings, net, watch, [open_trackers])
+    """Resume a run that was interrupted or stopped; `rounds`, `data_dir` and `device` may be changed.
+
+    `on_round` and `progress` are those of `run`.
+    """
+    with _watching(on_round, progress, resumed=True) as watching:
+        return resume_run(Path(path), settings, net, watching, [open_trackers])
 
 
 def resume_all(
-    path: str | Path, *, net: nn.Module | None = None, watch: RoundCallback | None = None, **settings: Any
+    path: str | Path,
+    *,
+    net: nn.Module | None = None,
+    on_round: OnRound = None,
+    progress: bool | None = None,
+    **settings: Any,
 ) -> list[Run]:
     """Resume all runs in a folder, including those that had not started yet, and return all of them."""
-    return resume_listed(Path(path), settings, net, watch, [open_trackers])
+    with _watching(on_round, progress, resumed=True) as watching:
+        return resume_listed(Path(path), settings, net, watching, [open_trackers])
+
+
+@contextmanager
+def _watching(on_round: OnRound, progress: bool | None, resumed: bool = False) -> Iterator[CallbackFor]:
+    """Yield a function that returns the callback of a run; show progress bars meanwhile."""
+    given = list(on_round) if isinstance(on_round, Sequence) else [] if on_round is None else [on_round]
+    for each in given:
+        if not isinstance(each, EarlyStopping) and not callable(each):
+            raise BadInput(f"on_round={each!r} is invalid: it must be a function of a round, or a list of functions.")
+    with shown_progress(progress) as bars:
+
+        def callback_for(settings: Settings) -> RoundCallback:
+            done = reached_round(settings.output.folder) if resumed else 0
+            return started([*given, *bars(settings, done)])
+
+        yield callback_for
+
+
+def compare(runs: Run | str | Path | Sequence[Any]) -> Comparison:
+    """Compare runs: a table of results, paired differences with intervals, and curves.
+
+    Parameters
+    ----------
+    runs
+        Runs, folders of runs, folders that contain runs, and lists of these. Runs that differ only in their training
+        seed form one row of the table.
+
+    Examples
+    --------
+    >>> import fedrema
+    >>> local = fedrema.run("local", rounds=2, seeds=2, out="runs/local", overwrite=True)
+    >>> fedavg = fedrema.run("fedavg", rounds=2, seeds=2, out="runs/fedavg", overwrite=True)
+    >>> comparison = fedrema.compare([local, fedavg])
+    >>> [row["method"] for row in comparison.rows()]
+    ['Local', 'FedAvg']
+    >>> [difference.pairs for difference in comparison.differences(reference="local")]
+    [2]
+    >>> comparison.plot().savefig("curves.png")
+    """
+    return Comparison(_all_runs(runs))
+
+
+def _all_runs(runs: Any) -> list[Run]:
+    if isinstance(runs, Run):
+        return [runs]
+    if isinstance(runs, str | Path):
+        return [Run(folder) for folder in find_runs([Path(runs)])]
+    if isinstance(runs, Sequence):
+        return [run for each in runs for run in _all_runs(each)]
+    raise BadInput(f"{runs!r} cannot be compared: give runs, folders of runs, or a list of these.")
 
 
 def load(path: str | Path) -> Run:

@@ -8,6 +8,7 @@ from rich.console import Console
 
 import fedrema
 from fedrema.cli import main
+from fedrema.reporting.curves import draw_curves
 from tests.cli.refusals import refused
 from tests.reporting.folders import write_run, write_two_groups
 
@@ -122,7 +123,7 @@ def test_labels_are_escaped_in_latex(tmp_path, monkeypatch, capsys):
 
 
 def test_a_comparison_can_be_printed_and_shown(runs):
-    table = fedrema.comparison_table(runs)
+    table = fedrema.compare(runs).table()
     for text in (str(table), repr(table), f"{table}"):
         assert "82.0±2.0" in text
         assert "Accuracy in percent" in text
@@ -134,5 +135,5 @@ def test_a_comparison_can_be_printed_and_shown(runs):
 
 
 def test_curves_are_drawn_into_a_file_named_by_text(runs, tmp_path):
-    fedrema.draw_curves(runs, "curves.png")
+    draw_curves(runs, "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -91,7 +91,7 @@ def test_a_run_suggests_export_and_can_be_extended(in_an_empty_folder, capsys):
 
 
 def test_without_a_terminal_progress_is_printed_regularly(capsys, monkeypatch):
-    monkeypatch.setattr("fedrema.cli.progress.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("fedrema.reporting.progress.SECONDS_BETWEEN_LINES", 0.0)
     assert main(["run", "fedrema", *QUICK]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" accuracy")[0] for line in lines] == [f"FedReMa round {number}/3" for number in (1, 2, 3)]

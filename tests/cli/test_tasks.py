@@ -6,7 +6,7 @@ from rich.progress import Progress
 
 import fedrema
 from fedrema.cli import main
-from fedrema.cli.progress import Watch
+from fedrema.reporting.progress import Watch
 from fedrema.simulation.records import MetricRecord, RoundRecord
 from fedrema.simulation.state import Round
 

@@ -2,10 +2,12 @@ import json
 import zipfile
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import torch
 
-from fedrema.data import Federation, to_float
+from fedrema.data import Federation, federation_from, to_float
 from fedrema.errors import BadInput
 
 
@@ -375,3 +377,24 @@ def test_integers_stay_integers_and_have_the_fingerprint_of_floats(tmp_path):
     assert one.fingerprint != other.fingerprint
     with pytest.raises(BadInput, match="x has 18446744073709551615; integers up to 9223372036854775807 are valid"):
         small(x=np.full((7, 2), 2**64 - 1, np.uint64))
+
+
+@pytest.mark.parametrize("library", [pd, pl])
+def test_a_frame_becomes_the_same_federation_as_with_federation_from(library):
+    columns = {"age": [1.0, 2.0, 3.0, 4.0], "ill": ["a", "b", "b", "a"], "site": ["n", "n", "s", "s"]}
+    frame = library.DataFrame(columns)
+    made = Federation.from_dataframe(frame, "ill", "site", test_share=0.5)
+    assert made.fingerprint == federation_from(frame, "ill", "site", test_share=0.5).fingerprint
+    assert made.names == ("n", "s")
+    parts = {name: library.DataFrame({"age": [1.0, 2.0], "ill": ["a", "b"]}) for name in ("n", "s")}
+    assert Federation.from_dataframe(parts, target="ill").names == ("n", "s")
+
+
+@pytest.mark.parametrize("source", ["data.csv", {}, {"n": [1]}, np.zeros((2, 2))])
+def test_what_is_no_frame_is_refused(source):
+    with pytest.raises(BadInput, match=r"from_dataframe cannot use .*: give a pandas or polars DataFrame"):
+        Federation.from_dataframe(source)
+
+
+def test_a_federation_is_drawn(federation):
+    assert federation.plot()._repr_png_().startswith(b"\x89PNG")

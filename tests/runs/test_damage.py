@@ -30,11 +30,11 @@ def runs(tmp_path_factory):
     fedrema.run("fedrema", out=folder / "finished", rounds=5, record="relations", **SETTINGS)
     assert command("export", folder / "finished")[0] == 0
     with pytest.raises(Killed):
-        fedrema.run("fedrema", out=folder / "stopped", rounds=5, record="relations", watch=killed_in(3), **SETTINGS)
+        fedrema.run("fedrema", out=folder / "stopped", rounds=5, record="relations", on_round=killed_in(3), **SETTINGS)
     settings = {name: value for name, value in SETTINGS.items() if name not in ("clients", "samples")}
     with pytest.raises(Killed):
         fedrema.run(
-            "fedavg", federation=make_federation(), out=folder / "given", rounds=4, watch=killed_in(3), **settings
+            "fedavg", federation=make_federation(), out=folder / "given", rounds=4, on_round=killed_in(3), **settings
         )
     digits = fedrema.make_federation(clients=1, samples=20, partition="iid", data_seed=7)
     np.savez(folder / "new.npz", x=digits.x, y=digits.y)

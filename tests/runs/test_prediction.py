@@ -112,6 +112,14 @@ def test_frames_are_predicted_like_files(tmp_path):
     assert run.predict(pandas.read_csv(new)).values == run.predict(new).values
 
 
+def test_new_rows_of_a_frame_name_their_client_in_the_same_column(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": np.arange(40.0), "ill": ["no", "yes"] * 20, "ward": ["n"] * 20 + ["s"] * 20})
+    federation = fedrema.Federation.from_dataframe(frame, target="ill", client="ward")
+    run = fedrema.run("fedavg", federation=federation, rounds=1, out=tmp_path / "run")
+    assert run.predict(frame.drop(columns="ill")[18:22]).clients == ["n", "n", "s", "s"]
+
+
 def test_arrays_and_npz_files_are_predicted(tmp_path):
     run = fedrema.run("fedavg", dataset="digits", clients=4, rounds=2, out=tmp_path / "run")
     x = np.random.default_rng(0).normal(size=(5, 1, 8, 8)).astype(np.float32)
@@ -122,6 +130,9 @@ def test_arrays_and_npz_files_are_predicted(tmp_path):
     wanted = run.personal_model("1")(torch.from_numpy(x[1:2])).argmax(1)
     assert found.values[1] == str(int(wanted))
     assert run.predict(x, client="0").values[0] == found.values[0]
+    federation = fedrema.make_federation(clients=4)
+    federation.save(tmp_path / "saved.npz")
+    assert run.predict(tmp_path / "saved.npz").clients == [federation.names[row] for row in federation.client]
 
 
 def test_images_are_predicted_by_the_client_of_their_folder(tmp_path):

@@ -92,7 +92,7 @@ def test_seeds_in_python_give_a_list_of_runs(tmp_path):
     seen = []
     runs = fedrema.run(
         "fedavg", seeds=2, seed=5, rounds=2, clients=4, out=tmp_path / "runs",
-        watch=lambda result: seen.append(result.record["round"]),
+        on_round=lambda result: seen.append(result.record["round"]),
     )  # fmt: skip
     assert [run.settings["seed"] for run in runs] == [5, 6]
     assert [run.path.name for run in runs] == ["seed-5", "seed-6"]

@@ -30,6 +30,8 @@ COMMANDS = {
     "personalize": "make a model for a client that did not participate in training",
     "deploy": "run the same methods on a real network: server, nodes, demo",
     "bench": "measure training speed on this machine",
+    "doctor": "check this installation, and get advice",
+    "completion": "print a script that completes commands in your shell",
 }
 """What each command does; the command NAME is the function NAME in the module `fedrema.cli.NAME`."""
 

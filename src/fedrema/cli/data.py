@@ -41,7 +41,7 @@ def data(arguments: list[str]) -> int:
     table.add_column("location", overflow="fold")
     for status in dataset_status(args.data_dir):
         shape = "×".join(map(str, status.shape))
-        table.add_row(status.name, f"{status.samples:,}", shape, str(status.classes), _location(status))
+        table.add_row(status.name, f"{status.samples:,}", shape, str(status.classes), location(status))
     console = Console()
     console.print(table)
     console.print()
@@ -72,7 +72,8 @@ def _save_csv(name: str) -> int:
     return 0
 
 
-def _location(status: "DatasetStatus") -> str:
+def location(status: "DatasetStatus") -> str:
+    """Return where a dataset is, or where it would be downloaded from."""
     if status.address is None:
         return "included with scikit-learn"
     if status.found is not None:

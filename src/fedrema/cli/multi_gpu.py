@@ -73,8 +73,8 @@ def decoded(message: str) -> Group:
 
 def run_group(message: str, report: Callable[[str], None]) -> str:
     """Run a group in a worker process; return a JSON list of sentences about the runs that failed."""
-    from fedrema.cli.progress import RunProgress, Watch
-    from fedrema.cli.run import execute_group, label_of
+    from fedrema.cli.run import execute_group
+    from fedrema.reporting.progress import RunProgress, Watch, label_of
 
     group = decoded(message)
     failed = []

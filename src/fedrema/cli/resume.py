@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from fedrema.cli.arguments import parse_arguments, positional
 
 if TYPE_CHECKING:
-    from fedrema.cli.progress import RunProgress
     from fedrema.config.settings import Settings
-    from fedrema.runs.execute_many import CallbackFor, Outcome
+    from fedrema.reporting.progress import RunProgress
+    from fedrema.runs.callbacks import CallbackFor
+    from fedrema.runs.execute_many import Outcome
 
 
 @dataclasses.dataclass(frozen=True)

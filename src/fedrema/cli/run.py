@@ -8,7 +8,6 @@ from fedrema.base.terminal import Console, print_safe
 from fedrema.cli.arguments import asks_for_help, parse_settings, parse_several, peek
 from fedrema.cli.multi_gpu import devices_for, run_on_gpus
 from fedrema.cli.option_help import text_width, wrapped
-from fedrema.cli.progress import RunProgress, Watch
 from fedrema.cli.report import REPORT, open_in_browser
 from fedrema.cli.run_folders import common_folder
 from fedrema.config.presets import Values
@@ -17,8 +16,10 @@ from fedrema.core import LocalTraining
 from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
+from fedrema.reporting.progress import RunProgress, Watch, label_of
+from fedrema.runs.callbacks import CallbackFor
 from fedrema.runs.execute import Interrupted
-from fedrema.runs.execute_many import CallbackFor, Outcome, execute_all, group_joint
+from fedrema.runs.execute_many import Outcome, execute_all, group_joint
 from fedrema.runs.run import Run
 from fedrema.runs.run_list import check_folders, reached_round, remove_finished_lists, seeds_of, write_run_list
 from fedrema.runs.saved_settings import default_folder
@@ -179,12 +180,6 @@ def _target(federation: Federation) -> str:
         "regression": "a quantity: regression",
         "count": "a count: Poisson regression",
     }[federation.task.name]
-
-
-def label_of(settings: Settings) -> str:
-    """Return the label of a run in messages."""
-    seed = f" seed {settings.simulation.seed}" if settings.output.seeds > 1 else ""
-    return f"{settings.method.called()}{seed}"
 
 
 def _interrupted(sentence: str) -> int:

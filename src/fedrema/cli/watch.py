@@ -1,6 +1,7 @@
 """fedrema watch."""
 
 import dataclasses
+import importlib.util
 import webbrowser
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def watch(arguments: list[str]) -> int:
     args = parse_arguments(Watch, arguments, "fedrema watch")
     if not args.dir.is_dir():
         raise BadInput(f"{args.dir} is not a folder: name the folder of a run, or one for several runs.")
+    if any(importlib.util.find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise BadInput("fedrema watch needs a web server: pip install 'fedrema[watch]'.")
     from fedrema.base.terminal import print_safe
     from fedrema.monitor.access import Secrets
     from fedrema.monitor.watch import monitor_app, protection

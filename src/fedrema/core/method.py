@@ -7,6 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional
 
+from fedrema.base.html import html_table, title_line
+from fedrema.base.options import field_documentation
 from fedrema.core.options import LocalTraining
 from fedrema.core.reports import Reports
 from fedrema.core.types import Answer, Batch, Client, Moment, Phase, Role, State, Uploads
@@ -43,6 +45,15 @@ class Method:
     """Increased by one with every change that alters results; results of older revisions count as outdated."""
     reports: ClassVar[Reports] = Reports()
     """What it reports beyond the metrics of every run: traces, a period, matrices between clients, its colour."""
+
+    def _repr_html_(self) -> str:
+        documented = field_documentation(type(self))
+        rows = [
+            (name, str(getattr(self, name.replace("-", "_"))), str(default), meaning)
+            for name, (default, meaning) in documented.items()
+        ]
+        table = html_table(("setting", "value", "default", "meaning"), rows, texts=4) if rows else ""
+        return title_line(self.called(), f"({self.name}): {self.paper}") + table
 
     def supports(self, task: Task) -> bool:
         """Return whether the method works for a task; one that needs classes returns `task.has_softmax`."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -34,6 +34,9 @@ from fedrema.data.targets import check_target, task_of
 from fedrema.errors import BadInput
 from fedrema.tasks import CLASSIFICATION, Task
 
+if TYPE_CHECKING:
+    from fedrema.base.figures import Figure
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
@@ -47,7 +50,7 @@ class Split:
     """[K] number of real samples of each client; they come before the padding."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """All samples of all clients, stored without padding; create one with `from_arrays` or `load`."""
 
@@ -338,6 +341,64 @@ class Federation:
             own_task,
             preprocessing=preprocessing,
         )
+
+    @classmethod
+    def from_dataframe(
+        cls,
+        frame: Any,
+        target: str | Sequence[str] | None = None,
+        client: str | None = None,
+        **options: Any,
+    ) -> "Federation":
+        """Create a federation from a pandas or polars frame, or from a mapping of client names to frames.
+
+        Parameters
+        ----------
+        frame
+            One frame with a row per sample, or one frame per client.
+        target
+            The column to predict, or several. Default: the only column with a usual name for it, such as `target`.
+        client
+            The column that names each row's client. Default: the only column with a usual name, such as `client`.
+        **options
+            Other arguments of `fedrema.federation_from`: columns, task, scale, categories, data_seed, test_share, …
+
+        Examples
+        --------
+        >>> import fedrema
+        >>> import pandas
+        >>> frame = pandas.DataFrame({"age": [31, 45, 52, 38], "ill": ["no", "yes", "yes", "no"]})
+        >>> frame["site"] = ["north", "north", "south", "south"]
+        >>> federation = fedrema.Federation.from_dataframe(frame, target="ill", client="site", test_share=0.5)
+        >>> federation.names, federation.class_names
+        (('north', 'south'), ('no', 'yes'))
+        """
+        from fedrema.data.from_source import federation_from  # that module imports this one
+        from fedrema.data.readers.frames import library_of
+
+        frames = list(frame.values()) if isinstance(frame, Mapping) else [frame]
+        if not frames or any(library_of(each) is None for each in frames):
+            raise BadInput(
+                f"from_dataframe cannot use {type(frame).__name__}: give a pandas or polars DataFrame, or a mapping of "
+                "client names to these; fedrema.federation_from takes other sources."
+            )
+        # `Run.predict` finds the client of new rows by the same column.
+        info = {"federation": type(frames[0]).__name__} | ({"client_column": client} if client is not None else {})
+        return federation_from(frame, target=target, client_column=client, **{"info": info, **options})
+
+    def plot(self) -> "Figure":
+        """Return a Matplotlib figure of the classes and the samples of each client."""
+        from fedrema.data.plot import federation_figure  # that module imports this one
+
+        return federation_figure(self)
+
+    def __repr__(self) -> str:
+        return f"Federation({len(self)} clients, {len(self.y)} samples, {self.task.name})"
+
+    def _repr_html_(self) -> str:
+        from fedrema.data.plot import federation_html  # that module imports this one
+
+        return federation_html(self)
 
     def _of_part(self, part: str) -> NDArray[np.bool_]:
         if part not in ("train", "test"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from fedrema.base.files import atomic_file
+from fedrema.base.html import html_table, paragraph, title_line
 from fedrema.base.terminal import safe
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
@@ -14,9 +14,12 @@ from fedrema.errors import BadInput
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from fedrema.base.figures import Figure
+
 _TRAIN_COLOUR, _TEST_COLOUR = "#0072B2", "#E69F00"  # distinguishable with colour-vision deficiencies
 _TABLE_ROWS, _TABLE_CLASSES = 20, 7
 _READABLE_ROWS = 30
+_HTML_ROWS = 10
 
 
 def draw_federation(federation: Federation, path: Path) -> None:
@@ -24,8 +27,13 @@ def draw_federation(federation: Federation, path: Path) -> None:
     kind = path.suffix.lstrip(".").lower()
     if kind not in ("png", "pdf", "svg"):
         raise BadInput(f"cannot write a figure to {path}: the file name must end in .png, .pdf or .svg.")
+    federation_figure(federation).write(path, dots_per_inch=150)
+
+
+def federation_figure(federation: Federation) -> "Figure":
+    """Return a figure with a matrix of clients and classes, and each client's train and test samples."""
     # Imported here, because importing matplotlib takes half a second.
-    from matplotlib.figure import Figure
+    from fedrema.base.figures import Figure
 
     clients, classes = len(federation), federation.classes
     # In inches: constant up to 30 clients; beyond that, rows become thinner and the figure grows to at most 13.
@@ -38,8 +46,7 @@ def draw_federation(federation: Federation, path: Path) -> None:
     _draw_matrix(matrix, federation, row_height)
     _draw_bars(bars, federation)
     figure.suptitle(_title(federation), fontsize=11)
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format=kind, dpi=150)
+    return figure
 
 
 def _draw_matrix(axes: "Axes", federation: Federation, row_height: float) -> None:
@@ -123,3 +130,22 @@ def federation_table(federation: Federation) -> Table:
         rest = slice(row_count, None)
         table.add_row(f"... and {len(federation) - row_count} more", str(train[rest].sum()), str(test[rest].sum()), "")
     return table
+
+
+def federation_html(federation: Federation) -> str:
+    """Return a description for a notebook: the task, and the first clients with their samples."""
+    task, test = federation.task, int(federation.test.sum())
+    shape = " × ".join(map(str, federation.sample_shape)) or "1"
+    what = f"{task.name}, {federation.classes} classes" if task.has_classes else task.name
+    facts = f"{len(federation.y) - test} training and {test} test samples of shape {shape}; {what}"
+    train, tests = (federation.label_counts(part).sum(axis=1) for part in ("train", "test"))
+    counts, names = federation.label_counts(), federation.class_names
+    rows: list[list[str | int]] = []
+    for row in range(min(len(federation), _HTML_ROWS)):
+        order = [label for label in np.argsort(-counts[row], kind="stable") if counts[row, label]][:3]
+        most = ", ".join(f"{_short(names[label])} ({counts[row, label]})" for label in order)
+        rows.append([federation.names[row], *([most] if task.has_classes else []), int(train[row]), int(tests[row])])
+    headings = ["client", *(["most frequent classes"] if task.has_classes else []), "train", "test"]
+    rest = len(federation) - len(rows)
+    more = paragraph(f"and {rest} more clients", small=True) if rest else ""
+    return title_line(_title(federation), facts) + html_table(headings, rows, texts=len(headings) - 2) + more

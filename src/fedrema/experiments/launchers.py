@@ -12,7 +12,8 @@ from fedrema.config.settings import Settings
 from fedrema.errors import FedremaError
 from fedrema.experiments.store import Store
 from fedrema.experiments.tasks import Runner, Task
-from fedrema.runs.execute import Interrupted, RoundCallback
+from fedrema.runs.callbacks import RoundCallback
+from fedrema.runs.execute import Interrupted
 from fedrema.runs.signals import graceful_stop
 from fedrema.runs.worker_pool import WorkerPool
 from fedrema.simulation.state import Round

@@ -12,8 +12,9 @@ from fedrema.errors import BadInput, Diverged
 from fedrema.experiments.finished_run import FinishedRun
 from fedrema.experiments.spec import Cell, Line, Value, Vary
 from fedrema.experiments.store import Store, key_of
+from fedrema.runs.callbacks import CallbackFor
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute_many import CallbackFor, execute_all, split_groups
+from fedrema.runs.execute_many import execute_all, split_groups
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import Inputs
 from fedrema.runs.provenance import changed_files, inputs_of, is_outdated

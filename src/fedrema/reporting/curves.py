@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrema.base.files import atomic_file
 from fedrema.core.reports import Trace
 from fedrema.errors import BadInput
 from fedrema.reporting.groups import Group, data_title, group_runs
@@ -24,6 +24,9 @@ from fedrema.reporting.quantities import WORST_TENTH, capitalised
 from fedrema.runs.run import Run
 from fedrema.tasks import METRICS, Metric
 
+if TYPE_CHECKING:
+    from fedrema.base.figures import Figure
+
 TRAINED = "trained_"
 
 
@@ -36,11 +39,19 @@ def draw_curves(
 ) -> None:
     """Draw a mean curve per group of runs, with a band over its seeds, as PNG, SVG or PDF by the file's suffix.
 
+    `quantity` and `size` are those of `curves_figure`.
+    """
+    path = Path(path)
+    image_format(path)
+    curves_figure(runs, quantity, size).write(path, dots_per_inch)
+
+
+def curves_figure(runs: Sequence[Run], quantity: str | None = None, size: tuple[float, float] = (7.2, 4.4)) -> "Figure":
+    """Return a figure with a mean curve per group of runs, with a band over its seeds.
+
     `quantity` is any number in a round's record or in the method's trace; groups without it are left out. Default: the
     task's primary metric. `size` is in inches.
     """
-    path = Path(path)
-    kind = image_format(path)
     groups = group_runs(runs)
     quantity = quantity or groups[0].metric.name
     shown = zip(groups, looks_of(groups), strict=True)
@@ -48,7 +59,7 @@ def draw_curves(
     if not curves:
         raise BadInput(f"Quantity {quantity!r} cannot be drawn: no round of these runs has it.")
     # Imported here: the import takes half a second.
-    from matplotlib.figure import Figure
+    from fedrema.base.figures import Figure
 
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
@@ -61,8 +72,7 @@ def draw_curves(
     axes.set_title(f"{title} by round: {data_title(groups)}", fontsize=10.5, loc="left")
     figure.supxlabel(_caption(curves, cut), fontsize=8, color="0.35", x=0.01, ha="left")
     name_curves(figure, [(axes, [curve.end for curve in curves])])
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format=kind, dpi=dots_per_inch)
+    return figure
 
 
 def image_format(path: Path) -> str:

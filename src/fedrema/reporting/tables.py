@@ -14,6 +14,7 @@ from rich.jupyter import JupyterMixin
 from rich.table import Table
 from rich.text import Text
 
+from fedrema.base.html import Bold, html_table, paragraph, title_line
 from fedrema.reporting.groups import Difference, Group, Statistic, group_runs, metrics_of, paired_differences
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.reporting.quantities import Kind, Quantity, explanation, find_quantity, metric_text
@@ -23,8 +24,10 @@ from fedrema.tasks import METRICS
 
 __all__ = [
     "comparison_csv",
+    "comparison_html",
     "comparison_latex",
     "comparison_markdown",
+    "comparison_rows",
     "comparison_table",
     "differences_table",
     "markdown_lines",
@@ -50,6 +53,7 @@ NARROW = "The terminal is too narrow for all standard deviations; --format csv h
 OTHER_DATA = "The groups ran on different data: their {} are not comparable."
 DIFFERENCES = "Intervals are 95 % t intervals over common seeds, not corrected for the number of comparisons."
 NUMBER = re.compile(r"[+-]?\d[\d.]*(?:e[+-]\d+)?(?: ± [\d.]+(?:e[+-]\d+)?)?")
+DIFFERENCE_COLUMNS = ("compared", "reference", "difference", "difference_low", "difference_high", "pairs")
 DIFFERENCE_HEADINGS = ("method", "difference", "95 % interval", "pairs")
 
 
@@ -60,7 +64,7 @@ class _Cell:
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _Compared:
     headings: tuple[str, ...]
     rows: tuple[tuple[_Cell, ...], ...]
     notes: tuple[str, ...]
@@ -108,7 +112,7 @@ def comparison_table(runs: Sequence[Run]) -> PrintableTable:
     return PrintableTable(table, *(Text(note, "dim") for note in compared.notes))
 
 
-def _terminal_table(compared: "_Comparison") -> Table:
+def _terminal_table(compared: "_Compared") -> Table:
     table = plain_table(compared.headings)
     for row in compared.rows:
         # Without spaces, so that everything fits into 80 columns.
@@ -116,7 +120,7 @@ def _terminal_table(compared: "_Comparison") -> Table:
     return table
 
 
-def _without_deviations(compared: "_Comparison") -> "_Comparison":
+def _without_deviations(compared: "_Compared") -> "_Compared":
     """Return the table with standard deviations of the honest value only."""
     kept = compared.headings.index(HEADINGS["honest"])
     rows = [
@@ -205,28 +209,58 @@ def _numbers(text: str, form: str = "%s") -> str:
     return "".join(itertools.chain.from_iterable(itertools.zip_longest(map(escaped, words), found, fillvalue="")))
 
 
-def comparison_csv(runs: Sequence[Run], quantity: str = "honest", reference: str | None = None) -> str:
-    """Return the table as CSV: values and differences with all digits, shares from 0 to 1; empty where unknown."""
+def comparison_rows(
+    runs: Sequence[Run], quantity: str = "honest", reference: str | None = None
+) -> list[dict[str, str | int | float | None]]:
+    """Return a row per group: values and differences with all digits, shares from 0 to 1; None where unknown."""
     differences = {one.label: one for one in paired_differences(runs, quantity, reference)}
     groups = group_runs(runs)
     tested = find_quantity(quantity, groups[0].metric.name)
     private = [name for name in EPSILON if any(group.statistic(name) for group in groups)]
     quantities = (*(one.name for one in shown_quantities(groups)), *period_columns(groups), *private, *SECONDS)
-    heading = ["method", "seeds", "running", "data"]
-    heading += [column for name in quantities for column in (name, f"{name}_std")]
-    heading += ["compared", "reference", "difference", "difference_low", "difference_high", "pairs"]
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(heading)
+    rows = []
     for group in groups:
-        row: list[str | int | float | None] = [group.label, len(group.counted), group.progress, group.fingerprint]
+        row: dict[str, str | int | float | None] = {
+            "method": group.label, "seeds": len(group.counted), "running": group.progress, "data": group.fingerprint
+        }  # fmt: skip
         for name in quantities:
             statistic = group.statistic(name)
-            row += [statistic.mean, statistic.spread] if statistic else [None, None]
+            row |= (
+                {name: statistic.mean, f"{name}_std": statistic.spread}
+                if statistic
+                else {name: None, f"{name}_std": None}
+            )
         one = differences.get(group.label)
-        row += [tested.name, one.reference, one.mean, one.low, one.high, one.pairs] if one else [None] * 6
-        writer.writerow(row)
+        values = (tested.name, one.reference, one.mean, one.low, one.high, one.pairs) if one else (None,) * 6
+        rows.append(row | dict(zip(DIFFERENCE_COLUMNS, values, strict=True)))
+    return rows
+
+
+def comparison_csv(runs: Sequence[Run], quantity: str = "honest", reference: str | None = None) -> str:
+    """Return the rows as CSV; empty where unknown."""
+    rows = comparison_rows(runs, quantity, reference)
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(rows[0])
+    writer.writerows(row.values() for row in rows)
     return stream.getvalue()
+
+
+def comparison_html(runs: Sequence[Run]) -> str:
+    """Return the table, its notes and the paired differences for a notebook."""
+    compared = _compare(runs)
+    parts = [
+        html_table(
+            compared.headings, [[Bold(cell.text) if cell.best else cell.text for cell in row] for row in compared.rows]
+        )
+    ]
+    parts += [paragraph(note, small=True) for note in compared.notes]
+    if found := paired_differences(runs):
+        tested = find_quantity("honest", runs[0].metric)
+        parts += [title_line(_difference_title(found, tested))]
+        parts += [html_table(DIFFERENCE_HEADINGS, [_difference_cells(one, tested) for one in found])]
+        parts += [paragraph(DIFFERENCES, small=True)]
+    return "".join(parts)
 
 
 def period_columns(groups: Sequence[Group]) -> dict[str, str]:
@@ -242,7 +276,7 @@ def shown_quantities(groups: Sequence[Group]) -> dict[Quantity, str]:
     return found | {Quantity("final", metric, is_primary=False): metric.title for metric in others}
 
 
-def _compare(runs: Sequence[Run]) -> _Comparison:
+def _compare(runs: Sequence[Run]) -> _Compared:
     groups = group_runs(runs)
     same_data = len({group.fingerprint for group in groups}) == 1
     quantities, periods = shown_quantities(groups), period_columns(groups)
@@ -265,12 +299,13 @@ def _compare(runs: Sequence[Run]) -> _Comparison:
         _over_clients(groups),
         _privacy(groups),
         _attackers(groups),
+        _stopped(groups),
         _undefined(groups),
         _alternatives(groups),
         "" if same_data else other_data(groups),
     )
     only_accuracy = [quantity.metric.name for quantity in quantities] == ["accuracy"] * len(HEADINGS)
-    return _Comparison(("method", "seeds", *columns), tuple(rows), tuple(filter(None, notes)), only_accuracy)
+    return _Compared(("method", "seeds", *columns), tuple(rows), tuple(filter(None, notes)), only_accuracy)
 
 
 def other_data(groups: Sequence[Group]) -> str:
@@ -323,6 +358,17 @@ def _attackers(groups: Sequence[Group]) -> str:
         if (attackers := group.counted[0].summary.attackers)
     ]
     return f"Not scored, because they are simulated attackers: {'; '.join(found)}." if found else ""
+
+
+def _stopped(groups: Sequence[Group]) -> str:
+    """Return a sentence on runs that a callback stopped before their last round; "" without such runs."""
+    found = []
+    for group in groups:
+        rounds = [run.summary.rounds for run in group.counted if run.stopped_early]
+        if rounds:
+            after = f"{min(rounds)}" if min(rounds) == max(rounds) else f"{min(rounds)} to {max(rounds)}"
+            found.append(f"{group.label}, after {after} of {group.runs[0].settings['rounds']} rounds")
+    return f"Stopped early: {'; '.join(found)}." if found else ""
 
 
 def _undefined(groups: Sequence[Group]) -> str:

@@ -19,6 +19,7 @@ from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import build_net
 from fedrema.runs.arrays import Relations
+from fedrema.runs.callbacks import CallbackFor, RoundCallback, wants_stop
 from fedrema.runs.checkpoint import RECORDED_RELATIONS, load_state, read_checkpoint, required_rounds, save_state
 from fedrema.runs.directory import FEDERATION_FILE, MOST_PREDICTIONS, RunDirectory
 from fedrema.runs.lock import RunLock
@@ -33,9 +34,6 @@ from fedrema.simulation.state import Round, SimulationState
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 
 log = safe_logger("fedrema")
-
-RoundCallback = Callable[[Round], None]
-"""Callback that receives the result of every round."""
 
 
 class RunObserver(Protocol):
@@ -76,11 +74,13 @@ def resume(
     path: Path,
     changes: Changes | None = None,
     module: nn.Module | None = None,
-    watch: RoundCallback | None = None,
+    watching: CallbackFor | None = None,
     observers: Sequence[ObserverFactory] = (),
 ) -> Run:
     """Continue a run from its last checkpoint to its last round; `changes` replace saved settings."""
-    return _with_module(prepare_resumed(path, changes, module).train(watch, observers), module)
+    prepared = prepare_resumed(path, changes, module)
+    watch = watching(prepared.settings) if watching is not None else None
+    return _with_module(prepared.train(watch, observers), module)
 
 
 def _with_module(run: Run, module: nn.Module | None) -> Run:
@@ -203,7 +203,10 @@ class PreparedRun:
     """Deletes the run that is in the folder and writes this one's first files; called after the first round."""
 
     def train(self, watch: RoundCallback | None = None, observers: Sequence[ObserverFactory] = ()) -> Run:
-        """Train to the last round, recording and saving; a first Ctrl-C or SIGTERM stops after the round."""
+        """Train to the last round, recording and saving; a first Ctrl-C or SIGTERM stops after the round.
+
+        If `watch` stops the run, it ends there as a finished run; resumed, it continues to its last round.
+        """
         with graceful_stop() as request:
             return self.train_until(request, watch, observers)
 
@@ -241,7 +244,7 @@ class PreparedRun:
         directory.remove_summary()
         records = directory.truncate_rounds(finished)
         relations = directory.relations(finished)
-        saved = time.monotonic()
+        saved, ended = time.monotonic(), False
         try:
             for result in rounds:
                 directory.append(result.record)
@@ -250,9 +253,8 @@ class PreparedRun:
                     relations[state.round] = result.relations
                 for observer in observers:
                     observer.round(result.record)
-                if watch:
-                    watch(result)
-                if request.made:
+                ended = watch is not None and wants_stop(watch, result)
+                if ended or request.made:
                     break
                 if self._checkpoint_due(time.monotonic() - saved):
                     self._save(relations)
@@ -262,7 +264,7 @@ class PreparedRun:
             kept = f"round {state.round} is kept in {directory.path}"
             raise Diverged(f"{str(error).rstrip('.')}; {kept}.") from error
         self._save(relations)
-        if state.round < self.simulator.settings.rounds:
+        if state.round < self.simulator.settings.rounds and not ended:
             raise Interrupted(f"Stopped after round {state.round}; resume it with: fedrema resume {directory.path}")
         self._write_predictions()
         directory.write_summary(records, len(relations))

@@ -16,8 +16,9 @@ from fedrema.data import DataSettings, Federation, build_federation
 from fedrema.engine import JointEngine, JointTraining
 from fedrema.engine.joint_settings import common_part
 from fedrema.errors import Diverged
+from fedrema.runs.callbacks import CallbackFor, RoundCallback
 from fedrema.runs.directory import FEDERATION_FILE, RUN_LIST_FILE, RunDirectory
-from fedrema.runs.execute import Interrupted, ObserverFactory, PreparedRun, RoundCallback, prepare_new, prepare_resumed
+from fedrema.runs.execute import Interrupted, ObserverFactory, PreparedRun, prepare_new, prepare_resumed
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes
 from fedrema.runs.signals import StopRequest, graceful_stop
@@ -25,8 +26,6 @@ from fedrema.simulation.simulator import Simulator
 
 T = TypeVar("T")
 Outcome = Run | Diverged
-CallbackFor = Callable[[Settings], RoundCallback]
-"""Returns the callback that receives the rounds of a run."""
 JOINT_DEVICES = ("cuda",)
 """Where runs are trained jointly. On a CPU the last bits of a run would depend on the other runs: torch computes an
 exponential differently at the end of an array than inside it."""

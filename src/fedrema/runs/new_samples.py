@@ -56,7 +56,8 @@ class NewData:
         if not path.exists():
             raise BadInput(f"{path} does not exist; name a table, a folder of images or a .npz file.")
         if path.is_file() and path.suffix == ".npz":
-            return self._from_arrays(read_npz(path, required=("x",), optional=("client", "y", "split")), client, path)
+            arrays = read_npz(path, required=("x",), optional=("client", "y", "split", "meta"))
+            return self._from_arrays(arrays, client, path)
         if path.is_file() and is_table(path):
             return self._from_table(FileSource(path), client, path)
         if path.is_file() and path.name.lower().endswith(SUFFIXES):
@@ -125,6 +126,7 @@ def client_column(manifest: Manifest) -> str | None:
     """Return the column that names the client in the table that a run was trained on; None: the default."""
     natural = NATURAL.get(str(manifest.settings.get("dataset")))
     given = manifest.settings.get("client-column") or (natural.client if natural is not None else None)
+    given = given or manifest.federation.info.get("client_column")  # of a frame
     return None if given is None else str(given)
 
 

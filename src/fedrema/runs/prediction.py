@@ -50,6 +50,17 @@ class PredictedSamples:
             return [self.class_names[each] for each in predicted.tolist()]
         return list(predicted.tolist())
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return the values as an array; for labels, an array of lists."""
+        if self.task.name != "multilabel":
+            return np.array(self.values, dtype=dtype)
+        found = np.empty(len(self), dtype=object)
+        found[:] = self.values
+        return found
+
     @cached_property
     def probabilities(self) -> NDArray[np.float64] | None:
         """[N, C] probability of each class, level or label; None for quantities and counts."""

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
+from fedrema.base.html import html_table, paragraph, title_line
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import Manifest
+from fedrema.runs.run_clients import RunClients
 from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.records import MetricSummary, RoundRecord, Summary
 from fedrema.simulation.state import SimulationState
@@ -32,10 +34,20 @@ class Run:
 
     Examples
     --------
-    >>> run = fedrema.load("runs/fedrema-digits")        # doctest: +SKIP
-    >>> run.summary["best_accuracy"]                      # doctest: +SKIP
-    >>> run.curve("accuracy")                             # doctest: +SKIP
-    >>> run.metrics[run.metric].honest                    # doctest: +SKIP
+    >>> import fedrema
+    >>> run = fedrema.run("fedrema", rounds=3, clients=4, out="runs/four-clients", overwrite=True)
+    >>> run = fedrema.load("runs/four-clients")
+    >>> 0 < run.metrics[run.metric].honest <= run.summary["best_accuracy"] <= 1
+    True
+    >>> rounds, accuracy = run.curve("accuracy")
+    >>> rounds.tolist()
+    [1, 2, 3]
+    >>> client = run.clients["2"]
+    >>> client.train_samples == run.manifest.federation.train_counts[2]
+    True
+    >>> digits = fedrema.make_federation(clients=1).x[:5]
+    >>> len(client.predict(digits).values)
+    5
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -50,7 +62,23 @@ class Run:
         if self.metric in self.metrics:
             best = metric.shown(self.metrics[self.metric].best)
             score = f", best {best}%" if metric.percent else f", best {metric.title} {best}"
-        return f"Run({str(self.path)!r}: {self.method}, {len(self.rounds)} rounds{score})"
+        stopped = f" of {self.settings['rounds']}, stopped early" if self.stopped_early else ""
+        return f"Run({str(self.path)!r}: {self.method}, {len(self.rounds)} rounds{stopped}{score})"
+
+    def _repr_html_(self) -> str:
+        federation, summary = self.manifest.federation, self.summary
+        state = "stopped early" if self.stopped_early else "finished" if self.finished else "not finished"
+        facts = f"{len(self.names)} clients, round {summary.rounds} of {self.settings['rounds']}, {state}"
+        rows = []
+        for name, values in self.metrics.items():
+            metric = find_metric(name)
+            found = (values.best, values.honest, values.final, values.worst_tenth)
+            title = f"{metric.title} (%)" if metric.percent else metric.title
+            rows.append((title, *("–" if each is None else metric.shown(each) for each in found)))
+        table = html_table(("metric", "best (peeks)", "honest", "final (last 5)", "worst tenth"), rows) if rows else ""
+        source = federation.info.get("dataset") or federation.info.get("federation") or "network"
+        data = f"Data: {source}, {sum(federation.train_counts)} training and {sum(federation.test_counts)} test samples"
+        return title_line(self.title, f"in {self.path}: {facts}") + table + paragraph(data, small=True)
 
     @property
     def method(self) -> str:
@@ -81,6 +109,16 @@ class Run:
     def finished(self) -> bool:
         """Whether it has finished."""
         return self.directory.finished()
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether a callback ended it before its last round; `fedrema.resume` continues it."""
+        return self.finished and self.summary.rounds < int(self.settings["rounds"])
+
+    @cached_property
+    def clients(self) -> RunClients:
+        """Its clients by name: `run.clients["north"].predict(x)`."""
+        return RunClients(self)
 
     @property
     def reports(self) -> Reports:

@@ -18,11 +18,12 @@ from fedrema.config.presets import PlainValue
 from fedrema.config.settings import Settings
 from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
+from fedrema.runs.callbacks import CallbackFor
 from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.checksums import verified, with_checksum
 from fedrema.runs.directory import FEDERATION_FILE, RUN_LIST_FILE, RunDirectory, find_runs
-from fedrema.runs.execute import ObserverFactory, RoundCallback
-from fedrema.runs.execute_many import CallbackFor, Outcome, execute_all
+from fedrema.runs.execute import ObserverFactory
+from fedrema.runs.execute_many import Outcome, execute_all
 from fedrema.runs.manifest import read_object
 from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run, is_finished
@@ -158,7 +159,7 @@ def execute_seeds(
     settings: Settings,
     federation: Federation | None = None,
     module: nn.Module | None = None,
-    watch: RoundCallback | None = None,
+    watching: CallbackFor | None = None,
     observers: Sequence[ObserverFactory] = (),
 ) -> list[Run]:
     """Execute new runs with all training seeds of the settings, to the last round."""
@@ -167,7 +168,7 @@ def execute_seeds(
     check_folders(wanted)
     if len(wanted) > 1:
         write_run_list(out, wanted, federation)
-    outcomes = execute_all(wanted, _always(watch), federation=federation, module=module, observers=observers)
+    outcomes = execute_all(wanted, watching, federation=federation, module=module, observers=observers)
     return _collect(outcomes, wanted, out)
 
 
@@ -175,17 +176,13 @@ def resume_listed(
     folder: Path,
     changes: Changes | None = None,
     module: nn.Module | None = None,
-    watch: RoundCallback | None = None,
+    watching: CallbackFor | None = None,
     observers: Sequence[ObserverFactory] = (),
 ) -> list[Run]:
     """Continue all runs in a folder, and start those of its list that have not started."""
     wanted = runs_in(folder, changes, module is not None)
-    outcomes = execute_all(wanted, _always(watch), resume=True, changes=changes, module=module, observers=observers)
+    outcomes = execute_all(wanted, watching, resume=True, changes=changes, module=module, observers=observers)
     return _collect(outcomes, wanted, folder)
-
-
-def _always(watch: RoundCallback | None) -> CallbackFor | None:
-    return None if watch is None else lambda settings: watch
 
 
 def _collect(outcomes: Iterator[tuple[Settings, Outcome]], wanted: Sequence[Settings], folder: Path) -> list[Run]:

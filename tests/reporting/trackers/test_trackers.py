@@ -77,7 +77,7 @@ def test_tensorboard_receives_numbers_and_figures_also_after_a_stop(tmp_path):
     out = tmp_path / "run"
     settings = {**QUICK, "track": "tensorboard", "record": "relations", "checkpoint_every": 1}
     with pytest.raises(Interrupted):
-        fedrema.run("fedrema", out=out, watch=stop_after(2), **settings)
+        fedrema.run("fedrema", out=out, on_round=stop_after(2), **settings)
     run = fedrema.resume(out)
     events = EventAccumulator(str(out / "tensorboard"), size_guidance={"images": 0, "scalars": 0})
     events.Reload()
@@ -97,7 +97,7 @@ def test_mlflow_receives_numbers_settings_and_figures_also_after_a_stop(tmp_path
     out = tmp_path / "run"
     settings = {**QUICK, "track": "mlflow", "record": "relations", "checkpoint_every": 1}
     with pytest.raises(Interrupted):
-        fedrema.run("fedrema", out=out, watch=stop_after(2), **settings)
+        fedrema.run("fedrema", out=out, on_round=stop_after(2), **settings)
     client = mlflow.MlflowClient()
     (experiment,) = [one for one in client.search_experiments() if one.name == "fedrema"]
     (stored,) = client.search_runs([experiment.experiment_id])

@@ -7,8 +7,10 @@ from types import TracebackType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedrema.base.terminal import Console, print_safe
+from fedrema.config.settings import Settings
 from fedrema.core import Period
 from fedrema.reporting.quantities import metric_text
+from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.state import Round
 from fedrema.tasks import Metric, find_metric
 
@@ -60,24 +62,41 @@ class Watch:
     """Advances a bar after each round."""
 
     def __init__(self, progress: Progress, task: TaskID, period: Period | None, lines: bool) -> None:
-        self.progress, self.task, self.period, self.lines = progress, task, period, lines
-        self.score = ""
+        self.progress, self.task, self.lines = progress, task, lines
+        self.state = StateText(period)
         self.written = time.monotonic()
 
     def __call__(self, finished: Round) -> None:
         """Show a round."""
         record = finished.record
-        if record.primary is not None and record.primary.value is not None:
-            self.score = self._text(find_metric(next(iter(record.metrics))), record.primary.value)
-        inside = None if self.period is None else record.trace.get(self.period.name)
-        period = "" if self.period is None or inside is None else self.period.inside if inside else self.period.after
-        state = f"{self.score}  {period}".rstrip()
+        state = self.state.after(record)
         self.progress.update(self.task, completed=record.round, state=state)
         if self.lines and time.monotonic() - self.written >= SECONDS_BETWEEN_LINES:
             self.written = time.monotonic()
             task = self.progress.tasks[self.task]
             done = f"round {record.round}/{int(task.total or 0)}"
             print_safe(f"{task.description} {done} {state}", file=sys.stderr, flush=True)
+
+
+def label_of(settings: Settings) -> str:
+    """Return the label of a run in messages."""
+    seed = f" seed {settings.simulation.seed}" if settings.output.seeds > 1 else ""
+    return f"{settings.method.called()}{seed}"
+
+
+class StateText:
+    """Describes the state of a run in a few words: the last value of its primary metric, and its method's period."""
+
+    def __init__(self, period: Period | None) -> None:
+        self.period, self.score = period, ""
+
+    def after(self, record: RoundRecord) -> str:
+        """Return the text after a round."""
+        if record.primary is not None and record.primary.value is not None:
+            self.score = self._text(find_metric(next(iter(record.metrics))), record.primary.value)
+        inside = None if self.period is None else record.trace.get(self.period.name)
+        period = "" if self.period is None or inside is None else self.period.inside if inside else self.period.after
+        return f"{self.score}  {period}".rstrip()
 
     @staticmethod
     def _text(metric: Metric, value: float) -> str:
