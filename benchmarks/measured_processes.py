@@ -64,7 +64,8 @@ class Usage:
         memory: dict[str, int] = collections.defaultdict(int)
         for process in processes:
             try:
-                kind = self.known.get(process) or self._kind(process)
+                # Not only once: a process has the command line of its parent until it starts its program.
+                kind = self._kind(process) or self.known.get(process)
                 if kind:
                     self.known[process] = kind
                     times = process.cpu_times()
