@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,8 @@ def write_arrays(file: Path, arrays: dict[str, np.ndarray], belongs_to: str, com
         # NumPy would pickle arrays of objects; only its newer versions can be told not to.
         if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
             raise TypeError(f"arrays {objects} hold Python objects")
-        save(stream, **arrays, **{CHECKSUM: checksum})
+        contents: dict[str, Any] = {**arrays, CHECKSUM: checksum}
+        save(stream, **contents)
 
 
 def read_arrays(file: Path, belongs_to: str, remedy: str) -> dict[str, np.ndarray]:

@@ -126,8 +126,8 @@ def client_column(manifest: Manifest) -> str | None:
     """Return the column that names the client in the table that a run was trained on; None: the default."""
     natural = NATURAL.get(str(manifest.settings.get("dataset")))
     given = manifest.settings.get("client-column") or (natural.client if natural is not None else None)
-    given = given or manifest.federation.info.get("client_column")  # of a frame
-    return None if given is None else str(given)
+    found = given or manifest.federation.info.get("client_column")  # of a frame
+    return None if found is None else str(found)
 
 
 class _OneClient:
