@@ -1,10 +1,11 @@
 """Documentation and defaults of settings, read from their dataclasses."""
 
+import linecache
 from dataclasses import dataclass
 
 import pytest
 
-from fedrema.base.options import field_documentation
+from fedrema.base.options import class_source, field_documentation
 from fedrema.core import LocalTraining, Simulation
 from fedrema.models.networks import Network
 
@@ -40,3 +41,17 @@ def test_only_dataclasses_can_be_documented():
 def test_every_setting_is_documented(kind):
     for name, (_, meaning) in field_documentation(kind).items():
         assert meaning.endswith("."), name
+
+
+def test_a_class_of_a_notebook_is_documented():
+    text = (
+        "import dataclasses\n\n@dataclasses.dataclass\nclass Own:\n    rate: float = 0.5\n    '''How fast.'''\n\n"
+        "    def go(self):\n        pass\n"
+    )
+    linecache.cache["<cell 1>"] = (len(text), None, text.splitlines(keepends=True), "<cell 1>")
+    found = {"__name__": "__main__"}
+    exec(compile(text, "<cell 1>", "exec"), found)
+    assert field_documentation(found["Own"]) == {"rate": (0.5, "How fast.")}
+    assert "class Own" in class_source(found["Own"])
+    del linecache.cache["<cell 1>"]
+    assert field_documentation(found["Own"]) == {"rate": (0.5, "")}

@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import linecache
 import textwrap
 from enum import StrEnum
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -90,9 +91,27 @@ def valid_choices(kind: type[Any], name: str) -> str:
     return f" One of {', '.join(get_args(hint))}." if get_origin(hint) is Literal else ""
 
 
+def class_source(kind: type[Any]) -> str | None:
+    """Return the source of a class, also of one in a notebook; None where it is unknown."""
+    try:
+        return textwrap.dedent(inspect.getsource(kind))
+    except (OSError, TypeError):
+        # A class in a notebook has no file, but the cell that its functions are from is known.
+        codes = [each.__code__ for each in vars(kind).values() if inspect.isfunction(each)]
+        for file in dict.fromkeys(code.co_filename for code in codes):
+            text = "".join(linecache.getlines(file))
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+                    return ast.get_source_segment(text, node)
+        return None
+
+
 def _docstrings(kind: type[Any]) -> dict[str, str]:
     # Python discards the docstrings of fields; they are read from the source.
-    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    source = class_source(kind)
+    if source is None:
+        return {}
+    tree = ast.parse(source)
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
     found = {}
     for field, text in itertools.pairwise(body):

@@ -43,7 +43,8 @@ class RunProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.progress.stop()
+        if self.progress.live.is_started:  # otherwise older versions of rich print an empty line
+            self.progress.stop()
 
     def say(self, line: str) -> None:
         """Print a line above the bars; the same line of several runs only once."""

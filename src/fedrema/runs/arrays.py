@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,11 @@ def write_arrays(file: Path, arrays: dict[str, np.ndarray], belongs_to: str, com
     save = np.savez_compressed if compress else np.savez
     with atomic_file(file) as temporary, temporary.open("wb") as stream:
         checksum = np.array(_checksum(arrays, belongs_to))
-        save(stream, allow_pickle=False, **arrays, **{CHECKSUM: checksum})
+        # NumPy would pickle arrays of objects; only its newer versions can be told not to.
+        if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
+            raise TypeError(f"arrays {objects} hold Python objects")
+        contents: dict[str, Any] = {**arrays, CHECKSUM: checksum}
+        save(stream, **contents)
 
 
 def read_arrays(file: Path, belongs_to: str, remedy: str) -> dict[str, np.ndarray]:

@@ -125,9 +125,9 @@ class NewData:
 def client_column(manifest: Manifest) -> str | None:
     """Return the column that names the client in the table that a run was trained on; None: the default."""
     natural = NATURAL.get(str(manifest.settings.get("dataset")))
-    of_frame = manifest.federation.info.get("client_column")
-    given = manifest.settings.get("client-column") or (natural.client if natural is not None else None) or of_frame
-    return None if given is None else str(given)
+    given = manifest.settings.get("client-column") or (natural.client if natural is not None else None)
+    found = given or manifest.federation.info.get("client_column")  # of a frame
+    return None if found is None else str(found)
 
 
 class _OneClient:
