@@ -37,7 +37,7 @@ def execute(file: Path) -> None:
         client.execute()
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
+        "language_info": {"name": "python", "pygments_lexer": "ipython3"},
     }
     for cell in notebook.cells:
         cell.metadata = {}
