@@ -93,9 +93,10 @@ def make() -> None:
     fill(PAGE, "commands", section(RESULTS / "README.md", "## Commands").strip())
     fill(PAGE, "plan", planned(section(RESULTS / "README.md", "## Missing runs")))
     few = RESULTS.parent / "few-samples"
-    grid = DOCS.parent / "research" / "few_samples" / "collapse.toml"
-    main(["grid", str(grid), "--minutes", "0", "--quiet", "--out", str(few)])
-    fill(PAGE, "collapse", noted(table((few / "collapse.md").read_text())))
+    for name in ("collapse", "batches"):
+        grid = DOCS.parent / "research" / "few_samples" / f"{name}.toml"
+        main(["grid", str(grid), "--minutes", "0", "--quiet", "--out", str(few)])
+        fill(PAGE, name, noted(table((few / f"{name}.md").read_text())))
 
 
 if __name__ == "__main__":
