@@ -12,7 +12,7 @@ pytest.importorskip("flwr")
 
 from fedrema.deploy.audit import AuditLog, Entry, Event
 from fedrema.deploy.tls import make_authority, make_server_certificate
-from tests.browser.test_page import NASTY, browser  # noqa: F401  # a fixture
+from tests.browser.test_page import NASTY
 from tests.deploy.test_more_rounds import Control, created
 from tests.reporting.folders import write_run
 
@@ -44,7 +44,7 @@ def served(folder, *options):
 
 
 @contextmanager
-def opened(browser, address, **how):  # noqa: F811
+def opened(browser, address, **how):
     """Open a page; a message on the console or a request to another host fails the test."""
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **how})
     page, complaints, asked = context.new_page(), [], []
@@ -61,7 +61,7 @@ def opened(browser, address, **how):  # noqa: F811
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("folder", [".", "nodes/south"])
-def test_the_pages_are_accessible_and_show_html_as_text(browser, federation, folder, scheme):  # noqa: F811
+def test_the_pages_are_accessible_and_show_html_as_text(browser, federation, folder, scheme):
     from axe_playwright_python.sync_playwright import Axe
 
     with (
@@ -79,7 +79,7 @@ def test_the_pages_are_accessible_and_show_html_as_text(browser, federation, fol
         assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
-def test_the_operators_page_is_live_and_links_to_the_learning_curves(browser, federation):  # noqa: F811
+def test_the_operators_page_is_live_and_links_to_the_learning_curves(browser, federation):
     with served(federation) as address, opened(browser, address) as page:
         assert "3 of 3" in page.locator(".cards").inner_text()
         rows = page.locator("#heading-nodes + .panel tbody tr")
@@ -91,7 +91,7 @@ def test_the_operators_page_is_live_and_links_to_the_learning_curves(browser, fe
         page.wait_for_selector("#learning .main-svg", timeout=60_000)
 
 
-def test_a_site_sees_its_curve_and_its_audit_log(browser, federation):  # noqa: F811
+def test_a_site_sees_its_curve_and_its_audit_log(browser, federation):
     with served(federation / "nodes" / "south") as address, opened(browser, address) as page:
         assert page.locator("h1").inner_text() == "Node south"
         assert page.locator("svg.chart polyline").count() == 2
@@ -100,7 +100,7 @@ def test_a_site_sees_its_curve_and_its_audit_log(browser, federation):  # noqa: 
         assert "north" not in page.locator("body").inner_text()
 
 
-def test_a_browser_logs_in_over_tls(browser, tmp_path):  # noqa: F811
+def test_a_browser_logs_in_over_tls(browser, tmp_path):
     from axe_playwright_python.sync_playwright import Axe
 
     write_run(tmp_path / "run")

@@ -16,20 +16,9 @@ from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
 
 pytestmark = pytest.mark.browser
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make test-browser)")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make test-browser)")
 FIGURES = ("differences", "learning", "clients", "path", "heat", "graph", "peers", "traces", "time", "traffic")
 NASTY = '<img src=x onerror="alert(1)">'
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from fedrema.page.browser import chromium
-
-    try:
-        with chromium() as started:
-            yield started
-    except playwright.Error as error:
-        pytest.skip(f"there is no Chromium here (make test-browser): {str(error).splitlines()[0]}")
 
 
 @pytest.fixture(scope="module")

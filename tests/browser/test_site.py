@@ -12,7 +12,7 @@ import pytest
 from fedrema.core.similarity import maximum_difference_segmentation
 
 pytestmark = pytest.mark.browser
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make test-browser)")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make test-browser)")
 ROOT = Path(__file__).parents[2]
 PAGES = (
     "index",
@@ -27,17 +27,6 @@ PAGES = (
 )
 DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 FIGURES = "how-fedrema-works"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from fedrema.page.browser import chromium
-
-    try:
-        with chromium() as started:
-            yield started
-    except playwright.Error as error:
-        pytest.skip(f"there is no Chromium here (make test-browser): {str(error).splitlines()[0]}")
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
