@@ -214,7 +214,7 @@ def test_numbers_of_samples_are_in_ascending_order_with_deviations(results, expe
         values = 100 * np.array([[run.summary[quantity] for run in some] for some in runs])
         line, _, (bars,) = axes.containers[0]
         assert list(line.get_xdata()) == [20, 40]
-        assert line.get_ydata() == pytest.approx(values.mean(axis=1))
+        assert [*line.get_ydata()] == pytest.approx([*values.mean(axis=1)])
         spans = [segment[:, 1] for segment in bars.get_segments()]
         assert [top - bottom for bottom, top in spans] == pytest.approx([*(2 * values.std(axis=1, ddof=1))])
         assert named(axes) == {"FedAvg"}
