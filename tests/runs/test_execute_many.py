@@ -31,7 +31,7 @@ from tests.fixtures import label, make_federation, make_simulator, network, run_
 @pytest.fixture(autouse=True)
 def also_on_a_cpu(monkeypatch):
     """Allow joint training on the CPU: the computation is the same as on a GPU."""
-    monkeypatch.setattr(execute_many, "JOINT_DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(execute_many, "TOGETHER_ON", ("cpu", "cuda"))
 
 
 def settings_of(tmp_path, name="together", seeds=3, method="fedrema", *arguments):
@@ -119,6 +119,65 @@ def test_joint_runs_equal_separate_runs(tmp_path):
         for row in range(5):
             one, other = run.personal_parameters(row=row), single.personal_parameters(row=row)
             assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.fixture
+def _large_steps(monkeypatch):
+    """Treat every step as large, so that runs take turns instead of being trained jointly."""
+    monkeypatch.setattr(execute_many, "SMALL_STEP", 0.0)
+    monkeypatch.setattr(JointTraining, "run", None)
+
+
+@pytest.mark.usefixtures("_large_steps")
+@pytest.mark.parametrize("method", ["fedrema", "fedpac"])
+def test_runs_that_take_turns_equal_separate_runs_to_the_bit(method, tmp_path):
+    words = ["--backend", "stacked", "--threads", "1"]
+    running, rounds = [], []
+
+    def watching(settings):
+        seed = settings.simulation.seed
+
+        def watch(result):
+            running.append(seed)
+            rounds.append(result.record["round"])
+
+        return watch
+
+    done = [outcome for _, outcome in execute_all(settings_of(tmp_path, "turns", 3, method, *words), watching)]
+    assert rounds == sorted(rounds)  # they took turns
+    assert len(set(running[:3])) == 3
+    for seed, run in enumerate(done):
+        single = execute(settings_of(tmp_path, "single", 3, method, *words)[seed])
+        assert [each.metrics for each in run.rounds] == [each.metrics for each in single.rounds]
+        for row in range(5):
+            one, other = run.personal_parameters(row=row), single.personal_parameters(row=row)
+            assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.usefixtures("_large_steps")
+def test_an_error_in_one_of_several_turns_is_raised_to_the_caller(tmp_path, monkeypatch):
+    original = Simulator.score
+
+    def broken(self, state, moment):
+        if self.seed == 1 and moment.round == 2:
+            raise RuntimeError("broken on purpose")
+        return original(self, state, moment)
+
+    monkeypatch.setattr(Simulator, "score", broken)
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        list(execute_all(settings_of(tmp_path), unwatched))
+    assert [len(Run(tmp_path / "together" / f"seed-{seed}").rounds) for seed in range(3)] == [3, 1, 3]
+
+
+@pytest.mark.usefixtures("_large_steps")
+def test_the_runs_of_many_turns_are_split_evenly(tmp_path, monkeypatch):
+    sizes = []
+    original = execute_many.run_in_turns
+    monkeypatch.setattr(
+        execute_many, "run_in_turns", lambda jobs, device: sizes.append(len(jobs)) or original(jobs, device)
+    )
+    list(execute_all(settings_of(tmp_path, seeds=6), unwatched))
+    assert sizes == [3, 3]
 
 
 def test_memory_is_not_estimated_for_a_single_run(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from fedrema.engine.devices import Arithmetic, choose_device, choose_precision
 from fedrema.engine.joint import JointEngine, JointTraining
 from fedrema.engine.loop import LoopEngine
 from fedrema.engine.stacked import StackedEngine
+from fedrema.engine.turns import run_in_turns
 
 REVISIONS = {"cpu": 1, "cuda": 2}
 """Revision by type of device: increased by one with every change of training, scoring or server arithmetic that alters
@@ -34,4 +35,5 @@ __all__ = [
     "draw_order",
     "make_engine",
     "row_index",
+    "run_in_turns",
 ]

@@ -7,6 +7,7 @@ that are declared as `joint`.
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedrema.engine.backends import Engine
 from fedrema.engine.batches import Order, Samples, TrainingPlan
 from fedrema.engine.cohort import ClientTensors, Cohort, Hook, MomentWasRead, RoundHook, row_index
 from fedrema.engine.joint_settings import LossOfRuns, MethodOfRuns, join_methods
+from fedrema.engine.turns import run_threads
 from fedrema.models.body_and_head import Tensors
 
 
@@ -70,13 +72,7 @@ class JointTraining:
                     self.running.remove(engine)
                     self._execute_if_all_wait()  # the others may have been waiting for this one
 
-        numbered = enumerate(list(self.running))
-        threads = [threading.Thread(target=run_job, args=each, daemon=True) for each in numbered]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():  # with a timeout, because a join without one blocks Ctrl-C
-                thread.join(0.2)
+        run_threads([partial(run_job, number, engine) for number, engine in enumerate(list(self.running))])
         return results
 
     def execute(self, engine: "JointEngine", call: EngineCall) -> Any:

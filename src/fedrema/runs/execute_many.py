@@ -1,7 +1,8 @@
-"""Executes several runs in one process; those of one shape jointly where possible, such as replicates of a cell."""
+"""Executes several runs in one process; on a GPU, those of one shape together, such as replicates of a cell."""
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from torch import nn
 from fedrema.config.settings import Settings
 from fedrema.core import Method
 from fedrema.data import DataSettings, Federation, build_federation
-from fedrema.engine import JointEngine, JointTraining
+from fedrema.engine import JointEngine, JointTraining, run_in_turns
 from fedrema.engine.joint_settings import common_part
 from fedrema.errors import Diverged
 from fedrema.runs.callbacks import CallbackFor, RoundCallback
@@ -26,9 +27,14 @@ from fedrema.simulation.simulator import Simulator
 
 T = TypeVar("T")
 Outcome = Run | Diverged
-JOINT_DEVICES = ("cuda",)
-"""Where runs are trained jointly. On a CPU the last bits of a run would depend on the other runs: torch computes an
-exponential differently at the end of an array than inside it."""
+TOGETHER_ON = ("cuda",)
+"""Where runs are executed together. On a CPU the last bits of a run would depend on the runs that are trained jointly
+with it: torch computes an exponential differently at the end of an array than inside it."""
+SMALL_STEP = 5e9
+"""Operations of a step of all clients below which launching its kernels takes a GPU longer than computing them. Such
+runs are trained jointly. Others take turns, which also hides the time that their servers and records take."""
+MOST_IN_TURNS = 5
+"""More runs that take turns are not faster: the GPU is busy."""
 
 
 def execute_all(
@@ -42,7 +48,7 @@ def execute_all(
     observers: Sequence[ObserverFactory] = (),
     on_prepared: Callable[[Settings, Simulator], None] | None = None,
 ) -> Iterator[tuple[Settings, Outcome]]:
-    """Execute runs one after the other, neighbours of one shape (`group_joint`) jointly where possible.
+    """Execute runs one after the other; on a GPU, neighbours of one shape (`group_joint`) together.
 
     Parameters
     ----------
@@ -99,13 +105,13 @@ def execute_all(
         waiting = list(group)
         while waiting:
             first = prepare(waiting[0], data_of(waiting[0]))
-            number = _at_once(first, len(waiting))
+            number, jointly = _at_once(first, len(waiting))
             now, waiting = waiting[:number], waiting[number:]
             runs = [first, *(prepare(settings, data_of(settings)) for settings in now[1:])]
             for used in federations.keys() - {settings.data for settings in waiting}:
                 del federations[used]
             watches = [watching(settings) if watching is not None else None for settings in now]
-            yield from zip(now, _train(runs, watches, observers), strict=True)
+            yield from zip(now, _train(runs, watches, observers, jointly), strict=True)
 
 
 def group_joint(wanted: Sequence[Settings]) -> list[list[Settings]]:
@@ -138,31 +144,44 @@ def split_groups(groups: Sequence[Sequence[T]], wanted: int) -> list[list[T]]:
     return parts
 
 
-def _at_once(first: PreparedRun, wanted: int) -> int:
-    """Return how many runs to train jointly: as many as fit into memory, one where joint training is no faster."""
+def _at_once(first: PreparedRun, wanted: int) -> tuple[int, bool]:
+    """Return how many runs to execute together, as many as fit into memory, and whether to train them jointly."""
     if wanted == 1:  # measuring how many fit takes seconds on a GPU
-        return 1
+        return 1, False
     simulator = first.simulator
-    if simulator.device.type not in JOINT_DEVICES or simulator.engine.name != "stacked" or simulator.storage.on_disk:
-        return 1
+    if simulator.device.type not in TOGETHER_ON or simulator.engine.name != "stacked" or simulator.storage.on_disk:
+        return 1, False
     clients = max(1, round(simulator.settings.participation * len(simulator.federation)))
-    return max(1, min(wanted, simulator.clients_in_memory() // clients))
+    if simulator.operations_of_a_client() * clients < SMALL_STEP:
+        return max(1, min(wanted, simulator.clients_in_memory() // clients)), True
+    fitting = max(1, min(MOST_IN_TURNS, int(simulator.free_memory() / (clients * simulator.bytes_of_a_client()))))
+    return math.ceil(wanted / math.ceil(wanted / fitting)), False  # groups of about the same size
 
 
 def _train(
-    runs: Sequence[PreparedRun], watches: Sequence[RoundCallback | None], observers: Sequence[ObserverFactory]
+    runs: Sequence[PreparedRun],
+    watches: Sequence[RoundCallback | None],
+    observers: Sequence[ObserverFactory],
+    jointly: bool,
 ) -> list[Outcome]:
     with graceful_stop() as request:
-        if len(runs) == 1:
-            return [_train_one(runs[0], request, watches[0], observers)]
 
-        def train(engine: JointEngine, run: PreparedRun, watch: RoundCallback | None) -> Outcome:
-            run.simulator.engine = engine
-            run.simulator.joint_runs = len(runs)
+        def train(run: PreparedRun, watch: RoundCallback | None) -> Outcome:
+            run.simulator.runs_together = len(runs)
             return _train_one(run, request, watch, observers)
 
-        jobs = [partial(train, run=run, watch=watch) for run, watch in zip(runs, watches, strict=True)]
-        outcomes = JointTraining(runs[0].simulator.engine).run(jobs)
+        def train_jointly(engine: JointEngine, run: PreparedRun, watch: RoundCallback | None) -> Outcome:
+            run.simulator.engine = engine
+            return train(run, watch)
+
+        pairs = list(zip(runs, watches, strict=True))
+        if len(runs) == 1:
+            return [train(*pairs[0])]
+        if jointly:
+            jobs = [partial(train_jointly, run=run, watch=watch) for run, watch in pairs]
+            outcomes = JointTraining(runs[0].simulator.engine).run(jobs)
+        else:
+            outcomes = run_in_turns([partial(train, *pair) for pair in pairs], runs[0].simulator.device)
     errors = [each for each in outcomes if isinstance(each, BaseException) and not isinstance(each, Diverged)]
     if errors:
         raise next((error for error in errors if not isinstance(error, Interrupted)), errors[0])

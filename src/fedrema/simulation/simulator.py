@@ -30,7 +30,7 @@ from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.data.federation import Federation
 from fedrema.engine import ClientTensors, Cohort, row_index
 from fedrema.engine.batches import sampling_rates
-from fedrema.engine.costs import GIGABYTE, client_bytes, clients_at_once, free_bytes
+from fedrema.engine.costs import GIGABYTE, client_bytes, clients_at_once, free_bytes, operations_per_step
 from fedrema.engine.devices import with_own_threads
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors, size
@@ -88,8 +88,8 @@ class Simulator(Clients):
         self.train = self.attackers.samples(self.train, self.task)
         self.storage = RowStorage(self.device)
         self._coverage: Coverage | None = None
-        self.joint_runs = 1
-        """How many simulations are trained jointly; each records its share of the time."""
+        self.runs_together = 1
+        """How many runs are executed together; each records its share of the time."""
         self.chunk = Mean.BLOCK * math.ceil(settings.chunk / Mean.BLOCK) or self._default_chunk()
         """How many clients are trained or scored at once: a multiple of `Mean.BLOCK`."""
 
@@ -101,7 +101,7 @@ class Simulator(Clients):
     @with_own_threads
     def run_round(self, state: SimulationState) -> Round:
         """Run one round. If it fails, the state is unchanged."""
-        clock = Clock(self.device, self.joint_runs)
+        clock = Clock(self.device, self.runs_together)
         moment = self.moment(state.round + 1)
         participants, failed = self.participation.choose(moment.round)
         record = RoundRecord(moment.round, participants, failed)
@@ -256,10 +256,10 @@ class Simulator(Clients):
                 f" participate and --defence-share {self.settings.defence_share:g} of them are {attackers}."
             )
         needed = 3 * clients * size(shared)  # the updates, and copies while they are sorted
-        if needed > self._budget():
+        if needed > self.free_memory():
             raise BadInput(
                 f"--defence {defence} stores the updates of all participants and needs {amount(needed)} of memory, but"
-                f" only {amount(int(self._budget()))} may be used: use a smaller --participation."
+                f" only {amount(int(self.free_memory()))} may be used: use a smaller --participation."
             )
 
     def _check_privacy(self, privacy: Privacy, state: SimulationState) -> None:
@@ -464,24 +464,35 @@ class Simulator(Clients):
 
     # Memory
 
-    def clients_in_memory(self) -> int:
-        """Return how many clients fit into memory while they train."""
+    def bytes_of_a_client(self) -> int:
+        """Return the bytes of memory that one client needs while it trains."""
         samples = min(self.local.batch, self.train.x.shape[1])
         stacked, on_gpu = self.engine.name == "stacked", self.device.type == "cuda"
         each = client_bytes(self.net, self.train.x[0, :samples], stacked, on_gpu)
         if self.noise is not None:  # gradients of every sample, before and after clipping
             each += 2 * samples * size(self.net.initial)
-        return clients_at_once(self._budget() / 4, each)
+        return each
+
+    def operations_of_a_client(self) -> float:
+        """Return the operations of one client's training step."""
+        return operations_per_step(self.net, self.train.x[:1, 0], min(self.local.batch, self.train.x.shape[1]))
+
+    def clients_in_memory(self) -> int:
+        """Return how many clients fit into memory while they train."""
+        return clients_at_once(self.free_memory() / 4, self.bytes_of_a_client())
+
+    def free_memory(self) -> float:
+        """Return how many bytes of memory may be used."""
+        return self.settings.memory * GIGABYTE if self.settings.memory else free_bytes(self.device) / 2
 
     def _default_chunk(self) -> int:
         return Mean.BLOCK if len(self.federation) <= Mean.BLOCK else self.clients_in_memory()
 
-    def _budget(self) -> float:
-        return self.settings.memory * GIGABYTE if self.settings.memory else free_bytes(self.device) / 2
-
     def _make_storage(self, state_bytes: int) -> None:
         # Twice, because the previous state is kept until the round has succeeded.
-        self.storage = RowStorage(self.device, on_disk=2 * state_bytes > self._budget(), folder=self.settings.scratch)
+        self.storage = RowStorage(
+            self.device, on_disk=2 * state_bytes > self.free_memory(), folder=self.settings.scratch
+        )
 
 
 def plain_trace(answer: Answer) -> dict[str, TraceValue]:

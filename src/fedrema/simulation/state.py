@@ -19,6 +19,7 @@ from fedrema.core.checks import BadMethod
 from fedrema.core.fixed_point import QuantisedSum
 from fedrema.engine import ClientTensors, Cohort, row_index
 from fedrema.engine.cohort import RowIndex
+from fedrema.engine.turns import wait
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.records import RoundRecord
@@ -291,20 +292,19 @@ class Round:
 
 
 class Clock:
-    """Measures seconds by part of a round; each of several jointly trained simulations records its share."""
+    """Measures seconds by part of a round; each of several runs that are executed together records its share."""
 
-    def __init__(self, device: torch.device, joint_runs: int = 1) -> None:
+    def __init__(self, device: torch.device, runs_together: int = 1) -> None:
         self.device = device
-        self.joint_runs = joint_runs
+        self.runs_together = runs_together
         self.seconds = dict.fromkeys(("train", "aggregate", "evaluate", "other"), 0.0)
         self.last = time.perf_counter()
 
     def lap(self, part: str) -> None:
         """Add the time since the last lap to a part."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        wait(self.device)
         now = time.perf_counter()
-        self.seconds[part] += (now - self.last) / self.joint_runs
+        self.seconds[part] += (now - self.last) / self.runs_together
         self.last = now
 
 

@@ -4,6 +4,11 @@
 They cover most layers with stride 1. A tile of rows is a box of `images` × `high` × `wide` positions. For each kernel
 position (tap) it is another box of the input, and values outside the image are read as 0, so that neither addresses nor
 masks are computed. They use Triton's tensor descriptors, which older GPUs do not support.
+
+Both factors of every product in a loop must be in shared memory. Hopper's matrix units work asynchronously. When Triton
+keeps the first factor in registers, it may overwrite them for the next step while the product still reads them: with
+Triton 3.6, results were wrong when another kernel used the same multiprocessor. tests/engine/test_compiled_kernels.py
+compiles the programs and checks them.
 """
 
 import triton
@@ -40,12 +45,8 @@ def descriptor_product(
     top = first_row // wide - image * row_height
     image += client * samples
     # Outputs × rows, not rows × outputs: the second factor is read where the copy engine put it, while a first one that
-    # is a box takes the way through registers. The matrix units want 64 of the first, though.
-    rows_first: tl.constexpr = block_outputs < 64
-    if rows_first:
-        accumulator = tl.zeros((block_rows, block_outputs), tl.float32)
-    else:
-        accumulator = tl.zeros((block_outputs, block_rows), tl.float32)
+    # is a box takes the way through registers.
+    accumulator = tl.zeros((block_outputs, block_rows), tl.float32)
     blocks = channels // block_channels
     for step in range(kernel_height * kernel_width * blocks):
         tap = step // blocks
@@ -59,10 +60,41 @@ def descriptor_product(
             box = x.load([image, top - pad_height + down, right - pad_width, channel])
             a = weight.load([client * w_rows + first_output, tap * channels + channel])
         box = box.reshape(block_rows, block_channels)
-        a = a.to(x.dtype)  # a linear layer's weights come as float32: each is read once, and narrowed on the way
-        accumulator = tl.dot(box, a.T, accumulator) if rows_first else tl.dot(a, box.T, accumulator)
-    if not rows_first:
-        accumulator = accumulator.T
+        accumulator = tl.dot(a, box.T, accumulator)
+    accumulator = accumulator.T
+    output = first_output + tl.arange(0, block_outputs)
+    if has_bias:
+        accumulator += tl.load(bias + client * outputs + output, mask=output < outputs, other=0.0)[None, :]
+    row = tl.arange(0, block_rows)
+    y += (client.to(tl.int64) * rows + first_row) * outputs
+    # What a tile read beyond this client's rows or outputs belongs to another: it is not stored.
+    real = (first_row + row < rows)[:, None] & (output < outputs)[None, :]
+    tl.store(y + row[:, None] * outputs + output[None, :], accumulator.to(y.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["rows", "w_rows"])
+def linear_product(
+    x, weight, bias, y, rows, channels, outputs, w_rows, transposed: tl.constexpr, has_bias: tl.constexpr,
+    block_rows: tl.constexpr, block_outputs: tl.constexpr, block_channels: tl.constexpr,
+):  # fmt: skip
+    """Compute y[row, output] = Σ over channels of x[row, channel] · weight[output, channel], for a linear layer.
+
+    x is [clients · rows, channels] in bf16; weight is [clients · outputs, channels] in float32, because each of its
+    values is read once, and narrowed on the way. Transposed, weight is [clients · channels, outputs].
+    """
+    client = tl.program_id(1)
+    output_tiles = tl.cdiv(outputs, block_outputs)
+    first_row = tl.program_id(0) // output_tiles * block_rows
+    first_output = tl.program_id(0) % output_tiles * block_outputs
+    accumulator = tl.zeros((block_rows, block_outputs), tl.float32)
+    for step in range(channels // block_channels):
+        channel = step * block_channels
+        a = x.load([client * rows + first_row, channel])
+        if transposed:
+            b = weight.load([client * w_rows + channel, first_output])
+        else:
+            b = weight.load([client * w_rows + first_output, channel]).T
+        accumulator = tl.dot(a, b.to(x.dtype), accumulator)
     output = first_output + tl.arange(0, block_outputs)
     if has_bias:
         accumulator += tl.load(bias + client * outputs + output, mask=output < outputs, other=0.0)[None, :]

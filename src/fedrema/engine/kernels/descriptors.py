@@ -15,14 +15,13 @@ _described: Callable[[Tensor, list[int]], Any] = descriptor_programs.described
 
 
 def product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, padding: tuple[int, int], *, transposed: bool,
-    bf16: bool, linear: bool,
-) -> bool:  # fmt: skip
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, padding: tuple[int, int], *, transposed: bool, bf16: bool
+) -> bool:
     """Fill y [k, n, rows high, rows wide, outputs], if the shapes allow it; return whether they do."""
     clients, samples, height, width, outputs = y.shape
     channels = x.shape[4]
     rows = samples * height * width
-    tile = tiles.linear_tile() if linear else tiles.descriptor_tile(channels, outputs)
+    tile = tiles.descriptor_tile(channels, outputs)
     box = tiles.box(tile.rows, height, width)
     if box is None or channels % tile.reduction or not _fetchable(bf16, x, weight):
         return False
@@ -31,11 +30,29 @@ def product(
     descriptor_programs.descriptor_product[
         (pieces(rows, tile.rows) * pieces(outputs, tile.columns), clients)
     ](
-        _described(_narrowed(bf16, x).flatten(0, 1), [*box, tile.reduction]),
+        _described(x.flatten(0, 1), [*box, tile.reduction]),
         _described(flat, shape), weight if bias is None else bias, y,
         rows, channels, outputs, height, weight.shape[2], weight.shape[3], *padding, samples, weight.shape[1],
         transposed=transposed, has_bias=bias is not None, images=box.images, high=box.high, wide=box.wide,
         block_outputs=tile.columns, block_channels=tile.reduction, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return True
+
+
+def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, *, transposed: bool, bf16: bool) -> bool:
+    """Fill y [k, n, 1, 1, outputs] of a linear layer, if the shapes allow it; return whether they do."""
+    clients, rows, _, _, outputs = y.shape
+    channels = x.shape[4]
+    tile = tiles.linear_tile()
+    if channels % tile.reduction or not _fetchable(bf16, x, weight):
+        return False
+    flat = weight.view(clients * weight.shape[1], -1)
+    shape = [tile.reduction, tile.columns] if transposed else [tile.columns, tile.reduction]
+    descriptor_programs.linear_product[(pieces(rows, tile.rows) * pieces(outputs, tile.columns), clients)](
+        _described(_narrowed(bf16, x).view(clients * rows, channels), [tile.rows, tile.reduction]),
+        _described(flat, shape), weight if bias is None else bias, y, rows, channels, outputs, weight.shape[1],
+        transposed=transposed, has_bias=bias is not None, block_rows=tile.rows, block_outputs=tile.columns,
+        block_channels=tile.reduction, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return True
 

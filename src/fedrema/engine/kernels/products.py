@@ -157,9 +157,11 @@ def _gathered(
 ) -> None:  # fmt: skip
     rows, channels, outputs = sizes[:3]
     wide = geometry.bf16 and torch.float32 in (x.dtype, weight.dtype)
-    if geometry.stride == (1, 1) and descriptors.product(
-        x, weight, bias, y, geometry.padding, transposed=transposed, bf16=geometry.bf16, linear=geometry.linear
-    ):
+    described = {"transposed": transposed, "bf16": geometry.bf16}
+    if geometry.linear:
+        if descriptors.linear_product(x, weight, bias, y, **described):
+            return
+    elif geometry.stride == (1, 1) and descriptors.product(x, weight, bias, y, geometry.padding, **described):
         return
     tile = tiles.forward_tile(rows, channels, outputs, geometry.precision, wide)
     product_programs.gathered_product[_grid(rows, outputs, tile, len(y))](

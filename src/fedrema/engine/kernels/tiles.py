@@ -104,9 +104,7 @@ def box(rows: int, height: int, width: int) -> Box | None:
 def descriptor_tile(channels: int, outputs: int) -> Tile:
     """Return the tile of a forward product or an input gradient whose operands are fetched as boxes."""
     reduction = 64 if channels % 64 == 0 else 32 if channels % 32 == 0 else 16
-    if outputs <= 32:
-        return Tile(128, max(power_above(outputs), 16), reduction, 4, 3)
-    if outputs <= 64:
+    if outputs <= 64:  # the matrix units compute at least 64 outputs at once
         return Tile(256, 64, reduction, 4, 4)
     return Tile(256, 128, reduction, 8, 4) if channels > 64 else Tile(128, 128, reduction, 4, 3)
 
