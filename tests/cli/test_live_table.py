@@ -119,11 +119,12 @@ def test_cells_and_remaining_time_are_updated_by_events(example):
     assert example.shown() == ["7 of 8 runs finished"]
 
 
-def test_rounds_of_this_process_belong_to_the_current_task(example):
-    task = example.tasks[0]
-    example.table.report(Event("started", task))
-    example.table.report(Event("round", seed=1, round=3, score=0.0))
-    assert "FedAvg, small steps: round 3/10, seed 1 of 2, accuracy 0.0 %" in example.shown()
+def test_rounds_belong_to_one_of_several_tasks_that_run_together(example):
+    for task in example.tasks[:2]:
+        example.table.report(Event("started", task))
+    example.table.report(Event("round", example.tasks[1], seed=1, round=3, score=0.0))
+    assert "FedAvg, small steps: starting" in example.shown()
+    assert "FedAvg, large steps: round 3/10, seed 1 of 2, accuracy 0.0 %" in example.shown()
 
 
 def test_without_columns_the_table_has_one_column_of_accuracies(tmp_path):

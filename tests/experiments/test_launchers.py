@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from fedrema.errors import BadInput
 from fedrema.experiments.launchers import Event, InProcess, Workers
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store, key_of
 from fedrema.experiments.tasks import Task, missing_tasks, split_tasks
+from fedrema.runs import execute_many
 from fedrema.runs.execute import Interrupted
 from tests.fixtures import accept_all
 
@@ -187,6 +189,86 @@ def test_tasks_that_do_not_fit_are_not_started(launcher, tmp_path):
     assert asked == tasks
     assert [event.task for event in heard if event.kind == "started"] == [tasks[2]]
     assert store.keys() == [key_of(tasks[2].runs[0])]
+
+
+SHAPES = """
+[settings]
+rounds = 3
+clients = 4
+samples = 40
+hidden = 4
+epochs = 1
+backend = "stacked"
+[columns.strong]
+s = 0.2
+[columns.weak]
+s = 0.6
+[columns.fast]
+lr = 0.2
+[rows.fedavg]
+[rows.fedper]
+"""
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Count the runs that are executed together; also on a CPU, where the computation is the same as on a GPU."""
+    counts = []
+    monkeypatch.setattr(execute_many, "TOGETHER_ON", ("cpu", "cuda"))
+    original = execute_many._train
+    monkeypatch.setattr(execute_many, "_train", lambda runs, *rest: counts.append(len(runs)) or original(runs, *rest))
+    return counts
+
+
+def test_neighbouring_cells_of_one_shape_are_executed_together_with_the_same_results(tmp_path, together):
+    store, alone = Store(tmp_path / "together"), Store(tmp_path / "alone")
+    tasks, heard = tasks_of(tmp_path, SHAPES, store), []
+    ended = list(InProcess(store, tmp_path / "work", runs_together=5).run(tasks, accept_all, heard.append))
+    assert together == [2, 1, 2, 1]  # another learning rate or method is another shape
+    assert [(event.kind, event.task) for event in ended] == [("finished", task) for task in tasks]
+    assert [event.task for event in heard if event.kind == "started"] == tasks
+    assert all(any(event.task is task for event in heard if event.kind == "round") for task in tasks)
+    assert not list((tmp_path / "work").iterdir())
+    for _ in InProcess(alone, tmp_path / "work").run(tasks, accept_all, heard.append):
+        pass
+    assert together[4:] == [1] * 6
+    assert len(kept(store.folder)) == 6
+    scores = [[(run.summary.metrics, run.curves["accuracy"], run.clients) for run in each] for each in (store, alone)]
+    assert scores[0] == scores[1]
+
+
+def test_cells_are_executed_together_up_to_a_number_of_runs_and_as_far_as_time_is_left(tmp_path, together):
+    store, asked = Store(tmp_path / "runs"), []
+    tasks = tasks_of(tmp_path, SHAPES, store, seeds=2)
+
+    def fits(*chosen):
+        asked.append(tuple(tasks.index(task) for task in chosen))
+        return asked[-1] != (3, 4)
+
+    list(InProcess(store, tmp_path / "work", runs_together=4).run(tasks, fits, lambda event: None))
+    assert together == [4, 2, 2, 2, 2]
+    assert asked == [(0,), (0, 1), (2,), (3,), (3, 4), (4,), (5,)]
+    few = Store(tmp_path / "few")
+    list(InProcess(few, tmp_path / "work", runs_together=3).run(tasks, accept_all, lambda event: None))
+    assert together[5:] == [2] * 6
+
+
+def test_of_cells_that_are_executed_together_only_the_refused_one_fails(tmp_path, together, monkeypatch):
+    store = Store(tmp_path / "runs")
+    tasks = tasks_of(tmp_path, SHAPES, store)[:2]
+    original = execute_many.build_federation
+
+    def refusing(data):
+        if data.s == 0.6:
+            raise BadInput("there are too few images.")
+        return original(data)
+
+    monkeypatch.setattr(execute_many, "build_federation", refusing)
+    ended = list(InProcess(store, tmp_path / "work", 5).run(tasks, accept_all, lambda event: None))
+    assert [(event.kind, event.failed) for event in ended] == [
+        ("finished", ()), ("failed", ("fedavg, weak: there are too few images.",)),
+    ]  # fmt: skip
+    assert store.keys() == tasks[0].keys
 
 
 class GridProcess:
@@ -387,17 +469,18 @@ def test_an_encoded_task_decodes_to_the_same_task(vary, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "event",
+    ("kind", "values"),
     [
-        Event("round", seed=0, round=1, score=0.0),
-        Event("round", seed=3, round=20, score=0.5),
-        Event("round", seed=3, round=20),
-        Event("finished", failed=("one: ü", "two")),
-        Event("stopped"),
+        ("round", {"seed": 0, "round": 1, "score": 0.0}),
+        ("round", {"seed": 3, "round": 20, "score": 0.5}),
+        ("round", {"seed": 3, "round": 20}),
+        ("finished", {"failed": ("one: ü", "two")}),
+        ("stopped", {}),
     ],
 )
-def test_encoded_events_decode_to_the_same_events(event, tmp_path):
+def test_encoded_events_decode_to_the_same_events(kind, values, tmp_path):
     task, *_ = tasks_of(tmp_path, FILE, Store(tmp_path / "runs"))
+    event = Event(kind, task, **values)
     heard = Event.decoded(event.encoded(), task)
     assert heard.task is task
     assert (heard.kind, heard.seed, heard.round, heard.score, heard.metric, heard.failed) == (

@@ -13,7 +13,7 @@ from fedrema.cli.arguments import parse_settings
 from fedrema.engine import JointTraining, StackedEngine
 from fedrema.engine.batches import Order
 from fedrema.engine.joint import join_orders
-from fedrema.errors import Diverged
+from fedrema.errors import BadInput, Diverged
 from fedrema.methods import registry
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedpac import FedPAC
@@ -22,6 +22,7 @@ from fedrema.methods.fedrema import FedReMa
 from fedrema.runs import execute_many
 from fedrema.runs.execute import Interrupted, execute, resume
 from fedrema.runs.execute_many import execute_all, group_joint
+from fedrema.runs.lock import RunLock
 from fedrema.runs.run import Run
 from fedrema.simulation.simulator import Simulator
 from tests.contract.test_methods import METHODS
@@ -178,6 +179,23 @@ def test_the_runs_of_many_turns_are_split_evenly(tmp_path, monkeypatch):
     )
     list(execute_all(settings_of(tmp_path, seeds=6), unwatched))
     assert sizes == [3, 3]
+
+
+def test_if_a_run_cannot_be_prepared_no_other_stays_locked(tmp_path, monkeypatch):
+    original = execute_many.prepare_new
+
+    def refusing(settings, *rest, **more):
+        if settings.simulation.seed == 2:
+            raise BadInput("refused on purpose")
+        return original(settings, *rest, **more)
+
+    monkeypatch.setattr(execute_many, "prepare_new", refusing)
+    with pytest.raises(BadInput, match="refused on purpose"):
+        list(execute_all(settings_of(tmp_path), unwatched))
+    assert not any(RunLock(tmp_path / "together" / f"seed-{seed}").is_held() for seed in range(3))
+    monkeypatch.undo()
+    done = [outcome for _, outcome in execute_all(settings_of(tmp_path), unwatched, resume=True)]
+    assert [run.summary["rounds"] for run in done] == [3, 3, 3]
 
 
 def test_memory_is_not_estimated_for_a_single_run(tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store
 from fedrema.experiments.tasks import Task, missing_tasks, outdated_keys, split_tasks
 from fedrema.reporting.tables import plain_table
+from fedrema.runs.execute_many import MOST_IN_TURNS
 from fedrema.runs.worker_pool import gpu_names
 
 
@@ -130,12 +131,12 @@ def execute(
     tasks = split_tasks(tasks, launcher.at_once)
     started = time.monotonic()
 
-    def fits(task: Task) -> bool:
+    def fits(*tasks: Task) -> bool:
         if args.minutes is None:
             return True
         left = 60 * args.minutes - (time.monotonic() - started)
         # Others run at the same time, so that each takes longer than its share.
-        return left > 0 and (forecaster.seconds(task) or 0.0) <= left
+        return left > 0 and sum(forecaster.seconds(task) or 0.0 for task in tasks) <= left
 
     failed: list[str] = []
     try:
@@ -174,10 +175,10 @@ def _launcher(args: ExperimentOptions, store: Store, work: Path) -> Launcher:
         from fedrema.experiments.ray_launcher import OnRay
 
         return OnRay(store, args.workers, args.device)
-    devices = gpu_names(args.device) or [""]
-    if args.workers * len(devices) > 1:
-        return Workers(store, work, devices, args.workers)
-    return InProcess(store, work)
+    gpus = gpu_names(args.device)
+    if args.workers * max(1, len(gpus)) > 1:
+        return Workers(store, work, gpus or [""], args.workers)
+    return InProcess(store, work, MOST_IN_TURNS if gpus else 1)
 
 
 def prepare(parts: Sequence[Part], folder: Path) -> None:

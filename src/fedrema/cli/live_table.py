@@ -66,7 +66,7 @@ class LiveTable:
 
     def report(self, event: Event) -> None:
         """Update the table with an event."""
-        task = event.task or self.running[0]  # without workers there is one at a time
+        task = event.task
         if event.kind == "started":
             self.running.append(task)
         elif event.kind == "round":

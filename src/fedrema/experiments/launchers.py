@@ -1,6 +1,7 @@
 """Launchers run tasks: in this process, or in several worker processes of this machine."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ import msgspec
 from fedrema.config.settings import Settings
 from fedrema.errors import FedremaError
 from fedrema.experiments.store import Store
-from fedrema.experiments.tasks import Runner, Task
-from fedrema.runs.callbacks import RoundCallback
+from fedrema.experiments.tasks import Runner, Task, can_run_together
+from fedrema.runs.callbacks import CallbackFor, RoundCallback
 from fedrema.runs.execute import Interrupted
 from fedrema.runs.signals import graceful_stop
 from fedrema.runs.worker_pool import WorkerPool
@@ -21,8 +22,6 @@ from fedrema.simulation.state import Round
 MIN_SECONDS_BETWEEN_REPORTS = 0.5
 """The rounds of a run are reported at most this often."""
 
-Fits = Callable[[Task], bool]
-"""Returns whether a task is expected to finish in the remaining time."""
 EventKind = Literal["started", "round", "finished", "failed", "stopped", "lost"]
 
 
@@ -31,7 +30,7 @@ class Event:
     """An event of a task: it started, finished a round, finished or failed; on Ray it can also be stopped or lost."""
 
     kind: EventKind
-    task: Task | None = None
+    task: Task
     seed: int = 0
     round: int = 0
     score: float | None = None
@@ -70,6 +69,12 @@ class _Sent(msgspec.Struct, frozen=True):
 EventCallback = Callable[[Event], None]
 
 
+class Fits(Protocol):
+    """Returns whether tasks that are run together are expected to finish in the remaining time."""
+
+    def __call__(self, *tasks: Task) -> bool: ...
+
+
 class Launcher(Protocol):
     """Runs tasks somewhere, in their order as far as possible."""
 
@@ -81,20 +86,37 @@ class Launcher(Protocol):
 
 
 class InProcess:
-    """Runs one task after the other in this process."""
+    """Runs tasks in this process: one after the other; on a GPU, neighbours whose runs have one shape together."""
 
-    def __init__(self, store: Store, work: Path) -> None:
-        self.store, self.work = store, work
+    def __init__(self, store: Store, work: Path, runs_together: int = 1) -> None:
+        self.store, self.work, self.runs_together = store, work, runs_together
         self.at_once = 1
 
     def run(self, tasks: Sequence[Task], fits: Fits, report: EventCallback) -> Iterator[Event]:
         """Run them."""
+        waiting = deque(tasks)
         with graceful_stop() as request:
-            for task in filter(fits, tasks):
-                report(Event("started", task))
-                yield run_task(Runner(self.store, self.work, reporting(report)), task)
+            while waiting:
+                if not (together := self._next(waiting, fits)):
+                    continue
+                for task in together:
+                    report(Event("started", task))
+                runner = Runner(self.store, self.work, reporting(report, together))
+                yield from run_tasks(runner, together)
                 if request.made:
                     raise Interrupted("Stopped.")
+
+    def _next(self, waiting: deque[Task], fits: Fits) -> list[Task]:
+        """Remove the tasks to run next; none if the first does not fit."""
+        chosen = [waiting.popleft()]
+        if not fits(*chosen):
+            return []
+        while waiting and can_run_together(chosen[0], waiting[0]):
+            more = [*chosen, waiting[0]]
+            if sum(len(task.seeds) for task in more) > self.runs_together or not fits(*more):
+                break
+            chosen.append(waiting.popleft())
+        return chosen
 
 
 class Workers:
@@ -124,24 +146,37 @@ class Workers:
 
 def run_encoded_task(encoded: str, report: Callable[[str], None], store: str, work: str, concurrent: str) -> str:
     """Run a task in a worker process, and return its last event."""
-    callback_for = reporting(lambda event: report(event.encoded()))
-    runner = Runner(Store(Path(store)), Path(work), callback_for, int(concurrent))
-    return run_task(runner, Task.decoded(encoded)).encoded()
+    task = Task.decoded(encoded)
+    callback_for = reporting(lambda event: report(event.encoded()), [task])
+    return run_task(Runner(Store(Path(store)), Path(work), callback_for, int(concurrent)), task).encoded()
 
 
 def run_task(runner: Runner, task: Task) -> Event:
     """Run a task and return its last event."""
+    return next(run_tasks(runner, [task]))
+
+
+def run_tasks(runner: Runner, tasks: Sequence[Task]) -> Iterator[Event]:
+    """Run tasks together and yield the last event of each."""
     try:
-        return Event("finished", task, failed=tuple(runner.run(task)))
-    except FedremaError as error:  # the other tasks continue
-        return Event("failed", task, failed=(f"{task.cell.title}: {error}",))
+        failed = runner.run_together(tasks)
+    except FedremaError as error:
+        if len(tasks) == 1:  # the other tasks continue
+            yield Event("failed", tasks[0], failed=(f"{tasks[0].cell.title}: {error}",))
+        else:  # alone, each shows whether it is the cause
+            for task in tasks:
+                yield from run_tasks(runner, [task])
+    else:
+        for task, sentences in zip(tasks, failed, strict=True):
+            yield Event("finished", task, failed=tuple(sentences))
 
 
-def reporting(report: EventCallback) -> Callable[[Settings], RoundCallback]:
-    """Return a function that makes the callback of a run, which reports its rounds at most twice a second."""
+def reporting(report: EventCallback, tasks: Sequence[Task]) -> CallbackFor:
+    """Return a function that makes the callback of a task's run, which reports its rounds at most twice a second."""
+    owners = {key: task for task in tasks for key in task.keys}
 
     def callback_for(settings: Settings) -> RoundCallback:
-        reported = -MIN_SECONDS_BETWEEN_REPORTS
+        task, reported = owners[settings.output.folder.name], -MIN_SECONDS_BETWEEN_REPORTS
 
         def callback(finished: Round) -> None:
             nonlocal reported
@@ -150,7 +185,7 @@ def reporting(report: EventCallback) -> Callable[[Settings], RoundCallback]:
                 record, seed = finished.record, settings.simulation.seed
                 score = None if record.primary is None else record.primary.value
                 metric = next(iter(record.metrics), "accuracy")
-                report(Event("round", seed=seed, round=record.round, score=score, metric=metric))
+                report(Event("round", task, seed, record.round, score, metric))
 
         return callback
 

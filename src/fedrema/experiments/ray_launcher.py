@@ -174,7 +174,7 @@ def run_there(
     task = Task.decoded(order)
     if version != __version__:
         why = f"{task.cell.title}: {platform.node()} has fedrema {__version__}, not {version}: install the same."
-        return Event("failed", failed=(why,)).encoded(), {}
+        return Event("failed", task, failed=(why,)).encoded(), {}
     torch.set_num_threads(threads)
     # Always the same folder: a task that returns to this machine continues from its checkpoints.
     folder = Path(tempfile.gettempdir()) / work
@@ -182,13 +182,13 @@ def run_there(
         runner = Runner(
             Store(Path(cells)),
             folder,
-            reporting(lambda event: rounds.put_nowait((number, event.encoded()))),
+            reporting(lambda event: rounds.put_nowait((number, event.encoded())), [task]),
             concurrent_tasks,
         )
         try:
             event = run_task(runner, task)
         except (Interrupted, KeyboardInterrupt):  # the latter between rounds
-            event = Event("stopped")
+            event = Event("stopped", task)
         kept = {file.stem: file.read_text(encoding="utf-8") for file in Path(cells).glob("*.json")}
     for key in kept:
         shutil.rmtree(folder / key, ignore_errors=True)

@@ -14,7 +14,7 @@ from fedrema.experiments.spec import Cell, Line, Value, Vary
 from fedrema.experiments.store import Store, key_of
 from fedrema.runs.callbacks import CallbackFor
 from fedrema.runs.directory import RunDirectory
-from fedrema.runs.execute_many import execute_all, split_groups
+from fedrema.runs.execute_many import execute_all, group_joint, split_groups
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import Inputs
 from fedrema.runs.provenance import changed_files, inputs_of, is_outdated
@@ -86,6 +86,11 @@ def missing_tasks(cells: Iterable[Cell], seeds: int, store: Store, known: set[st
     return tasks
 
 
+def can_run_together(first: Task, other: Task) -> bool:
+    """Whether the runs of two tasks have one shape, so that a GPU can execute them together."""
+    return len(group_joint([first.runs[0], other.runs[0]])) == 1
+
+
 def split_tasks(tasks: Sequence[Task], workers: int) -> list[Task]:
     """Halve the largest tasks until there is one for each worker, or none can be halved."""
     parts = split_groups([[(task, seed) for seed in task.seeds] for task in tasks], workers)
@@ -122,7 +127,7 @@ def _in_store(cell: Cell, seeds: int, store: Store) -> list[FinishedRun]:
 
 
 class Runner:
-    """Runs the seeds of a task, jointly where possible; a stopped run continues from its checkpoint.
+    """Runs the seeds of tasks, together where possible; a stopped run continues from its checkpoint.
 
     Parameters
     ----------
@@ -140,33 +145,43 @@ class Runner:
         self.store, self.work, self.callback_for, self.concurrent_tasks = store, work, callback_for, concurrent_tasks
 
     def run(self, task: Task) -> list[str]:
-        """Run a task, store its runs, and return a sentence for each run that diverged.
+        """Run one task, and return a sentence for each run that diverged; see `run_together`."""
+        return self.run_together([task])[0]
+
+    def run_together(self, tasks: Sequence[Task]) -> list[list[str]]:
+        """Run tasks, store their runs, and return for each task a sentence for each run that diverged.
 
         Raises
         ------
         Interrupted
-            When a stop was requested; running the same task again continues from its checkpoints.
+            When a stop was requested; running the same tasks again continues from their checkpoints.
         """
-        placed = [settings.placed(self.work / key) for settings, key in zip(task.runs, task.keys, strict=True)]
-        folders = [settings.output.folder for settings in placed]
-        for folder in folders:
+        failed: list[list[str]] = [[] for _ in tasks]
+        owners = {self.work / key: pair for pair in zip(tasks, failed, strict=True) for key in pair[0].keys}
+        """By folder: the task of a run, and the task's sentences."""
+        every = (settings for task in tasks for settings in task.runs)
+        placed = [settings.placed(folder) for settings, folder in zip(every, owners, strict=True)]
+        for folder in owners:
             if not _can_resume(folder):
                 _remove(folder)
         for settings in [each for each in placed if is_finished(each.output.folder)]:  # stopped before it was stored
-            self.store.put(settings, Run(settings.output.folder), self.concurrent_tasks, task.inputs)
+            self._put(settings, Run(settings.output.folder), owners[settings.output.folder][0])
             placed.remove(settings)
-        failed = []
         for settings in placed:
-            _check_inputs(task.inputs, settings)
+            _check_inputs(owners[settings.output.folder][0].inputs, settings)
         for settings, outcome in execute_all(placed, self.callback_for, resume=True):
+            task, sentences = owners[settings.output.folder]
             if isinstance(outcome, Diverged):
                 self.store.put_diverged(settings, str(outcome), task.inputs)
-                failed.append(f"{task.cell.title}, seed {settings.simulation.seed}: {outcome}")
+                sentences.append(f"{task.cell.title}, seed {settings.simulation.seed}: {outcome}")
             else:
-                self.store.put(settings, outcome, self.concurrent_tasks, task.inputs)
-        for folder in folders:
+                self._put(settings, outcome, task)
+        for folder in owners:
             _remove(folder)
         return failed
+
+    def _put(self, settings: Settings, run: Run, task: Task) -> None:
+        self.store.put(settings, run, self.concurrent_tasks, task.inputs)
 
 
 def _can_resume(folder: Path) -> bool:

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -104,10 +105,16 @@ def execute_all(
 
         waiting = list(group)
         while waiting:
-            first = prepare(waiting[0], data_of(waiting[0]))
-            number, jointly = _at_once(first, len(waiting))
-            now, waiting = waiting[:number], waiting[number:]
-            runs = [first, *(prepare(settings, data_of(settings)) for settings in now[1:])]
+            with ExitStack() as locks:  # released if a run cannot be prepared; otherwise when its training ends
+                first = prepare(waiting[0], data_of(waiting[0]))
+                runs = [first]
+                locks.callback(first.lock.release)
+                number, jointly = _at_once(first, len(waiting))
+                now, waiting = waiting[:number], waiting[number:]
+                for settings in now[1:]:
+                    runs.append(prepare(settings, data_of(settings)))
+                    locks.callback(runs[-1].lock.release)
+                locks.pop_all()
             for used in federations.keys() - {settings.data for settings in waiting}:
                 del federations[used]
             watches = [watching(settings) if watching is not None else None for settings in now]
