@@ -1,4 +1,4 @@
-"""On a real GPU: CUDA graphs, our kernels, joint training. `make test-gpu`; skipped without a GPU."""
+"""On a real GPU: CUDA graphs, our kernels, joint training, runs that take turns. `make test-gpu`; skipped without a GPU."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from torch import nn
 from fedrema.core import Answer, LocalTraining, Role, average, cross_entropy, mix
 from fedrema.core.similarity import head_similarity
 from fedrema.data import Federation
-from fedrema.engine import JointTraining, kernels
+from fedrema.engine import JointTraining, kernels, run_in_turns
 from fedrema.methods.ditto import Ditto
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedbn import FedBN
@@ -225,6 +225,25 @@ def test_runs_on_other_partitions_trained_jointly_have_the_same_results_as_alone
     for expected, other in zip(alone, found, strict=True):
         for name, value in expected.items():
             assert torch.allclose(value.double(), other[name].double(), rtol=1e-3, atol=1e-4), name
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedReMa(), FedPAC()], ids=lambda method: method.name)
+def test_runs_that_take_turns_have_the_same_results_as_alone(method):
+    local = LocalTraining(epochs=2, batch=10, lr=0.02)
+    alone, simulators = [], []
+    for seed in range(3):
+        simulator, state, _ = run_simulation(method, images(seed=seed), local, covered, precision="bf16", seed=seed)
+        alone.append(snapshot(state))
+        simulators.append(simulator)
+
+    def again(simulator):
+        state = simulator.start()
+        list(simulator.run(state))
+        return snapshot(state)
+
+    found = run_in_turns([functools.partial(again, simulator) for simulator in simulators], simulators[0].device)
+    for expected, other in zip(alone, found, strict=True):
+        assert all(torch.equal(value, other[name]) for name, value in expected.items())
 
 
 def test_settings_that_differ_between_joint_runs_are_those_of_each_run():
