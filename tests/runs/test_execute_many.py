@@ -242,7 +242,10 @@ def test_an_error_in_joint_training_is_raised_to_the_caller(tmp_path, monkeypatc
         list(execute_all(settings_of(tmp_path), unwatched))
 
 
-def test_on_a_stop_all_seeds_are_saved_and_can_be_resumed(tmp_path):
+@pytest.mark.parametrize("how", ["jointly", "in turns"])
+def test_on_a_stop_all_seeds_are_saved_and_can_be_resumed(how, tmp_path, request):
+    if how == "in turns":
+        request.getfixturevalue("_large_steps")
     whole = [outcome for _, outcome in execute_all(settings_of(tmp_path, "whole"), unwatched)]
 
     def watching(settings):
