@@ -1,4 +1,4 @@
-"""On a real GPU: CUDA graphs, our kernels, joint training, runs that take turns. `make test-gpu`; skipped without a GPU."""
+"""On a real GPU: CUDA graphs, kernels, joint training, runs in turns. `make test-gpu`; skipped without a GPU."""
 
 import dataclasses
 import functools

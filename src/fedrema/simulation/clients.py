@@ -27,10 +27,11 @@ from fedrema.engine import (
     row_index,
 )
 from fedrema.engine.batches import samples_on_device
+from fedrema.engine.costs import client_bytes, operations_per_step
 from fedrema.engine.devices import with_own_threads
 from fedrema.engine.private_steps import SampleNoise
 from fedrema.errors import BadInput, at_least
-from fedrema.models.body_and_head import Net, Tensors
+from fedrema.models.body_and_head import Net, Tensors, size
 from fedrema.simulation.scoring import MetricSums, measure, measure_accuracy
 from fedrema.tasks import Predictions
 from fedrema.tasks.metrics import metrics_of
@@ -98,6 +99,19 @@ class Clients:
         """Clipping and noise of the gradients of samples; None: ordinary SGD."""
         self.steps = torch.zeros(len(federation), dtype=torch.int64)
         """[K] how many steps each client took in its last local training."""
+
+    def bytes_of_a_client(self) -> int:
+        """Return the bytes of memory that one client needs while it trains."""
+        samples = min(self.local.batch, self.train.x.shape[1])
+        stacked, on_gpu = self.engine.name == "stacked", self.device.type == "cuda"
+        each = client_bytes(self.net, self.train.x[0, :samples], stacked, on_gpu)
+        if self.noise is not None:  # gradients of every sample, before and after clipping
+            each += 2 * samples * size(self.net.initial)
+        return each
+
+    def operations_of_a_client(self) -> float:
+        """Return the operations of one client's training step."""
+        return operations_per_step(self.net, self.train.x[:1, 0], min(self.local.batch, self.train.x.shape[1]))
 
     def roles(self, params: ClientTensors) -> dict[str, Role]:
         """Return the role of each parameter; `Method.role` is called once per name."""

@@ -30,7 +30,7 @@ from fedrema.core.similarity import draw_probes, head_similarity
 from fedrema.data.federation import Federation
 from fedrema.engine import ClientTensors, Cohort, row_index
 from fedrema.engine.batches import sampling_rates
-from fedrema.engine.costs import GIGABYTE, client_bytes, clients_at_once, free_bytes, operations_per_step
+from fedrema.engine.costs import GIGABYTE, clients_at_once, free_bytes
 from fedrema.engine.devices import with_own_threads
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors, size
@@ -463,19 +463,6 @@ class Simulator(Clients):
             return self.method.server(self.net, clients)
 
     # Memory
-
-    def bytes_of_a_client(self) -> int:
-        """Return the bytes of memory that one client needs while it trains."""
-        samples = min(self.local.batch, self.train.x.shape[1])
-        stacked, on_gpu = self.engine.name == "stacked", self.device.type == "cuda"
-        each = client_bytes(self.net, self.train.x[0, :samples], stacked, on_gpu)
-        if self.noise is not None:  # gradients of every sample, before and after clipping
-            each += 2 * samples * size(self.net.initial)
-        return each
-
-    def operations_of_a_client(self) -> float:
-        """Return the operations of one client's training step."""
-        return operations_per_step(self.net, self.train.x[:1, 0], min(self.local.batch, self.train.x.shape[1]))
 
     def clients_in_memory(self) -> int:
         """Return how many clients fit into memory while they train."""
