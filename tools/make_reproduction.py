@@ -93,7 +93,7 @@ def make() -> None:
     fill(PAGE, "commands", section(RESULTS / "README.md", "## Commands").strip())
     fill(PAGE, "plan", planned(section(RESULTS / "README.md", "## Missing runs")))
     few = RESULTS.parent / "few-samples"
-    for name in ("collapse", "reset", "partitions", "batches"):
+    for name in ("collapse", "reset", "partitions", "batches", "fedprox"):
         grid = DOCS.parent / "research" / "few_samples" / f"{name}.toml"
         main(["grid", str(grid), "--minutes", "0", "--quiet", "--out", str(few)])
         fill(PAGE, name, noted(table((few / f"{name}.md").read_text())))
