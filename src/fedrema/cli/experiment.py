@@ -131,12 +131,12 @@ def execute(
     tasks = split_tasks(tasks, launcher.at_once)
     started = time.monotonic()
 
-    def fits(*tasks: Task) -> bool:
+    def fits(*together: Task) -> bool:
         if args.minutes is None:
             return True
         left = 60 * args.minutes - (time.monotonic() - started)
         # Others run at the same time, so that each takes longer than its share.
-        return left > 0 and sum(forecaster.seconds(task) or 0.0 for task in tasks) <= left
+        return left > 0 and sum(forecaster.seconds(task) or 0.0 for task in together) <= left
 
     failed: list[str] = []
     try:
