@@ -17,7 +17,7 @@ from fedrema.engine.batches import Samples, TrainingPlan
 from fedrema.engine.cohort import Cohort, Hook
 from fedrema.engine.costs import operations_per_step
 from fedrema.engine.devices import Arithmetic
-from fedrema.engine.loop import LoopEngine
+from fedrema.engine.loop import LoopEngine, can_use_channels_last, draws_without_key
 from fedrema.engine.stackable import why_not_stackable
 from fedrema.engine.stacked import StackedEngine
 from fedrema.errors import BadInput
@@ -79,14 +79,18 @@ def make_engine(
         if obstacle and backend == "stacked":
             raise BadInput(f"--backend stacked cannot train this network: {obstacle}; use --backend loop.")
         name = "loop" if obstacle else "stacked"
-    if not on_cpu:
-        return LoopEngine(net, arithmetic) if name == "loop" else StackedEngine(net, arithmetic)
     stacked, available = name == "stacked", torch.get_num_threads()
-    per_operation = threads or threads_per_operation(stacked, operations, clients, parallel_clients(available, clients))
+    if not on_cpu:
+        if stacked:
+            return StackedEngine(net, arithmetic)
+        return LoopEngine(net, arithmetic, channels_last=can_use_channels_last(net, sample))
     if stacked:
-        return StackedEngine(net, arithmetic, per_operation)
-    parallel = 1 if operations < SMALL_STEP else min(available // per_operation, clients, MAX_PARALLEL_CLIENTS)
-    return LoopEngine(net, arithmetic, per_operation, max(1, parallel))
+        return StackedEngine(net, arithmetic, threads or threads_per_operation(True, operations, clients, 1))
+    # Draws that have no key depend on their order, so that one client trains after the other, with all threads.
+    most = 1 if operations < SMALL_STEP or draws_without_key(net, sample) else clients
+    per_operation = threads or threads_per_operation(False, operations, clients, parallel_clients(available, most))
+    parallel = max(1, min(available // per_operation, most, MAX_PARALLEL_CLIENTS))
+    return LoopEngine(net, arithmetic, per_operation, parallel, can_use_channels_last(net, sample))
 
 
 def threads_per_operation(stacked: bool, operations: float, clients: int, parallel: int) -> int:

@@ -102,6 +102,8 @@ class TrainingPlan:
     phases: Sequence[tuple[Phase, Order]]
     """Each phase with the batches of every client."""
     local: LocalTraining
+    names: tuple[str, ...]
+    """All parameters that the method ever trains."""
     key: tuple[int | str, ...]
     """Keys the random numbers that layers draw, together with a client's name."""
     noise: SampleNoise | None = None

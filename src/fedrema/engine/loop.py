@@ -7,6 +7,8 @@ import copy
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
 from queue import SimpleQueue
 
 import torch
@@ -24,20 +26,32 @@ from fedrema.engine.sgd import LossMean, PhaseSGD
 from fedrema.models.body_and_head import Net, Tensors
 
 
+NOT, KEYED, GLOBAL = "not", "with a key", "from torch's generator"
+
+
 class LoopEngine:
     """Trains each client separately on exactly its own samples: nothing is padded."""
 
     name = "loop"
 
-    def __init__(self, net: Net, arithmetic: Arithmetic, threads: int | None = None, parallel: int = 1) -> None:
+    def __init__(
+        self,
+        net: Net,
+        arithmetic: Arithmetic,
+        threads: int | None = None,
+        parallel: int = 1,
+        channels_last: bool = False,
+    ) -> None:
         self.net = net
         self.arithmetic = arithmetic
         self.threads = threads
         """Threads per operation; changes how sums are rounded. None: torch's setting."""
         self.parallel = parallel
         """Clients that train at the same time; does not change results."""
+        self._layout = _channels_last if channels_last else _unchanged
         self._nets = [net]
-        self._draws_numbers: dict[Loss, bool] = {}
+        self._draws: dict[Loss, str] = {}
+        """By loss: how random numbers are drawn outside of the network, one of NOT, KEYED and GLOBAL."""
 
     @in_training_arithmetic
     def apply_hook(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
@@ -45,7 +59,7 @@ class LoopEngine:
         self.net.train(False)
         with torch.no_grad(), self.arithmetic.torch_context():
             results = [
-                hook(_in_fast_layout(cohort.one(k)), _all_samples(samples, cohort, k)) for k in range(len(cohort))
+                hook(self._in_fast_layout(cohort.one(k)), _all_samples(samples, cohort, k)) for k in range(len(cohort))
             ]
         return {
             group: {name: _stack([result[group][name] for result in results]) for name in results[0][group]}
@@ -68,12 +82,15 @@ class LoopEngine:
         def predict(net: Net, k: int) -> None:
             data = samples.of(rows[k])
             if len(data.y):
-                with torch.no_grad(), self.arithmetic.torch_context():
-                    scores = method.predict(net, _in_fast_layout(cohort.one(k)), data.x)
+                client = self._in_fast_layout(cohort.one(k))
+                # Layers that draw random numbers when they predict draw the same ones in every round.
+                key = torch.tensor(seed_of(cohort.names[k], "predictions"), device=data.x.device)
+                with torch.no_grad(), self.arithmetic.torch_context(), net.batch_context(None, None, key, len(data.y)):
+                    scores = method.predict(net, client, data.x)
                 check_scores(method, scores, len(data.y), net.classes)
                 predicted[k, : len(data.y)] = scores if outputs else scores.argmax(-1)
 
-        self._for_all(len(cohort), predict, self.parallel, training=False)
+        self._for_all(samples.counts[cohort.clients], predict, self.parallel, training=False)
         return predicted
 
     @in_training_arithmetic
@@ -86,8 +103,8 @@ class LoopEngine:
 
         def train(net: Net, k: int) -> None:
             client = cohort.one(k)
-            client = client.having(params={name: _fast_copy(value) for name, value in client.params.items()})
-            momentum = {name: _fast_copy(value[k]) for name, value in velocity.items()}
+            client = client.having(params={name: self._fast_copy(value) for name, value in client.params.items()})
+            momentum = {name: self._fast_copy(value[k]) for name, value in velocity.items()}
             losses = LossMean(client.count.new_zeros(()), client.count.new_zeros(()))
             for phase, order in plan.phases:
                 value_of = functools.partial(self._value, net, plan.local.augmentations)
@@ -95,7 +112,7 @@ class LoopEngine:
                     plan.method,
                     phase,
                     plan.local,
-                    momentum,
+                    plan.names,
                     value_of,
                     axes=0,
                     prefix_of=net.prefix_of,
@@ -111,8 +128,8 @@ class LoopEngine:
                 new_velocity[name][k] = value
             mean_losses[k] = losses.mean()
 
-        def train_keyed(net: Net, k: int) -> None:
-            # Random layers such as dropout are keyed by the client's name too.
+        def train_seeded(net: Net, k: int) -> None:
+            # What has no key draws from torch's generator, which all threads share.
             seed = seed_of(*plan.key, cohort.names[k], "layers")
             if devices:
                 torch.manual_seed(seed)
@@ -122,30 +139,38 @@ class LoopEngine:
 
         devices = [samples.x.device] if samples.x.is_cuda else []
         with torch.random.fork_rng(devices=devices):
-            if self.parallel > 1 and not self._draws(cohort, samples, plan):
-                self._for_all(len(cohort), train, self.parallel, training=True)
-            else:  # all threads share one global generator
-                self._for_all(len(cohort), train_keyed, 1, training=True)
+            if self._uses_the_global_generator(cohort, samples, plan):
+                self._for_all(cohort.counts, train_seeded, 1, training=True)
+            else:
+                self._for_all(cohort.counts, train, self.parallel, training=True)
         return trained, new_velocity, mean_losses
 
-    def _draws(self, cohort: Cohort, samples: Samples, plan: TrainingPlan) -> bool:
-        """Return whether layers or losses draw random numbers, which is determined by calling each loss once."""
+    def _uses_the_global_generator(self, cohort: Cohort, samples: Samples, plan: TrainingPlan) -> bool:
+        """Call each loss of a plan once on a few samples to see how it draws random numbers."""
         losses = {phase.loss or plan.method.loss for phase, _ in plan.phases}
-        for loss in losses - self._draws_numbers.keys():
-            few = samples.of(int(cohort.clients[0])).rows(slice(2))
-            before = torch.get_rng_state()
-            self.net.train(True)
-            with torch.no_grad():
-                loss(self.net, cohort.one(0), few)
-            self._draws_numbers[loss] = not torch.equal(before, torch.get_rng_state())
-        return any(self._draws_numbers[loss] for loss in losses)
+        client = cohort.one(0)
+        client = client.having(params={name: value.clone() for name, value in client.params.items()})
+        few = replace(samples.of(int(cohort.clients[0])).rows(slice(2)), key=_no_key(samples.x.device))
+        self.net.train(True)
+        for loss in losses - self._draws.keys():
+            call = functools.partial(self._value, self.net, (), loss, client, few)
+            if draws_globally(call):
+                self._draws[loss] = KEYED
+                if draws_globally(call):
+                    self._draws[loss] = GLOBAL
+            self._draws.setdefault(loss, NOT)
+        return any(self._draws[loss] == GLOBAL for loss in losses)
 
-    def _for_all(self, clients: int, work: Callable[[Net, int], None], parallel: int, training: bool) -> None:
-        """Call a function for every client, several at a time; each thread has its own copy of the network."""
-        parallel = min(parallel, clients)
+    def _for_all(self, counts: Tensor, work: Callable[[Net, int], None], parallel: int, training: bool) -> None:
+        """Call a function for every client, several at a time; each thread has its own copy of the network.
+
+        `counts` are the clients' numbers of samples. Clients with many start first, so that no thread has much left to
+        do when the others are finished.
+        """
+        parallel = min(parallel, len(counts))
         if parallel <= 1:
             self.net.train(training)
-            for k in range(clients):
+            for k in range(len(counts)):
                 work(self.net, k)
             return
         self._nets += [copy.deepcopy(self.net) for _ in range(parallel - len(self._nets))]
@@ -165,13 +190,14 @@ class LoopEngine:
         per_operation = self.threads or before
         try:
             with ThreadPoolExecutor(parallel, initializer=torch.set_num_threads, initargs=(per_operation,)) as pool:
-                list(pool.map(one, range(clients)))
+                list(pool.map(one, counts.argsort(descending=True, stable=True).tolist()))
         finally:
             torch.set_num_threads(before)
 
     def _value(self, net: Net, augmentations: tuple[str, ...], loss: Loss, client: Client, batch: Batch) -> Tensor:
         batch = augmented(batch, augmentations)
-        with self.arithmetic.torch_context(), net.batch_context(None, client.params, batch.key, len(batch.y)):
+        drawing = net.keyed_functions if self._draws.get(loss) == KEYED else nullcontext()
+        with self.arithmetic.torch_context(), net.batch_context(None, client.params, batch.key, len(batch.y)), drawing:
             return check_loss(loss, loss(net, client, batch))
 
     def _of_samples(
@@ -187,12 +213,64 @@ class LoopEngine:
             return sample_gradients(net, loss, client, batch, names, augmentations)
 
 
-def _in_fast_layout(client: Client) -> Client:
-    """Return a client whose convolution weights have the memory layout that is fastest on a CPU."""
-    params, memory = (
-        {name: _channels_last(value) for name, value in group.items()} for group in (client.params, client.memory)
-    )
-    return client.having(params=params, memory=memory)
+    def _in_fast_layout(self, client: Client) -> Client:
+        """Return a client whose convolution weights have the memory layout that is fastest on a CPU."""
+        params, memory = (
+            {name: self._layout(value) for name, value in group.items()} for group in (client.params, client.memory)
+        )
+        return client.having(params=params, memory=memory)
+
+    def _fast_copy(self, value: Tensor) -> Tensor:
+        return self._layout(value).clone()
+
+
+def draws_globally(call: Callable[[], object]) -> bool:
+    """Return whether a function draws from torch's own generator, whose state is not changed."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        call()
+        return not torch.equal(before, torch.get_rng_state())
+
+
+def draws_without_key(net: Net, sample: Tensor) -> bool:
+    """Return whether layers of a network draw random numbers that cannot be keyed, for example in TorchScript."""
+    net.train(True)
+    sample = sample[:1].expand(2, *sample.shape[1:])
+    with net.batch_context(None, None, _no_key(sample.device), len(sample)):
+        return draws_globally(lambda: net(net.initial, sample))
+
+
+def can_use_channels_last(net: Net, sample: Tensor) -> bool:
+    """Return whether a network computes the same with convolution weights whose channels come last.
+
+    Activations then have this layout too. `x.view(len(x), -1)` fails on them, and code that reads strides may compute
+    something else.
+    """
+    if not any(value.dim() == 4 for value in net.initial.values()):
+        return False
+    sample = sample[:1].expand(2, *sample.shape[1:]).contiguous()
+    key = _no_key(sample.device)
+    fast = {name: _channels_last(value) for name, value in net.initial.items()}
+    for training in (False, True):
+        net.train(training)
+        outputs = []
+        for params in (net.initial, fast):
+            with torch.no_grad(), net.batch_context(None, None, key, len(sample)):
+                try:
+                    outputs.append(net(params, sample))
+                except RuntimeError:
+                    return False
+        if not torch.allclose(*outputs, rtol=1e-3, atol=1e-5, equal_nan=True):
+            return False
+    return True
+
+
+def _no_key(device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=torch.int64, device=device)
+
+
+def _unchanged(value: Tensor) -> Tensor:
+    return value
 
 
 def _channels_last(value: Tensor) -> Tensor:
@@ -204,10 +282,6 @@ def _channels_last(value: Tensor) -> Tensor:
         _, _, height, width = value.shape
         return value.as_strided(value.shape, (height * width, 1, width, 1))
     return value
-
-
-def _fast_copy(value: Tensor) -> Tensor:
-    return _channels_last(value).clone()
 
 
 def _stack(values: list[Tensor]) -> Tensor:

@@ -61,7 +61,7 @@ class PhaseSGD:
         method, phase, local
             The method, the phase and the settings of local training.
         names
-            All parameters that any phase trains.
+            All parameters that the method ever trains.
         value_of
             Computes the loss: one number, or one per client. Clients are independent, so the gradient of the sum of
             their losses is the gradient of each.
@@ -84,7 +84,8 @@ class PhaseSGD:
         """Set the momentum of what the phase trains to zero, in place, if the phase asks for it."""
         if self.phase.reset_momentum:
             for name in self.names:
-                velocity[name].zero_()
+                if name in velocity:
+                    velocity[name].zero_()
 
     def step(
         self,
@@ -199,11 +200,12 @@ def momentum_step(
     for name, value in direction.items():
         if active is not None:  # not multiplied by 0: the gradient of an empty batch may be NaN
             value = value.masked_fill(per_client(active == 0, value), 0)
-        velocity[name].mul_(_broadcast(keep, value)).add_(value)
+        if name in velocity:  # others have no momentum in any phase
+            value = velocity[name].mul_(_broadcast(keep, value)).add_(value)
         if active is None:
-            params[name].add_(velocity[name], alpha=-phase.lr)
+            params[name].add_(value, alpha=-phase.lr)
         else:
-            params[name].sub_(velocity[name] * _broadcast(phase.lr * active, value))
+            params[name].sub_(value * _broadcast(phase.lr * active, value))
 
 
 def overwrite(params: Tensors, values: Tensors, active: Tensor | None) -> None:

@@ -155,7 +155,7 @@ class StackedEngine:
                 plan.method,
                 phase,
                 plan.local,
-                buffers.velocity,
+                plan.names,
                 value_of,
                 axes=1,
                 fused=self.fused,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from fedrema.errors import BadInput
@@ -22,19 +23,21 @@ class BatchContext:
         """Keys the random numbers of this client and step; None outside training."""
         self.draws = 0
         """How often layers have drawn random numbers for this batch."""
+        self._generators: dict[torch.device, torch.Generator] = {}
+        """By device; made when a layer first needs one for this batch."""
 
     @contextmanager
     def batch(
         self, mask: Tensor | None, trained: Mapping[int, Tensor], key: Tensor | None, samples: int | None
     ) -> Iterator[None]:
         """Set the batch while the context lasts; the count of its draws starts again."""
-        previous = self.key, self.samples, self.draws
-        self.key, self.samples, self.draws = key, samples, 0
+        previous = self.key, self.samples, self.draws, self._generators
+        self.key, self.samples, self.draws, self._generators = key, samples, 0, {}
         try:
             with self.entered(mask, trained):
                 yield
         finally:
-            self.key, self.samples, self.draws = previous
+            self.key, self.samples, self.draws, self._generators = previous
 
     @contextmanager
     def entered(self, mask: Tensor | None, trained: Mapping[int, Tensor]) -> Iterator[None]:
@@ -56,6 +59,13 @@ class BatchContext:
                 " them are padding: pass a mask in the loss, net(params, x, mask), or use --backend loop."
             )
         return self.mask
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """Return the generator of this batch, for functions that have no keyed replacement."""
+        assert self.key is not None
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(int(self.key))
+        return self._generators[device]
 
     def next_draw(self) -> int:
         """Return the number of the next draw; calls of layers are counted in the order of the network's `forward`."""

@@ -190,6 +190,11 @@ class Net:
         """
         return self._context.batch(mask, {id(value): value for value in (trained or {}).values()}, key, samples)
 
+    @property
+    def keyed_functions(self) -> AbstractContextManager[object]:
+        """A context in which torch's functions draw random numbers that follow from the key of the batch."""
+        return LayerFunctions(self._context)
+
     def classify_all(self, heads: Tensors, h: Tensor) -> Tensor:
         """Return logits [k, n, C] of k stacked heads on the same features h [n, d]."""
         used = {name: heads[name] for _, name in self._names["head"]}

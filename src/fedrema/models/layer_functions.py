@@ -1,6 +1,7 @@
 """Replaces torch's functions that draw random numbers or that vmap cannot batch, while a network is called.
 
-Dropout uses keyed masks in both backends. Recurrent layers and attention are replaced where clients are stacked, and
+Dropout uses keyed masks in both backends. Other functions that draw random numbers use a generator that is keyed in the
+same way; vmap cannot batch them, so that a network that calls them is trained by a loop over clients. Recurrent layers and attention are replaced where clients are stacked, and
 where dropout is part of them. Modules such as `nn.LSTM`, `nn.MultiheadAttention` and `nn.TransformerEncoder` call these
 functions, so that networks need no change.
 """
@@ -130,6 +131,23 @@ class LayerFunctions(TorchFunctionMode):
             causal=is_causal and attn_mask is None,
         )  # fmt: skip
 
+    def _drawn(self, function: Function, *args: Any, **kwargs: Any) -> Any:
+        """Call a function that draws random numbers with the generator of the batch."""
+        if self.context.key is None or torch._C._functorch.peek_interpreter_stack() is not None:
+            return NotImplemented  # vmap refuses such functions
+        like = next((value for value in args if isinstance(value, Tensor)), torch.empty(0, device=kwargs.get("device")))
+        return function(*args, **{**kwargs, "generator": self.context.generator(like.device)})
+
+    def _rrelu(
+        self,
+        input: Tensor,  # noqa: A002
+        lower: float = 1 / 8,
+        upper: float = 1 / 3,
+        training: bool = False,
+        inplace: bool = False,
+    ) -> Any:
+        return self._drawn(torch.rrelu, input, lower, upper, training) if training else NotImplemented
+
     def _recurrent(self, function: Function, *args: Any) -> Any:
         if len(args) != 9 or isinstance(args[3], (list, tuple)):  # a packed sequence
             return NotImplemented
@@ -156,13 +174,28 @@ def _recurrent(function: Function) -> Function:
     return lambda mode, *args: mode._recurrent(function, *args)
 
 
+def _drawn(function: Function) -> Function:
+    return lambda mode, *args, **kwargs: mode._drawn(function, *args, **kwargs)
+
+
+DRAWING: tuple[Function, ...] = (
+    *(torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like, torch.randint_like),
+    *(torch.bernoulli, torch.normal, torch.multinomial, torch.poisson, torch.binomial, torch.rrelu),
+    *(Tensor.bernoulli, Tensor.multinomial, Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_),
+    *(Tensor.random_, Tensor.cauchy_, Tensor.geometric_, Tensor.log_normal_),
+)
+"""Functions that take a `generator`."""
+
 REPLACEMENTS: dict[Function, Function] = {
     functional.dropout: LayerFunctions._dropout,
+    torch.dropout: LayerFunctions._dropout,
     functional.dropout1d: LayerFunctions._feature_dropout,
     functional.dropout2d: LayerFunctions._feature_dropout,
     functional.dropout3d: LayerFunctions._feature_dropout,
     functional.alpha_dropout: LayerFunctions._alpha_dropout,
     functional.feature_alpha_dropout: partial(LayerFunctions._alpha_dropout, by_channel=True),
+    functional.rrelu: LayerFunctions._rrelu,
+    **{function: _drawn(function) for function in DRAWING},
     functional.scaled_dot_product_attention: LayerFunctions._attention,
     functional.multi_head_attention_forward: LayerFunctions._multi_head_attention,
     **{function: _recurrent(function) for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)},

@@ -231,10 +231,17 @@ class Clients:
             noise = self.noise
             none = torch.zeros_like(cohort.clients)
             self.steps[cohort.clients] = sum((torch.from_numpy(order.steps) for order in orders), none)
-        plan = TrainingPlan(method, list(zip(phases, orders, strict=True)), self.local, key, noise)
-        velocity = cohort.velocity or cohort.params.zeros(len(cohort), self.trains)
+        trained = tuple(name for name in cohort.params.merged() if self.trains(name))
+        plan = TrainingPlan(method, list(zip(phases, orders, strict=True)), self.local, trained, key, noise)
+        velocity = cohort.velocity or cohort.params.zeros(len(cohort), self._with_momentum(phases, trained))
         with calling(method, "loss"):
             return self.engine.train(replace(cohort, velocity=velocity), self.train, plan)
+
+    def _with_momentum(self, phases: Sequence[Phase], trained: tuple[str, ...]) -> Callable[[str], bool]:
+        """Return which parameters need memory for momentum; the kernels on a GPU use it for all."""
+        if self.device.type == "cpu":
+            trained = tuple(name for name in trained if any(each.momentum and each.trains(name) for each in phases))
+        return frozenset(trained).__contains__
 
     def draw_ahead(self, clients: Tensor, moment: Moment) -> None:
         """Draw the batches of a later round while the GPU computes the current one."""
