@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedrema.base.random import BITS, random_integers
 from fedrema.core import Batch
@@ -42,17 +43,12 @@ def flip(x: Tensor, draw: Draw) -> Tensor:
 
 def crop(x: Tensor, draw: Draw) -> Tensor:
     """Shift images by up to an eighth of their height and width; zeros move in (padding and random cropping)."""
-    for axis in (2, 3):
-        length = x.shape[axis]
-        most = math.ceil(length / 8)
-        shift = draw(len(x), 2 * most + 1) - most
-        source = torch.arange(length, device=x.device) + shift[:, None]  # [n, length]
-        inside = (source >= 0) & (source < length)
-        shape = [len(x), 1, 1, 1]
-        shape[axis] = length
-        index = source.clamp(0, length - 1).reshape(shape).expand(x.shape)
-        x = x.gather(axis, index) * inside.reshape(shape).to(x.dtype)
-    return x
+    height, width = x.shape[2:]
+    most = [math.ceil(length / 8) for length in (height, width)]
+    rows, columns = (draw(len(x), 2 * each + 1) for each in most)
+    padded = functional.pad(x, (most[1], most[1], most[0], most[0]))
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # views: an image for each shift
+    return windows[torch.arange(len(x), device=x.device), :, rows, columns]
 
 
 def cutout(x: Tensor, draw: Draw) -> Tensor:
