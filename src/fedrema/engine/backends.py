@@ -42,6 +42,8 @@ class Engine(Protocol):
     net: Net
     threads: int | None
     """Threads per operation; None: torch's setting."""
+    parallel: int
+    """Clients that a loop trains at the same time."""
 
     def apply_hook(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client and stack the results [k, ...]."""

@@ -150,6 +150,7 @@ class JointEngine:
         self.name = joint.engine.name
         self.net = joint.engine.net
         self.threads = joint.engine.threads
+        self.parallel = joint.engine.parallel
 
     def apply_hook(self, hook: Hook, cohort: Cohort, samples: Samples | None) -> dict[str, Tensors]:
         """Apply a hook to every client; jointly if it is one of a round."""

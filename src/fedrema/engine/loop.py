@@ -25,7 +25,6 @@ from fedrema.engine.private_steps import sample_gradients
 from fedrema.engine.sgd import LossMean, PhaseSGD
 from fedrema.models.body_and_head import Net, Tensors
 
-
 NOT, KEYED, GLOBAL = "not", "with a key", "from torch's generator"
 
 
@@ -82,11 +81,8 @@ class LoopEngine:
         def predict(net: Net, k: int) -> None:
             data = samples.of(rows[k])
             if len(data.y):
-                client = self._in_fast_layout(cohort.one(k))
-                # Layers that draw random numbers when they predict draw the same ones in every round.
-                key = torch.tensor(seed_of(cohort.names[k], "predictions"), device=data.x.device)
-                with torch.no_grad(), self.arithmetic.torch_context(), net.batch_context(None, None, key, len(data.y)):
-                    scores = method.predict(net, client, data.x)
+                with torch.no_grad(), self.arithmetic.torch_context():
+                    scores = method.predict(net, self._in_fast_layout(cohort.one(k)), data.x)
                 check_scores(method, scores, len(data.y), net.classes)
                 predicted[k, : len(data.y)] = scores if outputs else scores.argmax(-1)
 
@@ -212,7 +208,6 @@ class LoopEngine:
         with self.arithmetic.torch_context():
             return sample_gradients(net, loss, client, batch, names, augmentations)
 
-
     def _in_fast_layout(self, client: Client) -> Client:
         """Return a client whose convolution weights have the memory layout that is fastest on a CPU."""
         params, memory = (
@@ -260,7 +255,7 @@ def can_use_channels_last(net: Net, sample: Tensor) -> bool:
                     outputs.append(net(params, sample))
                 except RuntimeError:
                     return False
-        if not torch.allclose(*outputs, rtol=1e-3, atol=1e-5, equal_nan=True):
+        if not torch.allclose(outputs[0], outputs[1], rtol=1e-3, atol=1e-5, equal_nan=True):
             return False
     return True
 

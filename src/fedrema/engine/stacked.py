@@ -35,6 +35,7 @@ class StackedEngine:
         self.net = net
         self.arithmetic = arithmetic
         self.threads = threads
+        self.parallel = 1
         """Threads per operation on a CPU; None: torch's setting."""
         self.fused = kernels.usable(arithmetic.device, arithmetic.dtype, arithmetic.products)
         self.graphs = CudaGraphs() if arithmetic.device.type == "cuda" else None

@@ -1,9 +1,9 @@
 """Replaces torch's functions that draw random numbers or that vmap cannot batch, while a network is called.
 
 Dropout uses keyed masks in both backends. Other functions that draw random numbers use a generator that is keyed in the
-same way; vmap cannot batch them, so that a network that calls them is trained by a loop over clients. Recurrent layers and attention are replaced where clients are stacked, and
-where dropout is part of them. Modules such as `nn.LSTM`, `nn.MultiheadAttention` and `nn.TransformerEncoder` call these
-functions, so that networks need no change.
+same way; vmap cannot batch them, so that a network that calls them is trained by a loop over clients. Recurrent layers
+and attention are replaced where clients are stacked, and where dropout is part of them. Modules such as `nn.LSTM`,
+`nn.MultiheadAttention` and `nn.TransformerEncoder` call these functions, so that networks need no change.
 """
 
 from collections.abc import Callable, Sequence

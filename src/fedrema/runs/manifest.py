@@ -84,6 +84,8 @@ class RanOn:
     """Of fedrema, torch and numpy."""
     commit: str | None = None
     """Of the source tree, where fedrema was started from one."""
+    parallel_clients: int = 1
+    """Clients that a loop trains at the same time; no result depends on it."""
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ def ran_on(simulator: Simulator) -> RanOn:
         python=platform.python_version(),
         versions={"fedrema": fedrema.__version__, "torch": str(torch.__version__), "numpy": np.__version__},
         commit=_commit(),
+        parallel_clients=simulator.engine.parallel,
     )
 
 
