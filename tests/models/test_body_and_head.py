@@ -84,7 +84,8 @@ def test_a_layer_of_a_sequential_is_named_by_its_index():
 
 def test_a_head_that_is_not_called_last_is_refused():
     assert refusal(Classifier("fc"), head="first") == (
-        "--head first is not the last submodule that the network calls: name the submodule whose output is the logits."
+        "--head first is not the last submodule that the network calls, on features [samples, numbers]: name the"
+        " submodule whose output is the logits, or leave --head out."
     )
 
 
@@ -98,12 +99,25 @@ def test_a_module_that_is_not_a_classifier_is_refused():
     assert refusal(module) == "The network must return logits [samples, classes], got a tensor of shape (2, 2, 3)."
 
 
-def test_an_operation_after_the_head_is_refused():
+@pytest.mark.parametrize(("function", "words"), [("softmax", "ends in softmax"), ("sigmoid", "ends in sigmoid, or")])
+def test_probabilities_instead_of_logits_are_refused(function, words):
     class Softened(Classifier):
         def forward(self, x):
-            return super().forward(x).softmax(1)
+            logits = super().forward(x)
+            return logits.softmax(1) if function == "softmax" else logits.sigmoid()
 
-    assert "is not the last submodule" in refusal(Softened("head"))
+    assert words in refusal(Softened("head"))
+
+
+def test_a_second_output_in_training_is_refused():
+    class Auxiliary(Classifier):
+        def forward(self, x):
+            return (super().forward(x), x) if self.training else super().forward(x)
+
+    assert refusal(Auxiliary("fc")) == (
+        "In training mode, the network returns tuple instead of logits [samples, classes]: let it return the logits"
+        " only, without the outputs of auxiliary classifiers."
+    )
 
 
 def test_an_unknown_head_is_refused_with_a_list_of_modules():
@@ -113,18 +127,16 @@ def test_an_unknown_head_is_refused_with_a_list_of_modules():
     assert "must name a submodule of the network" in refusal(Classifier("fc"), head="")
 
 
-def test_without_an_obvious_head_the_user_must_name_it():
-    assert refusal(Classifier("output")) == (
-        "--head must name the submodule of the network that is the classifier; its submodules are first, norm, output."
-    )
-    assert refusal(nn.Flatten()).endswith("its submodules are none.")
+def test_a_head_with_another_name_is_found():
+    assert Net(Classifier("output"), SAMPLE).head_name == "output"
+    assert refusal(nn.Flatten()) == "The network has no trainable parameters: all of them are frozen."
 
 
-def test_features_must_be_vectors():
+def test_features_that_are_no_vectors_belong_to_the_body():
     module = BodyAndHead(nn.Conv2d(1, 2, 3), nn.Sequential(nn.Flatten(), nn.Linear(8, 3)))
-    assert refusal(module, sample=torch.ones(2, 1, 4, 4)) == (
-        "The head must take one feature vector per sample, got features of shape (2, 2, 2): flatten them in the body."
-    )
+    net = Net(module, sample := torch.rand(2, 1, 4, 4))
+    assert (net.head_name, net.features_count) == ("head.1", 8)
+    assert torch.equal(net(net.initial, sample), module(sample))
 
 
 @pytest.mark.parametrize("module", [Classifier("fc"), BodyAndHead(nn.BatchNorm2d(6), nn.Linear(6, 3))])

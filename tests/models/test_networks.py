@@ -280,8 +280,13 @@ def test_objects_that_are_not_networks_are_refused(name, sentence):
 
 
 @pytest.mark.usefixtures("own")
-def test_a_connection_that_bypasses_the_head_is_refused_even_without_biases():
-    assert "is not the last submodule that the network calls" in refusal(Network(net="my_own_networks:Skipping"))
+def test_a_network_with_a_connection_that_bypasses_its_last_layer_has_no_head():
+    net = build_net(Network(net="my_own_networks:Skipping"), (6,), 4, seed=0)
+    assert not net.head_name
+    assert net.no_head == "the output of its last linear layer, 'skip', does not become the logits"
+    assert "is not the last submodule that the network calls" in refusal(
+        Network(net="my_own_networks:Skipping", head="head")
+    )
 
 
 @pytest.mark.usefixtures("own")

@@ -59,6 +59,10 @@ class Method:
         """Return whether the method works for a task; one that needs classes returns `task.has_softmax`."""
         return True
 
+    def needs_head(self) -> bool:
+        """Return whether the method treats the network's classifier differently from its body."""
+        return False
+
     def called(self) -> str:
         """Return the title in tables and figures; a variant may have its own."""
         return self.title

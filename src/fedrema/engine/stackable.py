@@ -1,6 +1,8 @@
 """Checks whether a network can be trained with stacked clients."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,16 +32,29 @@ def why_not_stackable(net: Net, sample: Tensor) -> str | None:
     net.train(True)
     failure = (RuntimeError, ValueError, NotImplementedError, BadInput)
     try:
-        with trace, net.batch_context(torch.ones(2), key=torch.tensor(0), samples=2):
+        with trace, _no_slow_fallback(), net.batch_context(torch.ones(2), key=torch.tensor(0), samples=2):
             total = vmap(net, in_dims=(0, None))(leaves, sample.expand(2, *sample.shape[1:])).sum()
     except failure as error:
         return f"{trace.inside()} does not run under vmap ({_reason(error)})"
     try:
-        torch.autograd.grad(total, [leaf for leaf in leaves.values() if leaf.requires_grad], allow_unused=True)
+        with _no_slow_fallback():
+            torch.autograd.grad(total, [leaf for leaf in leaves.values() if leaf.requires_grad], allow_unused=True)
     except failure as error:
         culprit = trace.without_gradient(failure)
         return f"{culprit} cannot be differentiated under vmap ({_reason(error)})"
     return None
+
+
+@contextmanager
+def _no_slow_fallback() -> Iterator[None]:
+    """Raise an error where vmap would compute one client after the other, which is slower than a loop."""
+    functorch: Any = torch._C._functorch
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
 
 
 class _Trace:

@@ -63,6 +63,9 @@ class CReFF(Method):
     retrain_batch: int = 32
     """Batch size of retraining (authors: 32)."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(1, self, "synthetic", "retrain_batch")

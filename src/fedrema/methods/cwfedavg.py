@@ -72,6 +72,9 @@ class CwFedAvg(Method):
     shares: Literal["norms", "labels"] = "norms"
     """Derive p̃ from the norms of the last layer's rows, or send the class frequencies themselves."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "regularise")

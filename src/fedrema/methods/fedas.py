@@ -104,6 +104,9 @@ class FedAS(Method):
     align_lr: float = 0.01
     """Learning rate of the alignment, not affected by --schedule (authors: 0.01)."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "align_epochs")

@@ -33,6 +33,9 @@ class FedBABU(Method):
     finetune: Literal["all", "head", "body"] = "all"
     """Which part of the network is fine-tuned."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "finetune_epochs")

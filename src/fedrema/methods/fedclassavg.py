@@ -51,6 +51,9 @@ class FedClassAvg(Method):
     jitter: float = 0.2
     """Largest change of a view's contrast and brightness."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "hold", "contrast", "shift", "jitter")

@@ -46,6 +46,9 @@ class FedCP(Method):
     align: float = 5.0
     """λ: strength of the alignment of features with those of the received body (authors: 5); 0 disables it."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "align")

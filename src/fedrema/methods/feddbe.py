@@ -59,6 +59,9 @@ class FedDBE(Method):
     predict_by: Literal["shifted", "unshifted"] = "shifted"
     """Predict with or without the client's own shift b_k."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "mean_strength")

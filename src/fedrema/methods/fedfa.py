@@ -45,6 +45,9 @@ class FedFA(Method):
     anchor_step: float = 0.5
     """How far an anchor moves towards the mean of a client's features: 0 not at all, 1 all the way (authors: 0.5)."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "align", "calibrate")

@@ -80,6 +80,9 @@ class FedKD(Method):
     predict_by: Literal["mentor", "mentee"] = "mentor"
     """Which of the two networks predicts."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         above_zero(self, "least_loss")

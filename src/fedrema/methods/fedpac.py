@@ -107,6 +107,9 @@ class FedPAC(Method):
     """Average prototypes by sample counts (authors) or with equal weights over the clients that have them (public
     code)."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "align", "head_epochs", "head_lr")

@@ -19,6 +19,9 @@ class FedPer(Method):
     paper: ClassVar[str] = "Arivazhagan et al., Federated Learning with Personalization Layers, 2019, arXiv:1912.00818"
     reports: ClassVar[Reports] = Reports(colour="#009E73")
 
+    def needs_head(self) -> bool:
+        return True
+
     def role(self, net: Net, name: str) -> Role:
         """Share the body only."""
         return Role.PRIVATE if net.in_head(name) else Role.SHARED

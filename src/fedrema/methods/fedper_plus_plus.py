@@ -32,6 +32,9 @@ class FedPerPlusPlus(Method):
     hold: float = 1.0
     """λ: strength of the regularisation towards the features of the received body (ours); 0 is FedPer."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "hold")

@@ -88,6 +88,9 @@ class FedPrior(Method):
     held_out: float = 0.1
     """Share of a client's samples that is held out to select T, b and z; 0: none, T = b = 1 and the last z."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "smooth", "align")

@@ -47,6 +47,9 @@ class FedProto(Method):
     predict_by: Literal["prototype", "classifier"] = "prototype"
     """Predict with the nearest prototype or with the client's own classifier."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "align")

@@ -134,6 +134,9 @@ class FedReMa(Method):
     alternate: bool = False
     """Alternating training (+A): the head for E epochs, then the body for E epochs, instead of both jointly."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         if not 0 <= self.delta <= 1:

@@ -32,6 +32,9 @@ class FedRep(Method):
     finetune_epochs: int = 0
     """Epochs of fitting a copy of the head before a client is evaluated."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "head_epochs", "finetune_epochs")

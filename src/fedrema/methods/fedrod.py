@@ -47,6 +47,9 @@ class FedRoD(Method):
     predict_by: Literal["personal", "generic"] = "personal"
     """Predict with the sum of both heads, or with the generic head."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "gamma")

@@ -39,6 +39,9 @@ class FedVF(Method):
     predict_by: Literal["personal", "global"] = "personal"
     """Predict with the client's own classifier or with the averaged one."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(1, self, "head_every")

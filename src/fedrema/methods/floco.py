@@ -85,6 +85,9 @@ class Floco(Method):
     """Predict at the client's own point, with its personal model if it has one, or with the global model at the centre
     of the simplex."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(2, self, "endpoints")

@@ -47,6 +47,9 @@ class GPFL(Method):
     decay: float = 0.1
     """µ: weight decay of E and V (authors: 0.1; 0 for ResNet-18)."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "guide", "decay")

@@ -70,6 +70,9 @@ class IFCA(Method):
     layers: Literal["all", "head"] = "all"
     """Which part of the network differs between clusters; the rest is averaged over all clients."""
 
+    def needs_head(self) -> bool:
+        return self.layers == "head"
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(1, self, "clusters")

@@ -55,6 +55,9 @@ class KNNPer(Method):
     predict_by: Literal["mixture", "global"] = "mixture"
     """Predict with the mixture or with the global model."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(1, self, "neighbours")

@@ -26,6 +26,9 @@ class LGFedAvg(Method):
     )
     reports: ClassVar[Reports] = Reports(colour="#999999", stroke="-.")
 
+    def needs_head(self) -> bool:
+        return True
+
     def role(self, net: Net, name: str) -> Role:
         """Share the head only."""
         return Role.SHARED if net.in_head(name) else Role.PRIVATE

@@ -39,6 +39,9 @@ class MOON(Method):
     temperature: float = 0.5
     """τ: divides the cosines; a smaller value gives a sharper contrast."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "mu")

@@ -70,6 +70,9 @@ class PFedFDA(Method):
     ridge: float = 1.0
     """Added to the diagonal of a client's own covariance (authors' code: 1)."""
 
+    def needs_head(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         """Validate the settings."""
         at_least(0, self, "ridge")

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils.parametrize import is_parametrized
 
 from fedrema.errors import BadInput, raised_by_user
 from fedrema.models.batch_context import BatchContext
 from fedrema.models.batch_norm import mask_batch_norm
+from fedrema.models.head_search import ReachedHead, Split, check_outputs, materialised, split_at, split_by_search
 from fedrema.models.layer_functions import LayerFunctions, needs_layer_functions
 from fedrema.tasks.task import Task
 
@@ -21,9 +23,6 @@ Tensors = dict[str, Tensor]
 def size(tensors: Tensors) -> int:
     """Return the number of bytes of tensors."""
     return sum(value.numel() * value.element_size() for value in tensors.values())
-
-
-HEAD_NAMES = ("head", "classifier", "fc")
 
 
 class BodyAndHead(nn.Module):
@@ -43,8 +42,8 @@ class BodyAndHead(nn.Module):
 class Net:
     """A network whose parameters are named `body.…` and `head.…` and are passed with every call.
 
-    The body is the module without its head, so `module(x) == head(body(x))` must hold: the head must be the last
-    submodule that `forward` calls. This is checked with `sample`.
+    The body computes features, and the head, the classifier, computes logits from them: `module(x) == head(body(x))`. A
+    network without a head has a body only; methods that treat all parameters alike can train it.
 
     Parameters
     ----------
@@ -53,21 +52,27 @@ class Net:
     sample
         An input [n, ...] of the right shape; its values do not matter.
     head
-        Name of the submodule that is the classifier. Default: `head`, `classifier` or `fc`, whichever exists.
+        Name of the submodule that is the classifier. Default: it is found by running the network (`head_search`).
     """
 
     def __init__(self, module: nn.Module, sample: Tensor, head: str | None = None) -> None:
-        self.head_name = _head_name(module, head)
-        whole = copy.deepcopy(module).eval()
-        body = copy.deepcopy(whole)
         self._context = BatchContext()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            whole = materialised(copy.deepcopy(module), sample).eval()
         self._functions: LayerFunctions | None = None
         """Replaces some of torch's functions in networks that call them."""
-        mask_batch_norm(body, self._context)
-        self._head = body.get_submodule(self.head_name)
-        parent, _, leaf = self.head_name.rpartition(".")
-        setattr(body.get_submodule(parent), leaf, nn.Identity())
-        self._body = body
+        self.integers = False
+        """Whether the network takes integers instead of floats, because it begins with an embedding."""
+        sample, outputs = self._run(whole, sample)
+        check_outputs(whole, sample, outputs)
+        split = split_by_search(whole, sample, outputs) if head is None else _split_at(whole, head, sample, outputs)
+        self.head_name, self.no_head = split.name, split.reason
+        """Name of the head in the user's module; if it is empty, `no_head` says why there is none."""
+        self._on_maps, self._scale = split.on_maps, split.scale
+        self._body, self._head = split.body, split.head
+        for part in self.modules():
+            mask_batch_norm(part, self._context)
         self.initial: Tensors = {}
         self.original_names: dict[str, str] = {}
         self._names: dict[str, list[tuple[str, str]]] = {"body": [], "head": []}
@@ -84,16 +89,11 @@ class Net:
         self.initial = {name: value.detach().clone() for name, value in self.initial.items()}
         if not self.trainable:
             raise BadInput("The network has no trainable parameters: all of them are frozen.")
-        self.integers = False
-        """Whether the network takes integers instead of floats, because it begins with an embedding."""
-        features, logits = self._check_composition(whole, sample)
-        if features.dim() != 2:
-            raise BadInput(
-                f"The head must take one feature vector per sample, got features of shape {tuple(features.shape[1:])}:"
-                " flatten them in the body."
-            )
-        self.features_count = int(features.shape[1])
-        self.classes = int(logits.shape[1])
+        if needs_layer_functions(whole, sample):
+            self._functions = LayerFunctions(self._context)
+        with torch.no_grad():
+            self.features_count = int(self.features(self.initial, sample).shape[1])
+        self.classes = int(outputs.shape[1])
         """Number of outputs; in classification, of classes."""
         self.task = Task("multiclass", self.classes)
         """What the outputs mean, and the loss that trains them."""
@@ -101,16 +101,16 @@ class Net:
         """Weights of the task's classes on the network's device; a CUDA graph cannot copy them from the CPU."""
 
     @torch.no_grad()
-    def _check_composition(self, whole: nn.Module, sample: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and logits of a sample; raise `BadInput` unless head(body(x)) equals the whole network."""
+    def _run(self, whole: nn.Module, sample: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a random sample of the type that the network takes, and its outputs."""
         # Random inputs: with zeros, a network that bypasses a head without bias would pass the check.
         sample = torch.rand(sample.shape, generator=torch.Generator().manual_seed(0)).to(sample)
         try:
-            expected = whole(sample)
+            return sample, whole(sample)
         except (Exception, SystemExit) as error:  # any error of the user's layers is reported in one sentence
             indices = torch.zeros(sample.shape, dtype=torch.long)
             try:
-                expected = whole(indices)
+                outputs = whole(indices)
             except (Exception, SystemExit) as second_error:
                 embeds = any(isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) for layer in whole.modules())
                 cause = second_error if embeds else error
@@ -118,28 +118,8 @@ class Net:
                 reason = raised_by_user(cause) if isinstance(cause, SystemExit) else reason
                 shape = tuple(sample.shape[1:])
                 raise BadInput(f"The network does not accept samples of shape {shape}: {reason}.") from cause
-            self.integers, sample = True, indices
-        if not isinstance(expected, Tensor) or expected.dim() != 2:
-            found = (
-                f"a tensor of shape {tuple(expected.shape)}"
-                if isinstance(expected, Tensor)
-                else type(expected).__name__
-            )
-            raise BadInput(f"The network must return logits [samples, classes], got {found}.")
-        try:
-            features = self.features(self.initial, sample)
-            logits = self.classify(self.initial, features)
-            fits = logits.shape == expected.shape and torch.allclose(logits, expected, atol=1e-5, rtol=1e-4)
-        except Exception:  # layers after the head may not accept features in place of its output
-            fits = False
-        if not fits:
-            raise BadInput(
-                f"--head {self.head_name} is not the last submodule that the network calls:"
-                " name the submodule whose output is the logits."
-            )
-        if needs_layer_functions(whole, sample):
-            self._functions = LayerFunctions(self._context)
-        return features, logits
+            self.integers = True
+            return indices, outputs
 
     def _collect(self, part: str, module: nn.Module, prefix: str) -> None:
         # Float buffers (batch-norm statistics) are part of a client's model, though they have no gradients.
@@ -154,15 +134,20 @@ class Net:
             self.initial[full] = value
 
     def features(self, params: Tensors, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return features h [n, d] of inputs x [n, ...].
+        """Return features h [n, d] of inputs x [n, ...]; of a network without a head, the outputs.
 
         `mask` [n] marks the real samples for batch norm in training, if x are not the samples of the current batch.
         """
-        return self._call("body", self._body, params, x, mask)
+        features = self._call("body", self._body, params, x, mask)
+        return features if features.dim() == 2 else features.flatten(1)
 
     def classify(self, params: Tensors, h: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return logits [n, C] of features h [n, d]."""
-        return self._call("head", self._head, params, h, mask)
+        if not self.head_name:
+            return h
+        logits = self._call("head", self._head, params, h[..., None, None] if self._on_maps else h, mask)
+        logits = logits.flatten(1) if self._on_maps else logits
+        return logits if self._scale == 1 else self._scale * logits
 
     def __call__(self, params: Tensors, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return logits [n, C] of inputs x [n, ...]."""
@@ -198,6 +183,10 @@ class Net:
     def classify_all(self, heads: Tensors, h: Tensor) -> Tensor:
         """Return logits [k, n, C] of k stacked heads on the same features h [n, d]."""
         used = {name: heads[name] for _, name in self._names["head"]}
+        if any(map(is_parametrized, self._head.modules())):  # vmap has no rule for weight norm
+            count = len(next(iter(used.values())))
+            each = ({name: value[k] for name, value in used.items()} for k in range(count))
+            return torch.stack([self.classify(head, h) for head in each])
         logits: Tensor = vmap(lambda head: self.classify(head, h))(used)
         return logits
 
@@ -273,7 +262,10 @@ class Net:
         given: dict[str, Any] = {name: params[full] for name, full in self._names[part]}
         functions: AbstractContextManager[object] = self._functions or nullcontext()
         with self._context.entered(self._context.mask if mask is None else mask, self._context.trained), functions:
-            result: Tensor = functional_call(module, given, (value,))
+            try:
+                result: Tensor = functional_call(module, given, (value,))
+            except ReachedHead as reached:
+                result = reached.features
         # Layers may compute in 16 bits; methods see results in the precision of the parameters.
         return result.to(next(iter(given.values())).dtype) if given else result
 
@@ -282,25 +274,22 @@ def _outputs(number: int) -> str:
     return f"{number} output{'s' if number != 1 else ''}"
 
 
-def _head_name(module: nn.Module, head: str | None) -> str:
-    children = [name for name, _ in module.named_children()]
-    if head is not None:
-        try:
-            module.get_submodule(head)
-        except AttributeError:
-            raise BadInput(
-                f"--head {head!r} is not a submodule of the network; its submodules are {', '.join(children)}."
-            ) from None
-        if head == "":
-            raise BadInput("--head must name a submodule of the network, got an empty name.")
-        return head
-    for name in HEAD_NAMES:
-        if name in children:
-            return name
-    raise BadInput(
-        "--head must name the submodule of the network that is the classifier; its submodules are"
-        f" {', '.join(children) or 'none'}."
-    )
+def _split_at(module: nn.Module, head: str, sample: Tensor, outputs: Tensor) -> Split:
+    """Split a network at the submodule that the user named."""
+    try:
+        module.get_submodule(head)
+    except AttributeError:
+        children = ", ".join(name for name, _ in module.named_children())
+        raise BadInput(f"--head {head!r} is not a submodule of the network; its submodules are {children}.") from None
+    if head == "":
+        raise BadInput("--head must name a submodule of the network, got an empty name.")
+    split = split_at(module, head, sample, outputs)
+    if split is None:
+        raise BadInput(
+            f"--head {head} is not the last submodule that the network calls, on features [samples, numbers]: name the"
+            " submodule whose output is the logits, or leave --head out."
+        )
+    return split
 
 
 def last_layer(net: Net) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from fedrema.base.random import seed_of
 from fedrema.base.user_code import load_object, raised_at, working_folder_importable
 from fedrema.errors import BadInput, at_least
 from fedrema.models.body_and_head import BodyAndHead, Net
+from fedrema.models.head_search import materialised
 from fedrema.models.heads import Shape as Shape
 from fedrema.models.heads import check_size, with_head, with_linear_head
 from fedrema.models.sequence import SEQUENCE_NETWORKS
@@ -152,7 +153,7 @@ def build_net(settings: Network, shape: Shape, classes: int, seed: int) -> Net:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(seed, "initial weights"))
-        module = _module(settings, shape, classes)
+        module = materialised(_module(settings, shape, classes), torch.zeros(2, *shape))
     return Net(module, torch.zeros(2, *shape), settings.head)
 
 

@@ -108,7 +108,7 @@ def personalize(
     metric = find_metric(simulator.task.primary)
     scores = {stage: overall(measure([metric], found))[metric.name] for stage, found in predictions.items()}
     train, test = int(simulator.train.counts[0]), int(simulator.test.counts[0])
-    role = next(settings.method.role(net, name) for name in net.initial if net.in_head(name))
+    role = next((settings.method.role(net, name) for name in net.initial if net.in_head(name)), Role.SHARED)
     model, name = settings.method.model(net, tuned.one(0)), new.names[0]
     return NewClient(model, peers, role, scores, train, test, name, predictions, local_epochs)
 

@@ -77,6 +77,11 @@ class Clients:
                 f"{method.called()} does not support the task {self.task.name}; fedrema methods lists the tasks of each"
                 " method."
             )
+        if method.needs_head() and not net.head_name:
+            raise BadInput(
+                f"{method.called()} needs the network's classifier, which was not found: {net.no_head}. Name it with"
+                " --head, or choose a method that treats all parameters alike, such as FedAvg."
+            )
         self.metrics = metrics_of(self.task, metrics)
         self.net = net.to(self.device, self.dtype).for_task(self.task)
         if net.integers:

@@ -353,9 +353,10 @@ class Simulator(Clients):
         """Return the matrices between clients: the method's traces and the similarity of heads; empty if not due."""
         if uploads.heads is None:
             return {}
-        probes = draw_probes(self.net, moment, 1, 1.0)
         matrices = {name: value for name, value in trace.items() if np.ndim(value) == 2}
-        matrices["S"] = head_similarity(self.net, uploads.heads.tensors, probes, temperature=0.5)
+        if self.net.head_name:
+            probes = draw_probes(self.net, moment, 1, 1.0)
+            matrices["S"] = head_similarity(self.net, uploads.heads.tensors, probes, temperature=0.5)
         return {name: self._of_all_clients(value.cpu(), uploads.clients) for name, value in matrices.items()}
 
     def _of_all_clients(self, matrix: Tensor, clients: Tensor) -> np.ndarray:
