@@ -14,6 +14,7 @@ from torch import nn
 
 from fedrema.base.terminal import safe_logger
 from fedrema.config.settings import Settings
+from fedrema.core.options import kind_of_device, needs_gpu
 from fedrema.data import Federation, build_federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Net
@@ -153,6 +154,7 @@ def prepare_resumed(
         if manifest.federation.is_deployed:
             raise BadInput(f"{path} belongs to a deployment: resume it with fedrema deploy server.")
         settings = computed_as_before(saved_settings(directory, changes, module is not None), manifest)
+        _check_precision(path, settings)
         check_unchanged(path, manifest.revisions, manifest.inputs, settings, module is not None)
         federation = federation or build_federation(settings.data)
         check_same_data(path, manifest, settings, federation)
@@ -168,6 +170,16 @@ def prepare_resumed(
         directory.relations(state.round, recorded)
         directory.write_manifest(dataclasses.replace(manifest, settings={**manifest.settings, "rounds": rounds}))
         return PreparedRun(settings, directory, simulator, state, lock)
+
+
+def _check_precision(path: Path, settings: Settings) -> None:
+    """Refuse to continue a run on a device that cannot compute in its precision."""
+    precision, device = settings.simulation.precision, settings.simulation.device
+    if needs_gpu(precision) and (device == "cpu" or kind_of_device("auto") == "cpu"):
+        raise BadInput(
+            f"{path} is computed in {precision}, which needs a CUDA device: resume it on a GPU, or start a new run with"
+            " --precision float32."
+        )
 
 
 def _saved_state(directory: RunDirectory, simulator: Simulator, identity: str) -> tuple[SimulationState, int]:
