@@ -185,8 +185,11 @@ class Simulation:
         return tuple(name.strip() for name in self.metrics.split(",")) if self.metrics else ()
 
     def for_inspection(self) -> "Simulation":
-        """Return the settings for inspecting a trained run on this machine: automatic device, full participation."""
-        precision: Precision = "float64" if self.precision == "float64" else "auto"
+        """Return the settings for inspecting a trained run on this machine: automatic device, full participation.
+
+        The precision stays the same, except that a CPU computes in float32 where training needed a GPU.
+        """
+        precision: Precision = "auto" if needs_gpu(self.precision) else self.precision
         return replace(
             self,
             device="auto",

@@ -24,6 +24,7 @@ from fedrema.runs.callbacks import CallbackFor, RoundCallback, wants_stop
 from fedrema.runs.checkpoint import RECORDED_RELATIONS, load_state, read_checkpoint, required_rounds, save_state
 from fedrema.runs.directory import FEDERATION_FILE, MOST_PREDICTIONS, RunDirectory
 from fedrema.runs.lock import RunLock
+from fedrema.runs.manifest import Manifest
 from fedrema.runs.provenance import check_same_data, check_unchanged, describe, identity_of
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes, computed_as_before, default_folder, saved_settings
@@ -154,7 +155,7 @@ def prepare_resumed(
         if manifest.federation.is_deployed:
             raise BadInput(f"{path} belongs to a deployment: resume it with fedrema deploy server.")
         settings = computed_as_before(saved_settings(directory, changes, module is not None), manifest)
-        _check_precision(path, settings)
+        _check_precision(path, settings, manifest)
         check_unchanged(path, manifest.revisions, manifest.inputs, settings, module is not None)
         federation = federation or build_federation(settings.data)
         check_same_data(path, manifest, settings, federation)
@@ -172,14 +173,16 @@ def prepare_resumed(
         return PreparedRun(settings, directory, simulator, state, lock)
 
 
-def _check_precision(path: Path, settings: Settings) -> None:
-    """Refuse to continue a run on a device that cannot compute in its precision."""
-    precision, device = settings.simulation.precision, settings.simulation.device
-    if needs_gpu(precision) and (device == "cpu" or kind_of_device("auto") == "cpu"):
+def _check_precision(path: Path, settings: Settings, manifest: Manifest) -> None:
+    """Refuse to continue a run in another precision."""
+    before, now, device = manifest.ran_on.products, settings.simulation.precision, settings.simulation.device
+    if needs_gpu(before) and (device == "cpu" or kind_of_device("auto") == "cpu"):
         raise BadInput(
-            f"{path} is computed in {precision}, which needs a CUDA device: resume it on a GPU, or start a new run with"
+            f"{path} is computed in {before}, which needs a CUDA device: resume it on a GPU, or start a new run with"
             " --precision float32."
         )
+    if now != before:
+        raise BadInput(f"{path} is computed in {before} and cannot continue in {now}: start a new run.")
 
 
 def _saved_state(directory: RunDirectory, simulator: Simulator, identity: str) -> tuple[SimulationState, int]:
