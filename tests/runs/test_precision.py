@@ -46,6 +46,15 @@ def test_runs_of_two_precisions_are_not_seeds_of_one_group(tmp_path):
     ]
 
 
+def test_methods_of_two_precisions_are_compared_with_their_precisions(tmp_path, capsys):
+    for method, precision in (("fedavg", "float32"), ("local", "float64")):
+        fedrema.run(method, out=tmp_path / method, precision=precision, **QUICK)
+    titles = ["FedAvg precision=float32", "Local precision=float64"]
+    assert [row["method"] for row in fedrema.compare(tmp_path).rows()] == titles
+    assert main(["verdict", str(tmp_path)]) == 0
+    assert "FedAvg precision=float32" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_run_of_a_gpu_does_not_continue_on_a_cpu(tmp_path, capsys):
     run = quick_run(tmp_path, "run")
     on_gpu(run)
