@@ -161,7 +161,7 @@ def _labels(firsts: list[Run]) -> list[str]:
     """Return a distinct label for each group, given its first run."""
     labels = []
     # Shown for all methods: it is set by the device, not by the user, and differences include its effect.
-    mixed = {"precision"} if len({run.settings.get("precision") for run in firsts}) > 1 else set()
+    mixed = ("precision",) if len({run.settings.get("precision") for run in firsts}) > 1 else ()
     for run in firsts:
         same = [_defining(other) for other in firsts if (other.method, other.title) == (run.method, run.title)]
         own = _defining(run)
