@@ -236,7 +236,7 @@ def effective_precision(precision: Precision, kind: str) -> Precision:
     return precision
 
 
-def needs_gpu(precision: Precision) -> bool:
+def needs_gpu(precision: str) -> bool:
     """Whether only a GPU computes in this precision."""
     return precision in ("tf32", "bf16")
 
