@@ -268,7 +268,7 @@ def _parse(
         from fedrema.deploy.run_config import HELD_BY_NODES
 
         values["federation"] = HELD_BY_NODES
-    settings = make_settings(method, values, prog).fitted(None)
+    settings = make_settings(method, values, prog, deployed=True).fitted(None)
     for name in ("dp", "attack", "defence"):
         if (chosen := getattr(settings.simulation, name)) != "none":
             raise BadInput(

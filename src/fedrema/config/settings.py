@@ -24,6 +24,7 @@ from fedrema.config.presets import (
 )
 from fedrema.config.values import WrongValue, convert, field_types, listed
 from fedrema.core import LocalTraining, Method, Simulation
+from fedrema.core.options import kind_of_device
 from fedrema.data import DataSettings, Federation
 from fedrema.errors import BadInput, at_least
 from fedrema.methods import find_method
@@ -172,9 +173,14 @@ class Settings:
 
 
 def make_settings(
-    method: str | Method, values: Values, where: str = "", plain: bool = False, among: Sequence[str] = ()
+    method: str | Method,
+    values: Values,
+    where: str = "",
+    plain: bool = False,
+    among: Sequence[str] = (),
+    deployed: bool = False,
 ) -> Settings:
-    """Build the settings of a run.
+    """Build the settings of a run, with the precision that `auto` means on its device.
 
     Parameters
     ----------
@@ -190,6 +196,8 @@ def make_settings(
         Start from the defaults of the dataclasses instead of those of the dataset or of own data.
     among
         Names of several methods that the values are meant for: settings that only others of them have are ignored.
+    deployed
+        Whether several machines compute the run, perhaps on different devices: `auto` is then float32 on all of them.
     """
     kind = find_method(method) if isinstance(method, str) else type(method)
     name = method if isinstance(method, str) else kind.name
@@ -212,6 +220,9 @@ def make_settings(
     if isinstance(method, Method):
         made["method"] = method
     made["data"] = made["data"].without_unused()
+    # Results depend on the precision, so identities and keys are made of the effective one.
+    simulation: Simulation = made["simulation"]
+    made["simulation"] = simulation.with_effective_precision("cpu" if deployed else kind_of_device(simulation.device))
     return Settings(**made)
 
 

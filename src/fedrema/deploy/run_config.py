@@ -200,7 +200,7 @@ def _read(items: tuple[tuple[str, Value], ...]) -> tuple[Settings, Plan]:
     method = str(rest.pop("method", "fedrema"))
     if not {"dataset", "federation", "partition-file"} & rest.keys():
         rest["federation"] = HELD_BY_NODES
-    return make_settings(method, rest, WHERE), plan
+    return make_settings(method, rest, WHERE, deployed=True), plan
 
 
 def _deployed_settings(settings: Settings) -> RunConfig:

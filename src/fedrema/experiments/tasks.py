@@ -59,7 +59,9 @@ class Task:
     def encoded(self) -> str:
         """Return the task as JSON, for another process or machine."""
         cell = self.cell
-        message = TaskMessage(cell.title, cell.method, dict(cell.values), cell.vary, self.seeds, self.inputs)
+        # Another machine may have another device, for which `auto` would be another precision.
+        values = {**cell.values, "precision": cell.parsed.simulation.precision}
+        message = TaskMessage(cell.title, cell.method, values, cell.vary, self.seeds, self.inputs)
         return msgspec.json.encode(message).decode()
 
     @classmethod

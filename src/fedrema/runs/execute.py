@@ -14,6 +14,7 @@ from torch import nn
 
 from fedrema.base.terminal import safe_logger
 from fedrema.config.settings import Settings
+from fedrema.core.options import kind_of_device, needs_gpu
 from fedrema.data import Federation, build_federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Net
@@ -23,6 +24,7 @@ from fedrema.runs.callbacks import CallbackFor, RoundCallback, wants_stop
 from fedrema.runs.checkpoint import RECORDED_RELATIONS, load_state, read_checkpoint, required_rounds, save_state
 from fedrema.runs.directory import FEDERATION_FILE, MOST_PREDICTIONS, RunDirectory
 from fedrema.runs.lock import RunLock
+from fedrema.runs.manifest import Manifest
 from fedrema.runs.provenance import check_same_data, check_unchanged, describe, identity_of
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes, computed_as_before, default_folder, saved_settings
@@ -153,6 +155,7 @@ def prepare_resumed(
         if manifest.federation.is_deployed:
             raise BadInput(f"{path} belongs to a deployment: resume it with fedrema deploy server.")
         settings = computed_as_before(saved_settings(directory, changes, module is not None), manifest)
+        _check_precision(path, settings, manifest)
         check_unchanged(path, manifest.revisions, manifest.inputs, settings, module is not None)
         federation = federation or build_federation(settings.data)
         check_same_data(path, manifest, settings, federation)
@@ -168,6 +171,18 @@ def prepare_resumed(
         directory.relations(state.round, recorded)
         directory.write_manifest(dataclasses.replace(manifest, settings={**manifest.settings, "rounds": rounds}))
         return PreparedRun(settings, directory, simulator, state, lock)
+
+
+def _check_precision(path: Path, settings: Settings, manifest: Manifest) -> None:
+    """Refuse to continue a run in another precision."""
+    before, now, device = manifest.ran_on.products, settings.simulation.precision, settings.simulation.device
+    if needs_gpu(before) and (device == "cpu" or kind_of_device("auto") == "cpu"):
+        raise BadInput(
+            f"{path} is computed in {before}, which needs a CUDA device: resume it on a GPU, or start a new run with"
+            " --precision float32."
+        )
+    if now != before:
+        raise BadInput(f"{path} is computed in {before} and cannot continue in {now}: start a new run.")
 
 
 def _saved_state(directory: RunDirectory, simulator: Simulator, identity: str) -> tuple[SimulationState, int]:
