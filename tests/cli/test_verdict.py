@@ -59,12 +59,13 @@ def test_the_table_and_the_sentence(runs, capsys):
         assert [float(cell) for cell in row[2:5]] == [round(100 * each, 1) for each in (local, joint, joint - local)]
     gains = [float(row[4]) for row in rows]
     assert gains == sorted(gains, reverse=True)
+    shown = " ".join(shown.split())
     assert "FedReMa compared with Local: " in shown
     assert " of 4 clients " in shown
     assert f"mean gain of these 4 clients {np.mean(gains):.1f} points [" in shown
-    assert "four clients do not show what a further client would gain." in " ".join(shown.split())
-    assert "do not contain the variation over training seeds and splits" in " ".join(shown.split())
-    assert "not corrected for the number of clients" in " ".join(shown.split())
+    assert "four clients do not show what a further client would gain." in shown
+    assert "do not contain the variation over training seeds and splits" in shown
+    assert "not corrected for the number of clients" in shown
     assert "One run per method" not in shown
 
 

@@ -65,6 +65,8 @@ def test_the_variance_is_delongs():
     difference = wins[0] - wins[1]
     expected = difference.mean(axis=1).var(ddof=1) / 10 + difference.mean(axis=0).var(ddof=1) / 15
     assert found.variance == pytest.approx(expected)
+    first, second = difference.mean(axis=1).var(ddof=1) / 10, difference.mean(axis=0).var(ddof=1) / 15
+    assert found.freedom == pytest.approx((first + second) ** 2 / (first**2 / 9 + second**2 / 14))
     assert found.fewest == 10
 
 
@@ -88,11 +90,22 @@ def test_the_interval_is_delongs_and_the_conclusion_is_of_the_exchange():
     good, bad = generator.normal(size=60) + 4 * target, generator.normal(size=60)
     (gain,) = compare_models(METRICS["auc"], {"a": (scored(good, target), scored(bad, target))}).clients
     found = auc_difference((scored(good, target), scored(bad, target)))
-    half = stats.t.ppf(0.975, 19) * np.sqrt(found.variance)
+    half = stats.t.ppf(0.975, found.freedom) * np.sqrt(found.variance)
     assert (gain.low, gain.high) == pytest.approx((gain.gain - half, min(1, gain.gain + half)))
     assert (gain.conclusion, gain.p, gain.events) == ("gain", 0.001, 20)
     (back,) = compare_models(METRICS["auc"], {"a": (scored(bad, target), scored(good, target))}).clients
     assert (back.conclusion, back.p) == ("loss", 0.001)
+
+
+def test_a_conclusion_needs_the_interval_too():
+    found = []
+    for seed in range(200):
+        (scores, target) = pair(30, 6, seed, digits=3)
+        (gain,) = compare_models(METRICS["auc"], {"a": tuple(scored(each, target) for each in scores)}).clients
+        excludes_zero = gain.low > 0 or gain.high < 0
+        assert (gain.conclusion in ("gain", "loss")) == (excludes_zero and gain.p <= 0.05)
+        found.append((excludes_zero, gain.p <= 0.05))
+    assert (False, True) in found
 
 
 def test_one_outcome_only_has_no_auc():

@@ -194,9 +194,9 @@ def shown(metric: Metric, gain: float | None) -> str:
 
 
 def conclusion_text(gain: Gain) -> str:
-    """Return the conclusion; with its p-value where an interval, which is not the test, says otherwise."""
-    includes_zero = gain.low is not None and gain.high is not None and gain.low <= 0 <= gain.high
-    if gain.p is None or includes_zero == (gain.p > LEVEL):
+    """Return the conclusion; with the p-value of a test that is not significant although the interval is."""
+    includes_zero = gain.low is None or gain.high is None or gain.low <= 0 <= gain.high
+    if gain.p is None or gain.p <= LEVEL or includes_zero:
         return gain.conclusion
     return f"{gain.conclusion} (p = {gain.p:.3f})"
 

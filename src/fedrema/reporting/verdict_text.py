@@ -80,9 +80,8 @@ def notes(found: "Verdict") -> Iterator[str]:
 
 
 def _untested(metric: Metric) -> str:
-    tests = ("accuracy", "log_loss", "auc") if metric.percent else ("rmse", "mae", "deviance")
-    valid = " or ".join(f"--metric {name}" for name in tests if name != metric.name)
-    return f"No test of a single client's {metric.title} is known to be valid; there are conclusions with {valid}."
+    other = "rmse" if metric.name == "r2" else "log_loss"
+    return f"No test of a single client's {metric.title} is known to be valid: use another metric (--metric {other})."
 
 
 def _uncertain(clients: Sequence["ClientGain"]) -> Iterator[str]:

@@ -29,6 +29,8 @@ class AucDifference:
     """[n] The difference after exchanging the models of some rows is the sum of these, with a minus for those rows."""
     variance: float
     """DeLong's variance of the difference; NaN where an outcome has one row only."""
+    freedom: float
+    """Degrees of freedom of the variance: Welch's over classes; with labels, the rows of the rarest one minus one."""
     fewest: int
     """Rows of the rarest outcome, among the outcomes that occur."""
 
@@ -62,9 +64,20 @@ def auc_difference(pair: Pair) -> AucDifference:
             # Σ influence² is the sum of var(gains of rows) / rows over both outcomes: DeLong's variance.
             influence[inside] += sign * (same - same.mean()) / len(outside) / np.sqrt(size * max(size - 1, 1))
     if not defined:
-        return AucDifference(np.nan, weights, np.nan, 0)
-    variance = float(np.square(influence / defined).sum()) if known else np.nan
-    return AucDifference(float(weights.sum() / defined), weights / defined, variance, fewest)
+        return AucDifference(np.nan, weights, np.nan, 1, 0)
+    squares = np.square(influence / defined)
+    variance = float(squares.sum()) if known else np.nan
+    freedom = _freedom(squares, pair[0], fewest) if known and variance else 1.0
+    return AucDifference(float(weights.sum() / defined), weights / defined, variance, freedom, fewest)
+
+
+def _freedom(squares: Array, model: Predictions, fewest: int) -> float:
+    """Return the degrees of freedom of a sum over rows, the rows of each class having a mean of their own."""
+    if model.task.name == "multilabel":
+        return fewest - 1
+    _, group = np.unique(model.target[0].numpy(), return_inverse=True)
+    parts, counts = np.bincount(group, squares), np.bincount(group)
+    return float(parts.sum() ** 2 / (parts**2 / np.maximum(counts - 1, 1)).sum())
 
 
 def exchange_p(found: AucDifference, name: str) -> float:

@@ -45,7 +45,7 @@ class Gain:
     high: float | None
     conclusion: Conclusion
     p: float | None = None
-    """P-value of the conclusion on an AUC, which comes from a test of its own; None for other metrics."""
+    """P-value of exchanging the ranks of an AUC, which must agree with the interval; None for other metrics."""
     events: int | None = None
     """Rows of the rarest outcome, if the conclusion depends on them."""
     spread: float | None = None
@@ -192,13 +192,17 @@ def _gain_over_classes(rows: RowGains, floors: Mapping[int, tuple[float, int]]) 
 
 
 def _auc_gain(rows: RowGains, compared: AucDifference, name: str) -> Gain:
-    """Conclude from an exchange of ranks; the interval, for display, is DeLong's with few degrees of freedom."""
+    """Conclude from an exchange of ranks, if DeLong's interval agrees.
+
+    The exchange alone supposes equal ROC curves. If they differ while the areas are equal, it is wrong in up to 9 % of
+    cases with 10 % positive rows.
+    """
     from scipy import stats
 
     if not rows.is_defined or rows.samples < FEWEST_SAMPLES or compared.fewest < FEWEST_OF_OUTCOME:
         return replace(_gain(rows, None, None, "too few samples"), events=compared.fewest)
     p = exchange_p(compared, name)
-    half = float(stats.t.ppf(1 - LEVEL / 2, compared.fewest - 1)) * np.sqrt(compared.variance)
-    conclusion: Conclusion = "no difference shown" if p > LEVEL else "gain" if rows.gain > 0 else "loss"
-    gain = _gain(rows, max(rows.gain - half, -1.0), min(rows.gain + half, 1.0), conclusion)
+    half = float(stats.t.ppf(1 - LEVEL / 2, compared.freedom)) * np.sqrt(compared.variance)
+    low, high = max(rows.gain - half, -1.0), min(rows.gain + half, 1.0)
+    gain = _gain(rows, low, high, "no difference shown" if p > LEVEL else _conclusion(low, high))
     return replace(gain, p=p, events=compared.fewest)
