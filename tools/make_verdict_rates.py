@@ -75,7 +75,11 @@ def equal(metric: str, task: Task, make: Callable[[float], Rows], low: float, hi
     def gain(parameter: float) -> float:
         return row_gains(METRICS[metric], pair_of(task, *make(parameter)(np.random.default_rng(7), CALIBRATION))).gain
 
-    return make(float(optimize.brentq(gain, low, high, xtol=1e-4)))
+    @lru_cache
+    def calibrated() -> Rows:
+        return make(float(optimize.brentq(gain, low, high, xtol=1e-4)))
+
+    return lambda random, count: calibrated()(random, count)
 
 
 def overconfident(noise: float) -> Rows:
