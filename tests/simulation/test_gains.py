@@ -132,6 +132,14 @@ def test_balanced_accuracy_is_a_mean_over_classes_with_welchs_degrees_of_freedom
     assert (found.conclusion, found.events) == ("gain", 110)
 
 
+def test_one_of_two_classes_allows_no_conclusion_on_balanced_accuracy():
+    both, one = of_class(range(0, 240, 3), 240), labelled(np.eye(2)[np.zeros(30, int)], np.zeros(30, int))
+    wrong = labelled(one.outputs[0].flip(-1), one.target[0])
+    found = gains("balanced_accuracy", [(both, of_class([], 240)), (one, wrong)])
+    assert [(each.conclusion, each.events) for each in found] == [("gain", 120), ("too few samples", 0)]
+    assert found[1].gain == 1
+
+
 def test_classes_with_few_rows_allow_no_conclusion():
     target = np.array([1] * 4 + [0] * 120)
     mine, theirs = scored(np.where(target, 2.0, -2.0), target), scored(np.zeros(124), target)

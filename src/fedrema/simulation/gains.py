@@ -178,9 +178,11 @@ def _gain_over_classes(rows: RowGains, floors: Mapping[int, tuple[float, int]]) 
         return _gain(rows, None, None, "too few samples")
     counts = np.array([len(group) for group in rows.groups])
     pooled = [floors[label] for label in rows.classes]
-    few = rows.samples < FEWEST_SAMPLES or counts.min() < FEWEST_OF_OUTCOME
+    # With one of two classes, balanced accuracy is the recall of that class: equally good models can differ in it.
+    fewest = 0 if len(floors) == 2 and len(counts) == 1 else int(counts.min())
+    few = rows.samples < FEWEST_SAMPLES or fewest < FEWEST_OF_OUTCOME
     if few or min(degrees for _, degrees in pooled) < FEWEST_DEGREES:
-        return replace(_gain(rows, None, None, "too few samples"), events=int(counts.min()))
+        return replace(_gain(rows, None, None, "too few samples"), events=fewest)
     deviations = [max(float(group.std(ddof=1)), one) for group, (one, _) in zip(rows.groups, pooled, strict=True)]
     squares = np.square(deviations) / counts / len(counts) ** 2
     total = float(squares.sum())
@@ -188,7 +190,7 @@ def _gain_over_classes(rows: RowGains, floors: Mapping[int, tuple[float, int]]) 
     half = float(stats.t.ppf(1 - LEVEL / 2, freedom)) * np.sqrt(total)
     low, high = rows.gain - half, rows.gain + half
     conclusion = _conclusion(low, high) if total else "no difference shown"
-    return replace(_gain(rows, low, high, conclusion), events=int(counts.min()))
+    return replace(_gain(rows, low, high, conclusion), events=fewest)
 
 
 def _auc_gain(rows: RowGains, compared: AucDifference, name: str) -> Gain:
