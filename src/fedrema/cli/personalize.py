@@ -92,9 +92,9 @@ def _gains(made: "NewClient") -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from fedrema.reporting.verdict import shown
+    from fedrema.reporting.verdict import conclusion_text, shown
     from fedrema.runs.new_clients import LOCAL
-    from fedrema.simulation.bootstrap import paired_gains
+    from fedrema.simulation.gains import compare_models
     from fedrema.simulation.scoring import metric_for
 
     tuned = made.predictions["fine-tuned"]
@@ -103,7 +103,7 @@ def _gains(made: "NewClient") -> "Table":
     others = {"on arrival": "on arrival", LOCAL: f"Local ({made.local_epochs} epochs)"}
     for stage, words in others.items():
         if stage in made.predictions:
-            (gain,) = paired_gains(metric, [tuned], made.predictions[stage], "client", made.name)
+            (gain,) = compare_models(metric, {made.name: (tuned, made.predictions[stage])}).clients
             between = "–" if gain.low is None else f"{shown(metric, gain.low)} to {shown(metric, gain.high)}"
-            table.add_row(*map(Text, (words, shown(metric, gain.gain), between, gain.conclusion)))
+            table.add_row(*map(Text, (words, shown(metric, gain.gain), between, conclusion_text(gain))))
     return table

@@ -79,6 +79,8 @@ def _show(console: "Console", args: VerdictArguments, one: "Verdict") -> None:
 
     console.print(_table(args, one))
     console.print(Text(f"{one.label} compared with {one.baseline}: {one.sentence()}", "bold"))
+    for note in one.notes():
+        console.print(Text(note))
     console.print()
 
 
@@ -86,7 +88,7 @@ def _table(args: VerdictArguments, one: "Verdict") -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from fedrema.reporting.verdict import best_and_worst, shown
+    from fedrema.reporting.verdict import best_and_worst, conclusion_text, shown
 
     metric = one.metric
     table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
@@ -102,7 +104,7 @@ def _table(args: VerdictArguments, one: "Verdict") -> "Table":
         gain = client.gain
         between = "–" if gain.low is None else f"{shown(metric, gain.low)} to {shown(metric, gain.high)}"
         values = ["–" if value is None else metric.shown(value) for value in (gain.baseline, gain.value)]
-        cells = (client.name, str(gain.samples), *values, shown(metric, gain.gain), between, gain.conclusion)
+        cells = (client.name, str(gain.samples), *values, shown(metric, gain.gain), between, conclusion_text(gain))
         table.add_row(*map(Text, cells))
     return table
 

@@ -19,7 +19,7 @@ from fedrema.reporting.groups import Difference, Group, Statistic, group_runs, m
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.reporting.quantities import Kind, Quantity, explanation, find_quantity, metric_text
 from fedrema.runs.run import Run
-from fedrema.simulation.bootstrap import mean_interval
+from fedrema.simulation.mean_gains import FEWEST_CLIENTS, interval_over_clients
 from fedrema.tasks import METRICS
 
 __all__ = [
@@ -314,19 +314,20 @@ def other_data(groups: Sequence[Group]) -> str:
 
 
 def _over_clients(groups: Sequence[Group]) -> str:
-    """Return a sentence with the mean over clients of each single run, and its interval; "" for multiclass runs."""
+    """Return a sentence with the mean over at least five clients of each single run; "" for multiclass runs."""
     found = []
     for group in groups:
         run = group.counted[0]
         if len(group.counted) > 1 or run.manifest.federation.task.name == "multiclass":
             continue
         values = [value for value in final_of_clients(run) if value is not None]
-        if (interval := mean_interval(values, "clients")) is not None:
-            mean, *bounds = (metric_text(group.metric, each) for each in (fmean(values), *interval))
+        if len(values) >= FEWEST_CLIENTS:
+            numbers = (fmean(values), *interval_over_clients(values))
+            mean, *bounds = (metric_text(group.metric, each) for each in numbers)
             found.append(f"{group.label} {mean} ({' to '.join(bounds)})")
     if not found:
         return ""
-    return f"Mean over clients of the final {groups[0].metric.title}, 95 % bootstrap interval: {'; '.join(found)}."
+    return f"Mean over clients of the final {groups[0].metric.title}, 95 % t interval over clients: {'; '.join(found)}."
 
 
 def final_of_clients(run: Run) -> list[float | None]:
