@@ -71,6 +71,13 @@ class Method:
         """Return whether a parameter is ever trained; the others have no gradient and no momentum."""
         return net.trains(name)
 
+    def clip_group(self, net: Net, name: str) -> str:
+        """Return the name of the model that a trained parameter belongs to: each is clipped by its own norm.
+
+        By default, a prefix before a parameter's name denotes another model.
+        """
+        return net.prefix_of(name)
+
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
         """Add the tensors that the method needs to a new client's `params` and `memory`, under unused names.
 
