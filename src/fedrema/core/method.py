@@ -43,6 +43,9 @@ class Method:
     """Reference."""
     revision: ClassVar[int] = 1
     """Increased by one with every change that alters results; results of older revisions count as outdated."""
+    absence_revision: ClassVar[int] = 1
+    """Replaces `revision`, if larger, for runs in which clients miss rounds or join late; increased with every change
+    that alters only those."""
     reports: ClassVar[Reports] = Reports()
     """What it reports beyond the metrics of every run: traces, a period, matrices between clients, its colour."""
 

@@ -173,6 +173,11 @@ class Simulation:
                 raise BadInput(f"--{name} must be in [0, 1), got {getattr(self, name)}.")
 
     @property
+    def has_absences(self) -> bool:
+        """Whether clients miss rounds or join late."""
+        return self.participation < 1 or self.dropout > 0 or self.late > 0
+
+    @property
     def added_metrics(self) -> tuple[str, ...]:
         """The names in `metrics`."""
         return tuple(name.strip() for name in self.metrics.split(",")) if self.metrics else ()

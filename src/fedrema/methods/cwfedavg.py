@@ -45,6 +45,7 @@ class CwFedAvg(Method):
     name: ClassVar[str] = "cwfedavg"
     title: ClassVar[str] = "cwFedAvg"
     paper: ClassVar[str] = "Lee et al., Class-Wise Federated Averaging for Efficient Personalization, ICCV 2025"
+    absence_revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#332288",
         traces=(

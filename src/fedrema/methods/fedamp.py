@@ -46,6 +46,7 @@ class FedAMP(Method):
     name: ClassVar[str] = "fedamp"
     title: ClassVar[str] = "FedAMP"
     paper: ClassVar[str] = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
+    absence_revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#56B4E9",
         stroke=":",
