@@ -77,9 +77,7 @@ def test_rounds_equal_those_of_torch_modules(backend, strength, clip, present):
     ]  # copies of the global head
     for rows in present:
         simulator.run_round(state)
-        clients = [
-            Reference({**shared, **heads[row]}).double().trained(*data[row], 2, strength, clip) for row in rows
-        ]
+        clients = [Reference({**shared, **heads[row]}).double().trained(*data[row], 2, strength, clip) for row in rows]
         names = {
             "body": "body", "common": "head", "policy": "policy", "norm": "norm"
         }  # fmt: skip

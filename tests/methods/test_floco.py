@@ -9,7 +9,19 @@ from fedrema.errors import BadInput
 from fedrema.methods.floco import DRAWS, Floco, at_point, principal_components, project_clients
 from fedrema.methods.shared.initial_models import initial_model
 from tests.fixtures import BACKENDS, tensor
-from tests.methods.by_hand import LR, assert_same, begun, client_of, clipped, linear_net, local, logits, mean, plus, slopes
+from tests.methods.by_hand import (
+    LR,
+    assert_same,
+    begun,
+    client_of,
+    clipped,
+    linear_net,
+    local,
+    logits,
+    mean,
+    plus,
+    slopes,
+)
 
 WEIGHT = "head.weight"
 

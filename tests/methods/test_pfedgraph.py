@@ -10,7 +10,19 @@ from fedrema.core import Moment, Uploads
 from fedrema.errors import BadInput
 from fedrema.methods.pfedgraph import PFedGraph
 from tests.fixtures import BACKENDS, tensor
-from tests.methods.by_hand import LR, assert_same, begun, client_of, clipped, drawn, linear_net, local, plus, slopes, tensors
+from tests.methods.by_hand import (
+    LR,
+    assert_same,
+    begun,
+    client_of,
+    clipped,
+    drawn,
+    linear_net,
+    local,
+    plus,
+    slopes,
+    tensors,
+)
 
 INITIAL = {"head.weight": tensor([[1.0]]), "head.bias": tensor([1.0])}
 MODELS = {"head.weight": tensor([[[2.0]], [[1.6]], [[0.0]]]), "head.bias": tensor([[1.0], [1.8], [1.0]])}

@@ -39,7 +39,7 @@ class CwFedAvg(Method):
 
     The authors apply this to all layers or to the last one only (`--layers head`). Their code also updates clients that
     do not participate in a round, but its aggregation requires that all clients participate; here, absent clients keep
-    their model.
+    their model, and one that has not participated yet has the mean of the others'.
     """
 
     name: ClassVar[str] = "cwfedavg"
