@@ -1,4 +1,4 @@
-"""Own data starts with values that learn; the paper's presets, the leaderboard and the grids set those of the authors."""
+"""Own data starts with values that learn; presets of the paper, leaderboard and grids set those of the authors."""
 
 from pathlib import Path
 

@@ -34,7 +34,7 @@ class Request:
     common: Tensors
     """Parameters that all clients share."""
     own: Tensors
-    """The client's personal parameters, or the mean of the other clients' until a reply of it was used; empty in round 1."""
+    """The client's personal parameters: the mean of the others' until a reply of it was used, and empty in round 1."""
     inbox_common: Tensors
     """Tensors that the method sends to all clients in addition to parameters."""
     inbox_own: Tensors
