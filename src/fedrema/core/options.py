@@ -180,6 +180,11 @@ class Simulation:
         return replace(self, precision=effective_precision(self.precision, kind))
 
     @property
+    def has_absences(self) -> bool:
+        """Whether clients miss rounds or join late."""
+        return self.participation < 1 or self.dropout > 0 or self.late > 0
+
+    @property
     def added_metrics(self) -> tuple[str, ...]:
         """The names in `metrics`."""
         return tuple(name.strip() for name in self.metrics.split(",")) if self.metrics else ()

@@ -63,7 +63,7 @@ class Node:
         self.settings = settings
         self.identity = identity_of(settings, federation, own_module=False)
         self.provenance = {
-            "revisions": revisions_of(settings.method, self.simulator.device.type),
+            "revisions": revisions_of(settings, self.simulator.device.type),
             "inputs": inputs_of(settings),
         }
         """Saved with the state: another revision of fedrema or another method file cannot resume from it."""

@@ -28,7 +28,7 @@ from fedrema.runs.checksums import CHANGED, REMEDY, verified, with_checksum
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import FederationFacts, Manifest, read_object
-from fedrema.runs.provenance import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
+from fedrema.runs.provenance import CODE, check_unchanged, inputs_of, method_name, method_revision, ran_on, revisions_of
 from fedrema.simulation.records import RoundRecord
 
 
@@ -50,7 +50,8 @@ class RunState:
         self.inputs = {name: digests for name, digests in inputs_of(settings).items() if name in CODE}
         content: list[Any] = sorted(identity_values(settings, plan).items())
         content += [self.inputs] if self.inputs else []
-        content += [settings.method.revision] if settings.method.revision > 1 else []
+        revision = method_revision(type(settings.method), settings.simulation)
+        content += [revision] if revision > 1 else []
         content += [msgspec.to_builtins(self.agreement)] if self.agreement is not None else []
         self.identity = digest(content)
         self.lock = self.directory.lock()
@@ -153,7 +154,7 @@ class RunState:
             own_task=None if self.plan.predicted.has_softmax else self.plan.predicted,
         )
         method = self.settings.method
-        revisions = revisions_of(method, self.central.simulator.device.type)
+        revisions = revisions_of(self.settings, self.central.simulator.device.type)
         settings = self.settings.described()
         return Manifest(
             method_name(method),

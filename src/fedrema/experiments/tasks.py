@@ -191,7 +191,7 @@ def _can_resume(folder: Path) -> bool:
     if not (folder / "config.json").is_file():  # killed before the run started
         return False
     manifest = RunDirectory(folder).manifest()
-    return not is_outdated(manifest.method, manifest.revisions)
+    return not is_outdated(manifest.method, manifest.revisions, manifest.settings)
 
 
 def _check_inputs(planned: Inputs, settings: Settings) -> None:

@@ -17,7 +17,7 @@ import fedrema
 from fedrema.base.digests import Digests, file_digest, module_digests
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
-from fedrema.core import Method
+from fedrema.core import Method, Simulation
 from fedrema.data import Federation
 from fedrema.engine import REVISIONS
 from fedrema.errors import BadInput
@@ -31,6 +31,8 @@ DEFINING = (Purpose.RESULT, Purpose.SEED, Purpose.RECORD)
 """Purposes of the settings that are part of a run's identity."""
 CODE = ("method", "net")
 """Inputs whose files determine a result; data is identified by its content instead."""
+ABSENCES = ("participation", "dropout", "late")
+"""Settings on which it depends whether clients miss rounds or join late."""
 DATA_SUFFIXES = (".npz", ".csv", ".csv.gz", ".parquet", ".json")
 CANNOT_CONTINUE = "{} cannot be continued: {} since it was started; restore the earlier version or start a new run."
 
@@ -55,7 +57,7 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool, saves_f
         method_name(settings.method),
         settings.described() | ({"net": GIVEN} if own_module else {}),
         identity_of(settings, federation, own_module),
-        revisions_of(settings.method, simulator.device.type),
+        revisions_of(settings, simulator.device.type),
         inputs_of(settings, own_module, saves_federation),
         facts,
         ran_on(simulator),
@@ -99,7 +101,8 @@ def identity_of(settings: Settings, federation: Federation, own_module: bool) ->
     code = {name: digests for name, digests in inputs_of(settings, own_module).items() if name in CODE}
     # Appended only where there is something to add: identities of runs without own files stay the same.
     content += [code] if code else []
-    content += [settings.method.revision] if settings.method.revision > 1 else []
+    revision = method_revision(type(settings.method), settings.simulation)
+    content += [revision] if revision > 1 else []
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
@@ -144,18 +147,27 @@ def _data_digests(source: str) -> Digests:
     return module_digests(source.partition(":")[0]) if ":" in source else {}
 
 
-def revisions_of(method: Method, device: str) -> dict[str, int]:
-    """Return the revisions of a method and of the engine on a kind of device."""
-    return {"method": method.revision, device: REVISIONS[device]}
+def method_revision(method: type[Method], simulation: Simulation) -> int:
+    """Return the revision of a method for runs with these settings."""
+    return max(method.revision, method.absence_revision if simulation.has_absences else 1)
 
 
-def is_outdated(method: str, revisions: Mapping[str, int]) -> bool:
+def revisions_of(settings: Settings, device: str) -> dict[str, int]:
+    """Return the revisions of the method and of the engine on a kind of device."""
+    return {"method": method_revision(type(settings.method), settings.simulation), device: REVISIONS[device]}
+
+
+def is_outdated(method: str, revisions: Mapping[str, int], settings: Mapping[str, Any]) -> bool:
     """Return whether a result comes from an older revision of its method or of the engine than the present ones.
 
     Changes of a user's own method show in the digests of its files instead.
     """
     kind = registry().get(method)
-    now = {**REVISIONS, "method": revisions.get("method", 1) if kind is None else kind.revision}
+    simulation = Simulation(**{name: settings[name] for name in ABSENCES if name in settings})
+    now = {
+        **REVISIONS,
+        "method": revisions.get("method", 1) if kind is None else method_revision(kind, simulation),
+    }
     return any(number < now[name] for name, number in revisions.items())
 
 
@@ -163,7 +175,7 @@ def check_unchanged(
     where: Path, revisions: Mapping[str, int], inputs: Inputs, settings: Settings, own_module: bool = False
 ) -> None:
     """Refuse to continue a run that another revision, or another version of the user's files, has started."""
-    now = {**REVISIONS, "method": settings.method.revision}
+    now = {**REVISIONS, "method": method_revision(type(settings.method), settings.simulation)}
     for name, number in revisions.items():
         if number != now.get(name):
             what = settings.method.title if name == "method" else f"the engine on {name.upper()} devices"

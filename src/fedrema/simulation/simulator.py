@@ -59,7 +59,6 @@ from fedrema.simulation.state import (
     assign,
     check_finite,
     on_device,
-    with_rows,
 )
 
 FIRST = torch.tensor([0])
@@ -183,9 +182,8 @@ class Simulator(Clients):
         if summed is not None:
             summed.fixed_point.check_samples(int(counts.max()), len(clients))
         uploads = RoundUploads(clients, counts, self.storage, relations_due, keep_shared, summed)
-        new = self._waiting_clients(moment.round)
         for chunk in self.chunks(clients):
-            self.train_chunk(state, chunk, moment, uploads, clock, chunk[torch.isin(chunk, new)])
+            self.train_chunk(state, chunk, moment, uploads, clock)
         return uploads
 
     @with_own_threads
@@ -196,13 +194,9 @@ class Simulator(Clients):
         moment: Moment,
         uploads: RoundUploads,
         clock: Clock,
-        new: Tensor | None = None,
     ) -> None:
-        """Train some clients and add their uploads to the round's; `new` are the late clients in their first round."""
+        """Train some clients and add their uploads to the round's."""
         cohort = self.cohort(state, clients, with_velocity=True)
-        if new is not None and len(new):
-            rows = torch.searchsorted(clients, new)
-            cohort = with_rows(cohort, rows.to(self.device), self.start_clients(self.cohort(state, new)))
         before = cohort.params
         cohort = self.begin(cohort, moment)
         clock.lap("other")
@@ -421,15 +415,22 @@ class Simulator(Clients):
         params = ClientTensors({**cohort.params.own, **added}, cohort.params.common)
         return replace(cohort, params=params, memory=ClientTensors(started["memory"]))
 
-    def _waiting_clients(self, number: int) -> Tensor:
-        """Return the late clients that have not participated before a round; empty if the method has no `start`."""
-        if not overrides(self.method, "start"):
-            return torch.empty(0, dtype=torch.long)
-        return self.participation.waiting_clients(number)
-
     def _update_waiting_clients(self, state: SimulationState, moment: Moment) -> None:
-        """Derive the state of late clients that have not participated yet from the current shared model."""
-        new = self._waiting_clients(moment.round + 1)
+        """Derive the state of clients that have not participated yet from the current models.
+
+        Personal parameters start from the mean of the other clients'. Without any, the clients of the first round keep
+        their initial state, and late ones start from the current shared model.
+        """
+        roles, following = self.roles(state.params), moment.round + 1
+        if Role.PERSONAL in roles.values():
+            new = self.participation.untrained_clients(following)
+            state.start_personal(new, roles)
+        elif overrides(self.method, "start"):
+            new = self.participation.waiting_clients(following)
+        else:
+            return
+        if not overrides(self.method, "start"):
+            return
         for chunk in self.chunks(new) if len(new) else ():
             started = self.start_clients(self.cohort(state, chunk))
             for stored, values in ((state.params.own, started.params.own), (state.memory, started.memory.own)):

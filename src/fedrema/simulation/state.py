@@ -7,14 +7,14 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, Mean, Role, State, Uploads
+from fedrema.core import Answer, Mean, Role, State, Uploads, average
 from fedrema.core.checks import BadMethod
 from fedrema.core.fixed_point import QuantisedSum
 from fedrema.engine import ClientTensors, Cohort, row_index
@@ -258,6 +258,16 @@ class SimulationState:
                 put(self.inbox.own[name], value)
         self.server = answer.state
 
+    def start_personal(self, untrained: Tensor, roles: Mapping[str, Role]) -> None:
+        """Give clients that have not participated yet the mean of the other clients' personal parameters, in place."""
+        if not 0 < len(untrained) < self.clients:
+            return
+        trained = torch.ones(self.clients)
+        trained[untrained] = 0
+        for name, rows in self.params.own.items():
+            if roles[name] is Role.PERSONAL:
+                rows[row_index(untrained, rows.device)] = average({name: rows}, trained.to(rows))[name]
+
     def download(self, roles: Mapping[str, Role], clients: list[int]) -> int:
         """Return the bytes that clients download at the start of a round."""
         common = {name: value for name, value in self.params.common.items() if roles[name] in COMMON_ROLES}
@@ -311,16 +321,3 @@ class Clock:
 def on_device(state: State, device: torch.device) -> State:
     """Return a server's state with its tensors on a device."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in state.items()}
-
-
-def with_rows(cohort: Cohort, rows: Tensor, others: Cohort) -> Cohort:
-    """Return a cohort in which some rows are replaced by those of another cohort."""
-
-    def replaced(tensors: Tensors, values: Tensors) -> Tensors:
-        copies = {name: value.clone() for name, value in tensors.items()}
-        for name, value in values.items():
-            assign(copies[name], rows, value)
-        return copies
-
-    params = ClientTensors(replaced(cohort.params.own, others.params.own), cohort.params.common)
-    return replace(cohort, params=params, memory=ClientTensors(replaced(cohort.memory.own, others.memory.own)))
