@@ -92,6 +92,11 @@ class Federation:
         return len(self.names)
 
     @property
+    def is_partitioned(self) -> bool:
+        """Whether it is a dataset that was partitioned among simulated clients, and no client's own data."""
+        return bool({"partition", "partition_file"} & self.info.keys())
+
+    @property
     def sample_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
         return tuple(self.x.shape[1:])

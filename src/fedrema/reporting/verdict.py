@@ -12,6 +12,7 @@ import numpy as np
 
 from fedrema.errors import BadInput
 from fedrema.reporting.groups import Group, group_runs
+from fedrema.reporting.simple_models import find_simple_models
 from fedrema.runs.run import Run
 from fedrema.simulation.bootstrap import CONCLUSIONS, RESAMPLES, Gain, mean_interval, paired_gains
 from fedrema.simulation.scoring import metric_for
@@ -110,16 +111,19 @@ def verdicts(runs: Sequence[Run], metric: str | None = None, baseline: str | Non
     metric
         Name of a metric; default: the task's primary one.
     baseline
-        Name of a method, or label of a group; default: Local, or FedAvg where there is no run of Local.
+        Name of a method, or label of a group; default: Local, or FedAvg where there is no run of Local. On own data,
+        `constant` and `linear` are simple models of each client alone.
     """
     chosen = first_runs(runs)
-    against = baseline_of([group for group, _ in chosen], baseline)
+    simple = find_simple_models(chosen, baseline)
+    against = None if simple else baseline_of([group for group, _ in chosen], baseline)
     _check_same_data([run for _, run in chosen])
     compared = [(group, run) for group, run in chosen if group is not against]
-    if not compared:
+    if against is not None and not compared:
         raise BadInput(f"{against.label} is the only method: give a run of another method, to compare with it.")
     measure = metric_for(chosen[0][1].manifest.federation.task, metric)
-    theirs = next(run for group, run in chosen if group is against).predictions()
+    theirs = simple.predictions if simple else next(run for group, run in chosen if group is against).predictions()
+    called = simple.title if simple else against.label if against else ""
     mine = [run.predictions() for _, run in compared]
     gains: list[list[ClientGain]] = [[] for _ in compared]
     for row, name in enumerate(chosen[0][1].names):
@@ -129,9 +133,7 @@ def verdicts(runs: Sequence[Run], metric: str | None = None, baseline: str | Non
             found = paired_gains(measure, [each.of(row) for each in mine], theirs.of(row), "client", name)
         for place, gain in enumerate(found):
             gains[place].append(ClientGain(name, gain))
-    return [
-        _verdict(group.label, against.label, measure, each) for (group, _), each in zip(compared, gains, strict=True)
-    ]
+    return [_verdict(group.label, called, measure, each) for (group, _), each in zip(compared, gains, strict=True)]
 
 
 def _verdict(label: str, baseline: str, metric: Metric, clients: Sequence[ClientGain]) -> Verdict:

@@ -172,6 +172,13 @@ class Run:
             raise BadInput(f"{self.path} has not finished: continue it with fedrema resume {self.path}.")
         return self.directory.predictions()
 
+    def simple_models(self) -> dict[str, FinalPredictions]:
+        """Return what each client's constant and linear model predict for its own test samples, by their names.
+
+        Empty for deployments and for datasets that fedrema partitions, whose runs do not store them.
+        """
+        return self.directory.simple_models() if self.finished else {}
+
     def state(self) -> SimulationState:
         """Return the last saved state."""
         return load_state(self.directory.checkpoint_file, self.manifest.identity)
