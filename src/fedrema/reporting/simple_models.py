@@ -99,9 +99,10 @@ def sentences(runs: Sequence[tuple[Group, Run]], metric: Metric) -> list[str]:
     """Return sentences on where each method's final models are worse than simple ones; empty without simple ones."""
     found = []
     for simple in simple_models_of([group for group, _ in runs]):
+        words = WORDS[simple.kind]
         worse = [(group.label, counts) for group, run in runs if (counts := worse_than(run, simple, metric))]
         parts = [
-            f"{label} is worse than {WORDS[simple.kind]} at {each.count} of {each.of} clients and better at {each.better}"
+            f"{label} is worse than {words} at {each.count} of {each.of} clients and better at {each.better}"
             if not place or each.of != worse[0][1].of
             else f"{label} worse at {each.count}, better at {each.better}"
             for place, (label, each) in enumerate(worse)

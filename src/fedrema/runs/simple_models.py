@@ -21,7 +21,5 @@ def write_simple_models(directory: RunDirectory, simulator: Simulator) -> None:
         _last.clear()
         _last[key] = simple_models(federation, task, embeds)
         if LINEAR not in _last[key] and not embeds:
-            log.warning(
-                "Note: no linear models are fitted for comparison: with so many inputs and samples it takes long."
-            )
+            log.warning("Note: no linear models are fitted for comparison, because that takes long for so many inputs.")
     directory.write_simple_models(_last[key])

@@ -122,7 +122,7 @@ def _overwrite_linear(
 
 
 def _overwrite_classes(outputs: NDArray[np.float32], fit: _Fit, y: NDArray[np.generic], classes: int) -> None:
-    """Fit one class against the others for each class; classes with fewer than two samples keep the constant's share."""
+    """Fit one class against the others for each class; those with fewer than two samples keep the constant's share."""
     everything = np.ones(len(y), np.bool_)
     counts = np.bincount(y.astype(np.int64), minlength=classes)
     fitted = np.flatnonzero(counts >= 2)
