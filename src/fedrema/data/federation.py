@@ -30,8 +30,8 @@ from fedrema.data.checks import (
 from fedrema.data.npz import read_npz
 from fedrema.data.partitions import draw_test_mask
 from fedrema.data.preprocessing import Preprocessing
-from fedrema.data.rare_classes import has_rare_class, note
-from fedrema.data.targets import Target, check_target, task_of
+from fedrema.data.rare_classes import decide
+from fedrema.data.targets import check_target, task_of
 from fedrema.errors import BadInput
 from fedrema.tasks import CLASSIFICATION, Task
 
@@ -338,14 +338,19 @@ class Federation:
         target = replace(target, y=target.y[order])
         samples, rows = samples[order], rows[order]
         info = dict(info or {"federation": "arrays"})
-        rare = _is_rare(target, info, rare)
+        if target.task not in CLASSIFICATION or PARTITIONED & info.keys():
+            rare = False
+        else:
+            rare = decide(rare, target.y, target.class_names or tuple(map(str, range(target.classes))))
         if test is not None:
             test = test[order]
         else:
             sizes = np.bincount(rows, minlength=len(found))
-            classes = np.split(target.y, np.cumsum(sizes)[:-1]) if rare else [None] * len(found)
-            parts = zip(sizes, found, classes, strict=True)
-            test = np.concatenate([draw_test_mask(int(n), test_share, data_seed, *part) for n, *part in parts])
+            own = np.split(target.y, np.cumsum(sizes)[:-1])
+            parts = zip(sizes, found, own, strict=True)
+            test = np.concatenate(
+                [draw_test_mask(int(n), test_share, data_seed, name, y if rare else None) for n, name, y in parts]
+            )
         trained = np.bincount(rows[~test], minlength=len(found))
         if not trained.all():
             name = found[int(np.argmin(trained))]
@@ -426,18 +431,6 @@ class Federation:
         if part not in ("train", "test"):
             raise BadInput(f"part {part!r} is unknown; valid are train and test.")
         return self.test if part == "test" else ~self.test
-
-
-def _is_rare(target: Target, info: Mapping[str, Any], rare: bool | None) -> bool:
-    """Return whether a class is rare, and say so if this follows from the data."""
-    if target.task not in CLASSIFICATION or PARTITIONED & info.keys():
-        return False
-    counts = np.bincount(target.y, minlength=target.classes)
-    if rare is None:
-        rare = has_rare_class(counts)
-    if rare and has_rare_class(counts):
-        note(counts, target.class_names or tuple(map(str, range(target.classes))))
-    return rare
 
 
 def to_float(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -19,8 +19,11 @@ def has_rare_class(counts: NDArray[np.integer]) -> bool:
     return len(present) >= 2 and bool(present.min() < min(SHARE, 0.5 / len(present)) * present.sum())
 
 
-def note(counts: NDArray[np.integer], names: tuple[str, ...]) -> None:
-    """Log how rare the rarest class is and what follows from it, once per process."""
+def decide(rare: bool | None, y: NDArray[np.integer], names: tuple[str, ...]) -> bool:
+    """Return whether to treat a class as rare, by default if one is; log once per process what follows from it."""
+    counts = np.bincount(y, minlength=len(names))
+    if rare is False or not has_rare_class(counts):
+        return bool(rare)
     total = int(counts.sum())
     rarest = int(np.argmin(np.where(counts > 0, counts, total)))
     common = int(np.argmax(counts))
@@ -29,6 +32,7 @@ def note(counts: NDArray[np.integer], names: tuple[str, ...]) -> None:
         f"{100 * counts[rarest] / total:.1f} %), so log loss is the primary metric and test splits are stratified by "
         f"class; always predicting {names[common]!r} has an accuracy of {100 * counts[common] / total:.1f} %."
     )
+    return True
 
 
 @cache

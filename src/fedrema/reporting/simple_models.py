@@ -92,7 +92,7 @@ def worse_than(run: Run, simple: SimpleModels, metric: Metric) -> Worse | None:
     mine, theirs = _record(run.predictions(), metric, len(run.names)).clients, simple.record(metric).clients
     pairs = [(one, other) for one, other in zip(mine, theirs, strict=True) if one is not None and other is not None]
     worse = [sum(_is_worse(metric, *ordered) for ordered in each) for each in (pairs, [pair[::-1] for pair in pairs])]
-    return Worse(*worse, len(pairs))
+    return Worse(worse[0], worse[1], len(pairs))
 
 
 def sentences(runs: Sequence[tuple[Group, Run]], metric: Metric) -> list[str]:
@@ -121,7 +121,8 @@ def simple_table(runs: Sequence[tuple[Group, Run]], metric: Metric) -> list[tupl
         record = _record(predictions, metric, max(predictions.rows) + 1)
         known = [value for value in record.clients if value is not None]
         values = (record.value, float(np.mean(known)) if known else None)
-        rows.append((label, *("–" if value is None else metric_text(metric, value) for value in values)))
+        over_all, mean = ("–" if value is None else metric_text(metric, value) for value in values)
+        rows.append((label, over_all, mean))
     return rows
 
 

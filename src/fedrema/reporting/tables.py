@@ -236,9 +236,9 @@ def comparison_rows(
         rows.append(row | dict(zip(DIFFERENCE_COLUMNS, values, strict=True)))
     for simple in simple_models_of(groups):
         row = dict.fromkeys(rows[0]) | {"method": simple.title, "running": "", "data": groups[0].fingerprint}
-        for quantity in shown_quantities(groups):
-            statistic = simple.statistic(quantity)
-            row[quantity.name] = statistic.mean if statistic else None
+        for each in shown_quantities(groups):
+            found = simple.statistic(each)
+            row[each.name] = found.mean if found else None
         rows.append(row)
     return rows
 

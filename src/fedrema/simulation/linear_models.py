@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Kind = Literal["squared", "logistic", "poisson"]
-PENALTIES = 10.0 ** np.arange(4, -2, -1)
+PENALTIES: Floats = 10.0 ** np.arange(4, -2, -1)
 """In units of the inputs' mean square; of equally good ones, the largest is chosen."""
 FOLDS = 5
 MOST_ROWS = 1000
@@ -75,7 +75,7 @@ def predict(inputs: Inputs, y: Floats, kind: Kind, order: NDArray[np.int64]) -> 
         weights = _fit(inputs.train[rows[fold != number]], y[rows[fold != number]], PENALTIES, kind)
         losses += _losses(weights @ inputs.train[held].T, y[held], kind).sum(axis=1)
     best = PENALTIES[[int(np.argmin(losses))]]
-    (found,) = _fit(inputs.train, y, best, kind) @ inputs.test.T
+    found: Floats = (_fit(inputs.train, y, best, kind) @ inputs.test.T)[0]
     return found if kind == "squared" else np.clip(found, -LARGEST, LARGEST)
 
 
@@ -124,9 +124,9 @@ def _fit(x: Floats, y: Floats, penalties: Floats, kind: Kind) -> Floats:
 
 
 def _penalised(x: Floats, y: Floats, weights: Floats, ridge: Floats, kind: Kind) -> Floats:
-    penalty: Floats = (ridge * np.square(weights)).sum(axis=1) / 2
     with np.errstate(over="ignore"):  # of steps that are too long, which are shortened
-        return penalty + _losses(weights @ x.T, y, kind).sum(axis=1)
+        total: Floats = (ridge * np.square(weights)).sum(axis=1) / 2 + _losses(weights @ x.T, y, kind).sum(axis=1)
+    return total
 
 
 def _losses(scores: Floats, y: Floats, kind: Kind) -> Floats:

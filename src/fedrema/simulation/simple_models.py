@@ -4,6 +4,7 @@ A method is of use to a client only if it is better than these. They are fitted 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from fedrema.base.random import numpy_generator
 from fedrema.data.federation import Federation
 from fedrema.simulation.final_predictions import FinalPredictions
-from fedrema.simulation.linear_models import Floats, Inputs, predict, work_of
+from fedrema.simulation.linear_models import Floats, Inputs, Kind, predict, work_of
 from fedrema.tasks import Task
 
 CONSTANT, LINEAR = "constant", "linear"
@@ -63,11 +64,11 @@ def _rows(federation: Federation, chosen: NDArray[np.bool_]) -> list[NDArray[np.
     return np.split(rows, np.cumsum(np.bincount(federation.client[rows], minlength=len(federation)))[:-1])
 
 
-def _numbers(x: NDArray[np.generic]) -> Floats:
+def _numbers(x: NDArray[Any]) -> Floats:
     return x.reshape(len(x), -1).astype(np.float64)
 
 
-def _constant(task: Task, y: NDArray[np.generic]) -> Floats:
+def _constant(task: Task, y: NDArray[Any]) -> Floats:
     """Return the outputs of a network that predicts the same for each sample [outputs]."""
     n = len(y)
     if task.name == "regression":
@@ -89,9 +90,7 @@ def _logit(share: Floats) -> Floats:
     return np.log(share) - np.log1p(-share)
 
 
-def _overwrite_linear(
-    outputs: NDArray[np.float32], task: Task, inputs: Inputs, y: NDArray[np.generic], name: str
-) -> None:
+def _overwrite_linear(outputs: NDArray[np.float32], task: Task, inputs: Inputs, y: NDArray[Any], name: str) -> None:
     """Replace the outputs of the constant [m, outputs] by those of the linear model, where it can be fitted."""
     everything = np.ones(len(y), np.bool_)
 
@@ -99,7 +98,7 @@ def _overwrite_linear(
         order = numpy_generator("linear model", name, purpose).permutation(int(chosen.sum()))
         return predict(inputs.rows(chosen), target, kind, order)
 
-    kind = "logistic"
+    kind: Kind = "logistic"
     if task.name in ("regression", "count"):
         kind = "squared" if task.name == "regression" else "poisson"
         values = y.astype(np.float64)
@@ -121,7 +120,7 @@ def _overwrite_linear(
         _overwrite_classes(outputs, fit, y, task.classes)
 
 
-def _overwrite_classes(outputs: NDArray[np.float32], fit: _Fit, y: NDArray[np.generic], classes: int) -> None:
+def _overwrite_classes(outputs: NDArray[np.float32], fit: _Fit, y: NDArray[Any], classes: int) -> None:
     """Fit one class against the others for each class; those with fewer than two samples keep the constant's share."""
     everything = np.ones(len(y), np.bool_)
     counts = np.bincount(y.astype(np.int64), minlength=classes)

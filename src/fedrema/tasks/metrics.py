@@ -106,7 +106,9 @@ def _confusion(found: Predictions) -> tuple[Tensor, Tensor, Tensor]:
 
 def _balanced_accuracy(found: Predictions) -> Quotients:
     correct, actual, _ = _confusion(found)
-    return _mean_over_classes(found, correct / actual.clamp(min=1), actual > 0)
+    # Of samples of a single class it would be the accuracy.
+    several = (actual > 0).sum(-1, keepdim=True) > 1
+    return _mean_over_classes(found, correct / actual.clamp(min=1), (actual > 0) & several)
 
 
 def _f1(found: Predictions) -> Quotients:
@@ -235,7 +237,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "balanced_accuracy",
             "balanced accuracy",
-            "mean over classes of the share of their samples that is predicted correctly",
+            "mean over classes of the share of their samples that is predicted correctly; undefined for one class",
             _CLASSES,
             _balanced_accuracy,
             percent=True,

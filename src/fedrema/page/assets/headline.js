@@ -117,7 +117,7 @@ function drawComparison() {
     columnsShown
       .filter(([name]) => metricOf(name))
       .map(([name]) => {
-        const means = known(groups.map((group) => group.statistics[name]?.[0]));
+        const means = known([...groups, ...parts.main.simple].map((one) => one.statistics[name]?.[0]));
         return [name, metricOf(name).higher_is_better ? Math.max(...means) : Math.min(...means)];
       }),
   );
@@ -138,7 +138,7 @@ function drawComparison() {
     );
     const cells = columnsShown.map(([column]) => {
       const best =
-        groups.length > 1 &&
+        groups.length + parts.main.simple.length > 1 &&
         parts.main.comparable &&
         group.statistics[column] &&
         group.statistics[column][0] === highest[column];
@@ -146,15 +146,27 @@ function drawComparison() {
     });
     return make('tr', {}, name, make('td', {}, String(group.seeds)), ...cells);
   });
+  const simple = parts.main.simple.map((one) => {
+    const cells = columnsShown.map(([column]) => {
+      const best = one.statistics[column] && one.statistics[column][0] === highest[column];
+      return make('td', { class: best ? 'best' : null }, cellText(column, one.statistics[column]));
+    });
+    return make('tr', {}, make('th', { scope: 'row' }, one.label), make('td', {}, '–'), ...cells);
+  });
   byId('comparison')
     .querySelector('.scroll')
-    .replaceChildren(make('table', {}, make('thead', {}, head), make('tbody', {}, ...body)));
+    .replaceChildren(make('table', {}, make('thead', {}, head), make('tbody', {}, ...body, ...simple)));
   const rows = () => [
     ['method', 'seeds', ...columnsShown.flatMap(([name]) => [name, `${name}_std`])],
     ...groups.map((group) => [
       group.label,
       group.seeds,
       ...columnsShown.flatMap(([name]) => group.statistics[name] ?? ['', '']),
+    ]),
+    ...parts.main.simple.map((one) => [
+      one.label,
+      '',
+      ...columnsShown.flatMap(([name]) => one.statistics[name] ?? ['', '']),
     ]),
   ];
   return { rows, caption: `${parts.main.explanation} Sent and received: by all clients, over the whole run.` };
