@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Kind = Literal["squared", "logistic", "poisson"]
-PENALTIES: Floats = 10.0 ** np.arange(4, -2, -1)
+PENALTIES: Floats = np.array([10.0**power for power in range(4, -2, -1)])
 """In units of the inputs' mean square; of equally good ones, the largest is chosen."""
 FOLDS = 5
 MOST_ROWS = 1000
