@@ -124,6 +124,9 @@ def test_counts_of_clients_are_those_of_their_metrics(runs, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     worse, better = sum(gain < 0 for gain in gains), sum(gain > 0 for gain in gains)
     assert f"FedAvg is worse than the constant at {worse} of 4 clients and better at {better}" in shown
+    assert main(["verdict", "runs/fedavg", "runs/local", "--metric", "log_loss", "--json"]) == 0
+    (content,) = json.loads(capsys.readouterr().out)
+    assert content["simple_models"]["constant"] == {"worse": worse, "better": better, "clients": 4}
 
 
 def test_a_baseline_that_is_worse_than_constants_is_reported(tmp_path, monkeypatch, capsys):

@@ -63,7 +63,7 @@ def verdict(arguments: list[str]) -> int:
     if args.csv is not None:
         write_text(args.csv, verdict_csv(found))
     if args.json:
-        print(json.dumps([one.as_json() for one in found], indent=2))
+        print(json.dumps(_as_json(runs, found), indent=2))
         return 0
     console = Console()
     for one in found:
@@ -107,6 +107,14 @@ def _table(args: VerdictArguments, one: "Verdict") -> "Table":
         cells = (client.name, str(gain.samples), *values, shown(metric, gain.gain), between, gain.conclusion)
         table.add_row(*map(Text, cells))
     return table
+
+
+def _as_json(runs: list["Run"], found: list["Verdict"]) -> list[dict[str, object]]:
+    from fedrema.reporting.simple_models import comparisons
+    from fedrema.reporting.verdict import first_runs
+
+    alone = comparisons(first_runs(runs), found[0].metric)
+    return [one.as_json() | {"simple_models": alone[one.label]} for one in found]
 
 
 def _show_simple_models(console: "Console", runs: list["Run"], one: "Verdict") -> None:

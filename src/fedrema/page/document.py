@@ -154,6 +154,12 @@ def main_part(runs: Sequence[DownsampledRun], live: bool = False, notes: Sequenc
     periods = period_columns(groups)
     metrics = metrics_of(groups)
     names = [quantity.name for quantity in _quantities(metrics)]
+    try:
+        simple, worse = simple_models_of(groups), _worse(groups)
+    except BadInput:
+        if not live:
+            raise
+        simple, worse = [], []
     curves = _curves(metrics)
     part: MainPart = {
         "title": data_title(groups) if groups else "",
@@ -161,7 +167,7 @@ def main_part(runs: Sequence[DownsampledRun], live: bool = False, notes: Sequenc
         "version": fedrema.__version__,
         "live": live,
         "notes": [*notes, *thinned_notes(shown), *([] if same_data else [other_data(groups)])],
-        "explanation": " ".join([explanation(metrics) if metrics else "", *_worse(groups)]).strip(),
+        "explanation": " ".join([explanation(metrics) if metrics else "", *worse]).strip(),
         "confidence": DIFFERENCES,
         "metrics": [_metric(metric) for metric in metrics],
         "words": {quantity: quantity_words(quantity, groups) for quantity in curves},
@@ -170,7 +176,7 @@ def main_part(runs: Sequence[DownsampledRun], live: bool = False, notes: Sequenc
             _group(group, look, (*names, *periods, *COSTS), curves)
             for group, look in zip(groups, looks_of(groups), strict=True)
         ],
-        "simple": [_simple(one, _quantities(metrics)) for one in simple_models_of(groups)],
+        "simple": [_simple(one, _quantities(metrics)) for one in simple],
         "runs": [_run(run, next(number for number, group in enumerate(groups) if run in group.runs)) for run in shown],
         "differences": {quantity: _differences(shown, quantity) for quantity in names},
         "comparable": same_data,

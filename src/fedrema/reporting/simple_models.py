@@ -1,7 +1,9 @@
 """The models of runs next to the constant and the linear model of each single client, which need no federation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,9 @@ SAME = 1e-6
 """Relative difference below which two values are equal: networks compute in float32."""
 MANY = 1 / 3
 """Share of the clients from which on a baseline that is worse than their constants is reported."""
+MOST_KEPT = 256
+_of_runs: dict[tuple[Path, int, int, str], MetricRecord] = {}
+"""Metrics of the final models of runs: a live page shows them again and again."""
 WORDS = {"constant": "the constant", "linear": "the linear model"}
 
 
@@ -48,12 +53,11 @@ class SimpleModels:
 
 @dataclass(frozen=True)
 class Worse:
-    """At how many clients the models of a run are worse than simple ones."""
+    """How many clients have a worse, and how many a better model than simple ones; for the others both are equal."""
 
-    count: int
+    worse: int
     better: int
-    """At how many they are better; at the others, both are equal."""
-    of: int
+    clients: int
     """Clients for which the metric of both is defined."""
 
 
@@ -87,12 +91,28 @@ def find_simple_models(runs: Sequence[tuple[Group, Run]], name: str | None) -> S
 
 def worse_than(run: Run, simple: SimpleModels, metric: Metric) -> Worse | None:
     """Return at how many clients the final models of a run are worse; None if their predictions are not stored."""
-    if not run.finished or not run.directory.predictions_file.exists():
+    file = run.directory.predictions_file
+    if not run.finished or not file.exists():
         return None
-    mine, theirs = _record(run.predictions(), metric, len(run.names)).clients, simple.record(metric).clients
+    facts = file.stat()
+    key = (file, facts.st_mtime_ns, facts.st_size, metric.name)
+    if key not in _of_runs:
+        if len(_of_runs) >= MOST_KEPT:
+            _of_runs.clear()
+        _of_runs[key] = _record(run.predictions(), metric, len(run.names))
+    mine, theirs = _of_runs[key].clients, simple.record(metric).clients
     pairs = [(one, other) for one, other in zip(mine, theirs, strict=True) if one is not None and other is not None]
     worse = [sum(_is_worse(metric, *ordered) for ordered in each) for each in (pairs, [pair[::-1] for pair in pairs])]
     return Worse(worse[0], worse[1], len(pairs))
+
+
+def comparisons(runs: Sequence[tuple[Group, Run]], metric: Metric) -> dict[str, dict[str, Any]]:
+    """Return for each method, by the kind of simple model, at how many clients it is worse and better than these."""
+    simple = simple_models_of([group for group, _ in runs])
+    return {
+        group.label: {one.kind: asdict(found) for one in simple if (found := worse_than(run, one, metric))}
+        for group, run in runs
+    }
 
 
 def sentences(runs: Sequence[tuple[Group, Run]], metric: Metric) -> list[str]:
@@ -102,9 +122,9 @@ def sentences(runs: Sequence[tuple[Group, Run]], metric: Metric) -> list[str]:
         words = WORDS[simple.kind]
         worse = [(group.label, counts) for group, run in runs if (counts := worse_than(run, simple, metric))]
         parts = [
-            f"{label} is worse than {words} at {each.count} of {each.of} clients and better at {each.better}"
-            if not place or each.of != worse[0][1].of
-            else f"{label} worse at {each.count}, better at {each.better}"
+            f"{label} is worse than {words} at {each.worse} of {each.clients} clients and better at {each.better}"
+            if not place or each.clients != worse[0][1].clients
+            else f"{label} worse at {each.worse}, better at {each.better}"
             for place, (label, each) in enumerate(worse)
         ]
         if parts:
@@ -130,12 +150,12 @@ def warning(runs: Sequence[tuple[Group, Run]], baseline: str, metric: Metric) ->
     """Return a sentence if the baseline of a verdict is worse than the constants of many clients; otherwise ""."""
     constants = [one for one in simple_models_of([group for group, _ in runs]) if one.kind == "constant"]
     run = next((run for group, run in runs if group.label == baseline), None)
-    worse = worse_than(run, constants[0], metric) if constants and run is not None else None
-    if worse is None or worse.count < MANY * worse.of or not worse.count:
+    found = worse_than(run, constants[0], metric) if constants and run is not None else None
+    if found is None or found.worse < MANY * found.clients or not found.worse:
         return ""
     return (
-        f"Warning: {baseline} is itself worse than the constant at {worse.count} of {worse.of} clients, so a gain over"
-        " it does not show that joining is worthwhile: compare with --baseline constant and --baseline linear."
+        f"Warning: {baseline} is itself worse than the constant at {found.worse} of {found.clients} clients, so a gain "
+        "over it does not show that joining is worthwhile: compare with --baseline constant and --baseline linear."
     )
 
 
