@@ -31,6 +31,7 @@ from fedrema.data.npz import read_npz
 from fedrema.data.partitions import draw_test_mask
 from fedrema.data.preprocessing import Preprocessing
 from fedrema.data.rare_classes import decide
+from fedrema.data.saved_meta import parse_meta
 from fedrema.data.targets import check_target, task_of
 from fedrema.errors import BadInput
 from fedrema.tasks import CLASSIFICATION, Task
@@ -438,30 +439,3 @@ def to_float(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tenso
     if x.dtype == torch.uint8:
         return (x.to(dtype) / 255 - 0.5) / 0.5
     return x.to(dtype)
-
-
-@dataclass(frozen=True)
-class SavedMeta:
-    """What the `meta` of a saved federation holds; None for what it lacks."""
-
-    names: list[str] | None = None
-    classes: int | None = None
-    class_names: list[str] | None = None
-    info: dict[str, object] | None = None
-    task: str | None = None
-    rare: bool = False
-    preprocessing: Preprocessing | None = None
-    fingerprint: str | None = None
-
-
-def parse_meta(meta: NDArray[Any] | None, path: Path) -> SavedMeta:
-    """Return the metadata of a saved federation; empty if there is no `meta`."""
-    if meta is None:
-        return SavedMeta()
-    try:
-        parsed = msgspec.json.decode(str(meta), type=SavedMeta)
-    except (msgspec.MsgspecError, RecursionError):
-        parsed = None
-    if parsed is None or (parsed.class_names is not None and len(parsed.class_names) != parsed.classes):
-        raise BadInput(f"{path}: 'meta' is not the JSON object of a saved federation; remove it.")
-    return parsed

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -410,28 +410,6 @@ class RunDirectory:
         if not {"rows", "offsets", "outputs", "targets"} <= arrays.keys():
             raise BadInput(f"{self.predictions_file} lacks some of its arrays: {remedy}.")
         return FinalPredictions.from_arrays(self.manifest().federation.task, arrays)
-
-    def write_simple_models(self, found: Mapping[str, FinalPredictions]) -> None:
-        """Write simple-models.npz: the outputs of each kind of model by its name; all have the same samples."""
-        first = next(iter(found.values())).as_arrays()
-        outputs = {f"outputs_{kind}": one.outputs for kind, one in found.items()}
-        arrays = {name: array for name, array in first.items() if name != "outputs"}
-        write_arrays(self.simple_models_file, arrays | outputs, self.identity())
-
-    def simple_models(self) -> dict[str, FinalPredictions]:
-        """Return simple-models.npz; empty where there is none, as for datasets that fedrema partitions."""
-        if not self.simple_models_file.exists():
-            return {}
-        remedy = f"fedrema resume {self.path} writes it again"
-        arrays = read_arrays(self.simple_models_file, self.identity(), remedy)
-        if not {"rows", "offsets", "targets"} <= arrays.keys():
-            raise BadInput(f"{self.simple_models_file} lacks some of its arrays: {remedy}.")
-        task = self.manifest().federation.task
-        return {
-            name.removeprefix("outputs_"): FinalPredictions.from_arrays(task, {**arrays, "outputs": outputs})
-            for name, outputs in arrays.items()
-            if name.startswith("outputs_")
-        }
 
     def write_relations(self, relations: Relations) -> None:
         """Write relations.npz, if there are any matrices."""

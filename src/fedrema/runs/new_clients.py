@@ -14,10 +14,10 @@ from fedrema.base.user_code import load_object, raised_at, working_folder_import
 from fedrema.core import LocalTraining, Moment, Role, average
 from fedrema.core.similarity import draw_probes, head_similarity, maximum_difference_segmentation
 from fedrema.data import DataSettings, Federation, load_user_data
-from fedrema.data.federation import parse_meta
 from fedrema.data.natural import NATURAL
 from fedrema.data.npz import read_npz
 from fedrema.data.preprocessing import Preprocessing
+from fedrema.data.saved_meta import parse_meta
 from fedrema.engine import ClientTensors, Cohort
 from fedrema.errors import BadInput, FedremaError
 from fedrema.methods import find_method

@@ -14,6 +14,7 @@ from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import Manifest
 from fedrema.runs.run_clients import RunClients
+from fedrema.runs.simple_models import read_simple_models
 from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.records import MetricSummary, RoundRecord, Summary
 from fedrema.simulation.state import SimulationState
@@ -177,7 +178,7 @@ class Run:
 
         Empty for deployments and for datasets that fedrema partitions, whose runs do not store them.
         """
-        return self.directory.simple_models() if self.finished else {}
+        return read_simple_models(self.directory) if self.finished else {}
 
     def state(self) -> SimulationState:
         """Return the last saved state."""

@@ -55,11 +55,15 @@ function drawCards() {
   if (best) {
     const [value, spread] = best.statistics[honest()];
     const over = best.seeds > 1 ? `mean of ${best.seeds} seeds, spread ± ${spreadOf(metric, value, spread)}` : 'one seed';
+    const better = parts.main.simple
+      .filter((one) => one.statistics[honest()] && signOf(metric) * (one.statistics[honest()][0] - value) > 0)
+      .map((one) => one.label.split(',')[0].toLowerCase());
+    const simpler = better.length ? `; each client’s own ${better.join(' or ')} model is better` : '';
     cards.push(
       card(
         several && parts.main.comparable ? `${best.label} leads: ${metric.title}` : `${best.label}: ${metric.title}`,
         withUnit(metric, value),
-        `honest ${metric.title}${metric.higher_is_better ? '' : ', lower is better'}; ${over}`,
+        `honest ${metric.title}${metric.higher_is_better ? '' : ', lower is better'}; ${over}${simpler}`,
       ),
     );
     const found = parts.main.differences[honest()]?.rows.filter((row) => row.mean != null) ?? [];
