@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from fedrema.base.terminal import safe_logger
 from fedrema.errors import BadInput
 from fedrema.runs.arrays import read_arrays, write_arrays
@@ -31,7 +33,7 @@ def write_simple_models(directory: RunDirectory, simulator: "Simulator") -> None
         _last[key] = simple_models(federation, task, embeds)
         if LINEAR not in _last[key] and not embeds:
             log.warning("Note: no linear models are fitted for comparison, because that takes long for so many inputs.")
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for kind, found in _last[key].items():
         arrays |= found.as_arrays()
         arrays[f"{OUTPUTS}{kind}"] = arrays.pop("outputs")
