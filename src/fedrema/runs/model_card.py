@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
@@ -11,7 +12,7 @@ from fedrema.runs.manifest import FederationFacts
 from fedrema.runs.run import Run
 from fedrema.simulation.bootstrap import FEWEST_SAMPLES, metric_interval
 from fedrema.simulation.final_predictions import FinalPredictions
-from fedrema.tasks import Metric, Task, find_metric
+from fedrema.tasks import Metric, Predictions, Task, find_metric
 
 _PREDICTED = {
     "multiclass": "one of {} classes",
@@ -22,6 +23,8 @@ _PREDICTED = {
     "count": "a number of events",
 }
 _MOST_NAMES = 20
+OF_SEVERAL_CLASSES = ("balanced_accuracy", "f1")
+"""Means over classes, which are only the accuracy of one class where there is no other."""
 
 
 def model_card(run: Run, rows: Sequence[int]) -> str:
@@ -112,6 +115,8 @@ def _metrics(run: Run, rows: Sequence[int]) -> Iterator[str]:
 
 def _value(metric: Metric, found: FinalPredictions, row: int, name: str) -> str:
     predictions = found.of(row)
+    if metric.name in OF_SEVERAL_CLASSES and _has_one_class(predictions):
+        return "–"
     numerators, denominators = metric.quotients(predictions)
     value = metric.value(float(numerators[0]), float(denominators[0]))
     if value is None:
@@ -119,6 +124,10 @@ def _value(metric: Metric, found: FinalPredictions, row: int, name: str) -> str:
     between = metric_interval(metric, predictions, "card", name)
     interval = "" if between is None else f" [{metric.shown(between[0])}, {metric.shown(between[1])}]"
     return metric.shown(value) + interval
+
+
+def _has_one_class(predictions: Predictions) -> bool:
+    return predictions.task.name != "multilabel" and len(torch.unique(predictions.target[predictions.mask])) == 1
 
 
 def _training(run: Run) -> Iterator[str]:

@@ -106,9 +106,7 @@ def _confusion(found: Predictions) -> tuple[Tensor, Tensor, Tensor]:
 
 def _balanced_accuracy(found: Predictions) -> Quotients:
     correct, actual, _ = _confusion(found)
-    # Of samples of a single class it would be the accuracy.
-    several = (actual > 0).sum(-1, keepdim=True) > 1
-    return _mean_over_classes(found, correct / actual.clamp(min=1), (actual > 0) & several)
+    return _mean_over_classes(found, correct / actual.clamp(min=1), actual > 0)
 
 
 def _f1(found: Predictions) -> Quotients:
@@ -237,7 +235,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "balanced_accuracy",
             "balanced accuracy",
-            "mean over classes of the share of their samples that is predicted correctly; undefined for one class",
+            "mean over classes of the share of their samples that is predicted correctly",
             _CLASSES,
             _balanced_accuracy,
             percent=True,
