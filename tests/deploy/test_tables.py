@@ -75,6 +75,32 @@ def test_settings_of_tables_have_the_same_effect_as_in_the_simulator(task, metho
     assert_same(made, made.conduct(), method, more)
 
 
+def rarely(row, seen={}):  # noqa: B006  # counts rows over calls
+    """Return a row in which one patient in twenty dies."""
+    seen["rows"] = seen.get("rows", 0) + 1
+    return row | {"died": int(seen["rows"] % 20 == 1)}
+
+
+@pytest.mark.parametrize("scale", ["federation", "site"])
+def test_a_plan_with_a_rare_class_stratifies_splits_as_the_simulator_does(scale, tmp_path):
+    more = ["--scale", scale]
+    made = Tables(tmp_path / "f", "binary", more=[*more, "--rare-classes"], change=dict.fromkeys(NAMES, rarely))
+    federation, run = assert_same(made, made.conduct(), more=more)
+    assert [int(federation.y[(federation.client == row) & federation.test].sum()) for row in range(3)] == [1, 1, 1]
+    assert run.metric == run.summary.primary == "log_loss"
+
+
+def test_a_rare_class_in_the_example_is_part_of_the_plan(tmp_path, capsys):
+    for name, change in (("common", lambda row: row), ("rare", rarely)):
+        write_table(tmp_path / f"{name}.csv", 0, "binary", change=change)
+        arguments = ["--example", str(tmp_path / f"{name}.csv"), "--target", "died", "--task", "binary"]
+        assert main(["deploy", "init", str(tmp_path / name), "fedavg", "--nodes", "3", *arguments]) == 0
+        assert ServerFolder.open(tmp_path / name).run_config().get("rare-classes", False) == (name == "rare")
+    arguments = ["--columns", "a", "--target", "y", "--task", "count", "--rare-classes"]
+    assert main(["deploy", "init", str(tmp_path / "f"), "fedavg", "--nodes", "3", *arguments]) == 2
+    assert "rare-classes is for the tasks binary and multiclass, not for count" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("task", "more"), [("regression", []), ("multiclass", ["--categories", "embed"])])
 def test_tables_that_are_dealt_for_a_trial_give_the_same_models(task, more, tmp_path):
     made = Tables(tmp_path / "f", task, more=more)

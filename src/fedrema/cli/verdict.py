@@ -30,7 +30,8 @@ class VerdictArguments:
     metric: str | None = None
     """Metric to compare. Default: the task's first one, such as accuracy."""
     baseline: str | None = None
-    """Method, or label from the table, with which the others are compared. Default: Local, otherwise FedAvg."""
+    """Method, or label from the table, with which the others are compared; constant or linear: the simple model of each
+    client alone, on own data. Default: Local, otherwise FedAvg."""
     all: bool = False
     """Show all clients. Default: of more than 40 clients, the 15 with the largest and the 15 with the smallest gain."""
     csv: Path | None = None
@@ -62,12 +63,13 @@ def verdict(arguments: list[str]) -> int:
     if args.csv is not None:
         write_text(args.csv, verdict_csv(found))
     if args.json:
-        print(json.dumps([one.as_json() for one in found], indent=2))
+        print(json.dumps(_as_json(runs, found), indent=2))
         return 0
     console = Console()
     for one in found:
         _show(console, args, one)
     console.print(EXPLANATION)
+    _show_simple_models(console, runs, found[0])
     _print_seeds(console, runs)
     if args.csv is not None:
         print_safe(f"Gains: {args.csv}")
@@ -107,6 +109,35 @@ def _table(args: VerdictArguments, one: "Verdict") -> "Table":
         cells = (client.name, str(gain.samples), *values, shown(metric, gain.gain), between, conclusion_text(gain))
         table.add_row(*map(Text, cells))
     return table
+
+
+def _as_json(runs: list["Run"], found: list["Verdict"]) -> list[dict[str, object]]:
+    from fedrema.reporting.simple_models import comparisons
+    from fedrema.reporting.verdict import first_runs
+
+    alone = comparisons(first_runs(runs), found[0].metric)
+    return [one.as_json() | {"simple_models": alone[one.label]} for one in found]
+
+
+def _show_simple_models(console: "Console", runs: list["Run"], one: "Verdict") -> None:
+    """Print the metric of each method next to that of simple models, and where methods are worse than these."""
+    from rich.text import Text
+
+    from fedrema.reporting.simple_models import sentences, simple_table, warning
+    from fedrema.reporting.tables import plain_table
+    from fedrema.reporting.verdict import first_runs
+
+    chosen = first_runs(runs)
+    if not (lines := sentences(chosen, one.metric)):
+        return
+    table = plain_table(("method", f"{one.metric.title}{' (%)' if one.metric.percent else ''}", "mean over clients"))
+    for row in simple_table(chosen, one.metric):
+        table.add_row(*map(Text, row))
+    console.print()
+    console.print(table)
+    for line in (*lines, warning(chosen, one.baseline, one.metric)):
+        if line:
+            console.print(Text(line))
 
 
 def _print_seeds(console: "Console", runs: list["Run"]) -> None:

@@ -15,7 +15,7 @@ from fedrema.data.readers.files import is_table, open_file
 from fedrema.data.roles import CLIENT_NAMES, SPLIT_NAME, TableOptions
 from fedrema.data.statistics import NumberSummary, Statistics, local_statistics, summarise_numbers
 from fedrema.data.table import NumberColumn, Table
-from fedrema.data.table_targets import make_target
+from fedrema.data.table_targets import make_target, target_codes
 from fedrema.deploy.agreement import Needs, NodeStatistics, listed
 from fedrema.deploy.run_config import Plan
 from fedrema.errors import BadInput
@@ -36,9 +36,9 @@ def own_samples(
         options = _table_options(file, settings)
         if preprocessing is not None and preprocessing.scale == "site":
             preprocessing = _with_own_scale(
-                preprocessing, read_user_table(data, options, preprocessing, name), settings
+                preprocessing, read_user_table(data, options, preprocessing, name), settings, plan
             )
-        federation = load_user_data(data, seed, share, class_names, options, preprocessing, name)
+        federation = load_user_data(data, seed, share, class_names, options, preprocessing, name, plan.rare_classes)
     elif file.is_file() and is_table(file):
         raise BadInput(
             f"data={data} is a table, but this federation is for samples of shape {plan.sample_shape}: a federation for"
@@ -50,10 +50,20 @@ def own_samples(
             if "client" not in arrays:
                 client, split = np.full(len(arrays["y"]), name), arrays.get("split")
                 return Federation.from_arrays(
-                    arrays["x"], arrays["y"], client, split, None, None, seed, share, class_names=class_names, task=task
+                    arrays["x"],
+                    arrays["y"],
+                    client,
+                    split,
+                    None,
+                    None,
+                    seed,
+                    share,
+                    class_names=class_names,
+                    task=task,
+                    rare=plan.rare_classes,
                 )
         options = TableOptions(task=task or "auto")  # type: ignore[arg-type]  # a task
-        federation = load_user_data(data, seed, share, class_names, options)
+        federation = load_user_data(data, seed, share, class_names, options, rare=plan.rare_classes)
     if len(federation) > 1 and name not in federation.names:
         raise BadInput(f"data={data} holds {len(federation)} clients, and none is called {name!r}.")
     return federation.only(federation.names.index(name)) if len(federation) > 1 else federation
@@ -77,7 +87,7 @@ def statistics_of_samples(samples: Federation, needs: Needs, plan: Plan) -> Node
 def statistics_of_table(data: str, settings: Settings, name: str, needs: Needs, plan: Plan) -> NodeStatistics:
     """Return the statistics of a node's table that the federation needs."""
     table = read_user_table(data, _table_options(Path(data), settings), client=name)
-    rows, training = _own_rows(table, settings, name)
+    rows, training = _own_rows(table, settings, name, plan)
     columns = replace(local_statistics(table, training), target_numbers={}, target_classes={})
     if not needs.moments:
         columns = replace(columns, numbers={each: _without_moments(found) for each, found in columns.numbers.items()})
@@ -118,16 +128,17 @@ def _without_moments(found: NumberSummary) -> NumberSummary:
     return NumberSummary(found.count, 0.0, float(found.count) if found.m2 else 0.0, found.missing)
 
 
-def _own_rows(table: Table, settings: Settings, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _own_rows(table: Table, settings: Settings, name: str, plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of this node's samples, and those of its training samples."""
     if len(table.names) > 1 and name not in table.names:
         raise BadInput(f"Its table holds {len(table.names)} clients, and none is called {name!r}.")
     rows = table.rows_by_client()[table.names.index(name) if len(table.names) > 1 else 0]
-    test = table.test_mask(settings.data.data_seed, settings.data.test_share)
+    classes = target_codes(table) if plan.rare_classes else None
+    test = table.test_mask(settings.data.data_seed, settings.data.test_share, classes)
     return rows, rows[~test[rows]]
 
 
-def _with_own_scale(preprocessing: Preprocessing, table: Table, settings: Settings) -> Preprocessing:
+def _with_own_scale(preprocessing: Preprocessing, table: Table, settings: Settings, plan: Plan) -> Preprocessing:
     """Return the preprocessing with mean and standard deviation of the columns of each client of this table."""
     numbers = []
     for rule in preprocessing.numbers:
@@ -135,7 +146,7 @@ def _with_own_scale(preprocessing: Preprocessing, table: Table, settings: Settin
         assert isinstance(column, NumberColumn)
         sites = {}
         for name in table.names:
-            found = summarise_numbers(column.values[_own_rows(table, settings, name)[1]])
+            found = summarise_numbers(column.values[_own_rows(table, settings, name, plan)[1]])
             if found.count:
                 sites[name] = (found.mean, found.deviation or 1.0)
         numbers.append(replace(rule, sites=sites))

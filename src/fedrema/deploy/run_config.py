@@ -56,6 +56,9 @@ class Plan:
     """Standard deviation of the target over all training samples; 0: found by the nodes, with the mean."""
     class_counts: str = ""
     """Training samples of each class, as a JSON list, if the loss is weighted by them; empty: found by the nodes."""
+    rare_classes: bool = False
+    """Whether a class has less than 10 % of the samples: nodes then draw test splits that are stratified by class, and
+    log loss is the primary metric."""
     least_clients: int = option(2, Purpose.OPERATION)
     """A round needs usable replies from at least this many nodes."""
     most_clients: int = 100
@@ -99,6 +102,8 @@ class Plan:
             raise BadInput(f"class-names must be a JSON list of {self.classes} names, got {self.class_names!r}.")
         if not self.is_table and (not self.shape or min(self.shape) < 1):
             raise BadInput(f"sample-shape must be written as 3x32x32, got {self.sample_shape!r}.")
+        if self.rare_classes and self.task not in ("", "binary"):
+            raise BadInput(f"rare-classes is for the tasks binary and multiclass, not for {self.task}.")
         if not math.isfinite(self.target_centre) or not 0 <= self.target_scale < math.inf:
             raise BadInput(f"target-scale must be 0 or more, and finite, got {self.target_scale}.")
         if self.class_counts and (not _is_list_of_counts(self.class_counts) or len(self.counts) != self.classes):
@@ -113,7 +118,8 @@ class Plan:
     def predicted(self) -> Task:
         """What is predicted."""
         name = self.task or ("binary" if self.classes == 2 else "multiclass")
-        return Task(cast(TaskName, name), self.classes, self.target_centre, self.target_scale or 1.0)
+        scale = self.target_scale or 1.0
+        return Task(cast(TaskName, name), self.classes, self.target_centre, scale, rare=self.rare_classes)
 
     def least_in_round(self, settings: Settings) -> int:
         """Return how many usable replies a round needs."""
@@ -143,7 +149,8 @@ class Plan:
             shape = "x".join(map(str, samples.sample_shape))
             raise BadInput(f"Its samples are of shape {shape}, but this federation is for {self.sample_shape}.")
         samples, task = self.with_classes(samples), self.predicted
-        return replace(samples, own_task=None if task.has_softmax else task, class_counts=self.counts)
+        own_task = task if task.rare or not task.has_softmax else None
+        return replace(samples, own_task=own_task, class_counts=self.counts)
 
     def with_classes(self, samples: Federation) -> Federation:
         """Return a node's samples labelled with all classes of the federation; refuses samples of another task."""
@@ -163,7 +170,7 @@ class Plan:
 
 
 SECURE = ("secure-threshold", "secure-neighbours", "secure-least")
-ADDED = ("class-names", "task", "target-centre", "target-scale", "class-counts", *SECURE)
+ADDED = ("class-names", "task", "target-centre", "target-scale", "class-counts", "rare-classes", *SECURE)
 """Values of a plan that are left out if they have their defaults."""
 PLAN_NAMES = tuple(field.name.replace("_", "-") for field in dataclasses.fields(Plan))
 

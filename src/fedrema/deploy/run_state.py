@@ -137,7 +137,7 @@ class RunState:
         self.lock.release()
 
     def _manifest(self) -> Manifest:
-        registry = self.central.registry
+        registry, task = self.central.registry, self.plan.predicted
         federation = FederationFacts(
             # The server has not seen the samples: it knows only the names of the clients.
             hashlib.sha256(json.dumps(registry.names).encode()).hexdigest(),
@@ -151,7 +151,7 @@ class RunState:
             {"network": "Flower"},
             last_counted=[registry.last_used_round.get(name, 0) for name in registry.names],
             preprocessing=None if self.agreement is None else self.agreement.preprocessing,
-            own_task=None if self.plan.predicted.has_softmax else self.plan.predicted,
+            own_task=task if task.rare or not task.has_softmax else None,
         )
         method = self.settings.method
         revisions = revisions_of(self.settings, self.central.simulator.device.type)

@@ -171,7 +171,7 @@ class Runner:
             placed.remove(settings)
         for settings in placed:
             _check_inputs(owners[settings.output.folder][0].inputs, settings)
-        for settings, outcome in execute_all(placed, self.callback_for, resume=True):
+        for settings, outcome in execute_all(placed, self.callback_for, resume=True, with_simple_models=False):
             task, sentences = owners[settings.output.folder]
             if isinstance(outcome, Diverged):
                 self.store.put_diverged(settings, str(outcome), task.inputs)

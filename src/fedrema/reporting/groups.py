@@ -104,6 +104,9 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         raise BadInput("There is no run to compare: give the folder of at least one run.")
     if len({run.metric for run in runs}) > 1:
         tasks = ", ".join(sorted({run.manifest.federation.task.name for run in runs}))
+        if "," not in tasks:
+            metrics = ", ".join(sorted({run.metric for run in runs}))
+            raise BadInput(f"Runs with different primary metrics ({metrics}) cannot be compared: name runs with one.")
         raise BadInput(f"Runs of different tasks ({tasks}) cannot be compared: name runs of one task.")
     members_of: dict[str, list[Run]] = {}
     for run in runs:

@@ -18,6 +18,7 @@ from fedrema.base.html import Bold, html_table, paragraph, title_line
 from fedrema.reporting.groups import Difference, Group, Statistic, group_runs, metrics_of, paired_differences
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.reporting.quantities import Kind, Quantity, explanation, find_quantity, metric_text
+from fedrema.reporting.simple_models import sentences, simple_models_of
 from fedrema.runs.run import Run
 from fedrema.simulation.mean_gains import FEWEST_CLIENTS, interval_over_clients
 from fedrema.tasks import METRICS
@@ -233,6 +234,12 @@ def comparison_rows(
         one = differences.get(group.label)
         values = (tested.name, one.reference, one.mean, one.low, one.high, one.pairs) if one else (None,) * 6
         rows.append(row | dict(zip(DIFFERENCE_COLUMNS, values, strict=True)))
+    for simple in simple_models_of(groups):
+        row = dict.fromkeys(rows[0]) | {"method": simple.title, "running": "", "data": groups[0].fingerprint}
+        for each in shown_quantities(groups):
+            found = simple.statistic(each)
+            row[each.name] = found.mean if found else None
+        rows.append(row)
     return rows
 
 
@@ -279,21 +286,26 @@ def shown_quantities(groups: Sequence[Group]) -> dict[Quantity, str]:
 def _compare(runs: Sequence[Run]) -> _Compared:
     groups = group_runs(runs)
     same_data = len({group.fingerprint for group in groups}) == 1
-    quantities, periods = shown_quantities(groups), period_columns(groups)
+    quantities, periods, simple = shown_quantities(groups), period_columns(groups), simple_models_of(groups)
     headings = {**periods, **EPSILON, **SECONDS}
     others = {name: [group.statistic(name) for group in groups] for name in headings}
     others = {name: column for name, column in others.items() if name in SECONDS or any(column)}
     columns = {
         **{
-            heading: _column(quantity, [group.statistic(quantity.name) for group in groups], same_data)
+            heading: _column(
+                quantity,
+                [*(group.statistic(quantity.name) for group in groups), *(one.statistic(quantity) for one in simple)],
+                same_data,
+            )
             for quantity, heading in quantities.items()
         },
-        **{headings[name]: [_Cell(_cost(each)) for each in column] for name, column in others.items()},
+        **{
+            headings[name]: [*(_Cell(_cost(each)) for each in column), *[_Cell(MISSING)] * len(simple)]
+            for name, column in others.items()
+        },
     }
-    rows = [
-        (_Cell(_named(group)), _Cell(str(len(group.counted))), *(cells[place] for cells in columns.values()))
-        for place, group in enumerate(groups)
-    ]
+    named = [(_named(group), str(len(group.counted))) for group in groups] + [(one.title, MISSING) for one in simple]
+    rows = [(*map(_Cell, name), *(cells[place] for cells in columns.values())) for place, name in enumerate(named)]
     notes = (
         explanation(metrics_of(groups)),
         _over_clients(groups),
@@ -303,6 +315,7 @@ def _compare(runs: Sequence[Run]) -> _Compared:
         _undefined(groups),
         _alternatives(groups),
         "" if same_data else other_data(groups),
+        *sentences([(group, group.counted[0]) for group in groups], groups[0].metric),
     )
     only_accuracy = [quantity.metric.name for quantity in quantities] == ["accuracy"] * len(HEADINGS)
     return _Compared(("method", "seeds", *columns), tuple(rows), tuple(filter(None, notes)), only_accuracy)

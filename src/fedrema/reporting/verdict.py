@@ -12,6 +12,7 @@ import numpy as np
 
 from fedrema.errors import BadInput
 from fedrema.reporting.groups import Group, group_runs
+from fedrema.reporting.simple_models import find_simple_models
 from fedrema.reporting.verdict_text import conclusions_text, mean_text, notes
 from fedrema.runs.run import Run
 from fedrema.simulation.gains import CONCLUSIONS, LEVEL, Gain, compare_models
@@ -115,16 +116,19 @@ def verdicts(runs: Sequence[Run], metric: str | None = None, baseline: str | Non
     metric
         Name of a metric; default: the task's primary one.
     baseline
-        Name of a method, or label of a group; default: Local, or FedAvg where there is no run of Local.
+        Name of a method, or label of a group; default: Local, or FedAvg where there is no run of Local. On own data,
+        `constant` and `linear` are simple models of each client alone.
     """
     chosen = first_runs(runs)
-    against = baseline_of([group for group, _ in chosen], baseline)
+    simple = find_simple_models(chosen, baseline)
+    against = None if simple else baseline_of([group for group, _ in chosen], baseline)
     _check_same_data([run for _, run in chosen])
     compared = [(group, run) for group, run in chosen if group is not against]
-    if not compared:
+    if against is not None and not compared:
         raise BadInput(f"{against.label} is the only method: give a run of another method, to compare with it.")
     measure = metric_for(chosen[0][1].manifest.federation.task, metric)
-    theirs = next(run for group, run in chosen if group is against).predictions()
+    theirs = simple.predictions if simple else next(run for group, run in chosen if group is against).predictions()
+    called = simple.title if simple else against.label if against else ""
     names = chosen[0][1].names
     found = []
     for group, run in compared:
@@ -137,7 +141,7 @@ def verdicts(runs: Sequence[Run], metric: str | None = None, baseline: str | Non
         gains = compare_models(measure, pairs)
         clients = [ClientGain(name, gain) for name, gain in zip(names, gains.clients, strict=True)]
         clients.sort(key=lambda client: -np.inf if client.gain.gain is None else client.gain.gain, reverse=True)
-        found.append(Verdict(group.label, against.label, measure, tuple(clients), gains.mean))
+        found.append(Verdict(group.label, called, measure, tuple(clients), gains.mean))
     return found
 
 

@@ -37,7 +37,7 @@ EXPORT_INDEX = "index.json"
 MODEL_CARD = "MODEL_CARD.md"
 OWN_FILES = (
     *("config.json", "rounds.jsonl", "relations.npz", "summary.json", "clients.npz", "checkpoint/state.safetensors"),
-    *("predictions.npz", "report.html", "curves.png", "tracking.json"),
+    *("predictions.npz", "simple-models.npz", "report.html", "curves.png", "tracking.json"),
 )
 """Files that fedrema may write into a run's folder."""
 MOST_PREDICTIONS = 200_000_000
@@ -52,7 +52,8 @@ class RunDirectory:
     file and the remedy.
 
     Files: config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once the run has
-    finished), predictions.npz (what the final models predict for test samples), clients.npz (how many samples of each
+    finished), predictions.npz (what the final models predict for test samples), simple-models.npz (what constants and
+    linear models of single clients predict for them; own data only), clients.npz (how many samples of each
     class each client holds), checkpoint/, models/ (after fedrema export); run.lock, and running.json while a process
     writes to the folder.
     """
@@ -64,6 +65,7 @@ class RunDirectory:
         self.relations_file = self.path / "relations.npz"
         self.summary_file = self.path / "summary.json"
         self.predictions_file = self.path / "predictions.npz"
+        self.simple_models_file = self.path / "simple-models.npz"
         self.clients_file = self.path / "clients.npz"
         self.checkpoint_file = self.path / "checkpoint" / "state.safetensors"
         self._end: tuple[int, RecordChain] | None = None
@@ -212,8 +214,8 @@ class RunDirectory:
         self.write_json(self.summary_file, summary.as_json())
 
     def remove_summary(self) -> None:
-        """Remove summary.json and then predictions.npz, even damaged ones, before the run continues."""
-        files = (self.summary_file, self.predictions_file)
+        """Remove summary.json and then the files of predictions, even damaged ones, before the run continues."""
+        files = (self.summary_file, self.predictions_file, self.simple_models_file)
         for file in files:
             if file.is_dir():  # checked before the first file is removed
                 raise BadInput(f"cannot remove {file}: it is a folder; remove it by hand.")

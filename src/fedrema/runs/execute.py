@@ -29,6 +29,7 @@ from fedrema.runs.provenance import check_same_data, check_unchanged, describe, 
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes, computed_as_before, default_folder, saved_settings
 from fedrema.runs.signals import StopRequest, graceful_stop
+from fedrema.runs.simple_models import write_simple_models
 from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import Round, SimulationState
@@ -216,6 +217,8 @@ class PreparedRun:
     """Held since the run was prepared; released when training ends."""
     replace_old_run: Callable[[], None] | None = None
     """Deletes the run that is in the folder and writes this one's first files; called after the first round."""
+    with_simple_models: bool = True
+    """Whether to fit simple models to own data as well; grids do not."""
 
     def train(self, watch: RoundCallback | None = None, observers: Sequence[ObserverFactory] = ()) -> Run:
         """Train to the last round, recording and saving; a first Ctrl-C or SIGTERM stops after the round.
@@ -282,6 +285,8 @@ class PreparedRun:
         if state.round < self.simulator.settings.rounds and not ended:
             raise Interrupted(f"Stopped after round {state.round}; resume it with: fedrema resume {directory.path}")
         self._write_predictions()
+        if self.with_simple_models and directory.predictions_file.exists():
+            write_simple_models(directory, self.simulator)
         directory.write_summary(records, len(relations))
         for observer in observers:
             observer.finish()

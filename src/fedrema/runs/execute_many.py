@@ -48,6 +48,7 @@ def execute_all(
     module: nn.Module | None = None,
     observers: Sequence[ObserverFactory] = (),
     on_prepared: Callable[[Settings, Simulator], None] | None = None,
+    with_simple_models: bool = True,
 ) -> Iterator[tuple[Settings, Outcome]]:
     """Execute runs one after the other; on a GPU, neighbours of one shape (`group_joint`) together.
 
@@ -69,6 +70,8 @@ def execute_all(
         Receive the records of every run.
     on_prepared
         Called with the simulator of each run before it is trained.
+    with_simple_models
+        Whether to fit a constant and a linear model to each client of own data as well.
 
     Yields
     ------
@@ -91,7 +94,7 @@ def execute_all(
             run = prepare_new(settings, data, own, save_federation=federation is not None or listed)
         if on_prepared is not None:
             on_prepared(settings, run.simulator)
-        return run
+        return replace(run, with_simple_models=with_simple_models)
 
     for group in group_joint(wanted):
         federations: dict[DataSettings, Federation] = {}

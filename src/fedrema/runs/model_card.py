@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
@@ -22,6 +23,8 @@ _PREDICTED = {
     "count": "a number of events",
 }
 _MOST_NAMES = 20
+OF_SEVERAL_CLASSES = ("balanced_accuracy", "f1")
+"""Means over classes, which are only the accuracy of one class where there is no other."""
 
 
 def model_card(run: Run, rows: Sequence[int]) -> str:
@@ -115,12 +118,18 @@ def _metrics(run: Run, rows: Sequence[int]) -> Iterator[str]:
 
 
 def _value(metric: Metric, model: Predictions, between: Interval | None) -> str:
+    if metric.name in OF_SEVERAL_CLASSES and _has_one_class(model):
+        return "–"
     numerators, denominators = metric.quotients(model)
     value = metric.value(float(numerators[0]), float(denominators[0]))
     if value is None:
         return "–"
     interval = "" if between is None else f" [{metric.shown(between[0])}, {metric.shown(between[1])}]"
     return metric.shown(value) + interval
+
+
+def _has_one_class(predictions: Predictions) -> bool:
+    return predictions.task.name != "multilabel" and len(torch.unique(predictions.target[predictions.mask])) == 1
 
 
 def _training(run: Run) -> Iterator[str]:

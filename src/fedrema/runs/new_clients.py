@@ -14,10 +14,10 @@ from fedrema.base.user_code import load_object, raised_at, working_folder_import
 from fedrema.core import LocalTraining, Moment, Role, average
 from fedrema.core.similarity import draw_probes, head_similarity, maximum_difference_segmentation
 from fedrema.data import DataSettings, Federation, load_user_data
-from fedrema.data.federation import parse_meta
 from fedrema.data.natural import NATURAL
 from fedrema.data.npz import read_npz
 from fedrema.data.preprocessing import Preprocessing
+from fedrema.data.saved_meta import parse_meta
 from fedrema.engine import ClientTensors, Cohort
 from fedrema.errors import BadInput, FedremaError
 from fedrema.methods import find_method
@@ -126,7 +126,7 @@ def read_new_client(
     else:
         new = _read_samples(str(data), trained_on, data_seed, settings.test_share)
     # Quantities are standardised as in the run.
-    return new if trained_on.own_task is None else replace(new, own_task=trained_on.own_task)
+    return replace(new, own_task=trained_on.own_task)
 
 
 def _read_table(
@@ -140,7 +140,14 @@ def _read_table(
     classes = trained_on.labels if trained_on.task.has_classes else None
     try:
         new = load_user_data(
-            file, data_seed, settings.test_share, classes, options, rules, client=new_client_name(file)
+            file,
+            data_seed,
+            settings.test_share,
+            classes,
+            options,
+            rules,
+            client=new_client_name(file),
+            rare=trained_on.task.rare,
         )
     except BadInput as error:
         raise BadInput(f"--data {str(error).removeprefix('--federation ')}") from error
@@ -166,6 +173,7 @@ def _read_samples(file: str, trained_on: FederationFacts, data_seed: int, test_s
             test_share=test_share,
             class_names=meta.class_names if saved else class_names or None,
             task=None if trained_on.task.has_softmax else trained_on.task.name,
+            rare=trained_on.task.rare,
         ).relabelled(class_names)
     except BadInput as error:
         raise BadInput(f"--data {file}: {error}") from error

@@ -50,7 +50,7 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool, saves_f
         simulator.test.counts.tolist(),
         json.loads(json.dumps(federation.info)),  # plain types only
         saves_federation,
-        own_task=federation.own_task,
+        own_task=None if federation.task.rare and not simulator.task.rare else federation.own_task,
         preprocessing=federation.preprocessing,
     )
     return Manifest(

@@ -14,6 +14,7 @@ from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import Manifest
 from fedrema.runs.run_clients import RunClients
+from fedrema.runs.simple_models import read_simple_models
 from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.records import MetricSummary, RoundRecord, Summary
 from fedrema.simulation.state import SimulationState
@@ -171,6 +172,13 @@ class Run:
         if not self.finished:
             raise BadInput(f"{self.path} has not finished: continue it with fedrema resume {self.path}.")
         return self.directory.predictions()
+
+    def simple_models(self) -> dict[str, FinalPredictions]:
+        """Return what each client's constant and linear model predict for its own test samples, by their names.
+
+        Empty for deployments and for datasets that fedrema partitions, whose runs do not store them.
+        """
+        return read_simple_models(self.directory) if self.finished else {}
 
     def state(self) -> SimulationState:
         """Return the last saved state."""

@@ -255,5 +255,5 @@ def dummy_federation(
     classes = task.classes if task.has_classes and target.ndim == 1 else None
     split = [False, False, True]
     made = Federation.from_arrays(samples, target, ["dummy"] * 3, split, classes=classes, task=task.name)
-    own_task = None if task.has_softmax else task
+    own_task = task if task.rare or not task.has_softmax else None
     return replace(made, own_task=own_task, class_counts=class_counts, preprocessing=preprocessing)
