@@ -20,7 +20,7 @@ from fedrema.models.body_and_head import Net
 from fedrema.models.networks import build_net
 from fedrema.runs.arrays import Relations
 from fedrema.runs.callbacks import CallbackFor, RoundCallback, wants_stop
-from fedrema.runs.checkpoint import RECORDED_RELATIONS, load_state, read_checkpoint, required_rounds, save_state
+from fedrema.runs.checkpoint import RECORDED_RELATIONS, required_rounds
 from fedrema.runs.directory import FEDERATION_FILE, MOST_PREDICTIONS, RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.provenance import check_same_data, check_unchanged, describe, identity_of
@@ -159,7 +159,7 @@ def prepare_resumed(
         simulator = build_simulator(settings, federation, module)
         if identity_of(settings, federation, module is not None) != manifest.identity:
             raise BadInput(f"The settings or the data of {path} have changed since it was started: start a new run.")
-        state, recorded = _saved_state(directory, simulator, manifest.identity)
+        state, recorded = _saved_state(directory, simulator)
         rounds = settings.simulation.rounds
         if rounds < state.round:
             raise BadInput(f"--rounds {rounds} is below {state.round}, the number of rounds that {path} has finished.")
@@ -170,12 +170,12 @@ def prepare_resumed(
         return PreparedRun(settings, directory, simulator, state, lock)
 
 
-def _saved_state(directory: RunDirectory, simulator: Simulator, identity: str) -> tuple[SimulationState, int]:
+def _saved_state(directory: RunDirectory, simulator: Simulator) -> tuple[SimulationState, int]:
     """Return the state to continue from, and how many rounds relations.npz must have."""
     if not directory.checkpoint_file.parent.exists() and not directory.finished():
         return simulator.start(), 0
-    facts, _ = read_checkpoint(directory.checkpoint_file, wanted=())
-    return simulator.adopt(load_state(directory.checkpoint_file, identity)), required_rounds(facts).relations
+    facts, _ = directory.checkpoint(resuming=True)
+    return simulator.adopt(directory.state(resuming=True)), required_rounds(facts).relations
 
 
 @contextmanager
@@ -242,8 +242,9 @@ class PreparedRun:
         directory.remove_unfinished_files()
         directory.ensure_label_counts(self.simulator.federation)
         directory.remove_summary()
-        records = directory.truncate_rounds(finished)
         relations = directory.relations(finished)
+        directory.write_relations(relations, finished)  # before the records that a longer file belongs to are dropped
+        records = directory.truncate_rounds(finished)
         saved, ended = time.monotonic(), False
         try:
             for result in rounds:
@@ -283,7 +284,7 @@ class PreparedRun:
                 MOST_PREDICTIONS / 1e6,
             )
             return
-        self.directory.write_predictions(self.simulator.predict_tests(self.state))
+        self.directory.write_predictions(self.simulator.predict_tests(self.state), self.state.round)
 
     def _checkpoint_due(self, seconds: float) -> bool:
         every = self.settings.output.checkpoint_every
@@ -292,6 +293,5 @@ class PreparedRun:
     def _save(self, relations: Relations) -> None:
         # A checkpoint requires the records of its rounds, so they are written to the disk first.
         self.directory.sync_rounds()
-        self.directory.write_relations(relations)
-        more = {RECORDED_RELATIONS: len(relations)}
-        save_state(self.state, self.directory.checkpoint_file, self.directory.identity(), more)
+        self.directory.write_relations(relations, self.state.round)
+        self.directory.save_state(self.state, {RECORDED_RELATIONS: len(relations)})

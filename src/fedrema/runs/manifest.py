@@ -15,7 +15,7 @@ from fedrema.errors import BadInput
 from fedrema.runs.checksums import verified
 from fedrema.tasks import Task
 
-FORMAT = 2
+FORMAT = 3
 """Increased whenever the files of a run change so that one version could misread those of another."""
 REQUIRED = {"method": str, "settings": dict, "identity": str, "federation": dict}
 """Keys that distinguish a config.json of fedrema, in any format, from that of another program."""

@@ -22,7 +22,6 @@ from fedrema.engine import ClientTensors, Cohort
 from fedrema.errors import BadInput, FedremaError
 from fedrema.methods import find_method
 from fedrema.models.body_and_head import Tensors
-from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
 from fedrema.runs.manifest import FederationFacts
@@ -87,7 +86,7 @@ def personalize(
     settings = settings.fitted(new, net.integers)  # in a deployment, each node chooses its own batch size
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
     simulator = Simulator(settings.method, net, new, local, settings.simulation.for_inspection())
-    state = load_state(directory.checkpoint_file, manifest.identity, simulator.device)
+    state = directory.state(simulator.device)
     state, names, train_counts = counted_clients(state, trained_on)
     counts = torch.tensor(train_counts).to(simulator.counts)
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from fedrema.base.html import html_table, paragraph, title_line
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
-from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import Manifest
 from fedrema.runs.run_clients import RunClients
@@ -174,7 +173,7 @@ class Run:
 
     def state(self) -> SimulationState:
         """Return the last saved state."""
-        return load_state(self.directory.checkpoint_file, self.manifest.identity)
+        return self.directory.state()
 
     def personal_model(
         self,

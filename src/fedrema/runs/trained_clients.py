@@ -17,7 +17,6 @@ from fedrema.data.federation import to_float
 from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors
-from fedrema.runs.checkpoint import load_state
 from fedrema.runs.execute import build_simulator
 from fedrema.runs.manifest import FederationFacts
 from fedrema.runs.plain_model import model_of_run
@@ -93,7 +92,7 @@ class TrainedClients:
             raise BadInput(f"The data of {run.path} has changed since training: {if_changed}.")
         simulation = settings.simulation.for_inspection()
         simulator = build_simulator(replace(settings, simulation=simulation), federation, self.module)
-        return simulator, load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
+        return simulator, run.directory.state(simulator.device)
 
     def _adapted(self, rows: Sequence[int]) -> dict[int, Client]:
         """Return the clients in some rows after adapting them to their own samples."""
