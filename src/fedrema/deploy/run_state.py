@@ -29,6 +29,7 @@ from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import FederationFacts, Manifest, read_object
 from fedrema.runs.provenance import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
+from fedrema.runs.trust import marks_of, named_code
 from fedrema.simulation.records import RoundRecord
 
 
@@ -174,6 +175,7 @@ class RunState:
             federation,
             self.ran_on,
             method.reports,
+            marks_of(self.identity, named_code(method_name(method), settings)),
             method.called(),
         )
 

@@ -27,6 +27,7 @@ from fedrema.runs.provenance import check_same_data, check_unchanged, describe, 
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes, computed_as_before, default_folder, saved_settings
 from fedrema.runs.signals import StopRequest, graceful_stop
+from fedrema.runs.trust import Trust, marks_of, named_code
 from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import Round, SimulationState
@@ -76,9 +77,10 @@ def resume(
     module: nn.Module | None = None,
     watching: CallbackFor | None = None,
     observers: Sequence[ObserverFactory] = (),
+    trust: Trust = False,
 ) -> Run:
     """Continue a run from its last checkpoint to its last round; `changes` replace saved settings."""
-    prepared = prepare_resumed(path, changes, module)
+    prepared = prepare_resumed(path, changes, module, trust=trust)
     watch = watching(prepared.settings) if watching is not None else None
     return _with_module(prepared.train(watch, observers), module)
 
@@ -145,6 +147,7 @@ def prepare_resumed(
     changes: Changes | None = None,
     module: nn.Module | None = None,
     federation: Federation | None = None,
+    trust: Trust = False,
 ) -> "PreparedRun":
     """Prepare to continue a run; on a CPU its result is bit-identical to that of a run that was never stopped."""
     directory = RunDirectory.open(path)
@@ -152,7 +155,9 @@ def prepare_resumed(
         manifest = directory.manifest()
         if manifest.federation.is_deployed:
             raise BadInput(f"{path} belongs to a deployment: resume it with fedrema deploy server.")
-        settings = computed_as_before(saved_settings(directory, changes, module is not None), manifest)
+        settings = computed_as_before(
+            saved_settings(directory, changes, module is not None, trust, resuming=True), manifest
+        )
         check_unchanged(path, manifest.revisions, manifest.inputs, settings, module is not None)
         federation = federation or build_federation(settings.data)
         check_same_data(path, manifest, settings, federation)
@@ -166,7 +171,9 @@ def prepare_resumed(
         # Everything that is read back is verified before the first file is changed.
         directory.check_rounds(state.round)
         directory.relations(state.round, recorded)
-        directory.write_manifest(dataclasses.replace(manifest, settings={**manifest.settings, "rounds": rounds}))
+        marks = marks_of(manifest.identity, named_code(manifest.method, manifest.settings))
+        changed = {**manifest.settings, "rounds": rounds}
+        directory.write_manifest(dataclasses.replace(manifest, settings=changed, marks=marks))
         return PreparedRun(settings, directory, simulator, state, lock)
 
 

@@ -187,7 +187,7 @@ def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, o
         raise BadInput(f"--out {file} is a folder: name a file for the model.")
     if file.exists() and not overwrite:
         raise BadInput(f"{file} already exists: choose another with --out, or --overwrite to replace it.")
-    model = model_of_run(run.manifest)
+    model = model_of_run(run)
     with writing_to(run, file), atomic_file(file) as temporary:
         plain = model.tensors({key: value.detach().cpu() for key, value in params.items()})
         save_tensors(plain, temporary, {"client": name, BELONGS: checkpoint_mark(run)})

@@ -21,11 +21,12 @@ from fedrema.runs.plain_model import plain_model
 from fedrema.runs.prediction import Models
 from fedrema.runs.provenance import GIVEN
 from fedrema.runs.trained_clients import convert_inputs
+from fedrema.runs.trust import Trust, check_code
 
 AGAIN = "export the models again"
 
 
-def models_of_export(folder: Path, content: Mapping[str, Any]) -> Models:
+def models_of_export(folder: Path, content: Mapping[str, Any], trust: Trust = False) -> Models:
     """Return the models in a folder that `fedrema export` has written; `content` is that of its index.json."""
     file = folder / EXPORT_INDEX
     content = verified(dict(content), file, remedy=AGAIN)
@@ -45,6 +46,7 @@ def models_of_export(folder: Path, content: Mapping[str, Any]) -> Models:
         raise BadInput(f"{folder} cannot be used for predictions, because {reason}: use the folder of the run.")
     if folder.resolve().name == MODELS and (run := RunDirectory(folder.resolve().parent)).is_run():
         run.check_owner(file, index.belongs_to, remedy=AGAIN)
+    check_code(folder, index.run, index.code, index.marks, index.inputs, trust)
     network: Network = facts.network
     entries = {entry.client: entry for entry in index.clients}
 

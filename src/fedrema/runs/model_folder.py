@@ -20,7 +20,9 @@ from fedrema.models.body_and_head import Tensors
 from fedrema.models.networks import Network
 from fedrema.runs.checksums import with_checksum
 from fedrema.runs.directory import EXPORT_INDEX, MODEL_CARD, exported_files
+from fedrema.runs.manifest import Inputs
 from fedrema.runs.plain_model import PlainModel
+from fedrema.runs.trust import code_digests, marks_of, named_code
 from fedrema.tasks import Task
 
 # Names that Windows reserves for devices, with any file extension.
@@ -91,6 +93,20 @@ class ExportIndex:
     """The run, the round and the records of the models (`RunDirectory.mark`); empty on a node, which has no records."""
     prediction: PredictionFacts | None = None
     """None: the export was written by an older version."""
+    inputs: Inputs = field(default_factory=dict)
+    """Digests of the files of the user's own network."""
+    marks: dict[str, str] = field(default_factory=dict)
+    """What shows that this user has given the network (`runs.trust`)."""
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The code that predictions import, by kind."""
+        return named_code("", {"net": self.prediction.network.net}) if self.prediction is not None else {}
+
+    @property
+    def run(self) -> str:
+        """The identity of the run; empty on a node."""
+        return self.belongs_to.partition(" ")[0]
 
     def as_json(self, parts: ServerParts | None = None) -> dict[str, object]:
         """Return the content of the file."""
@@ -128,6 +144,9 @@ class ModelFolder:
 
         `left_out` describes what clients do in addition to using their models.
         """
+        code = self.index.code
+        inputs = {kind: code_digests(kind, reference) for kind, reference in code.items()}
+        self.index = replace(self.index, inputs=inputs, marks=marks_of(self.index.run, code))
         if self.index.clients:
             readme = _readme(self.index, self.model, left_out)
         else:

@@ -27,6 +27,7 @@ from fedrema.runs.execute import make_net
 from fedrema.runs.manifest import FederationFacts
 from fedrema.runs.saved_settings import saved_settings
 from fedrema.runs.trained_clients import counted_clients
+from fedrema.runs.trust import Trust
 from fedrema.simulation.scoring import measure, overall
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
@@ -59,7 +60,12 @@ class NewClient:
 
 
 def personalize(
-    path: Path, data: Path | str, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
+    path: Path,
+    data: Path | str,
+    epochs: int | None = None,
+    module: nn.Module | None = None,
+    data_seed: int = 0,
+    trust: Trust = False,
 ) -> NewClient:
     """Make a model for a client that did not participate in a finished run; `data` is what --data takes.
 
@@ -74,7 +80,7 @@ def personalize(
     left out if it diverges.
     """
     directory = RunDirectory.open(path)
-    settings = saved_settings(directory, own_module=module is not None)
+    settings = saved_settings(directory, None, module is not None, trust, ("method", "net"))
     manifest = directory.manifest()
     trained_on = manifest.federation
     net = make_net(settings, trained_on.sample_shape, trained_on.task.outputs, module)

@@ -49,12 +49,14 @@ class Run:
     5
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, trust_code: bool = False) -> None:
         self.directory = RunDirectory.open(Path(path))
         self.path = self.directory.path
         self.manifest: Manifest = self.directory.manifest()
         self.module: nn.Module | None = None
         """The network, where it was given in Python."""
+        self.trust_code = trust_code
+        """Whether code that the run names may be imported although this user has not given it."""
 
     def __repr__(self) -> str:
         score, metric = "", find_metric(self.metric)
