@@ -86,14 +86,17 @@ def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) 
 
 
 def replace_records(run, records) -> None:
-    """Replace the records of a run, and write its checkpoint for them, if it has one."""
+    """Replace the records of a run, and write its checkpoint and predictions for them, if it has any."""
     directory = run.directory
     state = load_state(directory.checkpoint_file, None) if directory.checkpoint_file.exists() else None
+    predictions = directory.predictions() if directory.predictions_file.exists() else None
     directory.rounds_file.unlink()
     for record in records:
         directory.append(record)
     if state is not None:
         directory.save_state(state, {})
+    if predictions is not None:
+        directory.write_predictions(predictions, len(records))
 
 
 def write_two_groups(folder) -> list[Run]:

@@ -29,6 +29,7 @@ from fedrema.runs.model_folder import (
 from fedrema.runs.new_samples import client_column
 from fedrema.runs.plain_model import PlainModel, model_of_run, network_of
 from fedrema.runs.run import Run
+from fedrema.runs.saved_settings import check_code_of_run
 from fedrema.runs.trained_clients import TrainedClients
 from fedrema.simulation.records import RoundRecord
 
@@ -187,7 +188,8 @@ def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, o
         raise BadInput(f"--out {file} is a folder: name a file for the model.")
     if file.exists() and not overwrite:
         raise BadInput(f"{file} already exists: choose another with --out, or --overwrite to replace it.")
-    model = model_of_run(run)
+    check_code_of_run(run.directory, run.manifest, run.trust_code, ("net",))
+    model = model_of_run(run.manifest)
     with writing_to(run, file), atomic_file(file) as temporary:
         plain = model.tensors({key: value.detach().cpu() for key, value in params.items()})
         save_tensors(plain, temporary, {"client": name, BELONGS: checkpoint_mark(run)})

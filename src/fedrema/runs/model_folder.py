@@ -210,9 +210,11 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
 
 def save_tensors(tensors: Tensors, file: Path, facts: dict[str, str] | None = None) -> None:
     """Write a safetensors file, with facts about it in its header."""
+    # One entry: the library writes several in a random order.
+    header = None if facts is None else {"fedrema": json.dumps(facts)}
     try:
         # Rows of a stack are views, and safetensors requires tensors that own their memory.
-        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file, facts)
+        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file, header)
     except SafetensorError as error:  # the library wraps a full disk in its own error
         raise OSError(0, str(error)) from error
 

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -17,10 +16,6 @@ from fedrema.models.sequence import SEQUENCE_NETWORKS
 from fedrema.models.vision import IMAGE_NETWORKS
 from fedrema.runs.manifest import Manifest
 from fedrema.runs.provenance import GIVEN
-from fedrema.runs.saved_settings import check_code_of_run
-
-if TYPE_CHECKING:
-    from fedrema.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -107,10 +102,8 @@ def network_of(manifest: Manifest) -> Network:
     return msgspec.convert({name: settings[name] for name in names if name in settings}, Network)
 
 
-def model_of_run(run: "Run", module: nn.Module | None = None) -> PlainModel:
+def model_of_run(manifest: Manifest, module: nn.Module | None = None) -> PlainModel:
     """Rebuild the network of a run; `module` is the network, if it was given in Python."""
-    manifest = run.manifest
-    check_code_of_run(run.directory, manifest, run.trust_code, ("net",))
     federation, network = manifest.federation, network_of(manifest)
     given = network.net == GIVEN
     if given and module is None:

@@ -39,7 +39,8 @@ class TrainedClients:
     def __init__(self, run: Run, module: nn.Module | None = None) -> None:
         self.run, self.module = run, module
         self.manifest = run.manifest
-        self.plain = model_of_run(run, module)
+        check_code_of_run(run.directory, self.manifest, run.trust_code, ("net",))
+        self.plain = model_of_run(self.manifest, module)
         self.state = run.state()
 
     @cached_property
