@@ -127,14 +127,15 @@ def resume(
     net: nn.Module | None = None,
     on_round: OnRound = None,
     progress: bool | None = None,
+    trust_code: bool = False,
     **settings: Any,
 ) -> Run:
     """Resume a run that was interrupted or stopped; `rounds`, `data_dir` and `device` may be changed.
 
-    `on_round` and `progress` are those of `run`.
+    `on_round` and `progress` are those of `run`, `trust_code` is that of `load`.
     """
     with _watching(on_round, progress, resumed=True) as watching:
-        return resume_run(Path(path), settings, net, watching, [open_trackers])
+        return resume_run(Path(path), settings, net, watching, [open_trackers], trust_code)
 
 
 def resume_all(
@@ -143,11 +144,12 @@ def resume_all(
     net: nn.Module | None = None,
     on_round: OnRound = None,
     progress: bool | None = None,
+    trust_code: bool = False,
     **settings: Any,
 ) -> list[Run]:
     """Resume all runs in a folder, including those that had not started yet, and return all of them."""
     with _watching(on_round, progress, resumed=True) as watching:
-        return resume_listed(Path(path), settings, net, watching, [open_trackers])
+        return resume_listed(Path(path), settings, net, watching, [open_trackers], trust_code)
 
 
 @contextmanager
@@ -200,9 +202,13 @@ def _all_runs(runs: Any) -> list[Run]:
     raise BadInput(f"{runs!r} cannot be compared: give runs, folders of runs, or a list of these.")
 
 
-def load(path: str | Path) -> Run:
-    """Open the folder of a run, finished or not."""
-    return Run(path)
+def load(path: str | Path, *, trust_code: bool = False) -> Run:
+    """Open the folder of a run, finished or not.
+
+    `trust_code=True` permits models and predictions to import the method, network or data function that the run names
+    although this user has not given it. Read that code first.
+    """
+    return Run(path, trust_code)
 
 
 def make_federation(**settings: Any) -> Federation:

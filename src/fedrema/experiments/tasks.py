@@ -17,8 +17,9 @@ from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute_many import execute_all, group_joint, split_groups
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import Inputs
-from fedrema.runs.provenance import changed_files, inputs_of, is_outdated
+from fedrema.runs.provenance import inputs_of, is_outdated
 from fedrema.runs.run import Run, is_finished
+from fedrema.runs.trust import changed_files
 
 
 class TaskMessage(msgspec.Struct, frozen=True):

@@ -14,8 +14,7 @@ from fedrema.page.clients import evenly_spaced
 from fedrema.page.encode import Packed, packed
 from fedrema.page.reading import DownsampledRun
 from fedrema.reporting.matrices import declared_matrix, order_by_similarity, peer_matrix
-from fedrema.runs.checkpoint import read_checkpoint
-from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY
+from fedrema.runs.checksums import BELONGS, CHANGED, CHECKSUM, REMEDY
 
 KEPT_CLIENTS = 150
 KEPT_ROUNDS = 60
@@ -64,6 +63,8 @@ def relations_part(runs: Sequence[DownsampledRun]) -> RelationsPart:
 def _relations_file(run: DownsampledRun) -> "RelationsFile":
     with run.directory.check_all_read() as counts:
         file = RelationsFile(run.directory.relations_file)
+        if file.owner:
+            run.directory.check_owner(run.directory.relations_file, file.owner)
         counts["relations"] = len(file.rounds)
     return file
 
@@ -78,11 +79,14 @@ class RelationsFile:
         self.path = path
         self.rounds: list[int] = []
         self.names: list[str] = []
+        self.owner = ""
+        """What it belongs to; empty if there is no file."""
         if not path.exists():
             return
         with _reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             self.rounds = [int(number) for number in file["rounds"]]
-            self.names = [name for name in file.files if name not in ("rounds", CHECKSUM)]
+            self.names = [name for name in file.files if name not in ("rounds", CHECKSUM, BELONGS)]
+            self.owner = str(file[BELONGS])
 
     def read(self, name: str, wanted: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
         """Return [R, n, n], one matrix per wanted round, for some clients or all."""
@@ -138,7 +142,7 @@ def _from_checkpoint(run: DownsampledRun) -> RelationsOfRun | None:
     kept = {f"server/{matrix.state}": matrix for matrix in run.reports.matrices if matrix.state is not None}
     if not kept or not run.directory.checkpoint_file.exists():
         return None
-    facts, found = read_checkpoint(run.directory.checkpoint_file, list(kept))
+    facts, found = run.directory.checkpoint(list(kept))
     shown = peer_matrix([kept[name].name for name in found], run.reports)
     if shown is None:
         return None

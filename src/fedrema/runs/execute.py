@@ -21,7 +21,7 @@ from fedrema.models.body_and_head import Net
 from fedrema.models.networks import build_net
 from fedrema.runs.arrays import Relations
 from fedrema.runs.callbacks import CallbackFor, RoundCallback, wants_stop
-from fedrema.runs.checkpoint import RECORDED_RELATIONS, load_state, read_checkpoint, required_rounds, save_state
+from fedrema.runs.checkpoint import RECORDED_RELATIONS, required_rounds
 from fedrema.runs.directory import FEDERATION_FILE, MOST_PREDICTIONS, RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import Manifest
@@ -30,6 +30,7 @@ from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes, computed_as_before, default_folder, saved_settings
 from fedrema.runs.signals import StopRequest, graceful_stop
 from fedrema.runs.simple_models import write_simple_models
+from fedrema.runs.trust import Trust, marks_of, named_code
 from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import Round, SimulationState
@@ -79,9 +80,10 @@ def resume(
     module: nn.Module | None = None,
     watching: CallbackFor | None = None,
     observers: Sequence[ObserverFactory] = (),
+    trust: Trust = False,
 ) -> Run:
     """Continue a run from its last checkpoint to its last round; `changes` replace saved settings."""
-    prepared = prepare_resumed(path, changes, module)
+    prepared = prepare_resumed(path, changes, module, trust=trust)
     watch = watching(prepared.settings) if watching is not None else None
     return _with_module(prepared.train(watch, observers), module)
 
@@ -148,6 +150,7 @@ def prepare_resumed(
     changes: Changes | None = None,
     module: nn.Module | None = None,
     federation: Federation | None = None,
+    trust: Trust = False,
 ) -> "PreparedRun":
     """Prepare to continue a run; on a CPU its result is bit-identical to that of a run that was never stopped."""
     directory = RunDirectory.open(path)
@@ -155,7 +158,9 @@ def prepare_resumed(
         manifest = directory.manifest()
         if manifest.federation.is_deployed:
             raise BadInput(f"{path} belongs to a deployment: resume it with fedrema deploy server.")
-        settings = computed_as_before(saved_settings(directory, changes, module is not None), manifest)
+        settings = computed_as_before(
+            saved_settings(directory, changes, module is not None, trust, resuming=True), manifest
+        )
         _check_precision(path, settings, manifest)
         check_unchanged(path, manifest.revisions, manifest.inputs, settings, module is not None)
         federation = federation or build_federation(settings.data)
@@ -163,14 +168,16 @@ def prepare_resumed(
         simulator = build_simulator(settings, federation, module)
         if identity_of(settings, federation, module is not None) != manifest.identity:
             raise BadInput(f"The settings or the data of {path} have changed since it was started: start a new run.")
-        state, recorded = _saved_state(directory, simulator, manifest.identity)
+        state, recorded = _saved_state(directory, simulator)
         rounds = settings.simulation.rounds
         if rounds < state.round:
             raise BadInput(f"--rounds {rounds} is below {state.round}, the number of rounds that {path} has finished.")
         # Everything that is read back is verified before the first file is changed.
         directory.check_rounds(state.round)
         directory.relations(state.round, recorded)
-        directory.write_manifest(dataclasses.replace(manifest, settings={**manifest.settings, "rounds": rounds}))
+        marks = marks_of(manifest.identity, named_code(manifest.method, manifest.settings))
+        changed = {**manifest.settings, "rounds": rounds}
+        directory.write_manifest(dataclasses.replace(manifest, settings=changed, marks=marks))
         return PreparedRun(settings, directory, simulator, state, lock)
 
 
@@ -186,12 +193,12 @@ def _check_precision(path: Path, settings: Settings, manifest: Manifest) -> None
         raise BadInput(f"{path} is computed in {before} and cannot continue in {now}: start a new run.")
 
 
-def _saved_state(directory: RunDirectory, simulator: Simulator, identity: str) -> tuple[SimulationState, int]:
+def _saved_state(directory: RunDirectory, simulator: Simulator) -> tuple[SimulationState, int]:
     """Return the state to continue from, and how many rounds relations.npz must have."""
     if not directory.checkpoint_file.parent.exists() and not directory.finished():
         return simulator.start(), 0
-    facts, _ = read_checkpoint(directory.checkpoint_file, wanted=())
-    return simulator.adopt(load_state(directory.checkpoint_file, identity)), required_rounds(facts).relations
+    facts, _ = directory.checkpoint(resuming=True)
+    return simulator.adopt(directory.state(resuming=True)), required_rounds(facts).relations
 
 
 @contextmanager
@@ -260,8 +267,9 @@ class PreparedRun:
         directory.remove_unfinished_files()
         directory.ensure_label_counts(self.simulator.federation)
         directory.remove_summary()
-        records = directory.truncate_rounds(finished)
         relations = directory.relations(finished)
+        directory.write_relations(relations, finished)  # before the records that a longer file belongs to are dropped
+        records = directory.truncate_rounds(finished)
         saved, ended = time.monotonic(), False
         try:
             for result in rounds:
@@ -303,7 +311,7 @@ class PreparedRun:
                 MOST_PREDICTIONS / 1e6,
             )
             return
-        self.directory.write_predictions(self.simulator.predict_tests(self.state))
+        self.directory.write_predictions(self.simulator.predict_tests(self.state), self.state.round)
 
     def _checkpoint_due(self, seconds: float) -> bool:
         every = self.settings.output.checkpoint_every
@@ -312,6 +320,5 @@ class PreparedRun:
     def _save(self, relations: Relations) -> None:
         # A checkpoint requires the records of its rounds, so they are written to the disk first.
         self.directory.sync_rounds()
-        self.directory.write_relations(relations)
-        more = {RECORDED_RELATIONS: len(relations)}
-        save_state(self.state, self.directory.checkpoint_file, self.directory.identity(), more)
+        self.directory.write_relations(relations, self.state.round)
+        self.directory.save_state(self.state, {RECORDED_RELATIONS: len(relations)})

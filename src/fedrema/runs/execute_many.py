@@ -21,9 +21,11 @@ from fedrema.errors import Diverged
 from fedrema.runs.callbacks import CallbackFor, RoundCallback
 from fedrema.runs.directory import FEDERATION_FILE, RUN_LIST_FILE, RunDirectory
 from fedrema.runs.execute import Interrupted, ObserverFactory, PreparedRun, prepare_new, prepare_resumed
+from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes
 from fedrema.runs.signals import StopRequest, graceful_stop
+from fedrema.runs.trust import given_code
 from fedrema.simulation.simulator import Simulator
 
 T = TypeVar("T")
@@ -86,7 +88,7 @@ def execute_all(
     def prepare(settings: Settings, data: Federation) -> PreparedRun:
         folder, own = settings.output.folder, copy.deepcopy(module)
         if resume and RunDirectory(folder).is_run():
-            run = prepare_resumed(folder, changes, own, data)
+            run = prepare_resumed(folder, changes, own, data, given_code(method_name(settings.method), settings))
         else:
             # A federation that was given in Python is deleted together with the list of runs, so each run saves a copy.
             file = Path(settings.data.federation or "")

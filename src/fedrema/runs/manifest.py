@@ -15,7 +15,7 @@ from fedrema.errors import BadInput
 from fedrema.runs.checksums import verified
 from fedrema.tasks import Task
 
-FORMAT = 2
+FORMAT = 3
 """Increased whenever the files of a run change so that one version could misread those of another."""
 REQUIRED = {"method": str, "settings": dict, "identity": str, "federation": dict}
 """Keys that distinguish a config.json of fedrema, in any format, from that of another program."""
@@ -103,6 +103,8 @@ class Manifest:
     ran_on: RanOn
     reports: Reports
     """What the method declares about its reports, so that showing a run needs no method class."""
+    marks: dict[str, str] = field(default_factory=dict)
+    """What shows that this user has given the code that the run names, by kind (`runs.trust`)."""
     title: str = ""
     """The method's title in tables and figures, with the settings that are part of it."""
     format: int = FORMAT

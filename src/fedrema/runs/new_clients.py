@@ -22,12 +22,12 @@ from fedrema.engine import ClientTensors, Cohort
 from fedrema.errors import BadInput, FedremaError
 from fedrema.methods import find_method
 from fedrema.models.body_and_head import Tensors
-from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
 from fedrema.runs.manifest import FederationFacts
 from fedrema.runs.saved_settings import saved_settings
 from fedrema.runs.trained_clients import counted_clients
+from fedrema.runs.trust import Trust
 from fedrema.simulation.scoring import measure, overall
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
@@ -60,7 +60,12 @@ class NewClient:
 
 
 def personalize(
-    path: Path, data: Path | str, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
+    path: Path,
+    data: Path | str,
+    epochs: int | None = None,
+    module: nn.Module | None = None,
+    data_seed: int = 0,
+    trust: Trust = False,
 ) -> NewClient:
     """Make a model for a client that did not participate in a finished run; `data` is what --data takes.
 
@@ -75,7 +80,7 @@ def personalize(
     left out if it diverges.
     """
     directory = RunDirectory.open(path)
-    settings = saved_settings(directory, own_module=module is not None)
+    settings = saved_settings(directory, None, module is not None, trust, ("method", "net"))
     manifest = directory.manifest()
     trained_on = manifest.federation
     net = make_net(settings, trained_on.sample_shape, trained_on.task.outputs, module)
@@ -87,7 +92,7 @@ def personalize(
     settings = settings.fitted(new, net.integers)  # in a deployment, each node chooses its own batch size
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
     simulator = Simulator(settings.method, net, new, local, settings.simulation.for_inspection())
-    state = load_state(directory.checkpoint_file, manifest.identity, simulator.device)
+    state = directory.state(simulator.device)
     state, names, train_counts = counted_clients(state, trained_on)
     counts = torch.tensor(train_counts).to(simulator.counts)
 

@@ -23,6 +23,7 @@ from fedrema.engine import REVISIONS
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.manifest import FederationFacts, Inputs, Manifest, RanOn
+from fedrema.runs.trust import changed_files, marks_of, named_code
 from fedrema.simulation.simulator import Simulator
 
 GIVEN = "(given in Python)"
@@ -53,15 +54,18 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool, saves_f
         own_task=None if federation.task.rare and not simulator.task.rare else federation.own_task,
         preprocessing=federation.preprocessing,
     )
+    method, identity = method_name(settings.method), identity_of(settings, federation, own_module)
+    described = settings.described() | ({"net": GIVEN} if own_module else {})
     return Manifest(
-        method_name(settings.method),
-        settings.described() | ({"net": GIVEN} if own_module else {}),
-        identity_of(settings, federation, own_module),
+        method,
+        described,
+        identity,
         revisions_of(settings, simulator.device.type),
         inputs_of(settings, own_module, saves_federation),
         facts,
         ran_on(simulator),
         settings.method.reports,
+        marks_of(identity, named_code(method, described)),
         settings.method.called(),
     )
 
@@ -200,12 +204,6 @@ def check_same_data(where: Path, manifest: Manifest, settings: Settings, federat
         if manifest.inputs.get(name) and (text := changed_files(manifest.inputs[name], present.get(name, {})))
     ]
     raise BadInput(CANNOT_CONTINUE.format(where, differing[0] if differing else "its data has changed"))
-
-
-def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return a clause that names the files that differ; empty if none does."""
-    files = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
-    return f"{', '.join(files)} {'has' if len(files) == 1 else 'have'} changed" if files else ""
 
 
 def _commit() -> str | None:

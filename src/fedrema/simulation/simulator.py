@@ -23,7 +23,7 @@ from fedrema.core import (
     Uploads,
     overrides,
 )
-from fedrema.core.checks import calling, check_answer, check_client
+from fedrema.core.checks import calling, check_answer, check_client, check_traces
 from fedrema.core.defences import assumed_attackers, robust_mean
 from fedrema.core.fixed_point import QuantisedSum
 from fedrema.core.similarity import draw_probes, head_similarity
@@ -39,7 +39,7 @@ from fedrema.simulation.clients import Clients
 from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.participation import Participation
 from fedrema.simulation.privacy import Privacy
-from fedrema.simulation.records import Evaluation, PrivacyRecord, RoundRecord, TraceValue
+from fedrema.simulation.records import RECORDED, Evaluation, PrivacyRecord, RoundRecord, TraceValue
 from fedrema.simulation.scoring import MetricSums, concatenate_sums, metric_records, overall, trained_metrics
 from fedrema.simulation.secure_aggregation import (
     Coverage,
@@ -77,6 +77,8 @@ class Simulator(Clients):
         super().__init__(
             method, net, federation, local, settings.rounds, settings.seed, *execution, settings.added_metrics, noise
         )
+        period = () if method.reports.period is None else (method.reports.period.name,)
+        check_traces(method, [*(trace.name for trace in method.reports.traces), *period], RECORDED)
         self.settings = settings
         self.participation = Participation(federation.names, settings)
         self.attackers = Attackers.drawn(federation.names, settings)
@@ -105,27 +107,31 @@ class Simulator(Clients):
         participants, failed = self.participation.choose(moment.round)
         record = RoundRecord(moment.round, participants, failed)
         relations: dict[str, np.ndarray] = {}
+        clients = torch.tensor(participants, dtype=torch.long)
         if participants:
-            uploads = self._train_all(state, torch.tensor(participants), moment, clock)
+            uploads = self._train_all(state, clients, moment, clock)
             roles = self.roles(state.params)
             received = self._received(uploads, state, moment)
             answer = self.aggregate(received, state, roles, uploads.memory.tensors, moment)
             clock.lap("aggregate")
-            bytes_down = state.download(roles, [*participants, *failed])
-            state.apply(uploads, roles, answer)
-            if self.privacy is not None:
-                sampled = (len(participants) + len(failed)) / received.everyone
-                record = replace(record, privacy=self._account(self.privacy, uploads, state, sampled, moment))
-            self.storage.release()
-            relations = self._relations(uploads, answer.trace, moment)
-            record = self._with_training(record, uploads, answer, bytes_down)
-            clock.lap("other")
-        self._update_waiting_clients(state, moment)
-        state.round = moment.round
-        if self._due(moment, self.settings.evaluate_every):
-            evaluation = self.score(state, moment)
-            record = replace(record, metrics=evaluation.metrics, alternatives=evaluation.alternatives)
-            clock.lap("evaluate")
+        waiting = self._waiting_clients(state, moment.round + 1)
+        with state.unchanged_on_error(clients, waiting, self.storage):
+            if participants:
+                bytes_down = state.download(roles, [*participants, *failed])
+                state.apply(uploads, roles, answer)
+                if self.privacy is not None:
+                    sampled = (len(participants) + len(failed)) / received.everyone
+                    record = replace(record, privacy=self._account(self.privacy, uploads, state, sampled, moment))
+                self.storage.release()
+                relations = self._relations(uploads, answer.trace, moment)
+                record = self._with_training(record, uploads, answer, bytes_down)
+                clock.lap("other")
+            self._update_waiting_clients(state, waiting)
+            state.round = moment.round
+            if self._due(moment, self.settings.evaluate_every):
+                evaluation = self.score(state, moment)
+                record = replace(record, metrics=evaluation.metrics, alternatives=evaluation.alternatives)
+                clock.lap("evaluate")
         return Round(replace(record, seconds=clock.seconds), relations)
 
     def _received(self, uploads: RoundUploads, state: SimulationState, moment: Moment) -> Uploads:
@@ -292,6 +298,7 @@ class Simulator(Clients):
             with calling(self.method, "aggregate"):
                 returned = self.method.aggregate(self.net, state.server, uploads, moment)
             answer = check_answer(self.method, returned, uploads, roles, state.params.merged())
+            check_traces(self.method, answer.trace, RECORDED)
         state.check(answer, roles, memory, type(self.method).__name__)
         return answer
 
@@ -415,20 +422,21 @@ class Simulator(Clients):
         params = ClientTensors({**cohort.params.own, **added}, cohort.params.common)
         return replace(cohort, params=params, memory=ClientTensors(started["memory"]))
 
-    def _update_waiting_clients(self, state: SimulationState, moment: Moment) -> None:
+    def _waiting_clients(self, state: SimulationState, number: int) -> Tensor:
+        """Return the clients that have not participated before a round, and whose state follows from current models."""
+        if Role.PERSONAL in self.roles(state.params).values():
+            return self.participation.untrained_clients(number)
+        if overrides(self.method, "start"):
+            return self.participation.waiting_clients(number)
+        return torch.empty(0, dtype=torch.long)
+
+    def _update_waiting_clients(self, state: SimulationState, new: Tensor) -> None:
         """Derive the state of clients that have not participated yet from the current models.
 
         Personal parameters start from the mean of the other clients'. Without any, the clients of the first round keep
         their initial state, and late ones start from the current shared model.
         """
-        roles, following = self.roles(state.params), moment.round + 1
-        if Role.PERSONAL in roles.values():
-            new = self.participation.untrained_clients(following)
-            state.start_personal(new, roles)
-        elif overrides(self.method, "start"):
-            new = self.participation.waiting_clients(following)
-        else:
-            return
+        state.start_personal(new, self.roles(state.params))
         if not overrides(self.method, "start"):
             return
         for chunk in self.chunks(new) if len(new) else ():
@@ -477,9 +485,9 @@ class Simulator(Clients):
         return Mean.BLOCK if len(self.federation) <= Mean.BLOCK else self.clients_in_memory()
 
     def _make_storage(self, state_bytes: int) -> None:
-        # Twice, because the previous state is kept until the round has succeeded.
+        # The state, what the clients have trained, and the previous rows, which are kept until the round has succeeded.
         self.storage = RowStorage(
-            self.device, on_disk=2 * state_bytes > self.free_memory(), folder=self.settings.scratch
+            self.device, on_disk=3 * state_bytes > self.free_memory(), folder=self.settings.scratch
         )
 
 

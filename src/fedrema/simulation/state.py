@@ -6,7 +6,8 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -267,6 +268,36 @@ class SimulationState:
         for name, rows in self.params.own.items():
             if roles[name] is Role.PERSONAL:
                 rows[row_index(untrained, rows.device)] = average({name: rows}, trained.to(rows))[name]
+
+    @contextmanager
+    def unchanged_on_error(self, participants: Tensor, waiting: Tensor, storage: RowStorage) -> Iterator[None]:
+        """Undo what the code in the context changes if it fails: `apply`, and the start of clients that wait."""
+
+        def copied(tensors: Tensors) -> Tensors:
+            copies: Tensors = {}
+            for name, value in tensors.items():
+                rows = value[row_index(clients, value.device)]
+                copies[name] = storage.zeros(len(clients), value[0]).copy_(rows) if storage.on_disk else rows.clone()
+            return copies
+
+        clients = torch.cat([participants, waiting])
+        groups = (self.params.own, self.memory, self.inbox.own, self.velocity)
+        # Momentum is replaced instead of changed if all clients participate.
+        replaced = len(participants) == self.clients
+        kept = [{} if group is self.velocity and replaced else copied(group) for group in groups]
+        entries = [(group, dict(group)) for group in (*groups, self.params.common, self.inbox.common)]
+        number, server, privacy = self.round, self.server, self.privacy
+        try:
+            yield
+        except BaseException:
+            for group, before in entries:
+                group.clear()
+                group.update(before)
+            for group, copies in zip(groups, kept, strict=True):
+                for name, rows in copies.items():
+                    group[name][row_index(clients, rows.device)] = rows
+            self.round, self.server, self.privacy = number, server, privacy
+            raise
 
     def download(self, roles: Mapping[str, Role], clients: list[int]) -> int:
         """Return the bytes that clients download at the start of a round."""
