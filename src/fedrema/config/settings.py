@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrema.base.files import regular_file
 from fedrema.base.options import Purpose, option, purpose_of
 from fedrema.config.presets import (
     OWN_DATA,
@@ -320,10 +321,10 @@ def read_tuned(file: Path, dataset: str, method: str) -> Values:
 def read_toml(file: Path, what: str) -> dict[str, Any]:
     """Read a TOML file; an error message begins with what it was read as."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(regular_file(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{what} {file} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
         raise BadInput(f"{what} {file} is not valid TOML: {error}.") from error
 
 

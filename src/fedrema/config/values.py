@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
 
 
 def _path(value: Any) -> Path:
-    if isinstance(value, str | Path):
+    if isinstance(value, str | Path) and str(value) and "\0" not in str(value):
         return Path(value)
     raise WrongValue("a path")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrema.base.files import atomic_file
+from fedrema.base.files import atomic_file, regular_file
 from fedrema.data.npz import check_archive
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY, checksum_of
@@ -30,7 +30,7 @@ def write_arrays(file: Path, arrays: dict[str, np.ndarray], belongs_to: str, com
 def read_arrays(file: Path, belongs_to: str, remedy: str) -> dict[str, np.ndarray]:
     """Read all arrays of a `.npz` that `write_arrays` wrote."""
     try:
-        with file.open("rb") as stream:
+        with regular_file(file).open("rb") as stream:
             check_archive(stream, file)
             with np.load(stream, allow_pickle=False) as archive:
                 arrays = {name: np.asarray(archive[name]) for name in archive.files}

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from fedrema.base.files import regular_file
 from fedrema.errors import BadInput
 from fedrema.models.networks import Network
 from fedrema.runs.model_folder import ExportIndex
@@ -44,7 +45,7 @@ def models_of_export(folder: Path, content: Mapping[str, Any]) -> Models:
         module = model.module.to(getattr(torch, facts.dtype))
         file = folder / Path(files[name]).name  # never outside the folder, whatever the index says
         try:
-            module.load_state_dict(load_file(file))
+            module.load_state_dict(load_file(regular_file(file)))
         except (OSError, SafetensorError, RuntimeError) as error:
             raise BadInput(f"{file} cannot be read as the model of {name!r}: {error}.") from error
         convert_inputs(module, model.net.integers)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedrema.base.files import regular_file
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY, checksum_of
 from fedrema.simulation.records import RoundRecord
@@ -64,7 +65,7 @@ class RecordChain:
 def read_lines(chain: RecordChain) -> Iterator[tuple[RoundRecord, int]]:
     """Yield verified records, each with the end of its line; a last line without newline is still being written."""
     try:
-        with chain.file.open("rb") as stream:
+        with regular_file(chain.file).open("rb") as stream:
             end = 0
             for line in stream:
                 if not line.endswith(b"\n"):
