@@ -30,6 +30,7 @@ from fedrema.errors import BadInput, at_least
 from fedrema.methods import find_method
 from fedrema.models.networks import Network
 
+MOST_SEEDS = 10_000
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
@@ -62,6 +63,8 @@ class Output:
         """Validate the settings."""
         at_least(0, self, "checkpoint_every")
         at_least(1, self, "seeds")
+        if self.seeds > MOST_SEEDS:
+            raise BadInput(f"--seeds must be at most {MOST_SEEDS}, got {self.seeds}.")
         unknown = [name for name in self.trackers if name not in TRACKERS]
         if unknown:
             raise BadInput(f"--track {unknown[0]!r} is unknown; valid are {', '.join(TRACKERS)}.")
