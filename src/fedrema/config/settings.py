@@ -26,7 +26,7 @@ from fedrema.config.presets import (
 from fedrema.config.values import WrongValue, convert, field_types, listed
 from fedrema.core import LocalTraining, Method, Simulation
 from fedrema.data import DataSettings, Federation
-from fedrema.errors import BadInput, at_least
+from fedrema.errors import BadInput, at_least, describe
 from fedrema.methods import find_method
 from fedrema.models.networks import Network
 
@@ -277,6 +277,9 @@ def _data_of(layers: Sequence[Values]) -> tuple[bool, str]:
     merged: dict[str, Value] = {}
     for layer in layers:
         merged |= layer
+    for name in ("federation", "dataset"):
+        if not isinstance(value := merged.get(name), str | Path | None):
+            raise BadInput(f"{name} must be text, got {describe(value)}.")
     if (federation := merged.get("federation")) is not None:
         return True, str(federation)
     return False, str(merged.get("dataset") or "digits")
@@ -302,7 +305,7 @@ def _filled(kind: type[Any], values: Mapping[str, tuple[Any, str]]) -> Any:
         try:
             found[field.name] = convert(value, types[field.name])
         except WrongValue as valid:
-            raise BadInput(f"{_prefix(where)}{field.name} must be {valid}, got {value!r}.") from None
+            raise BadInput(f"{_prefix(where)}{field.name} must be {valid}, got {describe(value)}.") from None
     return kind(**found)
 
 
