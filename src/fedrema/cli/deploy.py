@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedrema.base.terminal import Console, print_safe, safe
 from fedrema.cli.arguments import asks_for_help, parse_arguments, positional
@@ -219,7 +219,8 @@ def show(federation: "FederationStatus") -> None:
         saved = f"last checkpoint saved {federation.checkpoint_age:.0f} s ago"
         console.print(f"{saved}; certificate valid for {federation.certificate_days} days")
     private = any(member.epsilon is not None for member in federation.members)
-    table = Table("node", "state", "last used", metric.title, *(["ε spent"] if private else []), "problem", box=None)
+    node = Column("node", no_wrap=True)
+    table = Table(node, "state", "last used", metric.title, *(["ε spent"] if private else []), "problem", box=None)
     for member in federation.members:
         spent = ["–" if member.epsilon is None else f"{member.epsilon:.2f}"] if private else []
         table.add_row(

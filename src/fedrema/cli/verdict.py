@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,14 @@ from fedrema.cli.arguments import parse_arguments, positional
 from fedrema.errors import BadInput
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedrema.base.terminal import Console
+    from fedrema.reporting.fitting_table import FittingTable
     from fedrema.reporting.verdict import Verdict
     from fedrema.runs.run import Run
 
 IMAGES = (".png", ".svg", ".pdf")
+HEADING_WIDTH = 16
+"""Characters after which the name of a method continues on the next line of a heading."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,19 +88,23 @@ def _show(console: "Console", args: VerdictArguments, one: "Verdict") -> None:
     console.print()
 
 
-def _table(args: VerdictArguments, one: "Verdict") -> "Table":
-    from rich.table import Table
+def _table(args: VerdictArguments, one: "Verdict") -> "FittingTable":
     from rich.text import Text
 
+    from fedrema.reporting.fitting_table import FittingTable
     from fedrema.reporting.verdict import best_and_worst, conclusion_text, shown
 
     metric = one.metric
-    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
     unit = "%" if metric.percent else ""
-    table.title = Text(f"{metric.title}{f' ({unit})' if unit else ''} on each client's own test samples")
-    for heading in ("client", "samples", one.baseline, one.label, "gain", "95 % interval", "conclusion"):
-        is_text = heading in ("client", "conclusion")
-        table.add_column(Text(heading), justify="left" if is_text else "right", overflow="fold")
+    methods = [textwrap.fill(name, HEADING_WIDTH, break_long_words=False) for name in (one.baseline, one.label)]
+    table = FittingTable(
+        ["client", "samples", *methods, "gain", "95 % interval", "conclusion"],
+        drop=["samples", *methods],
+        kept=["gain", "95 % interval"],
+        last_is_text=True,
+        title=f"{metric.title}{f' ({unit})' if unit else ''} on each client's own test samples",
+        ruled=False,
+    )
     clients, best = best_and_worst(one.clients, args.all)
     for place, client in enumerate(clients):
         if best and place == best:

@@ -69,7 +69,8 @@ def load_user_data(
         return _load_file(path, load)
     if _FUNCTION.fullmatch(source):
         return _load_from_function(source, load)
-    raise BadInput(f"--federation {source} does not exist; valid are {_FORMS}.")
+    problem = "is not a regular file" if path.exists() else "does not exist"
+    raise BadInput(f"--federation {source} {problem}; valid are {_FORMS}.")
 
 
 def read_user_table(

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 import numpy as np
 
+from fedrema.base.files import regular_file
 from fedrema.core.reports import HEAD_SIMILARITY, Matrix
 from fedrema.errors import BadInput
 from fedrema.page.clients import evenly_spaced
@@ -83,7 +84,7 @@ class RelationsFile:
         """What it belongs to; empty if there is no file."""
         if not path.exists():
             return
-        with _reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        with _reading(path), regular_file(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             self.rounds = [int(number) for number in file["rounds"]]
             self.names = [name for name in file.files if name not in ("rounds", CHECKSUM, BELONGS)]
             self.owner = str(file[BELONGS])
@@ -91,7 +92,11 @@ class RelationsFile:
     def read(self, name: str, wanted: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
         """Return [R, n, n], one matrix per wanted round, for some clients or all."""
         found = []
-        with _reading(self.path), zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as stream:
+        with (
+            _reading(self.path),
+            zipfile.ZipFile(regular_file(self.path)) as archive,
+            archive.open(f"{name}.npy") as stream,
+        ):
             version = np.lib.format.read_magic(stream)
             read_header = np.lib.format.read_array_header_1_0
             shape, _, kind = (read_header if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.jupyter import JupyterMixin
-from rich.table import Table
 from rich.text import Text
 
 from fedrema.base.html import Bold, html_table, paragraph, title_line
+from fedrema.reporting.fitting_table import FittingTable
 from fedrema.reporting.groups import Difference, Group, Statistic, group_runs, metrics_of, paired_differences
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.reporting.quantities import Kind, Quantity, explanation, find_quantity, metric_text
@@ -48,9 +47,7 @@ EPSILON = {"epsilon": "ε"}
 TWO_LINES = frozenset(metric.title for metric in METRICS.values())
 """Headings that are split at their first space, in addition to `HEADINGS`."""
 MISSING = "–"
-WIDE = 1000
-"""Characters in which every table fits."""
-NARROW = "The terminal is too narrow for all standard deviations; --format csv has them."
+NARROW = "The terminal is too narrow for all standard deviations; fedrema compare --format csv has all numbers."
 OTHER_DATA = "The groups ran on different data: their {} are not comparable."
 DIFFERENCES = "Intervals are 95 % t intervals over common seeds, not corrected for the number of comparisons."
 NUMBER = re.compile(r"[+-]?\d[\d.]*(?:e[+-]\d+)?(?: ± [\d.]+(?:e[+-]\d+)?)?")
@@ -69,19 +66,17 @@ class _Compared:
     headings: tuple[str, ...]
     rows: tuple[tuple[_Cell, ...], ...]
     notes: tuple[str, ...]
-    only_accuracy: bool
 
 
 @dataclass(frozen=True)
 class _Fitting:
     """A table, or a narrower one where it does not fit into the terminal."""
 
-    full: Table
-    narrow: Table
+    full: FittingTable
+    narrow: FittingTable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = console.measure(self.full, options=options.update(width=WIDE)).maximum
-        if width <= options.max_width:
+        if self.full.fits(console, options):
             yield self.full
         else:
             yield self.narrow
@@ -108,13 +103,16 @@ class PrintableTable(JupyterMixin):
 def comparison_table(runs: Sequence[Run]) -> PrintableTable:
     """Return a table with a row per group of runs that differ only in the training seed, and notes on the columns."""
     compared = _compare(runs)
-    full = _terminal_table(compared)
-    table = full if compared.only_accuracy else _Fitting(full, _terminal_table(_without_deviations(compared)))
+    table = _Fitting(_terminal_table(compared), _terminal_table(_without_deviations(compared)))
     return PrintableTable(table, *(Text(note, "dim") for note in compared.notes))
 
 
-def _terminal_table(compared: "_Compared") -> Table:
-    table = plain_table(compared.headings)
+def _terminal_table(compared: "_Compared") -> FittingTable:
+    honest = HEADINGS["honest"]
+    periods = [heading for heading in compared.headings if heading.endswith(" rounds")]
+    # Then the other metrics, which were asked for by name.
+    drop = [SECONDS["seconds"], *periods, HEADINGS["best"], HEADINGS["worst_tenth"]]
+    table = plain_table(compared.headings, drop=drop, kept=[honest])
     for row in compared.rows:
         # Without spaces, so that everything fits into 80 columns.
         table.add_row(*(Text(cell.text.replace(" ± ", "±"), "bold" if cell.best else "") for cell in row))
@@ -144,15 +142,16 @@ def differences_table(
     return PrintableTable(Text(_difference_title(found, compared)), table, Text(DIFFERENCES, "dim"))
 
 
-def plain_table(headings: Sequence[str], texts: int = 1) -> Table:
-    """Return an empty table for a terminal: the first `texts` columns are left-aligned, the others hold numbers."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(headings):
-        if place < texts:
-            table.add_column(heading, overflow="fold")
-        else:
-            table.add_column(_two_lines(heading), justify="right", no_wrap=True)
-    return table
+def plain_table(
+    headings: Sequence[str], texts: int = 1, drop: Sequence[str] = (), kept: Sequence[str] = ()
+) -> FittingTable:
+    """Return an empty table for a terminal: the first `texts` columns are left-aligned, the others hold numbers.
+
+    `drop` and `kept` are headings of columns that are left out first, or never, where the terminal is too narrow.
+    """
+    numbers = [_two_lines(heading) for heading in headings[texts:]]
+    first, never = ([_two_lines(heading) for heading in some] for some in (drop, kept))
+    return FittingTable([*headings[:texts], *numbers], texts, first, never)
 
 
 def markdown_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
@@ -317,8 +316,7 @@ def _compare(runs: Sequence[Run]) -> _Compared:
         "" if same_data else other_data(groups),
         *sentences([(group, group.counted[0]) for group in groups], groups[0].metric),
     )
-    only_accuracy = [quantity.metric.name for quantity in quantities] == ["accuracy"] * len(HEADINGS)
-    return _Compared(("method", "seeds", *columns), tuple(rows), tuple(filter(None, notes)), only_accuracy)
+    return _Compared(("method", "seeds", *columns), tuple(rows), tuple(filter(None, notes)))
 
 
 def other_data(groups: Sequence[Group]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrema.base.files import atomic_file
+from fedrema.base.files import atomic_file, regular_file
 from fedrema.data.npz import check_archive
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import BELONGS, CHANGED, CHECKSUM, FOREIGN, checksum_of
@@ -39,7 +39,7 @@ def read_arrays(file: Path, belongs_to: str, remedy: str) -> dict[str, np.ndarra
 def read_owned(file: Path, remedy: str) -> tuple[dict[str, np.ndarray], str]:
     """Read all arrays of a `.npz` that `write_arrays` wrote, and what it belongs to."""
     try:
-        with file.open("rb") as stream:
+        with regular_file(file).open("rb") as stream:
             check_archive(stream, file)
             with np.load(stream, allow_pickle=False) as archive:
                 arrays = {name: np.asarray(archive[name]) for name in archive.files}

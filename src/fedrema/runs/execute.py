@@ -107,6 +107,31 @@ def make_net(settings: Settings, shape: tuple[int, ...], classes: int, module: n
     return build_net(settings.network, shape, classes, settings.simulation.seed)
 
 
+def check_new(
+    settings: Settings, federation: Federation, module: nn.Module | None = None, save_federation: bool = False
+) -> None:
+    """Raise the error with which `prepare_new` would refuse a run; writes nothing."""
+    _checked(settings, federation, module, save_federation)
+
+
+def _checked(
+    settings: Settings, federation: Federation, module: nn.Module | None, save_federation: bool
+) -> tuple[Settings, RunDirectory, Simulator, SimulationState, Manifest]:
+    """Return everything that a new run needs, after all checks; writes nothing."""
+    if save_federation:
+        data = dataclasses.replace(settings.data, federation=FEDERATION_FILE).without_unused()
+        settings = dataclasses.replace(settings, data=data)
+    directory = RunDirectory(settings.output.out or default_folder(settings))
+    directory.check_free(settings.output.overwrite)
+    directory.lock().check()
+    settings = settings.for_columns(federation) if module is None else settings
+    net = make_net(settings, federation.sample_shape, federation.task.outputs, module)
+    settings = settings.fitted(federation, net.integers)
+    simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
+    state = simulator.start()
+    return settings, directory, simulator, state, describe(settings, simulator, module is not None, save_federation)
+
+
 def prepare_new(
     settings: Settings, federation: Federation, module: nn.Module | None = None, save_federation: bool = False
 ) -> "PreparedRun":
@@ -115,19 +140,8 @@ def prepare_new(
     Nothing is written before all checks have passed. A run that --overwrite replaces stays in the folder until the new
     one has finished its first round.
     """
-    if save_federation:
-        data = dataclasses.replace(settings.data, federation=FEDERATION_FILE).without_unused()
-        settings = dataclasses.replace(settings, data=data)
-    directory = RunDirectory(settings.output.out or default_folder(settings))
+    settings, directory, simulator, state, manifest = _checked(settings, federation, module, save_federation)
     overwrite = settings.output.overwrite
-    directory.check_free(overwrite)
-    directory.lock().check()
-    settings = settings.for_columns(federation) if module is None else settings
-    net = make_net(settings, federation.sample_shape, federation.task.outputs, module)
-    settings = settings.fitted(federation, net.integers)
-    simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
-    state = simulator.start()
-    manifest = describe(settings, simulator, module is not None, save_federation)
     federation_file = None if save_federation else settings.data.federation
     inputs = [Path(file) for file in (federation_file, settings.data.partition_file) if file is not None]
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedrema.base.digests import file_digest
+from fedrema.base.files import regular_file
 from fedrema.errors import BadInput
 from fedrema.models.networks import Network
 from fedrema.runs.checksums import CHANGED, verified
@@ -55,7 +56,7 @@ def models_of_export(folder: Path, content: Mapping[str, Any], trust: Trust = Fa
         module = model.module.to(getattr(torch, facts.dtype))
         file = folder / Path(entries[name].file).name  # never outside the folder, whatever the index says
         try:
-            if file_digest(file) != entries[name].digest:
+            if file_digest(regular_file(file)) != entries[name].digest:
                 raise BadInput(f"{file} {CHANGED}: {AGAIN}.")
             module.load_state_dict(load_file(file))
         except (OSError, SafetensorError, RuntimeError) as error:

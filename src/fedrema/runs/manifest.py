@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fedrema.base.files import regular_file
 from fedrema.config.presets import PlainValue
 from fedrema.core.reports import Reports
 from fedrema.data.preprocessing import Preprocessing
@@ -146,7 +147,7 @@ def read_object(file: Path, complaint: str, remedy: str = "") -> dict[str, Any]:
     """Read a JSON file that holds an object; the message of an error is the file, `complaint` and the reason."""
     remedy = remedy and f"; {remedy}"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(regular_file(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadInput(f"{file} {complaint}: {reason}{remedy}.") from error

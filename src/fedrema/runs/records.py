@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedrema.base.files import regular_file
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY, checksum_of
 from fedrema.simulation.records import RoundRecord
@@ -77,7 +78,7 @@ def read_lines(chain: RecordChain) -> Iterator[tuple[RoundRecord, int]]:
 def read_bytes(chain: RecordChain) -> Iterator[bytes]:
     """Yield the lines of a file of records; a last line without newline is still being written."""
     try:
-        with chain.file.open("rb") as stream:
+        with regular_file(chain.file).open("rb") as stream:
             for line in stream:
                 if not line.endswith(b"\n"):
                     return

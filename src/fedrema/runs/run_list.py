@@ -23,7 +23,7 @@ from fedrema.runs.checkpoint import read_checkpoint
 from fedrema.runs.checksums import checksum_of, verified, with_checksum
 from fedrema.runs.directory import FEDERATION_FILE, RUN_LIST_FILE, RunDirectory, find_runs
 from fedrema.runs.execute import ObserverFactory
-from fedrema.runs.execute_many import Outcome, execute_all
+from fedrema.runs.execute_many import Outcome, check_all, execute_all
 from fedrema.runs.manifest import read_object
 from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run, is_finished
@@ -185,9 +185,10 @@ def execute_seeds(
     out = settings.output.out or default_folder(settings)
     wanted = seeds_of(settings.placed(out))
     check_folders(wanted)
+    built = check_all(wanted, federation, module)
     if len(wanted) > 1:
         write_run_list(out, wanted, federation)
-    outcomes = execute_all(wanted, watching, federation=federation, module=module, observers=observers)
+    outcomes = execute_all(wanted, watching, federation=federation, module=module, observers=observers, built=built)
     return _collect(outcomes, wanted, out)
 
 
