@@ -45,8 +45,9 @@ def send_statistics(message: Message, context: Context) -> Message:
     """Send the statistics of this node's training samples that the federation needs before round 1."""
     settings, plan = read_run_config(context.run_config)
     name = str(message.content.config_records[FACTS]["name"])
-    with node_log(context.node_config.get("folder"), 0) as write:
-        if PrivacySettings.read(context.node_config).privacy_clip:
+    privacy = PrivacySettings.read(context.node_config)
+    with node_folder(context) as folder, node_log(context.node_config.get("folder"), 0) as write:
+        if privacy.privacy_clip:
             raise BadInput("It sends no statistics, because its owner adds noise to what leaves it (privacy-clip).")
         needs, data = Needs.of(settings, plan), context.node_config.get("data")
         if not needs:
@@ -56,6 +57,7 @@ def send_statistics(message: Message, context: Context) -> Message:
         else:
             found = statistics_of_samples(node_samples(settings, plan, context, name), needs, plan)
         write(found.described(needs))
+        PrivacyGuard(privacy, folder / "privacy.json").record(0)
     return Message(RecordDict({FACTS: ConfigRecord({STATISTICS: found.encoded()})}), reply_to=message)
 
 
@@ -97,8 +99,10 @@ def reply_to_request(
         raise BadInput("Secure aggregation needs a node that fedrema deploy client runs: it keeps secrets in memory.")
     with node_folder(context) as folder, node_log(context.node_config.get("folder"), request.round) as write:
         node = opened(context, name, read_agreement(message.content) or Agreement(), folder)
-        guard = privacy_guard(context, folder)
-        if guard is not None and request.train:
+        guard = PrivacyGuard(PrivacySettings.read(context.node_config), folder / "privacy.json")
+        if note := guard.begin(request.last_used_round, bool(context.node_config.get("accept-lost-state"))):
+            write(note)
+        if request.train:
             guard.check_budget()
         reply = node.reply_to(request)
         if node.note:
@@ -107,8 +111,7 @@ def reply_to_request(
             save_model(folder, settings, node, request.round - 1, reply)
             append_result(folder.parent, reply)
         write(_description(reply))
-        if guard is not None:
-            reply = guard.protect(reply, node.start_params(request))
+        reply = guard.protect(reply, node.start_params(request) if guard.settings.privacy_clip else {})
         keys = RecordDict()
         if is_secure and request.train and hold_back is not None:
             reply, keys = hold_back(node, request, reply, write)
@@ -161,12 +164,6 @@ def _description(reply: Reply) -> str:
     if reply.loss is not None:
         parts.append(f"loss {reply.loss:.4f}")
     return ", ".join([f"{reply.count} samples", *parts])
-
-
-def privacy_guard(context: Context, folder: Path) -> PrivacyGuard | None:
-    """Return the guard that clips this node's replies and adds noise; None if its owner has not enabled it."""
-    settings = PrivacySettings.read(context.node_config)
-    return PrivacyGuard(settings, folder / "privacy.json") if settings.privacy_clip else None
 
 
 def node_samples(

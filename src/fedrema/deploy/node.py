@@ -117,6 +117,7 @@ class Node:
         """Return the state at the start of the round: the one after its last used reply, with the received tensors."""
         state = self._state_after(request.last_used_round)
         self._check_names(request)
+        check_request(request)
         device = self.simulator.device
 
         def on_device(tensors: Tensors, *, row: bool = False) -> Tensors:
@@ -209,6 +210,14 @@ class Node:
     def _file(self, number: int) -> Path:
         assert self.folder is not None
         return self.folder / f"round-{number:06}.safetensors"
+
+
+def check_request(request: Request) -> None:
+    """Refuse a received model that is not finite: with it, training could turn the node's own clipping off."""
+    groups = (request.common, request.own, request.inbox_common, request.inbox_own)
+    for name, value in ((name, value) for tensors in groups for name, value in tensors.items()):
+        if not torch.isfinite(value).all():
+            raise BadInput(f"The server sent {quoted(name)!r} with values that are not finite.")
 
 
 def make_simulator(settings: Settings, federation: Federation) -> tuple[Settings, Simulator]:
