@@ -23,7 +23,7 @@ from fedrema.runs.execute import build_simulator
 from tests.deploy.executors import NAMES, SETTINGS, Approved
 from tests.deploy.test_flower import Federated
 
-ON = ("--secure-aggregation", "--secure-least", "2")
+ON = ("--secure-aggregation", "--secure-least", "2", "--secure-threshold", "0.5")
 
 
 def simulated(method="fedavg", rounds=3, missing=None, more=()):

@@ -189,19 +189,17 @@ def approved_plan(folder: NodeFolder) -> NodePlan:
     return plan
 
 
-def peer_keys(folder: NodeFolder) -> dict[str, bytes] | None:
-    """Return the public keys of the other nodes, by name; None if the node's folder has none."""
-    if not folder.peers.is_dir():
-        return None
+def peer_keys(folder: NodeFolder) -> dict[str, bytes]:
+    """Return the public keys of the other nodes, by name."""
     return {file.stem: read_public_key(file) for file in sorted(folder.peers.glob("*.pub"))}
 
 
 def _peers(folder: NodeFolder) -> str:
     """Return the other nodes that the owner approves: their names and the fingerprints of their keys."""
     keys = peer_keys(folder)
-    if keys is None:
-        return "any that the server names (there is no folder peers)"
-    return ", ".join(f"{name} {fingerprint(key)}" for name, key in keys.items()) or "none"
+    return (
+        ", ".join(f"{name} {fingerprint(key)}" for name, key in keys.items()) or "none: the node contributes to no sum"
+    )
 
 
 def own_sources(folder: NodeFolder, config: Mapping[str, Value]) -> dict[str, str]:

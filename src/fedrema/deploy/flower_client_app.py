@@ -77,7 +77,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 Write = Callable[[str], None]
-HoldBack = Callable[[Node, Request, Reply, Write], tuple[Reply, RecordDict]]
+HoldBack = Callable[[Node, Request, Agreement, Reply, Write], tuple[Reply, RecordDict]]
 """Returns a reply without what is summed under masks, and a record with the node's keys for the sum."""
 
 
@@ -98,7 +98,8 @@ def reply_to_request(
     if is_secure and hold_back is None:
         raise BadInput("Secure aggregation needs a node that fedrema deploy client runs: it keeps secrets in memory.")
     with node_folder(context) as folder, node_log(context.node_config.get("folder"), request.round) as write:
-        node = opened(context, name, read_agreement(message.content) or Agreement(), folder)
+        agreement = read_agreement(message.content) or Agreement()
+        node = opened(context, name, agreement, folder)
         guard = PrivacyGuard(PrivacySettings.read(context.node_config), folder / "privacy.json")
         if note := guard.begin(request.last_used_round, bool(context.node_config.get("accept-lost-state"))):
             write(note)
@@ -114,7 +115,7 @@ def reply_to_request(
         reply = guard.protect(reply, node.start_params(request) if guard.settings.privacy_clip else {})
         keys = RecordDict()
         if is_secure and request.train and hold_back is not None:
-            reply, keys = hold_back(node, request, reply, write)
+            reply, keys = hold_back(node, request, agreement, reply, write)
     return Message(RecordDict({**reply_record(reply), **keys}), reply_to=message)
 
 

@@ -1,5 +1,6 @@
 """The server's rounds over Flower: waits for nodes, sends requests, collects replies, and resumes after a crash."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +19,7 @@ from fedrema.deploy.flower_grid import NoResponse, exchange, list_nodes
 from fedrema.deploy.flower_records import FACTS, STATISTICS, array_record, read_reply, request_record
 from fedrema.deploy.flower_secure_rounds import SecureRound, announced_keys
 from fedrema.deploy.folder import FORGOTTEN
-from fedrema.deploy.masking import PublicKeys, Rules
+from fedrema.deploy.masking import SESSION_BYTES, PublicKeys, Rules
 from fedrema.deploy.messages import Reply, without_class
 from fedrema.deploy.run_config import Plan, identity_values
 from fedrema.deploy.run_state import RunState, digest, save_agreement, saved_agreement
@@ -339,7 +340,11 @@ class Conductor:
     def _exchange(self, online: Mapping[str, int], train: bool) -> tuple[dict[str, Reply], dict[str, str]]:
         """Send each node its request; return the readable replies by name, and why the others are missing."""
         new = [name for name in online if name not in self.central.registry.names]
-        requests = {name: self.central.request(name, train) for name in sorted(online, key=self.central.registry.row)}
+        session = os.urandom(SESSION_BYTES) if train and self.central.is_secure else b""
+        requests = {
+            name: replace(self.central.request(name, train), session=session)
+            for name in sorted(online, key=self.central.registry.row)
+        }
         self.audit.append(
             *(Entry(Event.JOINED, name, self.fingerprints.get(name, ""), self.central.round + 1) for name in new)
         )

@@ -24,6 +24,7 @@ from fedrema.simulation import accounting
 
 NOT_FINITE = "The change of its parameters is not finite, so it cannot be clipped: nothing is sent."
 
+
 @dataclass(frozen=True)
 class PrivacySettings:
     """The privacy settings in node.toml; by default there is no protection."""
