@@ -12,6 +12,7 @@ pytest.importorskip("flwr")
 from fedrema.core.fixed_point import WORDS, FixedPoint, QuantisedSum
 from fedrema.deploy.flower_secrets import KeyPair, commitment, is_seed_of, joined, mask, new_seed, pair_mask, split
 from fedrema.deploy.masking import MaskingSession, Neighbourhood, Rules, SumId, UnmaskedRounds
+from fedrema.deploy.run_config import Plan
 from fedrema.deploy.tls import is_signed_by, make_node_key, read_public_key, signature
 from fedrema.deploy.unmasking import MaskedSum, neighbourhoods
 from fedrema.errors import BadInput
@@ -333,6 +334,53 @@ def test_with_many_nodes_each_has_a_few_neighbours(tmp_path):
     found = made.server.unmasked()
     assert found.clients == 8
     assert found.totals["w"].tolist() == [8 * total for total in expected(("a",))]
+
+
+def test_with_few_neighbours_only_those_count_whose_shares_arrived(tmp_path):
+    names = tuple(f"n{number}" for number in range(9))
+    made = Federation(tmp_path, names, dataclasses.replace(RULES, neighbours=4, least=5))
+    made.share()
+    lost = next(iter(made.server.holders["n0"] - {"n0"}))
+    made.mask(lost)
+    with pytest.raises(BadInput, match="Only 4 of at least 5 holders of shares are in the sum"):
+        made.nodes["n0"].unmask([*(name for name in names if name != lost), "ghost 1", "ghost 2"])
+
+
+@pytest.mark.parametrize("holders", range(3, 41))
+def test_by_default_more_than_two_thirds_of_the_holders_are_needed_and_not_more(holders):
+    rules = dataclasses.replace(RULES, threshold=Plan("/run", "1x8x8", 10).secure_threshold)
+    assert rules.needed(holders) == 2 * holders // 3 + 1
+
+
+def test_a_sum_cannot_need_more_nodes_than_a_node_can_count():
+    Plan("/run", "1x8x8", 10, secure_least=33)
+    with pytest.raises(BadInput, match=r"secure-least 34 must be at most secure-neighbours \+ 1"):
+        Plan("/run", "1x8x8", 10, secure_least=34)
+    with pytest.raises(BadInput, match="a node counts itself and its 4 neighbours"):
+        Plan("/run", "1x8x8", 10, secure_least=6, secure_neighbours=4)
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        {},
+        {"share": ("n0",), "mask": ("n1",)},
+        {"share": ("n5", "n6")},
+        {"mask": ("n0", "n6")},
+        {"unmask": ("n2", "n3")},
+        {"mask": ("n4",), "unmask": ("n2",)},
+    ],
+)
+def test_with_the_default_threshold_two_of_seven_nodes_may_fail_at_any_stage(absent, tmp_path):
+    names = tuple(f"n{number}" for number in range(7))
+    threshold = Plan("/run", "1x8x8", 10).secure_threshold
+    made = Federation(tmp_path, names, dataclasses.replace(RULES, threshold=threshold))
+    for stage in ("share", "mask", "unmask"):
+        getattr(made, stage)(*absent.get(stage, ()))
+    missing = {*absent.get("share", ()), *absent.get("mask", ())}
+    found = made.server.unmasked()
+    assert found.clients == 7 - len(missing)
+    assert found.totals["w"].tolist() == [found.clients * total for total in expected(("a",))]
 
 
 def test_neighbours_are_mutual():

@@ -45,6 +45,26 @@ def test_a_small_change_and_no_change_are_not_clipped(tmp_path):
     torch.testing.assert_close(guard.protect(reply(), TRAINED).params["a"], TRAINED["a"])
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["received", "trained"])
+def test_a_change_that_is_not_finite_is_never_released(value, where, tmp_path):
+    guard = PrivacyGuard(PrivacySettings(privacy_clip=1e-4, privacy_noise=1.0), tmp_path / "privacy.json")
+    before, after = {**BEGUN}, {**TRAINED}
+    spoilt = torch.tensor([1.0, value])
+    (before if where == "received" else after)["a"] = spoilt
+    with pytest.raises(BadInput, match="not finite"):
+        guard.protect(Reply(1, 5, after), before)
+    assert not (tmp_path / "privacy.json").exists()
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 1e200), (torch.float32, 1e38), (torch.float16, 300.0)])
+def test_the_norm_does_not_overflow(dtype, size, tmp_path):
+    guard = PrivacyGuard(PrivacySettings(privacy_clip=2.0), tmp_path / "privacy.json")
+    trained = {"w": torch.tensor([size, -size, size, size], dtype=dtype)}
+    released = guard.protect(Reply(1, 5, trained), {"w": torch.zeros(4, dtype=dtype)}).params["w"]
+    assert released.tolist() == [1.0, -1.0, 1.0, 1.0]
+
+
 def test_losses_and_scores_stay_at_the_node(tmp_path):
     protected = PrivacyGuard(PrivacySettings(privacy_clip=1.0), tmp_path / "privacy.json").protect(reply(), BEGUN)
     assert (protected.loss, protected.received, protected.trained) == (None, None, None)

@@ -241,7 +241,7 @@ def test_a_reply_without_keys_is_rejected(tmp_path):
     [
         ({"secure-aggregation": False}, "not approved secure-aggregation = False"),
         ({"secure-least": 3}, "has no secure-least|not approved secure-least = 3"),
-        ({"secure-threshold": 0.9}, "not approved any secure-threshold"),
+        ({"secure-threshold": 0.9}, "not approved secure-threshold = 0.9"),
         ({"secure-range": 1e6}, "not approved any secure-range"),
     ],
 )

@@ -225,6 +225,13 @@ def test_a_server_without_enough_usable_statistics_says_why_it_stops(tmp_path):
         made.conduct()
 
 
+def test_statistics_are_releases_without_noise_in_the_privacy_account(tmp_path):
+    made = Tables(tmp_path / "f", "binary")
+    made.conduct()
+    account = json.loads((made.folder / "nodes" / "east" / "kept" / "privacy.json").read_text())
+    assert account["releases"] == [0.0] * 5  # statistics, three rounds, and the scores of the last model
+
+
 def test_a_node_that_adds_noise_sends_no_statistics(tmp_path):
     pytest.importorskip("opacus")
     made = Tables(tmp_path / "f", "regression", least=2, more=["--most-noise", "100"])
