@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from fedrema.base.files import write_text
 from fedrema.deploy.audit import AuditLog, Event
@@ -57,7 +58,7 @@ class Account:
             return 0.0
         if min(self.releases) == 0:
             return None
-        return accounting.epsilon(sum(map(accounting.gaussian, self.releases)), delta)
+        return accounting.epsilon(np.sum([accounting.gaussian(each) for each in self.releases], axis=0), delta)
 
 
 def last_known_round(folder: Path) -> int | None:
