@@ -11,16 +11,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from fedrema.core import Role
 from fedrema.core.fixed_point import QuantisedSum
 from fedrema.deploy.approval import ROUNDS, NodePlan, peer_keys
-from fedrema.deploy.flower_audit import audited
-from fedrema.deploy.flower_client_app import node_log
+from fedrema.deploy.flower_audit import answered
 from fedrema.deploy.flower_records import FACTS, MASK, MASKED, SHARE, UNMASK, VECTOR, read_stage, stage_record
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.masking import MaskingSession, Neighbourhood, Rules, UnmaskedRounds
 from fedrema.deploy.messages import Reply, Request
 from fedrema.deploy.node import Node
+from fedrema.deploy.refusals import Refusal, Refused, refusing
 from fedrema.deploy.run_config import Plan, RunConfig
 from fedrema.deploy.tls import signature
-from fedrema.errors import BadInput
 
 LARGEST_MESSAGE = 10_000_000
 """Bytes of what the server sends in a stage."""
@@ -78,7 +77,7 @@ class SecureNode:
         kind, content = message.metadata.message_type, message.content
         number = content.config_records.get(FACTS, ConfigRecord({})).get("round")
         if self.session is None or self.session.number != number:
-            raise BadInput("The node has no contribution to this sum: it was restarted, or has not trained for it.")
+            raise Refused(Refusal.NO_CONTRIBUTION)
         if kind == SHARE:
             return stage_record(self.session.share(read_stage(content, Neighbourhood, LARGEST_MESSAGE)))
         if kind == MASK:
@@ -88,11 +87,10 @@ class SecureNode:
         return stage_record(session.unmask(read_stage(content, list[str], LARGEST_MESSAGE)))
 
 
-@audited
+@answered
 def answer_stage(message: Message, context: Context, secure: SecureNode) -> Message:
-    """Answer a stage of the sum, and log an error for the owner."""
-    number = message.content.config_records.get(FACTS, ConfigRecord({})).get("round")
-    with node_log(context.node_config.get("folder"), number if isinstance(number, int) else None):
+    """Answer a stage of the sum."""
+    with refusing(Refusal.SUM):
         return Message(secure.answer(message), reply_to=message)
 
 
