@@ -54,7 +54,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Let only their owner access new files, whatever the umask; also those of the processes that are started meanwhile."""
+    """Let only their owner access new files, whatever the umask; also those of processes that are started meanwhile."""
     umask = os.umask(0o077)
     try:
         yield

@@ -129,9 +129,7 @@ class Agreement:
             raise BadInput(f"the preprocessing that the server sent cannot be read: {quoted(str(error))}") from error
 
     def within(self, settings: Settings, plan: Plan) -> Plan:
-        """Return the plan with an agreement that a server sent; refuses anything that the approved plan does not leave
-        open.
-        """  # fmt: skip
+        """Return the plan with an agreement that a server sent; refuses what the approved plan does not leave open."""
         needs = Needs.of(settings, plan)
         sent = {
             "preprocessing": (self.preprocessing is not None, bool(needs.columns)),
@@ -165,9 +163,9 @@ class Agreement:
 
 def _fits(preprocessing: Preprocessing, needs: Needs, settings: Settings) -> bool:
     """Return whether preprocessing is for the columns of the federation, and as its settings say."""
-    rules = (*preprocessing.numbers, *preprocessing.categories)
-    named = [*(rule.column for rule in rules), *preprocessing.left_out]
-    finite = all(math.isfinite(rule.mean) and 0 < rule.deviation < math.inf for rule in preprocessing.numbers)
+    numbers, categories = preprocessing.numbers, preprocessing.categories
+    named = [*(rule.column for rule in numbers), *(rule.column for rule in categories), *preprocessing.left_out]
+    finite = all(math.isfinite(rule.mean) and 0 < rule.deviation < math.inf for rule in numbers)
     options = settings.data.table_options
     as_approved = (preprocessing.scale, preprocessing.encoding) == (options.scale, options.categories)
     columns = preprocessing.inputs == needs.columns and sorted(named) == sorted(needs.columns)

@@ -1,4 +1,4 @@
-"""The rounds that a node has answered, each with one request: the server cannot ask about other models in the same round.
+"""The rounds that a node has answered, each with one request: the server cannot try several models in one round.
 
 A request that is repeated, because a reply was lost or the server was restarted, is the same and is answered again. If
 the server is restored from a backup, a repeated round can start from another model: the node's owner then permits that.

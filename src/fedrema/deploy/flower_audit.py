@@ -41,7 +41,7 @@ def measured(content: RecordDict) -> tuple[int, str]:
 
 
 def answered(handler: Handler[P]) -> Handler[P]:
-    """Answer a message with the handler's reply or with a refusal, and record both in the audit log in the node's folder.
+    """Answer a message with the handler's reply or with a refusal, and record it in the audit log in the node's folder.
 
     Nothing is sent that is not in the log, except that the log cannot be written. A reply carries the number and the
     hash of the log's last line, which the server records.

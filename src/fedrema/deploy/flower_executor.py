@@ -88,7 +88,7 @@ class Executor:
                 reply = flower_client_app.app(message, context)
         except Exception as error:  # no message may stop the executor
             reply = refusal_to(message, error, folder.path, folder.name)
-        if reply.has_error() and is_failure(reply.error.reason):
+        if reply.has_error() and is_failure(reply.error.reason or ""):
             self.node = None  # its state in memory may be incomplete
         return reply
 

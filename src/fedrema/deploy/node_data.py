@@ -92,7 +92,7 @@ def statistics_of_table(data: str, settings: Settings, name: str, needs: Needs, 
 
 
 def _check_categories(table: Table) -> None:
-    """Refuse numbers with some other text between them: as the names of categories, all of them would leave the node."""
+    """Refuse numbers with some text between them: as names of categories, all of them would leave the node."""
     for name, column in table.inputs.items():
         if not isinstance(column, CategoryColumn):
             continue
@@ -100,8 +100,8 @@ def _check_categories(table: Table) -> None:
         numbers = len(column.categories) - len(texts)
         if texts and numbers >= MOST_NUMBERS and numbers > len(texts):
             raise BadInput(
-                f"Column {name!r} has {numbers} different numbers, but also {texts[0]!r}, so that they would all be sent"
-                " as names of categories: correct the text, or put a letter in front of the names if they are names."
+                f"Column {name!r} has {numbers} different numbers, but also {texts[0]!r}, so that all would be sent as"
+                " names of categories: correct the text, or put a letter in front of the names if they are names."
             )
 
 

@@ -16,7 +16,7 @@ SEE_LOG = "its node.log says why"
 
 
 class Refusal(StrEnum):
-    """All sentences that a node sends; `{…}` is a value of the refused message or of the approved plan, nothing else."""
+    """All that a node sends; `{…}` is a value of the refused message or of the approved plan, nothing else."""
 
     APP = "the node's owner has not approved apps of the kind {kind}"
     MESSAGE = "the node's owner has not approved messages of the type {kind}"
@@ -50,6 +50,10 @@ class Refusal(StrEnum):
     SECURE = "secure aggregation needs a node that fedrema deploy client runs"
     NO_CONTRIBUTION = "the node has no contribution to this sum: it was restarted, or has not trained for it"
     SUM = f"the rules of secure aggregation do not allow an answer, and {SEE_LOG}"
+    UNMASKED = (
+        "round {number} was unmasked before for a sum over other nodes: start the nodes of that sum, or their owners"
+        " delete kept/unmasked.json"
+    )
     AUDIT = "it cannot write its audit log, and sends nothing that is not recorded there"
     DIVERGED = "its training diverged"
     MEMORY = "it has not enough memory"

@@ -122,6 +122,7 @@ class Connection(NamedTuple):
 
 
 NEVER = Connection("", None)
+NO_ATTEMPTS = FailedAttempts()
 
 
 def _node_states(folder: ServerFolder) -> dict[str, Connection] | None:
@@ -133,7 +134,9 @@ def _node_states(folder: ServerFolder) -> dict[str, Connection] | None:
         return None
 
 
-def _node(name: str, joined: list[str], records: list[RoundRecord], state: str, repeated: FailedAttempts) -> NodeStatus:
+def _node(
+    name: str, joined: list[str], records: list[RoundRecord], state: str, repeated: FailedAttempts = NO_ATTEMPTS
+) -> NodeStatus:
     """Return the status of a node; `joined` are the names of all clients in the records, by row."""
     row = joined.index(name) if name in joined else -1
     used_rounds = [record.round for record in records if row in record.participants]
