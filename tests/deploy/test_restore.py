@@ -61,7 +61,7 @@ def test_a_restored_server_repeats_the_rounds_with_the_same_result(method, again
     assert [record["client_accuracy"] for record in Run(made.place.run).rounds] == records
     for name, value in Run(made.place.run).state().params.merged().items():
         torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
-    assert "has lost its state" not in "".join(made.log(name) for name in NAMES)
+    assert "is lost" not in "".join(made.log(name) for name in NAMES)
 
 
 def test_states_of_replaced_rounds_are_deleted(tmp_path):
