@@ -12,7 +12,10 @@ from fedrema.deploy.node import Node
 from tests.deploy.executors import Approved
 from tests.deploy.messages_to_nodes import ask, parameters, reason, with_agreement, with_facts, with_other_model
 
-OTHER = "repeated: the request for round 1 is not the one that the node has answered before; its owner can permit that"
+OTHER = (
+    "repeated: the request for round 1 is not the one that the node has answered before; its owner can permit it with"
+    " fedrema deploy approve NODE --repeat-from 1"
+)
 
 
 class Asked:

@@ -27,11 +27,14 @@ class Refusal(StrEnum):
     ROUNDS = "the node's owner has approved {approved} rounds, not {rounds}"
     ROUND = "the node's owner has approved rounds 1 to {approved}, and this is round {number}"
     REPEATED = (
-        "the request for round {number} is not the one that the node has answered before; its owner can permit that"
+        "the request for round {number} is not the one that the node has answered before; its owner can permit it with"
+        " fedrema deploy approve NODE --repeat-from {number}"
     )
     ANSWERED = f"it cannot record which rounds it has answered, and {SEE_LOG}"
     AGREEMENT = "the approved plan does not let the server choose this: {what}"
-    AGREEMENT_CHANGED = "what the nodes agreed on has changed since an earlier request; its owner can permit that"
+    AGREEMENT_CHANGED = (
+        "what the nodes agreed on has changed since an earlier request; its owner can permit it with --repeat-from 1"
+    )
     REQUEST = f"the request is malformed, and {SEE_LOG}"
     TENSOR = "the server sent {name}, which the method does not allow"
     TENSOR_MISSING = "the server did not send {name}: it uses another method or network"
