@@ -171,7 +171,7 @@ def test_a_server_that_is_killed_after_unmasking_repeats_the_round_with_the_same
         patch.setattr("fedrema.deploy.run_state.RunState.save_round", dies)
         with pytest.raises(KeyboardInterrupt):
             made.conduct()
-    with pytest.raises(BadInput, match="Round 1 was unmasked before for a sum over other nodes"):
+    with pytest.raises(BadInput, match="unmasked: round 1 was unmasked before for a sum over other nodes"):
         made.conduct(made.grid(dropping(MASK, "west", 1, times=99)))
     conductor = made.conduct()
     assert_same(conductor, simulated(rounds=2)[0])

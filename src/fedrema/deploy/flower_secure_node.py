@@ -12,16 +12,15 @@ from fedrema.core import Role
 from fedrema.core.fixed_point import QuantisedSum
 from fedrema.deploy.agreement import Agreement
 from fedrema.deploy.approval import ROUNDS, NodePlan, peer_keys
-from fedrema.deploy.flower_audit import audited
-from fedrema.deploy.flower_client_app import node_log
+from fedrema.deploy.flower_audit import answered
 from fedrema.deploy.flower_records import FACTS, MASK, MASKED, SHARE, UNMASK, VECTOR, read_stage, stage_record
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.masking import SESSION_BYTES, MaskingSession, Neighbourhood, Rules, SumId, UnmaskedRounds
 from fedrema.deploy.messages import Reply, Request
 from fedrema.deploy.node import Node
+from fedrema.deploy.refusals import Refusal, Refused, refusing
 from fedrema.deploy.run_config import Plan, RunConfig
 from fedrema.deploy.tls import signature
-from fedrema.errors import BadInput
 
 LARGEST_MESSAGE = 10_000_000
 """Bytes of what the server sends in a stage."""
@@ -52,7 +51,8 @@ class SecureNode:
         """Return the reply without what is summed under masks, and a record with the node's keys for the sum."""
         self.session = None
         if len(request.session) != SESSION_BYTES or request.session in self.sessions:
-            raise BadInput("The server uses the number of an earlier sum, or none: keys could be replayed.")
+            why = "The server uses the number of an earlier sum, or none: keys could be replayed."
+            raise Refused(Refusal.SUM, why)
         self.sessions.add(request.session)
         simulator, fixed_point = node.simulator, node.simulator.settings.fixed_point
         assert fixed_point is not None
@@ -84,7 +84,7 @@ class SecureNode:
         kind, content = message.metadata.message_type, message.content
         number = content.config_records.get(FACTS, ConfigRecord({})).get("round")
         if self.session is None or self.session.number != number:
-            raise BadInput("The node has no contribution to this sum: it was restarted, or has not trained for it.")
+            raise Refused(Refusal.NO_CONTRIBUTION)
         if kind == SHARE:
             return stage_record(self.session.share(read_stage(content, Neighbourhood, LARGEST_MESSAGE)))
         if kind == MASK:
@@ -108,11 +108,10 @@ def common_digest(request: Request, agreement: Agreement) -> bytes:
     return digest.digest()
 
 
-@audited
+@answered
 def answer_stage(message: Message, context: Context, secure: SecureNode) -> Message:
-    """Answer a stage of the sum, and log an error for the owner."""
-    number = message.content.config_records.get(FACTS, ConfigRecord({})).get("round")
-    with node_log(context.node_config.get("folder"), number if isinstance(number, int) else None):
+    """Answer a stage of the sum."""
+    with refusing(Refusal.SUM):
         return Message(secure.answer(message), reply_to=message)
 
 

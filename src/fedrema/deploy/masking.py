@@ -36,6 +36,7 @@ from fedrema.deploy.flower_secrets import (
     split,
 )
 from fedrema.deploy.limits import AUTOMATIC_NEIGHBOURS, quoted
+from fedrema.deploy.refusals import Refusal, Refused
 from fedrema.deploy.tls import is_signed_by
 from fedrema.errors import BadInput
 from fedrema.runs.manifest import read_object
@@ -145,10 +146,11 @@ class UnmaskedRounds:
         known = read_object(self.file, "cannot be read") if self.file.exists() else {}
         digest = hashlib.sha256(json.dumps(sorted(survivors)).encode()).hexdigest()
         if known.get(str(number), digest) != digest:
-            raise BadInput(
+            why = (
                 f"Round {number} was unmasked before for a sum over other nodes, and the difference of both sums would"
                 f" reveal single contributions: start the nodes of that sum, or delete {self.file.name} on the node."
             )
+            raise Refused(Refusal.UNMASKED, why, number=number)
         write_text(self.file, json.dumps({**known, str(number): digest}, indent=0) + "\n")
 
 
