@@ -201,18 +201,20 @@ def test_a_node_with_other_columns_does_not_participate(tmp_path):
     made.conduct()
     records = Run(made.place.run).rounds
     why = "Column 'age' is missing in its table; the federation's are age, weight, ward, died."
-    assert all(why in record.rejected["south"] for record in records)
+    sent = "column-missing: its table has no column age"
+    assert all(record.rejected["south"] == sent for record in records)
     assert [record.participants for record in records] == [[0, 1]] * 3
     log = (made.folder / "nodes" / "south" / "node.log").read_text()
-    assert f"round 0: {why}" in log
-    assert f"round 1: {why}" in log
+    assert f"refused (column-missing): {why}" in log
+    assert f"round 1: refused (column-missing): {why}" in log
 
 
 def test_a_node_with_an_additional_column_does_not_participate(tmp_path, capsys):
     made = Tables(tmp_path / "f", "binary", least=2, change={"north": lambda row: {**row, "name": "x"}})
     made.conduct()
     assert main(["deploy", "status", str(made.folder)]) == 0
-    assert "Its table has the additional column 'name'" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "its table has a column that the federation does not have" in shown
     assert "additional column 'name'" in (made.folder / "nodes" / "north" / "node.log").read_text()
 
 
@@ -225,8 +227,10 @@ def test_a_node_joins_after_the_agreement(tmp_path):
     later.conduct()
     records = Run(made.place.run).rounds
     # "rare-2" is a class that only the late node has.
-    assert "'rare-2'" in records[1].rejected["south"]
-    assert "the classes are mild, rare-0, rare-1, severe" in records[1].rejected["south"]
+    assert records[1].rejected["south"].startswith("data: ")
+    log = (made.folder / "nodes" / "south" / "node.log").read_text()
+    assert "'rare-2'" in log
+    assert "the classes are mild, rare-0, rare-1, severe" in log
 
 
 @pytest.mark.parametrize("sent", [b"{}", b"x" * 1000, 5, None], ids=str)
@@ -247,8 +251,15 @@ def test_hostile_statistics_affect_no_other_node(sent, tmp_path, caplog):
 
 def test_a_server_without_enough_usable_statistics_says_why_it_stops(tmp_path):
     made = Tables(tmp_path / "f", "binary", change={"south": lambda row: {**row, "name": "x"}}, wait=0.1)
-    with pytest.raises(BadInput, match=r"needs 3 usable replies .* south: .*additional column 'name'"):
+    with pytest.raises(BadInput, match=r"needs 3 usable replies .* south: column-added: its table has a column"):
         made.conduct()
+
+
+def test_statistics_are_releases_without_noise_in_the_privacy_account(tmp_path):
+    made = Tables(tmp_path / "f", "binary")
+    made.conduct()
+    account = json.loads((made.folder / "nodes" / "east" / "kept" / "privacy.json").read_text())
+    assert account["releases"] == [0.0] * 5  # statistics, three rounds, and the scores of the last model
 
 
 def test_a_node_that_adds_noise_sends_no_statistics(tmp_path):

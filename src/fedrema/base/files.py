@@ -1,5 +1,6 @@
 """Atomic and durable files: complete or absent, even after a power failure; and what may be read or replaced."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -105,6 +106,27 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync(folder.parent)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Let only their owner access new files, whatever the umask; also those of processes that are started meanwhile."""
+    umask = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+
+
+def make_private(folder: Path) -> None:
+    """Take the rights of other users from a folder and everything in it, such as after it was copied."""
+    if os.name == "nt":
+        return
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place), *(Path(place) / name for name in (*folders, *files))):
+            with contextlib.suppress(OSError):  # it was deleted meanwhile, or belongs to somebody else
+                if not path.is_symlink() and (mode := path.stat().st_mode) & 0o077:
+                    path.chmod(mode & 0o700)
 
 
 def sync(path: Path) -> None:

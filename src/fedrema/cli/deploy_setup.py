@@ -64,7 +64,7 @@ class Init:
     """Reject a node that reports more samples than this; 0: more than ten times the median."""
     most_noise: float = 0.0
     """Largest standard deviation of noise that nodes with a privacy budget may add to their updates; 0: none."""
-    secure_threshold: float = 0.5
+    secure_threshold: float = 0.67
     """With --secure-aggregation: more than this share of a node and its neighbours must complete a round."""
     secure_neighbours: int = 0
     """With --secure-aggregation: with how many nodes each exchanges shares, an even number; 0: all, at most 32."""

@@ -43,6 +43,8 @@ class Request:
     """Whether to train; False after the last round, when the client only scores the received model."""
     late: bool = False
     """Whether its state starts from this model, because none of its replies was used yet."""
+    session: bytes = b""
+    """With secure aggregation: a random number for this attempt at the round, the same for all clients."""
 
 
 @dataclass(frozen=True)

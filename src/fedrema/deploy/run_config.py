@@ -14,6 +14,7 @@ from fedrema.base.tables import read_table
 from fedrema.config.settings import Settings, make_settings
 from fedrema.core import Simulation
 from fedrema.data import Federation
+from fedrema.deploy.limits import AUTOMATIC_NEIGHBOURS
 from fedrema.errors import BadInput, at_least
 from fedrema.runs.provenance import method_name
 from fedrema.tasks import TASKS, Task, TaskName
@@ -67,7 +68,7 @@ class Plan:
     """Reject a node that reports more samples; 0: more than ten times the median node's."""
     most_noise: float = option(0.0, Purpose.OPERATION)
     """Largest standard deviation of noise that nodes with a privacy budget may add to their updates; 0: none."""
-    secure_threshold: float = 0.5
+    secure_threshold: float = 0.67
     """With secure aggregation: more than this share of a node and its neighbours must complete a round."""
     secure_neighbours: int = 0
     """With secure aggregation: with how many other nodes a node exchanges shares; 0: with all, and at most 32."""
@@ -91,6 +92,11 @@ class Plan:
         if self.secure_neighbours % 2 or not 0 <= self.secure_neighbours <= 1000:
             raise BadInput(f"secure-neighbours must be an even number up to 1000, got {self.secure_neighbours}.")
         at_least(2, self, "secure_least")
+        if self.secure_least > (self.secure_neighbours or AUTOMATIC_NEIGHBOURS) + 1:
+            raise BadInput(
+                f"secure-least {self.secure_least} must be at most secure-neighbours + 1: a node counts itself and its"
+                f" {self.secure_neighbours or AUTOMATIC_NEIGHBOURS} neighbours, whose keys it has verified."
+            )
         if not Path(self.folder).is_absolute():
             raise BadInput(f"folder must be an absolute path on the server's machine, got {self.folder!r}.")
         if self.task and self.task not in TASKS:

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +238,33 @@ def locked_run(folder: Path) -> Iterator[RunLock]:
         log.removeHandler(handler)
         handler.close()
         lock.release()
+
+
+@dataclass(frozen=True)
+class FailedAttempts:
+    """The failed attempts at the round that is being repeated; `deploy status` shows why nodes are missing."""
+
+    round: int = 0
+    attempts: int = 0
+    missing: dict[str, str] = field(default_factory=dict)
+    """The nodes without a usable reply in the last attempt, and why."""
+
+    def save(self, folder: Path) -> None:
+        """Write the attempts next to the run's folder."""
+        write_text(attempts_file(folder), json.dumps(asdict(self)) + "\n", durable=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> "FailedAttempts":
+        """Return the attempts at the present round; none if the last one was completed."""
+        try:
+            return msgspec.json.decode(attempts_file(folder).read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError):
+            return cls()
+
+
+def attempts_file(folder: Path) -> Path:
+    """Return the file with the failed attempts of the run in a folder; it exists while a round is being repeated."""
+    return folder.with_name(f"{folder.name}.attempts.json")
 
 
 def log_file(folder: Path) -> Path:
