@@ -139,3 +139,11 @@ def test_every_answer_counts_in_the_privacy_account(tmp_path):
     before = len(json.loads(account.read_text())["releases"])
     assert parameters(asked.ask()) != parameters(asked.ask())  # the noise is new
     assert len(json.loads(account.read_text())["releases"]) == before + 2
+
+
+def test_a_node_that_cannot_write_its_audit_log_sends_only_that(asked):
+    (asked.home / "audit.jsonl").unlink()
+    (asked.home / "audit.jsonl").mkdir()
+    answer = "audit: it cannot write its audit log, and sends nothing that is not recorded there"
+    assert reason(asked.ask()) == answer
+    assert reason(asked.ask(with_facts(asked.first, round=0))) == answer
