@@ -15,14 +15,16 @@ from pathlib import Path
 import torch
 
 from fedrema.core.fixed_point import FixedPoint, QuantisedSum
-from fedrema.deploy.masking import MaskingSession, Rules, UnmaskedRounds
+from fedrema.deploy.masking import MaskingSession, Rules, SumId, UnmaskedRounds
+from fedrema.deploy.run_config import Plan
+from fedrema.deploy.tls import make_node_key, read_public_key, signature
 from fedrema.deploy.unmasking import MaskedSum
 
 
 def main(nodes: int = 100, parameters: int = 159_010, missing: int = 5) -> None:
     """Measure and print."""
     names = [f"node-{number:04}" for number in range(nodes)]
-    before, rules = {"w": torch.zeros(parameters)}, Rules(0.5, 0, 3, "")
+    before, rules = {"w": torch.zeros(parameters)}, Rules(Plan.secure_threshold, 0, 3, "")
     generator, spent = torch.Generator().manual_seed(0), defaultdict(float)
 
     def timed(what, call, *arguments):
@@ -33,6 +35,14 @@ def main(nodes: int = 100, parameters: int = 159_010, missing: int = 5) -> None:
 
     plain, sessions = QuantisedSum(FixedPoint(), before), {}
     with tempfile.TemporaryDirectory() as folder:
+        peers = {}
+        for name in names:
+            (Path(folder) / f"{name}.pub").write_bytes(make_node_key(Path(folder) / f"{name}.key"))
+            peers[name] = read_public_key(Path(folder) / f"{name}.pub")
+
+        def signed_by(name):
+            return lambda text: signature(Path(folder) / f"{name}.key", text)[1]
+
         for number, name in enumerate(names):
             params = {"w": torch.randn(1, parameters, generator=generator) * 0.01}
             contribution = QuantisedSum(FixedPoint(), before)
@@ -40,7 +50,7 @@ def main(nodes: int = 100, parameters: int = 159_010, missing: int = 5) -> None:
             if number >= missing:
                 plain.add(params, torch.tensor([100]))
             record = UnmaskedRounds(Path(folder) / name)
-            arguments = (name, 1, rules, contribution, lambda text: b"", None, record)
+            arguments = (name, SumId(1, b"", b""), rules, contribution, signed_by(name), peers, record)
             sessions[name] = timed("a node: keys", MaskingSession, *arguments)
         server = MaskedSum(rules, QuantisedSum(FixedPoint(), before), {name: sessions[name].keys for name in names})
         for name in names:

@@ -18,6 +18,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it on import
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_configuration(tmp_path_factory):
+    """Keep the user's secret, which marks runs of own code, out of the real configuration folder."""
+    os.environ["XDG_CONFIG_HOME"] = os.environ["PYTEST_CONFIGURATION"] = str(tmp_path_factory.mktemp("configuration"))
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)

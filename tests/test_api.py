@@ -118,3 +118,35 @@ def test_settings_are_validated_like_arguments():
         fedrema.make_federation(client=3)
     with pytest.raises(fedrema.BadInput, match=r"--s 2\.0 is outside 0 to 1"):
         fedrema.make_federation(s=2.0)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_run_accepts_a_frame(library, tmp_path):
+    columns = {"age": [float(n) for n in range(60)], "site": ["a", "b", "c"] * 20, "ill": [0, 1] * 30}
+    frame = pytest.importorskip(library).DataFrame(columns)
+    options = {"target": "ill", "client_column": "site", "rounds": 1, "progress": False}
+    run = fedrema.run("fedavg", federation=frame, out=tmp_path / "run", **options)
+    made = fedrema.federation_from(frame, target="ill", client_column="site")
+    same = fedrema.run("fedavg", federation=made, out=tmp_path / "same", rounds=1, progress=False)
+    assert run.names == ["a", "b", "c"]
+    assert run.rounds[-1].metrics == same.rounds[-1].metrics
+
+
+def test_no_error_quotes_data(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": [41.70703] * 9, "name": ["Maria Schmidt"] * 9})
+    array = frame.to_numpy()
+    for wrong in (frame, array, [frame], {"a": array}, array.tolist()):
+        calls = [
+            lambda wrong=wrong: fedrema.run("fedavg", federation=wrong, out=tmp_path / "run"),
+            lambda wrong=wrong: fedrema.run("fedavg", rounds=wrong, out=tmp_path / "run"),
+            lambda wrong=wrong: fedrema.run("fedavg", dataset=wrong, out=tmp_path / "run"),
+            lambda wrong=wrong: fedrema.compare(wrong),
+            lambda wrong=wrong: fedrema.run("fedavg", on_round=wrong, out=tmp_path / "run"),
+            lambda wrong=wrong: fedrema.federation_from(wrong),
+        ]
+        for call in calls:
+            with pytest.raises((fedrema.BadInput, TypeError)) as caught:
+                call()
+            assert "Maria" not in str(caught.value)
+            assert "41.7" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Write the tables of what each method transmits, and of what secure aggregation covers, in docs/security.md.
+"""Write the tables of what methods transmit, what secure aggregation covers, and refusals, in docs/security.md.
 
 `make figures` calls it. The rows follow from the roles of parameters and from the reply of a node with dummy samples,
 which is what the server of a deployment checks every reply against.
@@ -10,6 +10,7 @@ from make_figures import fill
 
 from fedrema.cli.arguments import parse_settings
 from fedrema.core import Role
+from fedrema.deploy.refusals import Refusal
 from fedrema.deploy.server import CentralServer
 from fedrema.methods import registry
 from fedrema.reporting.tables import markdown_lines
@@ -53,6 +54,13 @@ def covered() -> str:
     return "\n".join(markdown_lines(titles, rows, texts=4))
 
 
+def refusals() -> str:
+    """Return a table of everything that a node sends instead of a reply."""
+    rows = [(f"`{each.code}`", str(each)) for each in Refusal]
+    return "\n".join(markdown_lines(("code", "sentence"), rows, texts=2))
+
+
 if __name__ == "__main__":
     fill(PAGE, "transmitted", transmitted())
     fill(PAGE, "covered", covered())
+    fill(PAGE, "refusals", refusals())

@@ -23,21 +23,34 @@ COMMAND = re.compile(r"^fedrema ((?:.*\\\n)*.*)$", re.M)
 
 def make() -> None:
     """Run the tutorial up to the verdict; fill in what it printed and draw its figures."""
-    run, verdict = (command for command in commands() if command[0] in ("run", "verdict"))
+    run, verdict, linear = (command for command in commands() if command[0] in ("run", "verdict"))
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         main(["data", "--csv", "nlschools"])
         main(run)
         runs = [Run(path) for path in find_runs([Path("runs")])]
         fill(PAGE, "table", comparison_markdown(runs))
         draw_curves(runs, FIGURES / "tutorial-curves.png")
-        printed = io.StringIO()
-        os.environ["COLUMNS"] = "100"
-        with redirect_stdout(printed):
-            main(verdict)
-        summary = re.search(r"^\S+ compared with.*?(?=\n\n|\Z)", printed.getvalue(), re.S | re.M)
-        assert summary is not None
-        fill(PAGE, "verdict", "> " + " ".join(summary[0].split()))
+        shown = printed_by(verdict)
+        fill(PAGE, "verdict", quoted(r"FedReMa compared with", shown))
+        fill(PAGE, "warning", quoted(r"Warning: Local", shown))
+        fill(PAGE, "linear", quoted(r"FedReMa compared with", printed_by(linear)))
         draw_gains(Path("gains.csv"), FIGURES / "tutorial-gains.png")
+
+
+def printed_by(command: list[str]) -> str:
+    """Run a command and return what it prints."""
+    printed = io.StringIO()
+    os.environ["COLUMNS"] = "100"
+    with redirect_stdout(printed):
+        main(command)
+    return printed.getvalue()
+
+
+def quoted(start: str, printed: str) -> str:
+    """Return the paragraph that starts with some words as a quotation."""
+    found = re.search(rf"^{start}.*?(?=\n\n|\nGains:|\Z)", printed, re.S | re.M)
+    assert found is not None
+    return "> " + " ".join(found[0].split())
 
 
 def commands() -> list[list[str]]:

@@ -1,6 +1,7 @@
 """The public functions: the commands of the command line, for notebooks and scripts."""
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
@@ -10,8 +11,8 @@ from torch import nn
 from fedrema.config.settings import Settings, make_data_settings, make_settings
 from fedrema.core import Method
 from fedrema.core.checks import check_method
-from fedrema.data import Federation, build_federation
-from fedrema.errors import BadInput
+from fedrema.data import Federation, build_federation, federation_from
+from fedrema.errors import BadInput, describe
 from fedrema.reporting.comparison import Comparison
 from fedrema.reporting.notebook_progress import shown_progress
 from fedrema.reporting.trackers import check_trackers, open_trackers
@@ -22,6 +23,10 @@ from fedrema.runs.execute import resume as resume_run
 from fedrema.runs.run import Run
 from fedrema.runs.run_list import execute_seeds, reached_round, resume_listed
 
+TABLE_SETTINGS = frozenset(inspect.signature(federation_from).parameters) - {
+    *("source", "data_seed", "test_share", "class_names", "preprocessing", "info")
+}
+"""Settings that only say how a table is read."""
 OnRound = RoundCallback | EarlyStopping | Sequence[RoundCallback | EarlyStopping] | None
 
 
@@ -29,7 +34,7 @@ OnRound = RoundCallback | EarlyStopping | Sequence[RoundCallback | EarlyStopping
 def run(
     method: str | Method = "fedrema",
     *,
-    federation: Federation | str | None = None,
+    federation: Any = None,
     net: nn.Module | str | None = None,
     out: str | Path | None = None,
     on_round: OnRound = None,
@@ -43,7 +48,7 @@ def run(
 def run(
     method: str | Method = "fedrema",
     *,
-    federation: Federation | str | None = None,
+    federation: Any = None,
     net: nn.Module | str | None = None,
     out: str | Path | None = None,
     on_round: OnRound = None,
@@ -56,7 +61,7 @@ def run(
 def run(
     method: str | Method = "fedrema",
     *,
-    federation: Federation | str | None = None,
+    federation: Any = None,
     net: nn.Module | str | None = None,
     out: str | Path | None = None,
     on_round: OnRound = None,
@@ -71,7 +76,8 @@ def run(
     method
         Its name, or an instance with its settings: `FedReMa(delta=0.3)`.
     federation
-        A `Federation`, or any value of --federation. Default: the dataset and partition of `settings`.
+        A `Federation`, any value of --federation, or a frame, dataset or mapping that `federation_from` accepts, read
+        with the settings `target`, `client_column` and so on. Default: the dataset and partition of `settings`.
     net
         A network, or any value of --net. Default: chosen by the shape of a sample.
     out
@@ -102,6 +108,9 @@ def run(
     >>> stopped.finished, len(stopped.rounds) < 9, len(fedrema.resume("runs/stops").rounds)
     (True, True, 9)
     """
+    if federation is not None and not isinstance(federation, Federation | str | Path):
+        federation = _from_object(federation, settings)
+        settings = {name: value for name, value in settings.items() if name.replace("-", "_") not in TABLE_SETTINGS}
     given = federation if isinstance(federation, Federation) else None
     values = {
         **settings,
@@ -121,20 +130,28 @@ def run(
         return execute_seeds(chosen, given, module, watching, [open_trackers])
 
 
+def _from_object(source: Any, settings: Mapping[str, Any]) -> Federation:
+    """Create a federation from a frame or dataset, with the settings of a run that say how to read it."""
+    options = {name.replace("-", "_"): value for name, value in settings.items() if value is not None}
+    wanted = TABLE_SETTINGS | {"data_seed", "test_share"}
+    return federation_from(source, **{name: value for name, value in options.items() if name in wanted})
+
+
 def resume(
     path: str | Path,
     *,
     net: nn.Module | None = None,
     on_round: OnRound = None,
     progress: bool | None = None,
+    trust_code: bool = False,
     **settings: Any,
 ) -> Run:
     """Resume a run that was interrupted or stopped; `rounds`, `data_dir` and `device` may be changed.
 
-    `on_round` and `progress` are those of `run`.
+    `on_round` and `progress` are those of `run`, `trust_code` is that of `load`.
     """
     with _watching(on_round, progress, resumed=True) as watching:
-        return resume_run(Path(path), settings, net, watching, [open_trackers])
+        return resume_run(Path(path), settings, net, watching, [open_trackers], trust_code)
 
 
 def resume_all(
@@ -143,11 +160,12 @@ def resume_all(
     net: nn.Module | None = None,
     on_round: OnRound = None,
     progress: bool | None = None,
+    trust_code: bool = False,
     **settings: Any,
 ) -> list[Run]:
     """Resume all runs in a folder, including those that had not started yet, and return all of them."""
     with _watching(on_round, progress, resumed=True) as watching:
-        return resume_listed(Path(path), settings, net, watching, [open_trackers])
+        return resume_listed(Path(path), settings, net, watching, [open_trackers], trust_code)
 
 
 @contextmanager
@@ -156,7 +174,9 @@ def _watching(on_round: OnRound, progress: bool | None, resumed: bool = False) -
     given = list(on_round) if isinstance(on_round, Sequence) else [] if on_round is None else [on_round]
     for each in given:
         if not isinstance(each, EarlyStopping) and not callable(each):
-            raise BadInput(f"on_round={each!r} is invalid: it must be a function of a round, or a list of functions.")
+            raise BadInput(
+                f"on_round={describe(each)} is invalid: it must be a function of a round, or a list of functions."
+            )
     with shown_progress(progress) as bars:
 
         def callback_for(settings: Settings) -> RoundCallback:
@@ -197,12 +217,18 @@ def _all_runs(runs: Any) -> list[Run]:
         return [Run(folder) for folder in find_runs([Path(runs)])]
     if isinstance(runs, Sequence):
         return [run for each in runs for run in _all_runs(each)]
-    raise BadInput(f"{runs!r} cannot be compared: give runs, folders of runs, or a list of these.")
+    raise BadInput(
+        f"a value of type {type(runs).__name__} cannot be compared: give runs, folders of runs, or a list of these."
+    )
 
 
-def load(path: str | Path) -> Run:
-    """Open the folder of a run, finished or not."""
-    return Run(path)
+def load(path: str | Path, *, trust_code: bool = False) -> Run:
+    """Open the folder of a run, finished or not.
+
+    `trust_code=True` permits models and predictions to import the method, network or data function that the run names
+    although this user has not given it. Read that code first.
+    """
+    return Run(path, trust_code)
 
 
 def make_federation(**settings: Any) -> Federation:

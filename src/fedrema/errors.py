@@ -1,6 +1,7 @@
 """Errors with a one-sentence message for the user, and checks of numeric settings."""
 
 import math
+from pathlib import Path
 
 
 class FedremaError(Exception):
@@ -13,6 +14,24 @@ class BadInput(FedremaError):
 
 class Diverged(FedremaError):
     """Training produced a number that is not finite; the message names the round and the client."""
+
+
+def describe(value: object) -> str:
+    """Return a value for an error message: numbers and short text as they are, anything else by type and shape.
+
+    A frame, an array or a list may hold data, which must not appear in messages and logs.
+    """
+    if value is None or isinstance(value, bool | float | complex | Path):
+        return repr(value)
+    if isinstance(value, int):
+        return repr(value) if abs(value) < 10**60 else "a whole number of more than 60 digits"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 200 else f"{value[:200]}…")
+    shape = getattr(value, "shape", None)
+    size = f" of shape {tuple(shape)}" if isinstance(shape, tuple) else ""
+    if not size and isinstance(value, list | tuple | dict | set):
+        size = f" of length {len(value)}"
+    return f"a value of type {type(value).__name__}{size}"
 
 
 def raised_by_user(error: BaseException) -> str:

@@ -70,6 +70,36 @@ def test_an_unknown_method_is_refused_before_any_method_runs(in_an_empty_folder,
     assert not (in_an_empty_folder / "some").exists()
 
 
+@pytest.mark.parametrize(
+    ("methods", "options", "words"),
+    [
+        ("local,fedavg,fedproto", ("--task", "regression"), "FedProto does not support the task regression"),
+        ("local,fedavg,fedrod", ("--dp", "sample", "--net", "mlp-bn"), "--dp sample needs gradients"),
+        ("local,ifca", ("--secure-aggregation",), "--secure-aggregation"),
+        ("local,fedavg,floco", ("--hidden", "10000000000"), "of memory, but only"),
+    ],
+)
+@pytest.mark.parametrize("seeds", ["1", "2"])
+def test_every_method_is_checked_before_the_first_one_trains(
+    methods, options, words, seeds, in_an_empty_folder, capsys
+):
+    y = np.arange(90) % 3
+    np.savez("mine.npz", x=np.eye(3)[y], y=y, client=np.repeat([1, 2, 3], 30))
+    data = ("--federation", "mine.npz", "--rounds", "1", "--seeds", seeds, "--out", "some")
+    assert main(["run", methods, *data, *options]) == 2
+    shown = capsys.readouterr()
+    assert words in shown.err
+    assert "round" not in shown.err  # no progress: nothing was trained
+    assert not (in_an_empty_folder / "some").exists()
+    assert main(["run", "local,fedavg", *data, "--quiet"]) == 0  # the same folder is free
+
+
+def test_seeds_are_checked_before_the_first_one_trains(in_an_empty_folder):
+    with pytest.raises(fedrema.BadInput, match="of memory, but only"):
+        fedrema.run("fedavg", rounds=1, hidden=10**10, seeds=2, out="some")
+    assert not (in_an_empty_folder / "some").exists()
+
+
 def test_other_methods_run_when_one_diverges(in_an_empty_folder, capsys):
     # With so strong a proximal term FedProx diverges.
     asked = ["fedprox,local", *QUICK, "--epochs", "40", "--mu", "1e9", "--clip", "0", "--out", "some"]

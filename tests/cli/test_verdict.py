@@ -17,7 +17,7 @@ from fedrema.page.render import write_page
 from fedrema.page.verdict import verdict_part
 from fedrema.reporting.verdict import best_and_worst, verdicts
 from fedrema.runs.model_matrix import model_matrix
-from fedrema.simulation.bootstrap import paired_gains
+from fedrema.simulation.gains import compare_models
 from fedrema.tasks import METRICS
 from tests.cli.refusals import refused
 from tests.fixtures import make_federation
@@ -59,10 +59,13 @@ def test_the_table_and_the_sentence(runs, capsys):
         assert [float(cell) for cell in row[2:5]] == [round(100 * each, 1) for each in (local, joint, joint - local)]
     gains = [float(row[4]) for row in rows]
     assert gains == sorted(gains, reverse=True)
+    shown = " ".join(shown.split())
     assert "FedReMa compared with Local: " in shown
     assert " of 4 clients " in shown
-    assert f"mean gain {np.mean(gains):.1f} points [" in shown
-    assert "not corrected for the number of clients" in " ".join(shown.split())
+    assert f"mean gain of these 4 clients {np.mean(gains):.1f} points [" in shown
+    assert "four clients do not show what a further client would gain." in shown
+    assert "do not contain the variation over training seeds and splits" in shown
+    assert "not corrected for the number of clients" in shown
     assert "One run per method" not in shown
 
 
@@ -95,10 +98,10 @@ def test_results_do_not_depend_on_the_other_runs(runs):
     loaded = [fedrema.load(runs / "same" / method) for method in ("fedrema", "fedavg", "local")]
     alone = verdicts([loaded[0], loaded[2]])[0]
     assert next(one for one in verdicts(loaded) if one.label == "FedReMa") == alone
-    row = loaded[0].names.index(alone.clients[0].name)
-    mine, theirs = (run.predictions().of(row) for run in (loaded[0], loaded[2]))
-    (expected,) = paired_gains(METRICS["accuracy"], [mine], theirs, "client", alone.clients[0].name)
-    assert alone.clients[0].gain == expected
+    mine, theirs = (run.predictions() for run in (loaded[0], loaded[2]))
+    pairs = {name: (mine.of(row), theirs.of(row)) for row, name in enumerate(loaded[0].names)}
+    expected = dict(zip(pairs, compare_models(METRICS["accuracy"], pairs).clients, strict=True))
+    assert {client.name: client.gain for client in alone.clients} == expected
 
 
 def test_of_several_seeds_the_first_run_is_used(runs, capsys):

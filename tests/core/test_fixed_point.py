@@ -60,6 +60,27 @@ def test_the_largest_possible_sum_does_not_overflow(fixed, sign, clients):
         fixed.check_samples(count + 1, clients)
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("power", [2, 8, 10])
+@pytest.mark.parametrize("bound", [1.0, 2.0, 64.0, 3.0, 1 - 2.0**-53])
+def test_at_powers_of_two_full_saturation_does_not_overflow(bits, power, bound):
+    fixed = FixedPoint(bits, bound, 2**power)
+    for clients in (1, 4):
+        summed, count = QuantisedSum(fixed, values(0.0)), 2**power // clients
+        for _ in range(clients):
+            summed.add({"w": torch.full((1, 1), 1e30, dtype=torch.float64)}, torch.tensor([count]))
+        assert summed.totals["w"].item() < 2 ** (bits - 1)
+        read = QuantisedSum(fixed, values(0.0)).read(summed.vector(), clients)
+        assert read.mean()["w"].item() == pytest.approx(bound)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_change_that_is_not_finite_is_refused(value):
+    summed = QuantisedSum(SMALL, values(0.0, 0.0))
+    with pytest.raises(BadInput, match="The change of 'w' is not finite, so it cannot be summed"):
+        summed.add({"w": torch.tensor([[0.5, value]], dtype=torch.float64)}, torch.tensor([3]))
+
+
 def test_the_order_and_the_grouping_of_clients_do_not_matter():
     generator = torch.Generator().manual_seed(0)
     params = torch.randn(4, 5, generator=generator, dtype=torch.float64)

@@ -207,7 +207,7 @@ def test_targets_that_do_not_fit_the_task_are_refused_in_one_sentence(tmp_path):
     Conductor(grid, *read_run_config(config), pause=lambda seconds: None).conduct()
     (record,) = Run(tmp_path / "server").rounds
     assert record.participants == [0, 1]
-    assert "Its targets are for the task regression, but this federation's task is multiclass." in record.rejected["c"]
+    assert record.rejected["c"] == "data: its data cannot be used in this federation, and its node.log says why"
 
 
 def test_run_configurations_of_earlier_versions_are_the_same():

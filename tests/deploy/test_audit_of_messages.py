@@ -140,7 +140,8 @@ def test_a_refused_request_is_recorded(place):
     conducted(place)
     node, _ = verify(place.path.parent / "nodes" / "south")
     assert [line.entry.what for line in (node[0], node[2])] == [Event.REQUEST_RECEIVED, Event.REQUEST_REFUSED]
-    assert node[2].entry.decision.startswith("no reply was sent: ")
+    sent = "data: its data cannot be used in this federation, and its node.log says why"
+    assert node[2].entry.decision == f"sent instead of a reply: {sent}"
 
 
 def test_services_record_start_stop_and_settings(tmp_path):

@@ -15,6 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedrema.data import build_federation
 from fedrema.deploy import flower_executor
+from fedrema.deploy.answered_rounds import AnsweredRounds
 from fedrema.deploy.node import Node
 from fedrema.deploy.run_config import read_run_config
 from fedrema.runs.execute import build_simulator
@@ -95,14 +96,20 @@ def with_own(made, name, group="own"):
         (lambda made: sent(made, federation="/etc/passwd"), "has not approved any federation"),
         (lambda made: sent(made, lr=None), "has no lr, which the node's owner approved"),
         (lambda made: sent(made, rounds=10**6), "has approved 3 rounds, not 1000000"),
-        (lambda made: sent(made, with_facts(made, round=4)), "has approved 3 rounds, and this is round 4"),
+        (lambda made: sent(made, with_facts(made, round=4)), "has approved rounds 1 to 3, and this is round 4"),
+        (lambda made: sent(made, with_facts(made, round=0)), "has approved rounds 1 to 3, and this is round 0"),
+        (lambda made: sent(made, with_facts(made, round=-(10**6))), "and this is round -1000000"),
+        (lambda made: sent(made, with_facts(made, round=0, train=False)), "and this is round 0"),
         (lambda made: sent(made, with_facts(made, name="south")), "the server calls this node 'south'"),
         (lambda made: sent(made, RecordDict()), "the server calls this node None"),
         (lambda made: sent(made, kind="query.private_parameters"), "messages of the type query.private_parameters"),
         (lambda made: sent(made, kind="train.everything"), "messages of the type train.everything"),
         (lambda made: sent(made, kind=MessageType.EVALUATE), "messages of the type evaluate"),
-        (lambda made: sent(made, with_facts(made, round=5, train=False)), "approved 3 rounds, and this is round 5"),
-        (lambda made: sent(made, with_facts(made, round="1")), "approved 3 rounds, and this is round '1'"),
+        (
+            lambda made: sent(made, with_facts(made, round=5, train=False)),
+            "approved rounds 1 to 3, and this is round 5",
+        ),
+        (lambda made: sent(made, with_facts(made, round="1")), "approved rounds 1 to 3, and this is round '1'"),
         (lambda made: sent(made, task=TaskType.AGENT_APP), "apps of the kind flwr-agentapp"),
         (lambda made: sent(made, kind=MessageType.QUERY, lr=0.5), "has not approved lr = 0.5"),
     ],
@@ -118,9 +125,9 @@ def test_a_hostile_operator_gets_nothing_and_nothing_is_executed(attack, why, at
     assert reply.has_error()
     assert not reply.has_content()
     assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-    assert reply.error.reason.startswith("refused: ")
-    assert why in reply.error.reason
-    assert f" refused: {reply.error.reason.removeprefix('refused: ')}\n" in logged
+    code, _, sentence = reply.error.reason.partition(": ")
+    assert why in sentence
+    assert f"refused ({code}): {sentence}\n" in logged
     assert "hostile_for_executor" not in sys.modules
     assert not list(tmp_path.glob("*.executed"))
     assert {file: file.read_bytes() for file in attacked.node("north").kept.iterdir()} == states
@@ -136,13 +143,15 @@ def test_a_hostile_operator_gets_nothing_and_nothing_is_executed(attack, why, at
     ],
 )
 def test_a_request_within_the_plan_cannot_exceed_the_method(attack, why, attacked):
-    states = {file: file.read_bytes() for file in attacked.node("north").kept.iterdir()}
+    AnsweredRounds(attacked.node("north").kept).permit_from(1)
+    states = {file: file.read_bytes() for file in attacked.node("north").kept.glob("round-*")}
     reply, logged = attack(attacked)
+    AnsweredRounds(attacked.node("north").kept).permit_from(1)
     assert reply.has_error()
     assert not reply.has_content()
     assert why in reply.error.reason
     assert why in logged
-    assert {file: file.read_bytes() for file in attacked.node("north").kept.iterdir()} == states
+    assert {file: file.read_bytes() for file in attacked.node("north").kept.glob("round-*")} == states
 
 
 def private_name(made):
@@ -156,8 +165,8 @@ def test_the_server_does_not_see_the_text_of_an_unexpected_error(attacked, monke
 
     monkeypatch.setattr(Node, "reply_to", fail)
     reply, logged = sent(attacked)
-    assert reply.error.reason == "it failed with ValueError; the node's own log contains the reason"
-    assert "failed: ValueError; see " in logged
+    assert reply.error.reason == "internal: it failed, and its node.log says why"
+    assert "it failed with ValueError; " in logged
     assert "Smith" in caplog.text  # on the node
 
 

@@ -20,7 +20,7 @@ from fedrema.deploy.services import ServerService
 from fedrema.deploy.status import read_status
 from fedrema.errors import BadInput
 from fedrema.methods import registry
-from fedrema.runs.checkpoint import load_state, read_checkpoint
+from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.run import Run
 from fedrema.runs.trained_clients import dummy_federation
@@ -143,7 +143,9 @@ def test_what_is_not_allowed_is_one_sentence_and_changes_nothing(place, capsys):
     assert content() == before
 
 
-@pytest.mark.parametrize("step", ["_forget_row", "_reset_row", "_delete_copies", "_redact_logs", "rewrite", "AuditLog"])
+@pytest.mark.parametrize(
+    "step", ["_forget_row", "_reset_row", "_delete_copies", "_redact_logs", "first", "second", "AuditLog"]
+)
 def test_after_a_crash_the_server_waits_and_the_same_command_continues(place, step, monkeypatch, capsys):
     before = heads(place)
 
@@ -151,8 +153,10 @@ def test_after_a_crash_the_server_waits_and_the_same_command_continues(place, st
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        if step == "rewrite":  # between rounds.jsonl and the checkpoint
-            broken.setattr("fedrema.deploy.run_state.save_state", crash)
+        if step in ("first", "second"):  # before rounds.jsonl is replaced, and before the last checkpoint
+            save = "fedrema.runs.directory.save_state"
+            calls = iter([crash] if step == "first" else [save_state, crash])
+            broken.setattr(save, lambda *arguments: next(calls)(*arguments))
         else:
             broken.setattr(forgetting, step, crash)
         assert forget(place, "--remove-key") == 130

@@ -11,7 +11,8 @@ pytest.importorskip("flwr")
 
 from fedrema.core.fixed_point import WORDS, FixedPoint, QuantisedSum
 from fedrema.deploy.flower_secrets import KeyPair, commitment, is_seed_of, joined, mask, new_seed, pair_mask, split
-from fedrema.deploy.masking import MaskingSession, Neighbourhood, Rules, UnmaskedRounds
+from fedrema.deploy.masking import MaskingSession, Neighbourhood, Rules, SumId, UnmaskedRounds
+from fedrema.deploy.run_config import Plan
 from fedrema.deploy.tls import is_signed_by, make_node_key, read_public_key, signature
 from fedrema.deploy.unmasking import MaskedSum, neighbourhoods
 from fedrema.errors import BadInput
@@ -35,18 +36,31 @@ def expected(names, fixed=WIDE):
     return [int(weights * step * fixed.scale / 2) for step in range(5)]
 
 
+def keys_of(folder, names):
+    """Return the public keys of nodes, and functions that sign with their private ones."""
+    for name in names:
+        if not (folder / f"{name}.key").exists():
+            (folder / f"{name}.pub").write_bytes(make_node_key(folder / f"{name}.key"))
+    peers = {name: read_public_key(folder / f"{name}.pub") for name in names}
+    return peers, {name: lambda text, file=folder / f"{name}.key": signature(file, text)[1] for name in names}
+
+
 class Federation:
     """Nodes and a server that exchange plain values."""
 
-    def __init__(self, folder, names=NAMES, rules=RULES, number=1, fixed=WIDE, peers=None, sign=None):
+    def __init__(
+        self, folder, names=NAMES, rules=RULES, number=1, fixed=WIDE, peers=None, sign=None, session=b"1", model=b"1"
+    ):
         self.folder = folder
+        if peers is None:
+            peers, sign = keys_of(folder, names)
         self.nodes = {
             name: MaskingSession(
                 name,
-                number,
+                SumId(number, session, model),
                 rules,
                 contribution(NAMES.index(name) if name in NAMES else 0, fixed),
-                (lambda text: b"") if sign is None else sign[name],
+                sign[name],
                 peers,
                 UnmaskedRounds(folder / f"{name}.json"),
             )
@@ -124,9 +138,9 @@ def test_a_node_refuses_to_mask_or_to_unmask_with_too_few_others(tmp_path):
     other = Federation(tmp_path)
     other.share()
     other.mask()
-    with pytest.raises(BadInput, match="2 nodes are too few for a sum: the owner has approved 3"):
-        other.nodes["a"].unmask(["a", "b"])
     with pytest.raises(BadInput, match="Only 2 of at least 3 holders of shares are in the sum"):
+        other.nodes["a"].unmask(["a", "b"])
+    with pytest.raises(BadInput, match="The server counts 'x', which has not announced keys for this sum"):
         other.nodes["b"].unmask(["a", "b", "x", "y"])
     with pytest.raises(BadInput, match="names nodes of the sum twice, or leaves this one out"):
         other.nodes["c"].unmask(["a", "b", "d"])
@@ -248,18 +262,21 @@ def test_a_wrong_contribution_or_a_withheld_ciphertext_is_noticed(tmp_path):
             ),
             "Two nodes announce the same key",
         ),
-        (
-            lambda given: Neighbourhood(
-                4, [*given.keys[:3], msgspec.structs.replace(given.keys[3], share_key=b"none")]
-            ),
-            "a public key that cannot be read",
-        ),
     ],
 )
 def test_a_node_refuses_an_invalid_neighbourhood(change, sentence, tmp_path):
     made = Federation(tmp_path)
     with pytest.raises(BadInput, match=sentence):
         made.nodes["a"].share(change(made.server.neighbourhood("a")))
+
+
+def test_a_signed_key_that_cannot_be_read_is_refused(tmp_path):
+    made = Federation(tmp_path)
+    given, (_, sign) = made.server.neighbourhood("a"), keys_of(tmp_path, NAMES)
+    keys = msgspec.structs.replace(given.keys[3], share_key=b"none")
+    signed = sign["d"](keys.signed_text(RULES.federation, made.nodes["d"].sum_id))
+    with pytest.raises(BadInput, match="a public key that cannot be read"):
+        made.nodes["a"].share(Neighbourhood(4, [*given.keys[:3], msgspec.structs.replace(keys, signature=signed)]))
 
 
 def test_too_many_samples_are_refused_before_anything_is_sent(tmp_path):
@@ -271,11 +288,8 @@ def test_too_many_samples_are_refused_before_anything_is_sent(tmp_path):
 @pytest.fixture
 def signed(tmp_path):
     """Return the public keys of all nodes, and functions that sign with their private ones."""
-    for name in (*NAMES, "x"):
-        (tmp_path / f"{name}.pub").write_bytes(make_node_key(tmp_path / f"{name}.key"))
-    peers = {name: read_public_key(tmp_path / f"{name}.pub") for name in NAMES}
-    sign = {name: lambda text, file=tmp_path / f"{name}.key": signature(file, text)[1] for name in (*NAMES, "x")}
-    return peers, sign
+    peers, sign = keys_of(tmp_path, (*NAMES, "x"))
+    return {name: peers[name] for name in NAMES}, sign
 
 
 def test_with_the_peers_keys_the_server_cannot_invent_nodes(signed, tmp_path):
@@ -285,20 +299,28 @@ def test_with_the_peers_keys_the_server_cannot_invent_nodes(signed, tmp_path):
     with pytest.raises(BadInput, match="no key of node 'x' in this node's folder peers"):
         stranger.nodes["a"].share(stranger.server.neighbourhood("a"))
     forged = Federation(tmp_path, peers=peers, sign={**sign, "b": sign["x"]})
-    with pytest.raises(BadInput, match="keys of node 'b' are not signed by it for this round"):
+    with pytest.raises(BadInput, match="keys of node 'b' are not signed by it for this sum"):
         forged.nodes["a"].share(forged.server.neighbourhood("a"))
 
 
-@pytest.mark.parametrize("change", [{"number": 2}, {"rules": dataclasses.replace(RULES, federation="another")}])
-def test_signatures_are_for_one_round_of_one_federation(change, signed, tmp_path):
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"number": 2},
+        {"rules": dataclasses.replace(RULES, federation="another")},
+        {"session": b"2"},  # an earlier attempt at the same round
+        {"model": b"2"},
+    ],
+)
+def test_signatures_are_for_one_sum_of_one_federation_and_for_one_model(change, signed, tmp_path):
     peers, sign = signed
     now, before = Federation(tmp_path, peers=peers, sign=sign), Federation(tmp_path, peers=peers, sign=sign, **change)
     given = now.server.neighbourhood("a")
     old = [before.nodes["b"].keys if each.name == "b" else each for each in given.keys]
-    with pytest.raises(BadInput, match="keys of node 'b' are not signed by it for this round"):
+    with pytest.raises(BadInput, match="keys of node 'b' are not signed by it for this sum"):
         now.nodes["a"].share(Neighbourhood(4, old))
     assert is_signed_by(peers["b"], before.nodes["b"].keys.signed_text(
-        before.nodes["b"].rules.federation, before.nodes["b"].number), before.nodes["b"].keys.signature)  # fmt: skip
+        before.nodes["b"].rules.federation, before.nodes["b"].sum_id), before.nodes["b"].keys.signature)  # fmt: skip
 
 
 def test_with_many_nodes_each_has_a_few_neighbours(tmp_path):
@@ -312,6 +334,53 @@ def test_with_many_nodes_each_has_a_few_neighbours(tmp_path):
     found = made.server.unmasked()
     assert found.clients == 8
     assert found.totals["w"].tolist() == [8 * total for total in expected(("a",))]
+
+
+def test_with_few_neighbours_only_those_count_whose_shares_arrived(tmp_path):
+    names = tuple(f"n{number}" for number in range(9))
+    made = Federation(tmp_path, names, dataclasses.replace(RULES, neighbours=4, least=5))
+    made.share()
+    lost = next(iter(made.server.holders["n0"] - {"n0"}))
+    made.mask(lost)
+    with pytest.raises(BadInput, match="Only 4 of at least 5 holders of shares are in the sum"):
+        made.nodes["n0"].unmask([*(name for name in names if name != lost), "ghost 1", "ghost 2"])
+
+
+@pytest.mark.parametrize("holders", range(3, 41))
+def test_by_default_more_than_two_thirds_of_the_holders_are_needed_and_not_more(holders):
+    rules = dataclasses.replace(RULES, threshold=Plan("/run", "1x8x8", 10).secure_threshold)
+    assert rules.needed(holders) == 2 * holders // 3 + 1
+
+
+def test_a_sum_cannot_need_more_nodes_than_a_node_can_count():
+    Plan("/run", "1x8x8", 10, secure_least=33)
+    with pytest.raises(BadInput, match=r"secure-least 34 must be at most secure-neighbours \+ 1"):
+        Plan("/run", "1x8x8", 10, secure_least=34)
+    with pytest.raises(BadInput, match="a node counts itself and its 4 neighbours"):
+        Plan("/run", "1x8x8", 10, secure_least=6, secure_neighbours=4)
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        {},
+        {"share": ("n0",), "mask": ("n1",)},
+        {"share": ("n5", "n6")},
+        {"mask": ("n0", "n6")},
+        {"unmask": ("n2", "n3")},
+        {"mask": ("n4",), "unmask": ("n2",)},
+    ],
+)
+def test_with_the_default_threshold_two_of_seven_nodes_may_fail_at_any_stage(absent, tmp_path):
+    names = tuple(f"n{number}" for number in range(7))
+    threshold = Plan("/run", "1x8x8", 10).secure_threshold
+    made = Federation(tmp_path, names, dataclasses.replace(RULES, threshold=threshold))
+    for stage in ("share", "mask", "unmask"):
+        getattr(made, stage)(*absent.get(stage, ()))
+    missing = {*absent.get("share", ()), *absent.get("mask", ())}
+    found = made.server.unmasked()
+    assert found.clients == 7 - len(missing)
+    assert found.totals["w"].tolist() == [found.clients * total for total in expected(("a",))]
 
 
 def test_neighbours_are_mutual():

@@ -12,6 +12,8 @@ from fedrema.deploy.run_config import read_run_config
 from fedrema.runs.run import Run
 from tests.deploy.test_flower import CLIENTS, Federated
 
+DATA = "data: its data cannot be used in this federation, and its node.log says why"
+
 
 def samples(seed, classes=10, shape=(1, 8, 8), count=24):
     generator = np.random.default_rng(seed)
@@ -62,7 +64,7 @@ def test_samples_of_another_shape_or_class_are_refused(data, sentence, tmp_path)
     made = federation(tmp_path, tmp_path / "odd.npz")
     made.conductor().conduct()
     (record,) = Run(tmp_path / "server").rounds
-    assert sentence in record["rejected"]["north"]
+    assert record["rejected"]["north"] == DATA
     assert len(record["participants"]) == CLIENTS - 1
     assert sentence in (tmp_path / "node.log").read_text()  # where the node's owner sees it
 
@@ -72,7 +74,7 @@ def test_a_node_without_data(tmp_path):
     made.grid.contexts[7].node_config = {"folder": str(tmp_path / "node-0")}
     made.conductor().conduct()
     (record,) = Run(tmp_path / "server").rounds
-    assert "The node has no data" in record["rejected"]["north"]
+    assert record["rejected"]["north"] == "no-data: the node has no data"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbabu"])
@@ -116,8 +118,7 @@ def test_nodes_use_the_classes_of_the_federation_and_not_their_own(tmp_path):
     made.conductor().conduct()
     (record,) = Run(tmp_path / "server").rounds
     assert len(record["participants"]) == 3
-    assert (
-        "y has the label 'pink' in row 1 (client 'east'); the classes are blue, green, red."
-        in record["rejected"]["east"]
-    )
+    assert record["rejected"]["east"] == DATA
+    why = "y has the label 'pink' in row 1 (client 'east'); the classes are blue, green, red."
+    assert why in (tmp_path / "node.log").read_text()
     assert Run(tmp_path / "server").config["federation"]["class_names"] == names

@@ -23,7 +23,7 @@ from fedrema.runs.execute import build_simulator
 from tests.deploy.executors import NAMES, SETTINGS, Approved
 from tests.deploy.test_flower import Federated
 
-ON = ("--secure-aggregation", "--secure-least", "2")
+ON = ("--secure-aggregation", "--secure-least", "2", "--secure-threshold", "0.5")
 
 
 def simulated(method="fedavg", rounds=3, missing=None, more=()):
@@ -171,7 +171,7 @@ def test_a_server_that_is_killed_after_unmasking_repeats_the_round_with_the_same
         patch.setattr("fedrema.deploy.run_state.RunState.save_round", dies)
         with pytest.raises(KeyboardInterrupt):
             made.conduct()
-    with pytest.raises(BadInput, match="Round 1 was unmasked before for a sum over other nodes"):
+    with pytest.raises(BadInput, match="unmasked: round 1 was unmasked before for a sum over other nodes"):
         made.conduct(made.grid(dropping(MASK, "west", 1, times=99)))
     conductor = made.conduct()
     assert_same(conductor, simulated(rounds=2)[0])
@@ -241,7 +241,7 @@ def test_a_reply_without_keys_is_rejected(tmp_path):
     [
         ({"secure-aggregation": False}, "not approved secure-aggregation = False"),
         ({"secure-least": 3}, "has no secure-least|not approved secure-least = 3"),
-        ({"secure-threshold": 0.9}, "not approved any secure-threshold"),
+        ({"secure-threshold": 0.9}, "not approved secure-threshold = 0.9"),
         ({"secure-range": 1e6}, "not approved any secure-range"),
     ],
 )

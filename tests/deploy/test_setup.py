@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
@@ -368,3 +369,14 @@ def test_class_names_become_part_of_the_plan(tmp_path, capsys):
     config = tomllib.loads((folder / "server" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     _, plan = read_run_config(config)
     assert (plan.classes, plan.names) == (2, ("sick", "well"))
+
+
+def test_all_nodes_compute_in_one_precision_whatever_their_devices_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    made = tmp_path / "federation"
+    assert main(["deploy", "init", str(made), "fedavg", "--deal", "--nodes", "2", "--host", "fl.example.org"]) == 0
+    config = tomllib.loads((made / "server" / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config["precision"] == "float32"
+    for precision, effective in (("auto", "float32"), ("bf16", "bf16")):
+        settings, _ = read_run_config({**config, "precision": precision})
+        assert settings.simulation.precision == effective

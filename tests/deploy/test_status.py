@@ -17,7 +17,9 @@ from fedrema.deploy.folder import NodeFolder, ServerFolder
 from fedrema.deploy.run_config import read_run_config
 from fedrema.deploy.run_state import locked_run, stop_reason_file
 from fedrema.deploy.status import _node, read_status
+from fedrema.errors import BadInput
 from fedrema.runs.run import Run
+from tests.deploy.executors import Approved
 from tests.deploy.flower_in_process import InProcessGrid
 
 NAMES = ("north", "south", "west")
@@ -120,3 +122,23 @@ def test_while_a_server_runs_and_after_it_failed(place):
         assert main(["deploy", "status", str(place.path), "--healthy"]) == 1
     stop_reason_file(place.run).write_text("Only 1 of at least 2 clients were there after 3 s (north).\n")
     assert read_status(place).state == "failed: Only 1 of at least 2 clients were there after 3 s (north)."
+
+
+def test_a_refusal_is_shown_while_its_round_is_repeated(tmp_path, capsys):
+    made = Approved(tmp_path / "federation", "fedavg", more=["--least-clients", "3"])
+    seen = []
+
+    def spoil(node, reply):
+        seen.append(read_status(made.place).members[0].problem)
+        return reply
+
+    with pytest.raises(BadInput, match="Round 1 needs 3 usable replies"):
+        made.conduct(made.grid(spoil, rounds=7))
+    why = "rounds: the node's owner has approved 3 rounds, not 7"
+    assert seen == [""] * 3 + [f"round 1, attempt 1: {why}"] * 3
+    assert [node.problem for node in read_status(made.place).members] == [f"round 1, attempt 2: {why}"] * 3
+    capsys.readouterr()
+    main(["deploy", "status", str(made.folder)])
+    assert why in " ".join(capsys.readouterr().out.split()).replace("| ", "")
+    made.conduct()
+    assert [node.problem for node in read_status(made.place).members] == [""] * 3

@@ -75,6 +75,32 @@ def test_settings_of_tables_have_the_same_effect_as_in_the_simulator(task, metho
     assert_same(made, made.conduct(), method, more)
 
 
+def rarely(row, seen={}):  # noqa: B006  # counts rows over calls
+    """Return a row in which one patient in twenty dies."""
+    seen["rows"] = seen.get("rows", 0) + 1
+    return row | {"died": int(seen["rows"] % 20 == 1)}
+
+
+@pytest.mark.parametrize("scale", ["federation", "site"])
+def test_a_plan_with_a_rare_class_stratifies_splits_as_the_simulator_does(scale, tmp_path):
+    more = ["--scale", scale]
+    made = Tables(tmp_path / "f", "binary", more=[*more, "--rare-classes"], change=dict.fromkeys(NAMES, rarely))
+    federation, run = assert_same(made, made.conduct(), more=more)
+    assert [int(federation.y[(federation.client == row) & federation.test].sum()) for row in range(3)] == [1, 1, 1]
+    assert run.metric == run.summary.primary == "log_loss"
+
+
+def test_a_rare_class_in_the_example_is_part_of_the_plan(tmp_path, capsys):
+    for name, change in (("common", lambda row: row), ("rare", rarely)):
+        write_table(tmp_path / f"{name}.csv", 0, "binary", change=change)
+        arguments = ["--example", str(tmp_path / f"{name}.csv"), "--target", "died", "--task", "binary"]
+        assert main(["deploy", "init", str(tmp_path / name), "fedavg", "--nodes", "3", *arguments]) == 0
+        assert ServerFolder.open(tmp_path / name).run_config().get("rare-classes", False) == (name == "rare")
+    arguments = ["--columns", "a", "--target", "y", "--task", "count", "--rare-classes"]
+    assert main(["deploy", "init", str(tmp_path / "f"), "fedavg", "--nodes", "3", *arguments]) == 2
+    assert "rare-classes is for the tasks binary and multiclass, not for count" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("task", "more"), [("regression", []), ("multiclass", ["--categories", "embed"])])
 def test_tables_that_are_dealt_for_a_trial_give_the_same_models(task, more, tmp_path):
     made = Tables(tmp_path / "f", task, more=more)
@@ -175,18 +201,20 @@ def test_a_node_with_other_columns_does_not_participate(tmp_path):
     made.conduct()
     records = Run(made.place.run).rounds
     why = "Column 'age' is missing in its table; the federation's are age, weight, ward, died."
-    assert all(why in record.rejected["south"] for record in records)
+    sent = "column-missing: its table has no column age"
+    assert all(record.rejected["south"] == sent for record in records)
     assert [record.participants for record in records] == [[0, 1]] * 3
     log = (made.folder / "nodes" / "south" / "node.log").read_text()
-    assert f"round 0: {why}" in log
-    assert f"round 1: {why}" in log
+    assert f"refused (column-missing): {why}" in log
+    assert f"round 1: refused (column-missing): {why}" in log
 
 
 def test_a_node_with_an_additional_column_does_not_participate(tmp_path, capsys):
     made = Tables(tmp_path / "f", "binary", least=2, change={"north": lambda row: {**row, "name": "x"}})
     made.conduct()
     assert main(["deploy", "status", str(made.folder)]) == 0
-    assert "Its table has the additional column 'name'" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "its table has a column that the federation does not have" in shown
     assert "additional column 'name'" in (made.folder / "nodes" / "north" / "node.log").read_text()
 
 
@@ -199,8 +227,10 @@ def test_a_node_joins_after_the_agreement(tmp_path):
     later.conduct()
     records = Run(made.place.run).rounds
     # "rare-2" is a class that only the late node has.
-    assert "'rare-2'" in records[1].rejected["south"]
-    assert "the classes are mild, rare-0, rare-1, severe" in records[1].rejected["south"]
+    assert records[1].rejected["south"].startswith("data: ")
+    log = (made.folder / "nodes" / "south" / "node.log").read_text()
+    assert "'rare-2'" in log
+    assert "the classes are mild, rare-0, rare-1, severe" in log
 
 
 @pytest.mark.parametrize("sent", [b"{}", b"x" * 1000, 5, None], ids=str)
@@ -221,8 +251,15 @@ def test_hostile_statistics_affect_no_other_node(sent, tmp_path, caplog):
 
 def test_a_server_without_enough_usable_statistics_says_why_it_stops(tmp_path):
     made = Tables(tmp_path / "f", "binary", change={"south": lambda row: {**row, "name": "x"}}, wait=0.1)
-    with pytest.raises(BadInput, match=r"needs 3 usable replies .* south: .*additional column 'name'"):
+    with pytest.raises(BadInput, match=r"needs 3 usable replies .* south: column-added: its table has a column"):
         made.conduct()
+
+
+def test_statistics_are_releases_without_noise_in_the_privacy_account(tmp_path):
+    made = Tables(tmp_path / "f", "binary")
+    made.conduct()
+    account = json.loads((made.folder / "nodes" / "east" / "kept" / "privacy.json").read_text())
+    assert account["releases"] == [0.0] * 5  # statistics, three rounds, and the scores of the last model
 
 
 def test_a_node_that_adds_noise_sends_no_statistics(tmp_path):

@@ -41,9 +41,14 @@ def test_the_table_of_secure_aggregation_agrees_with_the_methods(generator):
         assert f"| `{name}` |" in shown
 
 
+def test_the_table_of_refusals_is_complete(generator):
+    shown = re.search(r"<!-- refusals -->\n(.*?)<!-- /refusals -->", PAGE.read_text(), re.S)[1]
+    assert shown.strip() == generator.refusals(), "python tools/make_security.py rewrites the table"
+
+
 def test_the_page_claims_nothing_that_does_not_exist():
     text = PAGE.read_text()
     assert "Secure aggregation is off by default" in text
-    assert "a\n  malicious server could invent the other nodes" in text
+    assert "A node without `peers` contributes to no sum" in text
     assert "Models from the server are not checked by the node" in text
     assert (PAGE.parents[1] / "SECURITY.md").is_file()

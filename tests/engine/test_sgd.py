@@ -10,6 +10,7 @@ from fedrema.core import Client, LocalTraining, Method, Move, Phase
 from fedrema.engine.sgd import LossMean, PhaseSGD, momentum_step, scaled, with_weight_decay
 from fedrema.methods.fedavg import FedAvg
 from tests.fixtures import make_simulator, run_all, snapshot
+from tests.methods.by_hand import linear_net
 
 SHAPES = {"weight": (3, 4), "filter": (2, 1, 3, 3), "bias": (4,), "scale": ()}
 CLIENTS = 3
@@ -158,7 +159,7 @@ def test_each_model_is_clipped_by_its_own_norm(axes, own_step):
         return gradient(client, batches[0])
 
     phase = Phase(1, 1.0, 0.0, **({"step": step} if own_step else {}))
-    descent = PhaseSGD(Method(), phase, LocalTraining(clip=6.5), velocity, value_of, axes, prefix_of=prefix_of)
+    descent = PhaseSGD(Grouped(), phase, LocalTraining(clip=6.5), velocity, value_of, axes, net=linear_net())
     losses = LossMean(torch.zeros((2,) * axes), torch.zeros((2,) * axes))
     descent.step(Client(params, params, {}, {}, torch.ones((2,) * axes)), velocity, losses, (None,), None)
     for client in range(2) if axes else [...]:
@@ -167,8 +168,9 @@ def test_each_model_is_clipped_by_its_own_norm(axes, own_step):
         assert params["copy.weight"][client].tolist() == pytest.approx([-0.6, -0.8])  # norm 1 is not clipped
 
 
-def prefix_of(name: str) -> str:
-    return name.rpartition(".")[0]
+class Grouped(Method):
+    def clip_group(self, net, name):
+        return name.rpartition(".")[0]
 
 
 def test_a_huge_gradient_of_one_client_does_not_affect_others():

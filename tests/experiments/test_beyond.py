@@ -6,16 +6,11 @@ from pathlib import Path
 import pytest
 
 from fedrema.experiments.spec_file import read_experiment
-from fedrema.experiments.store import Store, key_of
 from tests.contract.test_methods import COUNTS, differences, models, run_simulation
 from tests.fixtures import make_federation
 
 ROOT = Path(__file__).parents[2]
-FILES = {
-    **{file: ROOT / "results" / "beyond" / file.stem for file in sorted((ROOT / "research").glob("*.toml"))},
-    ROOT / "research" / "fedfa" / "fedfa.toml": ROOT / "results" / "fedfa",
-}
-"""Grid files, and the folders of their results."""
+FILES = [*sorted((ROOT / "research").glob("*.toml")), ROOT / "research" / "fedfa" / "fedfa.toml"]
 
 
 def candidates():
@@ -36,16 +31,3 @@ def test_candidates_compute_the_same_in_both_backends(kind):
     looped, stacked = (run_simulation(kind(), federation, backend=backend)[0] for backend in ("loop", "stacked"))
     for first, second in zip(models(looped, 4), models(stacked, 4), strict=True):
         assert differences(first, second) < 1e-9
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_finished_runs_belong_to_their_file(file, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    folder = FILES[file] / "runs"
-    if not folder.is_dir():
-        pytest.skip("nothing of it has been run")
-    experiment = read_experiment(file)
-    wanted = {key_of(cell.settings(seed)) for cell in experiment.cells for seed in range(experiment.seeds)}
-    store = Store(folder)
-    store.check()
-    assert set(store.keys()) <= wanted

@@ -59,10 +59,11 @@ class Bench:
         self.experiment = read_experiment(folder / "made.toml")
         self.store = Store(folder / "runs")
 
-    def keep(self, row, column, seed, failed="", matching=None, ran_on=None, **summary):
+    def keep(self, row, column, seed, failed="", matching=None, ran_on=None, outdated=False, **summary):
         key = key_of(self.experiment.cell(row, column).settings(seed))
         parts = {"failed": failed, "matching": matching, "ran_on": ran_on, "summary": made_summary(**summary)}
-        keep(self.store, made_run(key, row, seed, **parts))
+        run = made_run(key, row, seed, **parts)
+        keep(self.store, replace(run, revisions={"cpu": 0}) if outdated else run)
 
     def score(self, row, column, *best, honest=None):
         for seed, value in enumerate(best):
@@ -258,6 +259,16 @@ def test_a_collapse_is_a_loss_of_a_share_of_the_best_accuracy_in_every_column(be
     assert found.evidence.endswith("many samples: FedPer best 50.0, final 10.0 (1 seed).")
     made.keep("fedper", "many", 0, best_accuracy=0.5, final_accuracy=0.41)
     assert made.judge().verdict == "does not hold"
+
+
+def test_an_outdated_run_of_another_method_does_not_mark_a_collapse(bench):
+    made = bench(COLLAPSE)
+    for column in ("few", "many"):
+        made.keep("fedper", column, 0, best_accuracy=0.5, final_accuracy=0.1)
+    made.keep("fedavg", "few", 0, outdated=True, best_accuracy=0.5, final_accuracy=0.4)
+    assert (made.judge().verdict, made.judge().outdated) == ("holds", False)
+    made.keep("fedper", "few", 0, outdated=True, best_accuracy=0.5, final_accuracy=0.1)
+    assert made.judge().outdated
 
 
 def timed(made, row, *seconds, device="NVIDIA H200", beside=0, first=0):

@@ -23,7 +23,7 @@ def keep_cell(board, cell, accuracies):
         seconds = {"round": [1, 2], "seconds": [0.5, 0.02]}
         ran_on = {"device": "cpu"}
         run = made_run(key, cell.method, seed, summary=summary, curves=seconds, ran_on=ran_on)
-        keep(board.store, replace(run, revisions=revisions_of(cell.parsed.method, "cpu")))
+        keep(board.store, replace(run, revisions=revisions_of(cell.parsed, "cpu")))
 
 
 @pytest.fixture(scope="module")

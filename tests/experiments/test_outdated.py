@@ -293,3 +293,27 @@ def test_a_run_of_an_older_revision_cannot_be_resumed_but_can_be_used(tmp_path, 
     monkeypatch.setitem(engine.REVISIONS, "cpu", 2)
     assert main(["resume", run, "--rounds", "3", "--device", "cpu"]) == 2
     assert "revision 1 of the engine on CPU devices" in capsys.readouterr().err
+
+
+def test_an_absence_revision_outdates_only_runs_with_absent_clients(plain, tmp_path, monkeypatch, capsys):
+    rows = "\n".join(
+        f'[rows.{name}]\nmethod = "fedavg"\n{name} = {value}'
+        for name, value in {"participation": 0.5, "dropout": 0.3, "late": 0.5}.items()
+    )
+    plain.write_text(f"{PLAIN.partition('[[claims]]')[0]}\n{rows}\n")
+    out = tmp_path / "out"
+    assert main(["grid", str(plain), "--out", str(out), "--quiet"]) == 0
+    runs = {name: tmp_path / name for name in ("full", "partial")}
+    for run, share in zip(runs.values(), ("1", "0.5"), strict=True):
+        options = ["--participation", share, "--rounds", "2", "--hidden", "4", "--out", str(run), "--quiet"]
+        assert main(["run", "fedavg", *options]) == 0
+    monkeypatch.setattr(FedAvg, "absence_revision", 2, raising=False)
+    experiment, store = read_experiment(plain), Store(out / "runs")
+    assert {task.cell.row.name for task in missing_tasks(experiment.cells, 1, store)} == {
+        "participation",
+        "dropout",
+        "late",
+    }
+    assert main(["resume", str(runs["full"]), "--rounds", "3"]) == 0
+    assert main(["resume", str(runs["partial"]), "--rounds", "3"]) == 2
+    assert "was started with revision 1 of FedAvg; this version of fedrema has revision 2" in capsys.readouterr().err

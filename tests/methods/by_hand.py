@@ -27,7 +27,8 @@ def linear_net(inputs=2, features=3, classes=3) -> Net:
 def begun(method, backend, training, **settings):
     """Return a simulator of two unequal clients, its state, the initial model and all clients' samples."""
     federation = make_federation(counts=(12, 6), classes=3, features=2)
-    simulator = make_simulator(method, federation, training, linear_net(), backend=backend, seed=5, **settings)
+    settings = {"seed": 5, **settings}
+    simulator = make_simulator(method, federation, training, linear_net(), backend=backend, **settings)
     data = [(each.x.numpy(), each.y.numpy()) for each in (simulator.train.of(row) for row in range(len(federation)))]
     first = {name: value.numpy().copy() for name, value in simulator.net.initial.items()}
     return simulator, simulator.start(), first, data

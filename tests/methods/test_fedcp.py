@@ -35,7 +35,7 @@ class Reference(nn.Module):
         share = torch.sigmoid(first - second)
         return h, self.own(share * h) + self.common((1 - share) * h)
 
-    def trained(self, x, y, steps, strength):
+    def trained(self, x, y, steps, strength, clip):
         received = copy.deepcopy(self.body)
         direction = self.own.weight.data.sum(dim=0)
         direction = direction / direction.norm()
@@ -45,6 +45,8 @@ class Reference(nn.Module):
             loss = functional.cross_entropy(z, y) + strength * discrepancy(h, received(x).detach())
             optimiser.zero_grad()
             loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(self.parameters(), clip)
             optimiser.step()
         self.common.weight.data = (self.common.weight + self.own.weight).data / 2
         self.common.bias.data = (self.common.bias + self.own.bias).data / 2
@@ -60,37 +62,37 @@ def discrepancy(first, second):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("strength", [5.0, 0.0])
-def test_two_rounds_equal_those_of_torch_modules(backend, strength):
-    simulator, state, _, data = begun(FedCP(align=strength), backend, local(epochs=2))
+@pytest.mark.parametrize(
+    ("strength", "clip", "present"),
+    [(5.0, 0.0, [[0, 1], [0, 1]]), (0.0, 0.0, [[0, 1], [0, 1]]), (1.0, 0.3, [[0, 1], [1], [0, 1]])],
+)
+def test_rounds_equal_those_of_torch_modules(backend, strength, clip, present):
+    simulator, state, _, data = begun(FedCP(align=strength), backend, local(epochs=2, clip=clip))
+    simulator.participation.choose = lambda number: (present[number - 1], [])
     data = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data]
     counts = torch.tensor([len(y) for _, y in data], dtype=torch.float64)
     shared = {name: value.clone() for name, value in state.params.common.items()}
     heads = [
         {f"personal.{name}": shared[name] for name in ("head.weight", "head.bias")} for _ in data
     ]  # copies of the global head
-    for _ in range(2):
+    for rows in present:
         simulator.run_round(state)
-        clients = [
-            Reference({**shared, **head}).double().trained(x, y, 2, strength)
-            for head, (x, y) in zip(heads, data, strict=True)
-        ]
+        clients = [Reference({**shared, **heads[row]}).double().trained(*data[row], 2, strength, clip) for row in rows]
         names = {
             "body": "body", "common": "head", "policy": "policy", "norm": "norm"
         }  # fmt: skip
         sent = [dict(client.named_parameters()) for client in clients]
         for ours, name in names.items():
             for part in ("weight", "bias"):
-                mean = sum(n * each[f"{ours}.{part}"].data for n, each in zip(counts, sent, strict=True)) / counts.sum()
+                parts = [each[f"{ours}.{part}"].data for each in sent]
+                mean = sum(n * each for n, each in zip(counts[rows], parts, strict=True)) / counts[rows].sum()
                 norm = {"weight": "policy.scale", "bias": "policy.offset"}
                 shared[norm[part] if ours == "norm" else f"{name}.{part}"] = mean
-        heads = [
-            {f"personal.head.{part}": getattr(client.own, part).data for part in ("weight", "bias")}
-            for client in clients
-        ]
+        for row, client in zip(rows, clients, strict=True):
+            heads[row] = {f"personal.head.{part}": getattr(client.own, part).data for part in ("weight", "bias")}
     assert shared.keys() == state.params.common.keys()
     for name, value in shared.items():
-        assert torch.allclose(state.params.common[name], value, rtol=0, atol=1e-10), name
+        assert torch.allclose(state.params.common[name], value, rtol=0, atol=1e-12), name
     for row, head in enumerate(heads):
         for name, value in head.items():
             assert torch.allclose(state.params.row(row)[name], value, rtol=0, atol=1e-10), name

@@ -7,7 +7,7 @@ import torch
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.feddbe import FedDBE
 from tests.fixtures import BACKENDS, make_federation, make_simulator, run_all
-from tests.methods.by_hand import LR, assert_same, back, begun, features, local, mean, plus, slopes, softmax
+from tests.methods.by_hand import LR, assert_same, back, begun, clipped, features, local, mean, plus, slopes, softmax
 
 
 def shifted_slopes(w, shift, x, y, global_mean, strength):
@@ -22,34 +22,48 @@ def shifted_slopes(w, shift, x, y, global_mean, strength):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("strength", [50.0, 0.0])
-def test_three_rounds_equal_a_calculation_by_hand(backend, strength):
-    simulator, state, w, data = begun(FedDBE(mean_strength=strength), backend, local(epochs=2))
-    # The first round determines the global mean only.
+@pytest.mark.parametrize(
+    ("strength", "clip", "present"),
+    [
+        (50.0, 1e9, [[0, 1], [0, 1], [0, 1]]),
+        (0.0, 1e9, [[0, 1], [0, 1], [0, 1]]),
+        (5.0, 0.3, [[], [1], [0, 1], [0]]),  # nothing arrives in the first round
+    ],
+)
+def test_rounds_equal_a_calculation_by_hand(backend, strength, clip, present):
+    simulator, state, w, data = begun(
+        FedDBE(mean_strength=strength), backend, local(epochs=2, clip=clip), rounds=len(present)
+    )
+    simulator.participation.choose = lambda number: (present[number - 1], [])
+    # The first round in which uploads arrive determines the global mean only.
+    while not present[state.round]:
+        simulator.run_round(state)
+    first, *later = present[state.round :]
     simulator.run_round(state)
     means = []
-    for x, y in data:
+    for x, y in [data[row] for row in first]:
         model = w
         for _ in range(2):
-            model = plus(model, slopes(model, x, y), -LR)
+            model = plus(model, clipped(slopes(model, x, y), clip), -LR)
         means.append(features(model, x).mean(axis=0))
-    counts = [len(y) for _, y in data]
-    global_mean = np.average(means, axis=0, weights=counts)
+    global_mean = np.average(means, axis=0, weights=[len(data[row][1]) for row in first])
     assert state.inbox.common["global_mean"].numpy() == pytest.approx(global_mean, abs=1e-12)
     assert_same(state.params.common, w)
     assert (state.params.own["shift"] == 0).all()
 
     shifts = [np.zeros(3) for _ in data]
-    for _ in range(2):
+    for rows in later:
         simulator.run_round(state)
         trained = []
-        for row, (x, y) in enumerate(data):
+        for row in rows:
             model = w
             for _ in range(2):
-                slope, by_shift = shifted_slopes(model, shifts[row], x, y, global_mean, strength)
-                model, shifts[row] = plus(model, slope, -LR), shifts[row] - LR * by_shift
+                slope, by_shift = shifted_slopes(model, shifts[row], *data[row], global_mean, strength)
+                slope = clipped({**slope, "shift": by_shift}, clip)
+                shifts[row] = shifts[row] - LR * slope.pop("shift")
+                model = plus(model, slope, -LR)
             trained.append(model)
-        w = mean(trained, data)
+        w = mean(trained, [data[row] for row in rows])
     assert_same(state.params.common, w)
     for row, (x, _) in enumerate(data):
         assert state.params.row(row)["shift"].numpy() == pytest.approx(shifts[row], abs=1e-12)

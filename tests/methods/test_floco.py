@@ -9,7 +9,19 @@ from fedrema.errors import BadInput
 from fedrema.methods.floco import DRAWS, Floco, at_point, principal_components, project_clients
 from fedrema.methods.shared.initial_models import initial_model
 from tests.fixtures import BACKENDS, tensor
-from tests.methods.by_hand import LR, assert_same, begun, client_of, linear_net, local, logits, mean, plus, slopes
+from tests.methods.by_hand import (
+    LR,
+    assert_same,
+    begun,
+    client_of,
+    clipped,
+    linear_net,
+    local,
+    logits,
+    mean,
+    plus,
+    slopes,
+)
 
 WEIGHT = "head.weight"
 
@@ -46,35 +58,45 @@ class Keyed(Floco):
         return super().loss(net, client, batch)
 
 
+@pytest.mark.parametrize("clip", [1e9, 0.3])
+@pytest.mark.parametrize("present", [[[0, 1]] * 3, [[0, 1], [1], [0, 1]], [[0], [1], [0, 1]]])
 @pytest.mark.parametrize("tie", [0.0, 0.6])
-def test_three_rounds_equal_a_calculation_by_hand(tie):
+def test_three_rounds_equal_a_calculation_by_hand(tie, present, clip):
     method = Keyed(endpoints=3, radius=0.2, first_stage=0.3, tie=tie)
-    simulator, state, w, data = begun(method, "loop", local(), rounds=3)
+    simulator, state, w, data = begun(method, "loop", local(clip=clip), rounds=3)
+    simulator.participation.choose = lambda number: (present[number - 1], [])
     net = simulator.net
     others = [initial_model(net, number, simulator.moment(0), net.initial)[WEIGHT].numpy() for number in (1, 2)]
     model = {**w, WEIGHT: np.stack([w[WEIGHT], *others])}
-    own, centres = [model for _ in data], [None, None]
+    own, centres, basis = [model for _ in data], [None, None], None
     for number in (1, 2, 3):
         Keyed.seen.clear()
         simulator.run_round(state)
         trained, keys = [], iter(Keyed.seen)
-        for row, (x, y) in enumerate(data):
+        for row in present[number - 1]:
+            x, y = data[row]
             points = points_of(simulator, number, centres[row], 0.2)
-            trained.append(plus(model, simplex_slopes(model, x, y, points[next(keys)]), -LR))
+            slope = clipped(simplex_slopes(model, x, y, points[next(keys)]), clip)
+            trained.append(plus(model, slope, -LR))
             if tie:
-                gradient = simplex_slopes(own[row], x, y, points[next(keys)])
-                own[row] = plus(own[row], plus(gradient, plus(own[row], model, -1.0), tie), -LR)
-        if number == 1:
-            changes = torch.from_numpy(np.stack([(model[WEIGHT] - each[WEIGHT]).ravel() for each in trained]))
-            centres = list(project_clients(changes, principal_components(changes, 3))[0].numpy())
-        model = mean(trained, data)
+                slope = plus(simplex_slopes(own[row], x, y, points[next(keys)]), plus(own[row], model, -1.0), tie)
+                own[row] = plus(own[row], clipped(slope, clip), -LR)
+        changes = torch.from_numpy(np.stack([(model[WEIGHT] - each[WEIGHT]).ravel() for each in trained]))
+        found, basis = project_clients(changes, basis or principal_components(changes, 3))
+        for row, point in zip(present[number - 1], found.numpy(), strict=True):
+            centres[row] = point if centres[row] is None else centres[row]
+        model = mean(trained, [data[row] for row in present[number - 1]])
+        for row, (x, _) in enumerate(data):
+            client = simulator.cohort(state, torch.arange(2)).one(row)
+            point = np.full(3, 1 / 3) if centres[row] is None else centres[row]
+            expected = logits(mixed(own[row] if tie else model, point), x)
+            assert method.predict(simulator.net, client, torch.from_numpy(x)).numpy() == pytest.approx(
+                expected, abs=1e-12
+            )
     found = state.params.common
     assert_same(found, {**model, WEIGHT: model[WEIGHT][0], "endpoints": model[WEIGHT][1:]})
-    for row, (x, _) in enumerate(data):
-        client = simulator.cohort(state, torch.arange(2)).one(row)
-        assert client.inbox["centre"].tolist() == pytest.approx(centres[row].tolist())
-        expected = logits(mixed(own[row] if tie else model, centres[row]), x)
-        assert method.predict(net, client, torch.from_numpy(x)).numpy() == pytest.approx(expected)
+    for row in range(2):
+        assert state.inbox.row(row)["centre"].tolist() == pytest.approx(centres[row].tolist())
 
 
 def test_before_clients_have_points_the_centre_of_the_simplex_predicts():

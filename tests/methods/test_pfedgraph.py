@@ -10,7 +10,19 @@ from fedrema.core import Moment, Uploads
 from fedrema.errors import BadInput
 from fedrema.methods.pfedgraph import PFedGraph
 from tests.fixtures import BACKENDS, tensor
-from tests.methods.by_hand import LR, assert_same, begun, client_of, drawn, linear_net, local, plus, slopes, tensors
+from tests.methods.by_hand import (
+    LR,
+    assert_same,
+    begun,
+    client_of,
+    clipped,
+    drawn,
+    linear_net,
+    local,
+    plus,
+    slopes,
+    tensors,
+)
 
 INITIAL = {"head.weight": tensor([[1.0]]), "head.bias": tensor([1.0])}
 MODELS = {"head.weight": tensor([[[2.0]], [[1.6]], [[0.0]]]), "head.bias": tensor([[1.0], [1.8], [1.0]])}
@@ -45,6 +57,24 @@ def cosine_slopes(model, reference):
 def unit(model):
     length = math.sqrt(sum((value**2).sum() for value in model.values()))
     return {name: value / length for name, value in model.items()}
+
+
+@pytest.mark.parametrize("pull_to", ["aggregate", "models"])
+def test_a_first_participation_is_pulled_to_the_received_model(pull_to):
+    method = PFedGraph(pull=0.5, pull_to=pull_to)
+    simulator, state, w, data = begun(method, "stacked", local(epochs=2, clip=0.3))
+    present = [[0], [1]]  # with one client in a round, the graph has one node
+    simulator.participation.choose = lambda number: (present[number - 1], [])
+    model = {}
+    for row in (0, 1):
+        simulator.run_round(state)
+        reference = unit(model) if row else None  # client 1 starts from the only model that there is
+        model = model or dict(w)
+        for _ in range(2):
+            slope = slopes(model, *data[row])
+            slope = plus(slope, cosine_slopes(model, reference), -0.5) if reference else slope
+            model = plus(model, clipped(slope, 0.3), -LR)
+        assert_same(state.params.row(row), model)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -94,9 +124,10 @@ def test_the_second_reference_is_sent_only_if_it_is_used():
 
 def test_a_client_that_received_nothing_yet_is_compared_with_its_model():
     net, model = linear_net(), tensors(drawn())
-    begun_client = PFedGraph(pull_to="models").begin(net, client_of(model), None, Moment(3, 9, 0))
-    found = sum(float((begun_client.inbox[f"reference.{name}"] ** 2).sum()) for name in model)
-    assert found == pytest.approx(1.0)
+    zeros = {f"reference.{name}": torch.zeros_like(value) for name, value in model.items()}  # others have received one
+    for inbox in ({}, zeros):
+        client = PFedGraph(pull_to="models").begin(net, client_of(model, inbox=inbox), None, Moment(3, 9, 0))
+        assert_same(client.inbox, unit(drawn()), "reference.")
 
 
 @pytest.mark.parametrize(

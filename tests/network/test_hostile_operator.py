@@ -74,9 +74,9 @@ def test_another_plan_is_refused_and_nothing_is_sent(old, new, why, tmp_path):
         network.start_all()
         assert network.finish() == 2
         for name in network.names:
-            assert f"refused: the node's owner {why}" in (network.node(name) / "node.log").read_text()
+            assert f"refused (setting): the node's owner {why}" in (network.node(name) / "node.log").read_text()
             assert not list((network.node(name) / "kept").iterdir())
-    assert f"refused: the node's owner {why}" in (network.folder / "server" / "run.log").read_text()
+    assert f"setting: the node's owner {why}" in (network.folder / "server" / "run.log").read_text()
     assert network.records() == []
 
 
@@ -89,8 +89,8 @@ def test_an_app_of_the_server_that_asks_for_private_parameters_gets_nothing(tmp_
         network.wait(answers.exists)
         found = json.loads(answers.read_text())
         logs = [(network.node(name) / "node.log").read_text() for name in network.names]
-    assert len(found) == sum(log.count(" refused: ") for log in logs) == 9
+    assert len(found) == sum(log.count(" refused (message): ") for log in logs) == 9
     for kind, has_content, reason in found:
         assert not has_content
-        assert reason == f"refused: the node's owner has not approved messages of the type {kind}"
+        assert reason == f"message: the node's owner has not approved messages of the type {kind}"
     assert not any(list((network.node(name) / "kept").iterdir()) for name in network.names)

@@ -49,13 +49,13 @@ def test_models_equal_those_of_the_simulator(task, tmp_path):
         subprocess.run([*FEDREMA, "deploy", "model", str(network.node(name))], check=True, capture_output=True)
 
 
-def test_a_node_with_another_column_is_named_in_the_status(tmp_path):
+def test_a_node_with_another_column_is_shown_in_the_status(tmp_path):
     change = {"south": lambda row: {**row, "name": "somebody"}}
     with TableProcesses(tmp_path / "federation", "regression", least=2, change=change) as network:
         network.start_all()
         assert network.finish() == 0, network.output("server")
         members = {member["name"]: member for member in network.status()["members"]}
-    assert "Its table has the additional column 'name'" in members["south"]["problem"]
+    assert "its table has a column that the federation does not have" in members["south"]["problem"]
     assert members["south"]["last_round"] == 0
     assert members["north"]["last_round"] == 3
     log = (network.folder / "server" / "run.log").read_text()

@@ -121,7 +121,7 @@ def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
     alike = np.where(group[:, None] == group, 0.9, 0.1).astype(np.float32)
     np.fill_diagonal(alike, 1)
     chosen = (alike > 0.5).astype(np.float32)
-    directory.write_relations({1: {"S": alike, "sets": chosen, "G": chosen}, 2: {"S": alike, "G": 2 * chosen}})
+    directory.write_relations({1: {"S": alike, "sets": chosen, "G": chosen}, 2: {"S": alike, "G": 2 * chosen}}, 3)
     (found,) = relations_part([DownsampledRun(tmp_path / "run")])["runs"]
     ordered = group[found["clients"]]
     assert np.count_nonzero(np.diff(ordered)) == 1  # all of one group, then all of the other
@@ -143,7 +143,7 @@ def test_matrices_of_many_clients_are_thinned_and_a_note_says_so(tmp_path, monke
     run = write_run(tmp_path / "run")
     config = run.config | {"federation": run.config["federation"] | {"names": list("abcde")}}
     run.directory.write_json(run.directory.config_file, config)
-    run.directory.write_relations({number: {"S": np.eye(5, dtype=np.float32)} for number in range(1, 8)})
+    run.directory.write_relations({number: {"S": np.eye(5, dtype=np.float32)} for number in range(1, 8)}, 3)
     (found,) = relations_part([DownsampledRun(tmp_path / "run")])["runs"]
     assert (len(found["clients"]), found["rounds"], found["matrices"]["S"]["shape"]) == (3, [1, 7], [2, 3, 3])
     assert found["notes"] == [

@@ -115,7 +115,7 @@ def test_new_rounds_and_matrices_make_new_versions(tmp_path):
         "verdict": before["verdict"] + 1,
     }
     assert live.part("clients")["runs"][0]["rounds"] == [1, 2, 3, 4]
-    run.directory.write_relations({4: {"S": np.eye(2, dtype=np.float32)}})
+    run.directory.write_relations({4: {"S": np.eye(2, dtype=np.float32)}}, 4)
     live.refresh()
     assert live.versions["relations"] == before["relations"] + 1
     assert live.part("relations")["runs"][0]["rounds"] == [4]

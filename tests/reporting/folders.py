@@ -5,6 +5,7 @@ import dataclasses
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
 from fedrema.methods import registry
+from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import FederationFacts, Manifest, RanOn
 from fedrema.runs.run import Run
@@ -85,10 +86,17 @@ def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) 
 
 
 def replace_records(run, records) -> None:
-    """Replace the records of a run."""
-    run.directory.rounds_file.unlink()
+    """Replace the records of a run, and write its checkpoint and predictions for them, if it has any."""
+    directory = run.directory
+    state = load_state(directory.checkpoint_file, None) if directory.checkpoint_file.exists() else None
+    predictions = directory.predictions() if directory.predictions_file.exists() else None
+    directory.rounds_file.unlink()
     for record in records:
-        run.directory.append(record)
+        directory.append(record)
+    if state is not None:
+        directory.save_state(state, {})
+    if predictions is not None:
+        directory.write_predictions(predictions, len(records))
 
 
 def write_two_groups(folder) -> list[Run]:

@@ -19,7 +19,6 @@ from fedrema.reporting.tables import (
     differences_table,
     paired_differences,
 )
-from fedrema.simulation.bootstrap import mean_interval
 from tests.reporting.task_runs import TWO_CLIENTS, write_task_run
 
 
@@ -48,8 +47,7 @@ def test_a_regression_has_rmse_and_r2(tmp_path):
     # Best: round 2, (1 + 3) / 2; final: the mean of 3, 2 and 2.25; worst tenth: of 4, 3 and 3.
     assert "FedAvg 1 2.00 2.00 2.42 3.33 0.267 3.0" in text
     assert "RMSE, lower is better, mean ± standard deviation" in text
-    low, high = mean_interval([1.5, 10 / 3], "clients")
-    assert f"final RMSE, 95 % bootstrap interval: FedAvg 2.42 ({low:.2f} to {high:.2f})." in text
+    assert "t interval" not in text  # of two clients
 
 
 def test_the_lowest_rmse_and_the_highest_r2_are_highlighted(tmp_path):
@@ -91,7 +89,6 @@ def test_binary_runs_have_the_auc_and_say_for_how_many_clients_it_is_undefined(t
     text = " ".join(shown(comparison_table([write_task_run(tmp_path, "binary", values, classes=2)]), 100).split())
     assert "Also final: AUC (percent)." in text
     assert "Excluded, because the metric is undefined on their test samples: AUC, 2 of 3 clients." in text
-    assert "final accuracy, 95 % bootstrap interval: FedAvg 73.3 (" in text
 
 
 def test_added_metrics_of_classes_are_columns(tmp_path):
@@ -99,7 +96,14 @@ def test_added_metrics_of_classes_are_columns(tmp_path):
     text = shown(comparison_table([write_task_run(tmp_path, "multiclass", values, classes=4)]), 100)
     assert "0.500" in text
     assert "Also final: log loss (lower is better)." in " ".join(text.split())
-    assert "bootstrap" not in text
+    assert "t interval" not in text
+
+
+def test_the_mean_over_five_clients_has_a_t_interval(tmp_path):
+    values = {"accuracy": [[0.5, 0.6, 0.7, 0.8, 0.9]], "auc": [[0.5] * 5]}
+    text = " ".join(shown(comparison_table([write_task_run(tmp_path, "binary", values, classes=2)]), 100).split())
+    # The standard deviation is √0.025 = 0.158, and t of 4 degrees of freedom 2.776: 0.7 ± 2.776 · 0.158 / √5.
+    assert "Mean over clients of the final accuracy, 95 % t interval over clients: FedAvg 70.0 (50.4 to 89.6)." in text
 
 
 def test_runs_of_different_tasks_are_not_compared(tmp_path):

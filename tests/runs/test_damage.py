@@ -203,7 +203,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_by_name(stopped):
     file = stopped.checkpoint_file
     facts = json.loads(read_metadata(file)["fedrema"]) | {"format": 1}
     save_file(load_file(file), file, {"fedrema": json.dumps(facts), "digest": "0" * 32})
-    with pytest.raises(BadInput, match="has format 1; this version reads 2"):
+    with pytest.raises(BadInput, match="has format 1; this version reads 3"):
         resume(stopped.path)
 
 
@@ -220,9 +220,9 @@ def test_an_edit_of_config_json_by_hand_is_refused(stopped, capsys):
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (None, "an older version of fedrema (format 1; this version reads 2): run it again with this version."),
-        (1, "an older version of fedrema (format 1; this version reads 2): run it again with this version."),
-        (3, "a newer version of fedrema (format 3; this version reads 2): update fedrema."),
+        (None, "an older version of fedrema (format 1; this version reads 3): run it again with this version."),
+        (1, "an older version of fedrema (format 1; this version reads 3): run it again with this version."),
+        (4, "a newer version of fedrema (format 4; this version reads 3): update fedrema."),
     ],
 )
 def test_runs_of_another_format_are_refused_by_name(runs, tmp_path, capsys, found, sentence):

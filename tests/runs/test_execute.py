@@ -243,7 +243,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     quick_run(tmp_path / "other", "--rounds", "2", "--lr", "0.2")
     foreign = (tmp_path / "other" / "checkpoint" / "state.safetensors").read_bytes()
     (tmp_path / "one" / "checkpoint" / "state.safetensors").write_bytes(foreign)
-    with pytest.raises(BadInput, match="belongs to another configuration"):
+    with pytest.raises(BadInput, match="belongs to another run"):
         resume(tmp_path / "one", {"rounds": 4})
     assert len(fedrema.load(tmp_path / "one").rounds) == 2
 

@@ -215,7 +215,7 @@ def test_files_are_replaced_only_with_overwrite(run, tmp_path):
 def test_a_failed_export_leaves_no_files_and_keeps_the_old_ones(run, tmp_path, monkeypatch):
     files = export_models(run)
 
-    def full(tensors, file):
+    def full(tensors, file, header):
         raise model_folder.SafetensorError("No space left on device")
 
     monkeypatch.setattr(model_folder, "save_file", full)

@@ -1,4 +1,4 @@
-"""New clients start with the shared model: in a simulation, in a deployment, and with personalize."""
+"""New clients start with the shared model, or the mean of personal ones: simulated, deployed, and with personalize."""
 
 import numpy as np
 import pytest
@@ -6,17 +6,22 @@ import torch
 
 from fedrema.cli import main
 from fedrema.cli.arguments import parse_settings
-from fedrema.core import LocalTraining
+from fedrema.core import LocalTraining, Role
 from fedrema.data import build_federation
 from fedrema.deploy.node import Node
 from fedrema.deploy.server import CentralServer
 from fedrema.methods.apfl import APFL
+from fedrema.methods.cwfedavg import CwFedAvg
 from fedrema.methods.ditto import Ditto
 from fedrema.methods.fedala import FedALA
+from fedrema.methods.fedamp import FedAMP
 from fedrema.methods.fedkd import FedKD
+from fedrema.methods.fedpac import FedPAC
+from fedrema.methods.fedrema import FedReMa
 from fedrema.methods.fedrod import FedRoD
 from fedrema.methods.fedselect import FedSelect
 from fedrema.methods.fedvf import FedVF
+from fedrema.methods.pfedgraph import PFedGraph
 from fedrema.methods.pfedme import PFedMe
 from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
@@ -37,6 +42,8 @@ WITH_COPIES = [
     PFedMe(),
 ]
 """Methods that share a whole network and keep copies of it, or of its head, at their clients."""
+PERSONAL = [FedReMa(), PFedGraph(), CwFedAvg(), CwFedAvg(layers="head"), FedAMP(), FedPAC()]
+"""Methods of which the server sends each client parameters of its own."""
 LOCAL = LocalTraining(epochs=2, batch=5, lr=0.05)
 
 
@@ -91,6 +98,44 @@ def test_initial_clients_keep_their_initial_state_until_they_take_part(method):
         assert torch.equal(value[3], before[name]), name
 
 
+@pytest.mark.parametrize(
+    ("present", "late"),
+    [([[0, 2], [1], [0, 1, 2], [1, 3]], {}), ([[], [2], [0, 2], [1, 3]], {}), (None, {"late": 0.25, "late_round": 3})],
+)
+@pytest.mark.parametrize("method", PERSONAL, ids=label)
+def test_personal_parameters_start_from_the_mean_of_the_clients_that_took_part(method, present, late, monkeypatch):
+    simulator = make_simulator(method, make_federation(), LOCAL, rounds=4, **late)
+    choose = simulator.participation.choose if present is None else lambda number: (present[number - 1], [])
+    simulator.participation.choose = choose
+    initial, state, took_part = simulator.net.initial, simulator.start(), set()
+    personal = [name for name in initial if method.role(simulator.net, name) is Role.PERSONAL]
+    begin, starts = simulator.begin, {}
+
+    def watched(cohort, moment):
+        for place, row in enumerate(cohort.clients.tolist()):
+            starts.setdefault(row, {name: cohort.params.row(place)[name].clone() for name in personal})
+        return begin(cohort, moment)
+
+    monkeypatch.setattr(simulator, "begin", watched)
+    expected = {name: initial[name] for name in personal}
+    for result in simulator.run(state):
+        for row in set(result.record["participants"]) - took_part:
+            for name, value in expected.items():  # also when it trains for the first time
+                torch.testing.assert_close(starts[row][name], value, rtol=0, atol=1e-12)
+        took_part |= set(result.record["participants"])
+        rows = sorted(took_part)
+        expected = {
+            name: sum(state.params.own[name][row] for row in rows) / len(rows) if rows else initial[name]
+            for name in personal
+        }
+        cohort = simulator.cohort(state, torch.arange(4))
+        for row in set(range(4)) - took_part:
+            found = method.model(simulator.net, cohort.one(row))  # what is scored
+            for name, value in expected.items():
+                torch.testing.assert_close(found[name], value, rtol=0, atol=1e-12)
+    assert took_part == {0, 1, 2, 3}
+
+
 ARGUMENTS = ["--clients", "4", "--samples", "40", "--hidden", "6", "--rounds", "6", "--epochs", "1", "--device", "cpu"]
 
 
@@ -109,6 +154,28 @@ def test_a_node_that_joins_late_starts_with_the_shared_model(method):
     assert predicts_like_the_shared_model(nodes[3].simulator, central.state, late)
     central.complete_round({node.name: node.reply_to(central.request(node.name)) for node in nodes})
     assert not central.request(nodes[3].name).late  # from now on it has its own model
+
+
+@pytest.mark.parametrize("method", ["fedrema", "pfedgraph", "cwfedavg", "fedamp", "fedpac"])
+def test_a_node_that_joins_late_starts_with_the_mean_of_personal_parameters(method):
+    settings = parse_settings(method, [*ARGUMENTS, "--precision", "float64"])
+    federation = build_federation(settings.data)
+    nodes = [Node(settings, federation.only(row)) for row in range(4)]
+    central = CentralServer(settings, dummy_federation(federation.sample_shape, federation.task), 9)
+    central.request(nodes[2].name)  # a request without a reply: it has a row, but has not taken part
+    for _ in range(2):
+        central.complete_round({node.name: node.reply_to(central.request(node.name)) for node in nodes[:2]})
+    for node in nodes[2:]:
+        found = settings.method.model(central.net, started(node, central))
+        for name, rows in central.state.params.own.items():
+            two = [central.registry.row(each.name) for each in nodes[:2]]
+            torch.testing.assert_close(found[name], rows[two].mean(dim=0), rtol=0, atol=1e-12)
+
+
+def started(node, central):
+    """Return a node's client as it starts the next round."""
+    state = node._start_state(central.request(node.name))
+    return node.simulator.cohort(state, torch.zeros(1, dtype=torch.long)).one(0)
 
 
 def test_a_node_that_joined_in_the_first_round_is_not_late():

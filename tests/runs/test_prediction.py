@@ -196,6 +196,24 @@ def test_models_that_are_not_sufficient_are_refused(tmp_path):
     assert len(run.predict(file).values) == 90
 
 
+def test_the_model_card_has_no_mean_over_classes_for_a_client_with_one_class(tmp_path):
+    y = np.r_[np.arange(20) % 2, np.zeros(12), np.arange(20) % 2, np.arange(12) % 2].astype(int)
+    client, split = np.repeat(["one", "two"], 32), np.tile(np.r_[np.zeros(20, bool), np.ones(12, bool)], 2)
+    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
+    federation = fedrema.Federation.from_arrays(x, y, client, split)
+    run = fedrema.run(
+        "fedavg", federation=federation, rounds=1, metrics="balanced_accuracy,f1", out=tmp_path / "run", device="cpu"
+    )
+    assert main(["export", str(run.path)]) == 0
+    lines = (run.path / "models" / "MODEL_CARD.md").read_text().splitlines()
+    cells = {
+        line.split(" | ")[0]: line.strip("| ").split(" | ") for line in lines if line.startswith(("| one", "| two"))
+    }
+    assert cells["| one"][1] == cells["| two"][1] == "12"
+    assert cells["| one"][-2:] == ["–", "–"]
+    assert "–" not in cells["| two"][-2:]
+
+
 def test_the_model_card_states_data_metrics_settings_and_limitations(tmp_path):
     file = write_table(tmp_path / "data.csv", "binary")
     run = train(tmp_path, file, "binary", test_share=0.5)

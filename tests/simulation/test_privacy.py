@@ -253,6 +253,48 @@ def test_gradients_of_samples_are_clipped_summed_and_divided_by_the_expected_siz
         torch.testing.assert_close(private_gradient[name], value / 4)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("axes", [0, 1])
+def test_a_sample_whose_gradient_is_not_finite_counts_as_0(value, axes):
+    gradients = {"v": torch.tensor([[3.0], [1.0], [0.0]]), "w": torch.tensor([[4.0], [value], [0.5]])}
+    batch = batch_of(torch.zeros(3, 1), [0] * 3, [1, 1, 1])
+    if axes:
+        gradients = {name: torch.stack([each, each]) for name, each in gradients.items()}
+        batch = batch_of(torch.zeros(2, 3, 1), [[0] * 3] * 2, [[1] * 3] * 2)
+    batch = dataclasses.replace(batch, key=torch.tensor([5, 6]) if axes else torch.tensor(5))
+    expected = torch.tensor([2.0, 2.0]) if axes else torch.tensor(2.0)
+    found = SampleNoise(1.0, 0.0).private_gradient(gradients, batch, expected, axes)
+    for name, sums in {"v": 0.6, "w": 0.8 + 0.5}.items():  # the first sample has norm 5, the last one 0.5
+        torch.testing.assert_close(found[name].reshape(-1), torch.full((1 + axes,), sums / 2))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e30), (torch.float16, 1000.0), (torch.bfloat16, 1e30)])
+def test_the_norm_of_a_large_gradient_does_not_overflow(dtype, size):
+    gradients = {"w": torch.tensor([[size, -size], [0.0, 0.0]], dtype=dtype)}
+    batch = dataclasses.replace(batch_of(torch.zeros(2, 1), [0] * 2, [1, 1]), key=torch.tensor(5))
+    found = SampleNoise(0.5, 0.0).private_gradient(gradients, batch, torch.tensor(1.0), 0)["w"]
+    torch.testing.assert_close(found.float(), 0.5 * torch.tensor([1.0, -1.0]) / math.sqrt(2), rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["central", "local"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_update_that_is_not_finite_counts_as_0(mode, value):
+    simulator = private(dp=mode, dp_clip="0.01", dp_noise=0.0)
+    state = simulator.start()
+    before = state.params
+    trained, _ = simulator.local_training(
+        simulator.cohort(state, torch.arange(4), with_velocity=True), simulator.moment(1)
+    )
+    own = {name: each.clone() for name, each in trained.params.own.items()}
+    own["head.weight"][1].view(-1)[0] = value
+    spoilt = dataclasses.replace(trained, params=dataclasses.replace(trained.params, own=own))
+    roles, start = simulator.roles(trained.params), before.merged()
+    sent, norms = simulator.privacy.protected(spoilt, before, roles, state.privacy, simulator.moment(1), 4)
+    clipped = torch.cat([(each - start[name]).flatten(1) for name, each in sent.params.own.items()], 1)
+    assert clipped.norm(dim=1).tolist() == pytest.approx([0.01, 0.0, 0.01, 0.01], rel=1e-6)
+    assert not norms[1].isfinite()
+
+
 def test_noise_on_gradients_has_the_deviation_of_the_multiplier_and_differs_between_keys():
     zero = {"w": torch.zeros(2, 3, 200, 100, dtype=torch.float64)}
     batch = dataclasses.replace(batch_of(torch.zeros(2, 3, 1), [[0] * 3] * 2, [[1] * 3] * 2), key=torch.tensor([5, 6]))

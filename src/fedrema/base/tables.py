@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, describe
 
 T = TypeVar("T")
 KINDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "none"}
@@ -39,7 +39,7 @@ def _converted(name: str, value: object, hints: Mapping[str, Any], where: str) -
         return msgspec.convert(value, hint)
     except msgspec.ValidationError:
         expected = " or ".join(KINDS.get(one, str(one)) for one in _alternatives(hint))
-        raise BadInput(f"{where}: {name} must be {expected}, got {value!r}.") from None
+        raise BadInput(f"{where}: {name} must be {expected}, got {describe(value)}.") from None
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -40,6 +40,10 @@ class Console(rich_console.Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"markup": False, "emoji": False, **options})
 
+    def on_broken_pipe(self) -> None:
+        """Let the command line end with its own exit code; rich would exit with 1."""
+        raise BrokenPipeError
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render with escaped text; rich's own control codes (colours, cursor) are not part of the text."""
         for segment in super().render(renderable, options):

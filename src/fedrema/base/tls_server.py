@@ -5,6 +5,7 @@ from pathlib import Path
 
 import uvicorn
 
+from fedrema.base.files import regular_file
 from fedrema.errors import BadInput
 
 TICKS_BETWEEN_CHECKS = 10
@@ -15,7 +16,7 @@ def check_certificate(certificate: Path, key: Path) -> None:
     """Check that a server can use a certificate and its key; raises `BadInput` otherwise."""
     for file, what in ((certificate, "certificate"), (key, "key")):
         try:
-            file.read_bytes()
+            regular_file(file).read_bytes()
         except OSError as error:
             raise BadInput(f"{file} cannot be read as a {what}: {error.strerror}.") from error
     try:

@@ -19,6 +19,7 @@ from fedrema.base.files import write_text
 from fedrema.bench.ceilings import MEANING
 from fedrema.bench.profile import Profile
 from fedrema.bench.timing import Measured, Row
+from fedrema.reporting.fitting_table import FittingTable
 
 MISSING = "–"
 LARGEST = 5
@@ -128,12 +129,9 @@ class Report:
             table.add_row(name, MEANING[name], value)
         return table
 
-    def _rows_table(self) -> Table:
-        table = Table(box=None, padding=(0, 1, 0, 0))
-        for heading in ("network", "method", "backend"):
-            table.add_column(heading, overflow="fold")
-        for heading in ("ms/step", "GFLOP/s", "of ceiling", "×textbook", "s/round", "around"):
-            table.add_column(heading, justify="right", no_wrap=True)
+    def _rows_table(self) -> FittingTable:
+        numbers = ("ms/step", "GFLOP/s", "of ceiling", "×textbook", "s/round", "around")
+        table = FittingTable(("network", "method", "backend", *numbers), texts=3)
         for row in self.rows:
             table.add_row(
                 *(row.network, row.method, row.backend),

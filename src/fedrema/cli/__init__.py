@@ -1,5 +1,6 @@
 """The command line: one module per command, imported when the command is called, so that help is instant."""
 
+import errno
 import importlib
 import io
 import logging
@@ -7,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fedrema import __version__
 from fedrema.errors import BadInput, FedremaError
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0: success; 2: an error that the user can correct; 130: interrupted; 141: the reader of the output has closed it.
     """
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot show become ?
             stream.reconfigure(errors="replace")
@@ -54,16 +56,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(str(error))
         return 2
     except BrokenPipeError:  # such as head, which closes the pipe early
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python reports an error at exit
+        _discard_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
         if error.filename is None:
-            raise
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF):
+                raise
+            _discard_output()
+            _print_error(f"cannot write the output: {error.strerror}.")
+            return 2
         _print_error(f"{error.filename}: {error.strerror}; check the path and its permissions.")
         return 2
     except KeyboardInterrupt:
         print("fedrema: interrupted.", file=sys.stderr)
         return 130
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null for streams that the caller has closed: the next opened file would take their place."""
+    with suppress(OSError):
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+            os.set_inheritable(descriptor, True)  # by the commands that this one starts
+        os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # a descriptor
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """Let Python discard what it could not write; it reports an error at exit otherwise."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _OnlyOnce(logging.Filter):

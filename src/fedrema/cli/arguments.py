@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from fedrema.config.settings import Settings
 
 T = TypeVar("T")
+LONGEST_SHOWN = 60
+"""Characters of a value that an error message quotes."""
 HELP = ("-h", "--help", "--help-all")
 SOURCES = ("dataset", "federation", "paper", "tuned", "config")
 """Options of a run that decide the defaults of others."""
@@ -249,7 +251,8 @@ def _read(option: Option, kind: Any, text: str) -> Any:
     try:
         return convert(text, kind)
     except WrongValue as valid:
-        raise BadInput(f"{option.shown} must be {valid}, got {text!r}.") from None
+        given = text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+        raise BadInput(f"{option.shown} must be {valid}, got {given!r}.") from None
 
 
 def _dashed(argument: str) -> str:

@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from rich.table import Column, Table
 
+from fedrema.base.files import private_files
 from fedrema.base.terminal import Console, print_safe, safe
 from fedrema.cli.arguments import asks_for_help, parse_arguments, positional
 from fedrema.errors import BadInput
@@ -51,7 +52,8 @@ def deploy(arguments: list[str]) -> int:
         from fedrema.deploy.connection import exempt_local_addresses
 
         exempt_local_addresses()
-    return int(getattr(importlib.import_module(f"fedrema.cli.{COMMANDS[command][0]}"), command)(rest))
+    with private_files():
+        return int(getattr(importlib.import_module(f"fedrema.cli.{COMMANDS[command][0]}"), command)(rest))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +87,9 @@ class Approve:
     """File with the plan: the server's app/pyproject.toml. Default: plan.toml in the node's folder."""
     show: bool = False
     """Only show the plan, and approve nothing."""
+    repeat_from: int = 0
+    """Permit the server to repeat this round and later ones with other models, after it was restored from a backup; 1
+    also permits another agreement on tables. 0: permit no repetition."""
 
 
 def approve(arguments: list[str]) -> int:
@@ -100,8 +105,10 @@ def approve(arguments: list[str]) -> int:
         print_safe(line)
     if args.show:
         return 0
-    approval.approve(folder, plan)
+    approval.approve(folder, plan, args.repeat_from)
     print_safe(f"Approved: {folder.approval_file}")
+    if args.repeat_from:
+        print_safe(f"The server may repeat round {args.repeat_from} and later ones once.")
     return 0
 
 
@@ -219,7 +226,8 @@ def show(federation: "FederationStatus") -> None:
         saved = f"last checkpoint saved {federation.checkpoint_age:.0f} s ago"
         console.print(f"{saved}; certificate valid for {federation.certificate_days} days")
     private = any(member.epsilon is not None for member in federation.members)
-    table = Table("node", "state", "last used", metric.title, *(["ε spent"] if private else []), "problem", box=None)
+    node = Column("node", no_wrap=True)
+    table = Table(node, "state", "last used", metric.title, *(["ε spent"] if private else []), "problem", box=None)
     for member in federation.members:
         spent = ["–" if member.epsilon is None else f"{member.epsilon:.2f}"] if private else []
         table.add_row(

@@ -57,11 +57,14 @@ class Init:
     """A round needs usable replies from at least this many nodes."""
     most_clients: int = 100
     """Largest number of nodes, including those that join later."""
+    rare_classes: bool = False
+    """A class has less than 10 % of the samples: nodes draw test splits that are stratified by class, and log loss is
+    the primary metric. Default: with --example or --deal, as in their samples."""
     most_samples: int = 0
     """Reject a node that reports more samples than this; 0: more than ten times the median."""
     most_noise: float = 0.0
     """Largest standard deviation of noise that nodes with a privacy budget may add to their updates; 0: none."""
-    secure_threshold: float = 0.5
+    secure_threshold: float = 0.67
     """With --secure-aggregation: more than this share of a node and its neighbours must complete a round."""
     secure_neighbours: int = 0
     """With --secure-aggregation: with how many nodes each exchanges shares, an even number; 0: all, at most 32."""
@@ -268,7 +271,7 @@ def _parse(
         from fedrema.deploy.run_config import HELD_BY_NODES
 
         values["federation"] = HELD_BY_NODES
-    settings = make_settings(method, values, prog).fitted(None)
+    settings = make_settings(method, values, prog, deployed=True).fitted(None)
     for name in ("dp", "attack", "defence"):
         if (chosen := getattr(settings.simulation, name)) != "none":
             raise BadInput(
@@ -327,6 +330,7 @@ def _plan(args: Init, settings: Settings) -> Any:
         values = _plan_for_tables(args, settings, names)
     else:
         values = _plan_for_arrays(args, settings, names)
+    values["rare_classes"] = values.get("rare_classes") or args.rare_classes or _is_rare(args, settings)
     limited = ("least_clients", "most_clients", "most_samples", "most_noise", "wait_seconds", "round_seconds")
     secure = ("secure_threshold", "secure_neighbours", "secure_least")
     if not settings.simulation.secure_aggregation:
@@ -341,6 +345,20 @@ def _plan(args: Init, settings: Settings) -> Any:
     return Plan(NO_FOLDER, **values, **{name: getattr(args, name) for name in (*limited, *secure)})
 
 
+def _is_rare(args: Init, settings: Settings) -> bool:
+    """Return whether a class is rare in the table of --example."""
+    if args.example is None or args.deal or settings.data.task not in ("binary", "multiclass"):
+        return False
+    import numpy as np
+
+    from fedrema.data import read_user_table
+    from fedrema.data.rare_classes import has_rare_class
+    from fedrema.data.table_targets import target_codes
+
+    table = read_user_table(str(args.example), settings.data.table_options, client="example")
+    return has_rare_class(np.bincount(target_codes(table)))
+
+
 def _plan_of(federation: Federation, settings: Settings) -> dict[str, Any]:
     """Return the values of the plan that describe a federation that is known completely."""
     task, names = federation.task, federation.own_class_names
@@ -348,6 +366,7 @@ def _plan_of(federation: Federation, settings: Settings) -> dict[str, Any]:
         "sample_shape": "x".join(map(str, federation.sample_shape)),
         "classes": federation.classes,
         "class_names": json.dumps(names) if names else "",
+        "rare_classes": task.rare,
     }
     if not task.has_softmax:
         values["task"] = task.name

@@ -10,7 +10,9 @@ from typing import Literal
 
 from fedrema.base.terminal import Console, safe
 from fedrema.cli.live_table import LiveTable
+from fedrema.core.options import Precision, needs_gpu
 from fedrema.data import PreparedFolder, build_federation
+from fedrema.engine import choose_device
 from fedrema.errors import BadInput, at_least
 from fedrema.experiments.forecast import Forecaster
 from fedrema.experiments.launchers import InProcess, Launcher, Workers
@@ -40,6 +42,8 @@ class ExperimentOptions:
     """Start only runs that should finish within this many minutes; the same command continues later."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto uses all GPUs, if there are any."""
+    precision: Precision | None = None
+    """Numeric precision of every run, instead of that in the file; runs of another precision are kept apart."""
     workers: int = 1
     """Number of cells to run at the same time on each device; small networks do not use a GPU fully."""
     launcher: Literal["local", "ray"] = "local"
@@ -61,7 +65,8 @@ class ExperimentOptions:
 
     def changes(self) -> Values:
         """Return the settings that override those of every cell."""
-        return {"device": self.device, **({"rounds": self.rounds} if self.rounds else {})}
+        given = {"rounds": self.rounds, "precision": self.precision}
+        return {"device": self.device, **{name: value for name, value in given.items() if value is not None}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +143,9 @@ def execute(
         # Others run at the same time, so that each takes longer than its share.
         return left > 0 and sum(forecaster.seconds(task) or 0.0 for task in together) <= left
 
+    if args.launcher == "local":
+        for task in filter(fits, tasks):
+            _check_precision(task)
     failed: list[str] = []
     try:
         experiments = [(part.experiment, part.seeds) for part in parts]
@@ -150,6 +158,16 @@ def execute(
     with contextlib.suppress(OSError):  # not empty, because runs will be resumed; or never created
         work.rmdir()
     return failed
+
+
+def _check_precision(task: Task) -> None:
+    """Refuse a task that this machine cannot compute, before any other is run."""
+    simulation = task.cell.parsed.simulation
+    if needs_gpu(simulation.precision) and choose_device(simulation.device).type != "cuda":
+        raise BadInput(
+            f"{task.cell.title} is computed in {simulation.precision}, which needs a CUDA device: run it on a GPU, or"
+            " everything in another precision with --precision float32; its runs are kept apart."
+        )
 
 
 def print_plan(parts: Sequence[Part], args: ExperimentOptions, store: Store) -> None:

@@ -21,6 +21,9 @@ class Export:
     """Replace models that were exported before."""
     adapt: bool = True
     """Apply the method's final local adaptation to each model first, if it has one (FedBABU, Per-FedAvg)."""
+    trust_code: bool = False
+    """Import your own method, network or data function that the run names, although it comes from another user or
+    machine. Read that code first."""
 
 
 def export(arguments: list[str]) -> int:
@@ -32,7 +35,7 @@ def export(arguments: list[str]) -> int:
     from fedrema.runs.manifest import read_object
     from fedrema.runs.run import Run
 
-    runs = [Run(folder) for folder in find_runs(args.dirs)]
+    runs = [Run(folder, args.trust_code) for folder in find_runs(args.dirs)]
     if args.out is not None and len(runs) > 1:
         raise BadInput(f"--out {args.out} is for the models of one run, but there are {len(runs)}: name one of them.")
     for run in runs:

@@ -98,7 +98,7 @@ def _required(kind: type["Method"]) -> list[str]:
 
 
 def _print_method(console: "Console", kind: type["Method"], in_full: bool) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from fedrema.base.options import field_documentation, valid_choices
@@ -115,7 +115,7 @@ def _print_method(console: "Console", kind: type["Method"], in_full: bool) -> No
     console.print(f"Secure aggregation: {secure_coverage(kind)}", style="dim", highlight=False)
     settings = field_documentation(kind)
     if settings:
-        table = Table("setting", "default", "meaning", box=None, padding=(0, 2, 0, 0))
+        table = Table(Column("setting", no_wrap=True), "default", "meaning", box=None, padding=(0, 2, 0, 0))
         for name, (default, meaning) in settings.items():
             shown = "required" if default is dataclasses.MISSING else str(default)
             table.add_row(*map(Text, (f"--{name}", shown, meaning + valid_choices(kind, name))))

@@ -33,6 +33,9 @@ class Personalize:
     """Epochs of training before matching, and of fine-tuning after it. Default: those of the run."""
     overwrite: bool = False
     """Replace the model in --out, if there is one."""
+    trust_code: bool = False
+    """Import your own method, network or data function that the run names, although it comes from another user or
+    machine. Read that code first."""
 
 
 def personalize(arguments: list[str]) -> int:
@@ -45,7 +48,7 @@ def personalize(arguments: list[str]) -> int:
     from fedrema.runs.run import Run
 
     is_run = RunDirectory(args.dir).config_file.is_file() or not args.dir.is_dir()
-    runs = [Run(folder) for folder in ([args.dir] if is_run else find_runs([args.dir]))]
+    runs = [Run(folder, args.trust_code) for folder in ([args.dir] if is_run else find_runs([args.dir]))]
     if args.out is not None and len(runs) > 1:
         raise BadInput(f"--out {args.out} is for the model of one run, but there are {len(runs)}: name one of them.")
     console = Console()
@@ -67,7 +70,7 @@ def _personalize(args: Personalize, run: "Run", console: "Console") -> None:
     from fedrema.runs.new_clients import personalize as make_model
     from fedrema.tasks import find_metric
 
-    made, name = make_model(run.path, args.data, args.epochs), new_client_name(args.data)
+    made, name = make_model(run.path, args.data, args.epochs, trust=args.trust_code), new_client_name(args.data)
     out = write_model(run, made.params, name, args.out, args.overwrite)
     metric = find_metric(run.metric)
     table = Table("stage", metric.title, box=None, padding=(0, 2, 0, 0))
@@ -92,9 +95,9 @@ def _gains(made: "NewClient") -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    from fedrema.reporting.verdict import shown
+    from fedrema.reporting.verdict import conclusion_text, shown
     from fedrema.runs.new_clients import LOCAL
-    from fedrema.simulation.bootstrap import paired_gains
+    from fedrema.simulation.gains import compare_models
     from fedrema.simulation.scoring import metric_for
 
     tuned = made.predictions["fine-tuned"]
@@ -103,7 +106,7 @@ def _gains(made: "NewClient") -> "Table":
     others = {"on arrival": "on arrival", LOCAL: f"Local ({made.local_epochs} epochs)"}
     for stage, words in others.items():
         if stage in made.predictions:
-            (gain,) = paired_gains(metric, [tuned], made.predictions[stage], "client", made.name)
+            (gain,) = compare_models(metric, {made.name: (tuned, made.predictions[stage])}).clients
             between = "–" if gain.low is None else f"{shown(metric, gain.low)} to {shown(metric, gain.high)}"
-            table.add_row(*map(Text, (words, shown(metric, gain.gain), between, gain.conclusion)))
+            table.add_row(*map(Text, (words, shown(metric, gain.gain), between, conclusion_text(gain))))
     return table

@@ -24,6 +24,9 @@ class Predict:
     """CSV file to write; an existing file is replaced. Default: print the predictions."""
     adapt: bool = True
     """Apply the method's final local adaptation to each model first, if it has one (FedBABU, Per-FedAvg)."""
+    trust_code: bool = False
+    """Import your own method, network or data function that the run or export names, although it comes from another
+    user or machine. Read that code first."""
 
 
 def predict(arguments: list[str]) -> int:
@@ -34,7 +37,7 @@ def predict(arguments: list[str]) -> int:
 
     if args.out is not None and args.out.is_dir():
         raise BadInput(f"--out {args.out} is a folder: name a file for the predictions.")
-    found = open_models(args.run, args.adapt).predict(args.data, args.client)
+    found = open_models(args.run, args.adapt, args.trust_code).predict(args.data, args.client)
     if args.out is None:
         sys.stdout.write(found.csv())
     else:

@@ -47,6 +47,7 @@ SMOKE: Values = {
     "batch": 10,
     "lr": 0.05,
     "record-every": 1,
+    "precision": "auto",  # of any machine; the experiments name that of their results
 }
 """Settings of the smoke test."""
 SMOKE_SEEDS = 2

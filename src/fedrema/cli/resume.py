@@ -31,6 +31,9 @@ class Resume:
     """Folder of the datasets, if they have moved."""
     device: str | None = None
     """Where to train, if not on the same device as before: auto, cpu or cuda."""
+    trust_code: bool = False
+    """Import your own method, network or data function that the run names, although it comes from another user or
+    machine. Read that code first."""
     quiet: bool = False
     """Show no progress and no results, and write no report."""
     open: bool = False
@@ -47,7 +50,7 @@ def resume(arguments: list[str]) -> int:
     from fedrema.runs.run_list import runs_in
 
     changes = {name: getattr(args, name) for name in ("rounds", "data_dir", "device")}
-    wanted = runs_in(args.dir, changes)
+    wanted = runs_in(args.dir, changes, trust=args.trust_code)
     for settings in wanted:
         RunDirectory(settings.output.folder).lock().check()
 

@@ -1,7 +1,7 @@
 """fedrema run."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedrema.base.terminal import Console, print_safe
@@ -13,13 +13,13 @@ from fedrema.cli.run_folders import common_folder
 from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, read_config
 from fedrema.core import LocalTraining
-from fedrema.data import Federation
+from fedrema.data import DataSettings, Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.methods import find_method, registry
 from fedrema.reporting.progress import RunProgress, Watch, label_of
 from fedrema.runs.callbacks import CallbackFor
 from fedrema.runs.execute import Interrupted
-from fedrema.runs.execute_many import Outcome, execute_all, group_joint
+from fedrema.runs.execute_many import Outcome, check_all, execute_all, group_joint
 from fedrema.runs.run import Run
 from fedrema.runs.run_list import check_folders, reached_round, remove_finished_lists, seeds_of, write_run_list
 from fedrema.runs.saved_settings import default_folder
@@ -88,6 +88,7 @@ def _run(wanted: list[Settings], out: Path) -> int:
 
     check_folders(wanted)
     check_trackers(wanted[0].output.trackers)
+    built = check_all(wanted)
     if len(wanted) > 1:
         write_run_list(out, wanted)
     groups, devices = group_joint(wanted), devices_for(wanted[0])
@@ -95,13 +96,16 @@ def _run(wanted: list[Settings], out: Path) -> int:
         return _run_on_gpus(groups, devices, wanted[0].output.quiet, out)
 
     def outcomes(watching: CallbackFor, progress: RunProgress) -> Iterator[tuple[Settings, Outcome]]:
-        return execute_group(wanted, watching, progress)
+        return execute_group(wanted, watching, progress, built)
 
     return follow(outcomes, wanted, out, wanted[0].output.quiet, wanted[0].output.open)
 
 
 def execute_group(
-    group: Sequence[Settings], watching: CallbackFor, progress: RunProgress
+    group: Sequence[Settings],
+    watching: CallbackFor,
+    progress: RunProgress,
+    built: Mapping[DataSettings, Federation] | None = None,
 ) -> Iterator[tuple[Settings, Outcome]]:
     """Execute runs; print the settings that were chosen from their data."""
     from fedrema.reporting.trackers import open_trackers
@@ -109,7 +113,7 @@ def execute_group(
     def prepared(settings: Settings, simulator: Simulator) -> None:
         progress.say(_chosen(settings.local, simulator))
 
-    return execute_all(group, watching, observers=[open_trackers], on_prepared=prepared)
+    return execute_all(group, watching, observers=[open_trackers], on_prepared=prepared, built=built)
 
 
 def follow(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,14 @@ from fedrema.cli.arguments import parse_arguments, positional
 from fedrema.errors import BadInput
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedrema.base.terminal import Console
+    from fedrema.reporting.fitting_table import FittingTable
     from fedrema.reporting.verdict import Verdict
     from fedrema.runs.run import Run
 
 IMAGES = (".png", ".svg", ".pdf")
+HEADING_WIDTH = 16
+"""Characters after which the name of a method continues on the next line of a heading."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,8 @@ class VerdictArguments:
     metric: str | None = None
     """Metric to compare. Default: the task's first one, such as accuracy."""
     baseline: str | None = None
-    """Method, or label from the table, with which the others are compared. Default: Local, otherwise FedAvg."""
+    """Method, or label from the table, with which the others are compared; constant or linear: the simple model of each
+    client alone, on own data. Default: Local, otherwise FedAvg."""
     all: bool = False
     """Show all clients. Default: of more than 40 clients, the 15 with the largest and the 15 with the smallest gain."""
     csv: Path | None = None
@@ -62,12 +65,13 @@ def verdict(arguments: list[str]) -> int:
     if args.csv is not None:
         write_text(args.csv, verdict_csv(found))
     if args.json:
-        print(json.dumps([one.as_json() for one in found], indent=2))
+        print(json.dumps(_as_json(runs, found), indent=2))
         return 0
     console = Console()
     for one in found:
         _show(console, args, one)
     console.print(EXPLANATION)
+    _show_simple_models(console, runs, found[0])
     _print_seeds(console, runs)
     if args.csv is not None:
         print_safe(f"Gains: {args.csv}")
@@ -79,22 +83,28 @@ def _show(console: "Console", args: VerdictArguments, one: "Verdict") -> None:
 
     console.print(_table(args, one))
     console.print(Text(f"{one.label} compared with {one.baseline}: {one.sentence()}", "bold"))
+    for note in one.notes():
+        console.print(Text(note))
     console.print()
 
 
-def _table(args: VerdictArguments, one: "Verdict") -> "Table":
-    from rich.table import Table
+def _table(args: VerdictArguments, one: "Verdict") -> "FittingTable":
     from rich.text import Text
 
-    from fedrema.reporting.verdict import best_and_worst, shown
+    from fedrema.reporting.fitting_table import FittingTable
+    from fedrema.reporting.verdict import best_and_worst, conclusion_text, shown
 
     metric = one.metric
-    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="")
     unit = "%" if metric.percent else ""
-    table.title = Text(f"{metric.title}{f' ({unit})' if unit else ''} on each client's own test samples")
-    for heading in ("client", "samples", one.baseline, one.label, "gain", "95 % interval", "conclusion"):
-        is_text = heading in ("client", "conclusion")
-        table.add_column(Text(heading), justify="left" if is_text else "right", overflow="fold")
+    methods = [textwrap.fill(name, HEADING_WIDTH, break_long_words=False) for name in (one.baseline, one.label)]
+    table = FittingTable(
+        ["client", "samples", *methods, "gain", "95 % interval", "conclusion"],
+        drop=["samples", *methods],
+        kept=["gain", "95 % interval"],
+        last_is_text=True,
+        title=f"{metric.title}{f' ({unit})' if unit else ''} on each client's own test samples",
+        ruled=False,
+    )
     clients, best = best_and_worst(one.clients, args.all)
     for place, client in enumerate(clients):
         if best and place == best:
@@ -102,9 +112,38 @@ def _table(args: VerdictArguments, one: "Verdict") -> "Table":
         gain = client.gain
         between = "–" if gain.low is None else f"{shown(metric, gain.low)} to {shown(metric, gain.high)}"
         values = ["–" if value is None else metric.shown(value) for value in (gain.baseline, gain.value)]
-        cells = (client.name, str(gain.samples), *values, shown(metric, gain.gain), between, gain.conclusion)
+        cells = (client.name, str(gain.samples), *values, shown(metric, gain.gain), between, conclusion_text(gain))
         table.add_row(*map(Text, cells))
     return table
+
+
+def _as_json(runs: list["Run"], found: list["Verdict"]) -> list[dict[str, object]]:
+    from fedrema.reporting.simple_models import comparisons
+    from fedrema.reporting.verdict import first_runs
+
+    alone = comparisons(first_runs(runs), found[0].metric)
+    return [one.as_json() | {"simple_models": alone[one.label]} for one in found]
+
+
+def _show_simple_models(console: "Console", runs: list["Run"], one: "Verdict") -> None:
+    """Print the metric of each method next to that of simple models, and where methods are worse than these."""
+    from rich.text import Text
+
+    from fedrema.reporting.simple_models import sentences, simple_table, warning
+    from fedrema.reporting.tables import plain_table
+    from fedrema.reporting.verdict import first_runs
+
+    chosen = first_runs(runs)
+    if not (lines := sentences(chosen, one.metric)):
+        return
+    table = plain_table(("method", f"{one.metric.title}{' (%)' if one.metric.percent else ''}", "mean over clients"))
+    for row in simple_table(chosen, one.metric):
+        table.add_row(*map(Text, row))
+    console.print()
+    console.print(table)
+    for line in (*lines, warning(chosen, one.baseline, one.metric)):
+        if line:
+            console.print(Text(line))
 
 
 def _print_seeds(console: "Console", runs: list["Run"]) -> None:

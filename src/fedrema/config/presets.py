@@ -53,6 +53,9 @@ def _paper(dataset: str, samples: int, s: float, fedrema: Values | None = None) 
     own: dict[str, Values] = {
         "fedavg": _RECORDED,
         "fedprox": {"mu": 1.0},
+        "fedcp": {"align": 5.0},
+        "feddbe": {"mean-strength": 50.0},
+        "fedkd": {"least-loss": 0.01},
         "fedproto": {"align": 1.0},
         "fedpac": {"align": 1.0},
         "moon": {"mu": 5.0 if dataset == "cifar10" else 1.0},

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedrema.base.files import regular_file
 from fedrema.base.options import Purpose, option, purpose_of
 from fedrema.config.presets import (
     OWN_DATA,
@@ -24,11 +25,13 @@ from fedrema.config.presets import (
 )
 from fedrema.config.values import WrongValue, convert, field_types, listed
 from fedrema.core import LocalTraining, Method, Simulation
+from fedrema.core.options import kind_of_device
 from fedrema.data import DataSettings, Federation
-from fedrema.errors import BadInput, at_least
+from fedrema.errors import BadInput, at_least, describe
 from fedrema.methods import find_method
 from fedrema.models.networks import Network
 
+MOST_SEEDS = 10_000
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
@@ -61,6 +64,8 @@ class Output:
         """Validate the settings."""
         at_least(0, self, "checkpoint_every")
         at_least(1, self, "seeds")
+        if self.seeds > MOST_SEEDS:
+            raise BadInput(f"--seeds must be at most {MOST_SEEDS}, got {self.seeds}.")
         unknown = [name for name in self.trackers if name not in TRACKERS]
         if unknown:
             raise BadInput(f"--track {unknown[0]!r} is unknown; valid are {', '.join(TRACKERS)}.")
@@ -172,9 +177,14 @@ class Settings:
 
 
 def make_settings(
-    method: str | Method, values: Values, where: str = "", plain: bool = False, among: Sequence[str] = ()
+    method: str | Method,
+    values: Values,
+    where: str = "",
+    plain: bool = False,
+    among: Sequence[str] = (),
+    deployed: bool = False,
 ) -> Settings:
-    """Build the settings of a run.
+    """Build the settings of a run, with the precision that `auto` means on its device.
 
     Parameters
     ----------
@@ -190,6 +200,8 @@ def make_settings(
         Start from the defaults of the dataclasses instead of those of the dataset or of own data.
     among
         Names of several methods that the values are meant for: settings that only others of them have are ignored.
+    deployed
+        Whether several machines compute the run, perhaps on different devices: `auto` is then float32 on all of them.
     """
     kind = find_method(method) if isinstance(method, str) else type(method)
     name = method if isinstance(method, str) else kind.name
@@ -212,6 +224,9 @@ def make_settings(
     if isinstance(method, Method):
         made["method"] = method
     made["data"] = made["data"].without_unused()
+    # Results depend on the precision, so identities and keys are made of the effective one.
+    simulation: Simulation = made["simulation"]
+    made["simulation"] = simulation.with_effective_precision("cpu" if deployed else kind_of_device(simulation.device))
     return Settings(**made)
 
 
@@ -273,6 +288,9 @@ def _data_of(layers: Sequence[Values]) -> tuple[bool, str]:
     merged: dict[str, Value] = {}
     for layer in layers:
         merged |= layer
+    for name in ("federation", "dataset"):
+        if not isinstance(value := merged.get(name), str | Path | None):
+            raise BadInput(f"{name} must be text, got {describe(value)}.")
     if (federation := merged.get("federation")) is not None:
         return True, str(federation)
     return False, str(merged.get("dataset") or "digits")
@@ -298,7 +316,7 @@ def _filled(kind: type[Any], values: Mapping[str, tuple[Any, str]]) -> Any:
         try:
             found[field.name] = convert(value, types[field.name])
         except WrongValue as valid:
-            raise BadInput(f"{_prefix(where)}{field.name} must be {valid}, got {value!r}.") from None
+            raise BadInput(f"{_prefix(where)}{field.name} must be {valid}, got {describe(value)}.") from None
     return kind(**found)
 
 
@@ -320,10 +338,10 @@ def read_tuned(file: Path, dataset: str, method: str) -> Values:
 def read_toml(file: Path, what: str) -> dict[str, Any]:
     """Read a TOML file; an error message begins with what it was read as."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(regular_file(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{what} {file} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError
         raise BadInput(f"{what} {file} is not valid TOML: {error}.") from error
 
 

@@ -1,5 +1,6 @@
 """Conversion of a setting's value, as text, TOML, JSON or Python hold it, to the type of its field."""
 
+import math
 import numbers
 import types
 import weakref
@@ -11,6 +12,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 class WrongValue(ValueError):
     """The value does not fit the type; the message lists what is valid."""
 
+
+TOO_LARGE = 10**15
+"""Whole numbers from here on are refused: their products would exceed 64 bits, and no setting needs them."""
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Numbers outside overflow float32, in which models are trained, or do so when they are divided by."""
 
 _FIELD_TYPES: weakref.WeakKeyDictionary[type[Any], Mapping[str, Any]] = weakref.WeakKeyDictionary()
 
@@ -74,18 +80,25 @@ def _boolean(value: Any) -> bool:
 def _whole(value: Any) -> int:
     if isinstance(value, str) or (isinstance(value, numbers.Integral) and not isinstance(value, bool)):
         try:
-            return int(value)
+            number = int(value)
         except ValueError:
-            pass
+            raise WrongValue("a whole number") from None
+        if abs(number) >= TOO_LARGE:
+            raise WrongValue("a whole number of at most 15 digits")
+        return number
     raise WrongValue("a whole number")
 
 
 def _number(value: Any) -> float:
     if isinstance(value, str) or (isinstance(value, numbers.Real) and not isinstance(value, bool)):
         try:
-            return float(value)
+            number = float(value)
         except (ValueError, OverflowError):
-            pass
+            raise WrongValue("a number") from None
+        # Infinity and NaN are refused by the settings themselves, which say what is valid.
+        if math.isfinite(number) and number != 0 and not SMALLEST <= abs(number) <= LARGEST:
+            raise WrongValue(f"0 or a number of size {SMALLEST:g} to {LARGEST:g}")
+        return number
     raise WrongValue("a number")
 
 
@@ -96,7 +109,7 @@ def _text(value: Any) -> str:
 
 
 def _path(value: Any) -> Path:
-    if isinstance(value, str | Path):
+    if isinstance(value, str | Path) and str(value) and "\0" not in str(value):
         return Path(value)
     raise WrongValue("a path")
 

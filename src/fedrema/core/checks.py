@@ -5,7 +5,7 @@ Every problem becomes one sentence that names the method, the line of the user's
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,19 @@ def check_answer(method: Method, answer: Any, uploads: Uploads, roles: Mapping[s
         if not isinstance(kept, (Tensor, int, float)):
             raise _error(method, "aggregate", f"a tensor or number as state[{name!r}]", kept, "only these can be saved")
     return answer
+
+
+def check_traces(method: Method, names: Iterable[Any], recorded: Collection[str]) -> None:
+    """Refuse names of traces that are no strings, or by which records hold something else."""
+    where = _in_brackets(location(type(method).aggregate))
+    for name in names:
+        if not isinstance(name, str):
+            raise BadMethod(f"{_hook_name(method, 'aggregate')}{where} traces {name!r}: a name must be a string.")
+        if name in recorded:
+            raise BadMethod(
+                f"{_hook_name(method, 'aggregate')}{where} traces {name!r}, but every record of a round has something"
+                f" else of that name: call it 'own_{name}'."
+            )
 
 
 def _check_tensors(method: Method, hook: str, what: str, group: Any) -> None:

@@ -7,6 +7,7 @@ one without masks. The simulator computes the same whole numbers without masks.
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ TRAILER = 3
 """Numbers of a contribution after its parameters: its samples, 1 for the client, and 1 if values were clipped."""
 ROWS_AT_ONCE = 8
 """Clients that are converted to double precision at a time, to limit memory; the sum does not depend on it."""
+ROUNDING = Fraction(1, 2**51)
+"""Largest relative error of a product in double precision, with a margin."""
 COARSEST = 0.01
 """Largest allowed distance between two neighbouring values of the sum."""
 
@@ -57,10 +60,15 @@ class FixedPoint:
         """How many steps there are between 0 and 1: a power of two, so that scaling is exact.
 
         A contribution is at most n_k · bound · scale + 1/2, and a client has at least one sample. So the sum is at most
-        samples · (bound · scale + 1/2), which must be below 2^(bits − 1).
+        samples · (bound · scale + 1/2), which must be below 2^(bits − 1). Exact, because a double cannot hold the
+        largest number of 64 bits; the contribution itself is computed in doubles, and may be larger by `ROUNDING`.
         """
-        largest = ((2 ** (self.bits - 1) - 1) / self.samples - 0.5) / self.bound
-        return 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 0.0
+        largest = (Fraction(2 ** (self.bits - 1) - 1, self.samples) - Fraction(1, 2)) / Fraction(self.bound)
+        largest /= 1 + ROUNDING
+        if largest <= 0:
+            return 0.0
+        exponent = largest.numerator.bit_length() - largest.denominator.bit_length()
+        return 2.0 ** (exponent if Fraction(2) ** exponent <= largest else exponent - 1)
 
     def check_samples(self, largest: int, clients: int) -> None:
         """Raise `BadInput` if so many clients, with up to `largest` samples each, could overflow the sum."""
@@ -108,6 +116,8 @@ class QuantisedSum:
         bound, clipped = self.fixed_point.bound, torch.zeros_like(weights, dtype=torch.int64)
         for name, value in params.items():
             change = value.double() - self.before[name].double()
+            if not torch.isfinite(change).all():
+                raise BadInput(f"The change of {name!r} is not finite, so it cannot be summed.")
             clipped += (change.abs() > bound).reshape(len(weights), -1).sum(dim=1)
             steps = change.clamp(-bound, bound) * per_client(weights * self.fixed_point.scale, change)
             self.totals[name] = self.totals[name] + steps.round().to(torch.int64).sum(dim=0)

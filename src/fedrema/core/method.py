@@ -43,6 +43,9 @@ class Method:
     """Reference."""
     revision: ClassVar[int] = 1
     """Increased by one with every change that alters results; results of older revisions count as outdated."""
+    absence_revision: ClassVar[int] = 1
+    """Replaces `revision`, if larger, for runs in which clients miss rounds or join late; increased with every change
+    that alters only those."""
     reports: ClassVar[Reports] = Reports()
     """What it reports beyond the metrics of every run: traces, a period, matrices between clients, its colour."""
 
@@ -74,6 +77,13 @@ class Method:
     def trains(self, net: Net, name: str) -> bool:
         """Return whether a parameter is ever trained; the others have no gradient and no momentum."""
         return net.trains(name)
+
+    def clip_group(self, net: Net, name: str) -> str:
+        """Return the name of the model that a trained parameter belongs to: each is clipped by its own norm.
+
+        By default, a prefix before a parameter's name denotes another model.
+        """
+        return net.prefix_of(name)
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
         """Add the tensors that the method needs to a new client's `params` and `memory`, under unused names.

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from fedrema.base.options import Purpose, option
 from fedrema.core.defences import Defence
 from fedrema.core.fixed_point import FixedPoint
@@ -99,7 +101,8 @@ class Simulation:
     device: Literal["auto", "cpu", "cuda"] = option("auto", Purpose.COMPUTATION)
     """Device to train on; auto uses a GPU if there is one."""
     precision: Precision = "auto"
-    """Numeric precision; tf32 and bf16, for matrix products only, need a GPU. auto: float32 on a CPU, bf16 on a GPU."""
+    """Numeric precision; tf32 and bf16, for matrix products only, need a GPU. auto: float32 on a CPU, bf16 on a GPU.
+    It belongs to the result: a run records it, and continues in it only."""
     backend: Backend = option("auto", Purpose.COMPUTATION)
     """Train clients one after the other (loop) or all at once as stacked tensors (stacked); auto chooses the faster."""
     threads: int = option(0, Purpose.COMPUTATION)
@@ -172,14 +175,26 @@ class Simulation:
             if not 0 <= getattr(self, name) < 1:
                 raise BadInput(f"--{name} must be in [0, 1), got {getattr(self, name)}.")
 
+    def with_effective_precision(self, kind: str) -> "Simulation":
+        """Return the settings with the precision that `auto` means on a kind of device, cpu or cuda."""
+        return replace(self, precision=effective_precision(self.precision, kind))
+
+    @property
+    def has_absences(self) -> bool:
+        """Whether clients miss rounds or join late."""
+        return self.participation < 1 or self.dropout > 0 or self.late > 0
+
     @property
     def added_metrics(self) -> tuple[str, ...]:
         """The names in `metrics`."""
         return tuple(name.strip() for name in self.metrics.split(",")) if self.metrics else ()
 
     def for_inspection(self) -> "Simulation":
-        """Return the settings for inspecting a trained run on this machine: automatic device, full participation."""
-        precision: Precision = "float64" if self.precision == "float64" else "auto"
+        """Return the settings for inspecting a trained run on this machine: automatic device, full participation.
+
+        The precision stays the same, except that a CPU computes in float32 where training needed a GPU.
+        """
+        precision: Precision = "auto" if needs_gpu(self.precision) else self.precision
         return replace(
             self,
             device="auto",
@@ -210,6 +225,25 @@ class Simulation:
     def clip_norm(self) -> float | None:
         """The fixed norm of --dp-clip; None if it is adapted."""
         return None if self.dp_clip == ADAPTIVE else float(self.dp_clip)
+
+
+def kind_of_device(device: str) -> str:
+    """Return the kind of a device, cpu or cuda; `auto` is a GPU if this machine has one."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device.partition(":")[0]
+
+
+def effective_precision(precision: Precision, kind: str) -> Precision:
+    """Return the precision of a setting on a kind of device; `auto` is the fastest that is as accurate as float32."""
+    if precision == "auto":
+        return "float32" if kind == "cpu" else "bf16"
+    return precision
+
+
+def needs_gpu(precision: str) -> bool:
+    """Whether only a GPU computes in this precision."""
+    return precision in ("tf32", "bf16")
 
 
 PRIVACY = ("dp", "dp_clip", "dp_noise", "dp_delta")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrema.base.files import regular_file
 from fedrema.data import partitions
 from fedrema.data.checks import are_integers
 from fedrema.data.datasets import Pool, is_available, load_pool, pool_size
@@ -125,7 +126,7 @@ def _from_partition_file(settings: DataSettings, path: Path, pool: Pool) -> Fede
 def _read_json(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
     """Return indices, client names and, if the file has them, splits."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(regular_file(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"--partition-file {path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:

@@ -30,12 +30,18 @@ from fedrema.data.checks import (
 from fedrema.data.npz import read_npz
 from fedrema.data.partitions import draw_test_mask
 from fedrema.data.preprocessing import Preprocessing
+from fedrema.data.rare_classes import decide
+from fedrema.data.saved_meta import parse_meta
 from fedrema.data.targets import check_target, task_of
 from fedrema.errors import BadInput
 from fedrema.tasks import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from fedrema.base.figures import Figure
+
+
+PARTITIONED = frozenset({"partition", "partition_file"})
+"""Keys of `info` that a dataset has which was partitioned among simulated clients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +96,11 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether it is a dataset that was partitioned among simulated clients, and no client's own data."""
+        return bool(PARTITIONED & self.info.keys())
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -202,6 +213,8 @@ class Federation:
                 f"classes are {list_names(class_names)}."
             )
         task = self.own_task and replace(self.own_task, classes=len(place))
+        if task is not None and task.has_softmax:
+            task = replace(task, name="binary" if len(place) == 2 else "multiclass")
         return replace(self, y=labels, classes=len(place), own_class_names=custom_names(class_names), own_task=task)
 
     def save(self, path: Path) -> None:
@@ -220,6 +233,8 @@ class Federation:
             record["class_names"] = self.own_class_names
         if not self.task.has_softmax:
             record["task"] = self.task.name
+        if self.task.rare:
+            record["rare"] = True
         if self.preprocessing is not None:
             record["preprocessing"] = msgspec.to_builtins(self.preprocessing)
         try:
@@ -237,6 +252,7 @@ class Federation:
         test_share: float = 0.2,
         class_names: Sequence[str] | None = None,
         task: str | None = None,
+        rare: bool | None = None,
     ) -> "Federation":
         """Read an `.npz` file with `x`, `y`, `client` and optionally `split` (saved federations also have `meta`).
 
@@ -244,7 +260,7 @@ class Federation:
         unless the file was saved by fedrema with a task of its own.
         """
         arrays = read_npz(Path(path), required=("x", "y", "client"), optional=("split", "meta"))
-        federation = cls.from_saved(arrays, Path(path), data_seed, test_share, class_names, task)
+        federation = cls.from_saved(arrays, Path(path), data_seed, test_share, class_names, task, rare)
         return federation if class_names is None else federation.relabelled(class_names)
 
     @classmethod
@@ -256,6 +272,7 @@ class Federation:
         test_share: float = 0.2,
         class_names: Sequence[str] | None = None,
         task: str | None = None,
+        rare: bool | None = None,
     ) -> "Federation":
         """Create a federation from the arrays of a file, and check its fingerprint; messages name the file."""
         arrays = dict(arrays)
@@ -271,6 +288,7 @@ class Federation:
                 names=meta.names,
                 task=meta.task or task,
                 preprocessing=meta.preprocessing,
+                rare=rare if meta.fingerprint is None else meta.rare,
             )
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from error
@@ -293,6 +311,7 @@ class Federation:
         class_names: Sequence[str] | None = None,
         task: str | None = None,
         preprocessing: Preprocessing | None = None,
+        rare: bool | None = None,
     ) -> "Federation":
         """Validate arrays with one entry per sample and create a federation.
 
@@ -302,6 +321,8 @@ class Federation:
         holds 'train' and 'test', or true (1) for test; without it, each client's test split is drawn from `data_seed`
         and its name. `task` is one of `fedrema.tasks.TASKS`; without it, fractions are a quantity (regression), rows of
         0 and 1 are labels (multilabel), and everything else is classes. `preprocessing` says how `x` was computed.
+        `rare` says whether a class is so rare that splits are stratified by class and log loss is the primary metric;
+        default: by the shares of the classes, unless a dataset was partitioned.
         """
         check_split_settings(data_seed, test_share)
         identifiers = as_array(client, "client")
@@ -317,18 +338,25 @@ class Federation:
         order = np.argsort(rows, kind="stable")
         target = replace(target, y=target.y[order])
         samples, rows = samples[order], rows[order]
+        info = dict(info or {"federation": "arrays"})
+        if target.task not in CLASSIFICATION or PARTITIONED & info.keys():
+            rare = False
+        else:
+            rare = decide(rare, target.y, target.class_names or tuple(map(str, range(target.classes))))
         if test is not None:
             test = test[order]
         else:
             sizes = np.bincount(rows, minlength=len(found))
-            pairs = zip(sizes, found, strict=True)
-            test = np.concatenate([draw_test_mask(int(n), test_share, data_seed, name) for n, name in pairs])
+            own = np.split(target.y, np.cumsum(sizes)[:-1])
+            parts = zip(sizes, found, own, strict=True)
+            test = np.concatenate(
+                [draw_test_mask(int(n), test_share, data_seed, name, y if rare else None) for n, name, y in parts]
+            )
         trained = np.bincount(rows[~test], minlength=len(found))
         if not trained.all():
             name = found[int(np.argmin(trained))]
             raise BadInput(f"client {name!r} has only test samples; every client needs at least one training sample.")
-        info = dict(info or {"federation": "arrays"})
-        own_task = None if target.task in CLASSIFICATION else task_of(target, test)
+        own_task = replace(task_of(target, test), rare=rare)
         return cls(
             samples,
             target.y,
@@ -338,7 +366,7 @@ class Federation:
             target.classes,
             info,
             target.class_names,
-            own_task,
+            own_task if rare or target.task not in CLASSIFICATION else None,
             preprocessing=preprocessing,
         )
 
@@ -411,29 +439,3 @@ def to_float(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tenso
     if x.dtype == torch.uint8:
         return (x.to(dtype) / 255 - 0.5) / 0.5
     return x.to(dtype)
-
-
-@dataclass(frozen=True)
-class SavedMeta:
-    """What the `meta` of a saved federation holds; None for what it lacks."""
-
-    names: list[str] | None = None
-    classes: int | None = None
-    class_names: list[str] | None = None
-    info: dict[str, object] | None = None
-    task: str | None = None
-    preprocessing: Preprocessing | None = None
-    fingerprint: str | None = None
-
-
-def parse_meta(meta: NDArray[Any] | None, path: Path) -> SavedMeta:
-    """Return the metadata of a saved federation; empty if there is no `meta`."""
-    if meta is None:
-        return SavedMeta()
-    try:
-        parsed = msgspec.json.decode(str(meta), type=SavedMeta)
-    except (msgspec.MsgspecError, RecursionError):
-        parsed = None
-    if parsed is None or (parsed.class_names is not None and len(parsed.class_names) != parsed.classes):
-        raise BadInput(f"{path}: 'meta' is not the JSON object of a saved federation; remove it.")
-    return parsed

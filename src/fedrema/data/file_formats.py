@@ -12,6 +12,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrema.base.files import regular_file
 from fedrema.data.sources import SOURCES, Source, SourceFile
 from fedrema.errors import BadInput
 
@@ -51,7 +52,7 @@ def read_file(path: Path, expected: SourceFile) -> bytes:
     """Return the content of a plain or gzipped file; raise if it differs from the published file."""
     try:
         # Detected by content, because a file may have been decompressed without changing its name.
-        with path.open("rb") as probe:
+        with regular_file(path).open("rb") as probe:
             zipped = probe.read(2) == b"\x1f\x8b"
         with path.open("rb") as stream:
             content = _read_at_most(gzip.GzipFile(fileobj=stream) if zipped else stream, expected.size)
@@ -68,7 +69,7 @@ def read_archive(path: Path, source: Source) -> dict[str, bytes]:
     expected = {file.name: file for file in source.files}
     contents: dict[str, bytes] = {}
     try:
-        with tarfile.open(path, "r|*") as archive:
+        with tarfile.open(regular_file(path), "r|*") as archive:
             for member in archive:
                 file = expected.get(Path(member.name).name)
                 stream = archive.extractfile(member) if file is not None and member.isfile() else None

@@ -13,6 +13,7 @@ from fedrema.data.checks import check_split_settings, list_names
 from fedrema.data.federation import Federation
 from fedrema.data.load_options import LoadOptions
 from fedrema.data.preprocessing import Preprocessing, fit_preprocessing
+from fedrema.data.rare_classes import has_rare_class
 from fedrema.data.readers.image_files import find_image_column, read_image_table
 from fedrema.data.readers.source import TableSource, read_table
 from fedrema.data.roles import TableOptions, find_roles
@@ -20,6 +21,7 @@ from fedrema.data.statistics import Statistics, check_statistics, local_statisti
 from fedrema.data.table import Table
 from fedrema.data.table_targets import make_target
 from fedrema.errors import BadInput
+from fedrema.tasks import CLASSIFICATION
 
 log = logging.getLogger("fedrema")
 _FEW = 3
@@ -69,7 +71,10 @@ def federation_from_table(table: Table, options: LoadOptions, info: Mapping[str,
     """Create a federation from a table; the preprocessing is fitted to the training samples only."""
     check_split_settings(options.data_seed, options.test_share)
     target = make_target(table, options.table.task, options.class_names)
-    test = table.test_mask(options.data_seed, options.test_share)
+    rare = options.rare if target.task in CLASSIFICATION else False
+    if rare is None:
+        rare = has_rare_class(np.bincount(target.y, minlength=len(target.names)))
+    test = table.test_mask(options.data_seed, options.test_share, target.y if rare else None)
     _check_clients(table, test)
     preprocessing = options.preprocessing or _fitted(table, test, options.table)
     # Federations are sorted by client. The inputs are written in this order, and are valid: `from_arrays` would copy
@@ -78,7 +83,15 @@ def federation_from_table(table: Table, options: LoadOptions, info: Mapping[str,
     placeholder = np.broadcast_to(np.uint8(0), (len(x), 1))
     classes: dict[str, Any] = {"classes": len(target.names), "class_names": target.names} if target.names else {}
     federation = Federation.from_arrays(
-        placeholder, target.y, table.client, test, info=info, **classes, task=target.task, preprocessing=preprocessing
+        placeholder,
+        target.y,
+        table.client,
+        test,
+        info=info,
+        **classes,
+        task=target.task,
+        preprocessing=preprocessing,
+        rare=rare,
     )
     return replace(federation, x=x, names=table.names)
 

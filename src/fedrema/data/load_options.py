@@ -25,6 +25,9 @@ class LoadOptions:
     preprocessing: Preprocessing | None = None
     """The preprocessing of the run that the data is used for; None: it is fitted to the data."""
 
+    rare: bool | None = None
+    """Whether a class is rare, so that splits are stratified; None: decided by the data."""
+
     @property
     def for_arrays(self) -> dict[str, Any]:
         """The arguments of `Federation.from_arrays` that these options determine."""
@@ -33,4 +36,5 @@ class LoadOptions:
             "test_share": self.test_share,
             "class_names": self.class_names,
             "task": None if self.table.task == "auto" else self.table.task,
+            "rare": self.rare,
         }

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from fedrema.base.files import regular_file
 from fedrema.base.memory import amount, check_fits
 from fedrema.errors import BadInput
 
@@ -25,7 +26,7 @@ def read_npz(path: Path, required: Sequence[str], optional: Sequence[str]) -> di
     if not path.is_file():
         raise BadInput(f"{path} does not exist or is not a file; give a .npz file with {', '.join(required)}.")
     try:
-        with path.open("rb") as stream:
+        with regular_file(path).open("rb") as stream:
             if not zipfile.is_zipfile(stream):
                 raise BadInput(f"{path} is not a .npz file or is truncated; create it with numpy.savez.")
             check_archive(stream, path)

@@ -122,17 +122,26 @@ def check_total(available: int, needed: int, requested: str) -> None:
         )
 
 
-def draw_test_mask(size: int, test_share: float, seed: int, name: str) -> NDArray[np.bool_]:
+def draw_test_mask(
+    size: int, test_share: float, seed: int, name: str, classes: NDArray[np.int64] | None = None
+) -> NDArray[np.bool_]:
     """Return which of a client's `size` samples are test samples.
 
     The draw depends on the seed and the client's permanent name. With two or more samples, both splits get at least
-    one.
+    one. With the class of each sample, this holds for each class, and a class with one sample is in the training split.
     """
     test = np.zeros(size, np.bool_)
-    if size >= 2:
-        count = min(max(int(round(size * test_share, 9)), 1), size - 1)
-        key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-        test[np.random.default_rng([seed, _TEST, key]).permutation(size)[:count]] = True
+    if size < 2:
+        return test
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    order = np.random.default_rng([seed, _TEST, key]).permutation(size)
+    if classes is None:
+        test[order[: min(max(int(round(size * test_share, 9)), 1), size - 1)]] = True
+        return test
+    for found in np.unique(classes):
+        members = order[classes[order] == found]
+        if len(members) >= 2:
+            test[members[: min(max(round(len(members) * test_share), 1), len(members) - 1)]] = True
     return test
 
 

@@ -115,14 +115,24 @@ def federation_table(federation: Federation) -> Table:
     table.add_column("client", no_wrap=True)
     for heading in ("train", "test"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("classes (samples)")
-    train, test = (federation.label_counts(part).sum(axis=1) for part in ("train", "test"))
-    counts, names = federation.label_counts(), federation.class_names
+    # Of rare classes it matters how many samples each split has.
+    table.add_column("classes (training + test)" if federation.task.rare else "classes (samples)")
+    by_split = [federation.label_counts(part) for part in ("train", "test")]
+    (train, test), counts, names = (
+        (part.sum(axis=1) for part in by_split),
+        by_split[0] + by_split[1],
+        federation.class_names,
+    )
     # A last row "and 1 more" would take as much space as the client itself.
     row_count = len(federation) if len(federation) <= _TABLE_ROWS else _TABLE_ROWS - 1
     for row in range(row_count):
         order = np.argsort(-counts[row], kind="stable")
-        classes = [f"{_short(names[label])} ({counts[row, label]})" for label in order if counts[row, label]]
+        held = {
+            label: " + ".join(str(part[row, label]) for part in (by_split if federation.task.rare else [counts]))
+            for label in order
+            if counts[row, label]
+        }
+        classes = [f"{_short(names[label])} ({number})" for label, number in held.items()]
         if len(classes) > _TABLE_CLASSES:
             classes[_TABLE_CLASSES - 1 :] = [f"and {len(classes) - _TABLE_CLASSES + 1} more"]
         table.add_row(safe(_short(federation.names[row])), str(train[row]), str(test[row]), "  ".join(classes))

@@ -86,13 +86,19 @@ class Table:
         ends = np.cumsum(np.bincount(self.client, minlength=len(self.names)))
         return np.split(order, ends[:-1])
 
-    def test_mask(self, data_seed: int, test_share: float) -> NDArray[np.bool_]:
-        """Return which samples are test samples: as in the source, or drawn for each client."""
+    def test_mask(
+        self, data_seed: int, test_share: float, classes: NDArray[np.int64] | None = None
+    ) -> NDArray[np.bool_]:
+        """Return which samples are test samples: as in the source, or drawn for each client.
+
+        With the class of each sample, the draw is stratified by class.
+        """
         if self.test is not None:
             return self.test
         test = np.zeros(len(self), np.bool_)
         for name, rows in zip(self.names, self.rows_by_client(), strict=True):
-            test[rows] = draw_test_mask(len(rows), test_share, data_seed, name)
+            own = None if classes is None else classes[rows]
+            test[rows] = draw_test_mask(len(rows), test_share, data_seed, name, own)
         return test
 
     def where(self, row: int) -> str:

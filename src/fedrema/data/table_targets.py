@@ -65,6 +65,14 @@ def infer_task(column: NumberColumn | CategoryColumn, class_names: Sequence[str]
     return "binary" if distinct == 2 else "multiclass"
 
 
+def target_codes(table: Table) -> NDArray[np.int64]:
+    """Return a number for each sample that is the same for equal targets, of a table with one target."""
+    (column,) = table.targets.values()
+    values = column.codes if isinstance(column, CategoryColumn) else column.values
+    codes: NDArray[np.int64] = np.unique(values, return_inverse=True)[1]
+    return codes
+
+
 def _refuse_missing(table: Table, name: str, column: NumberColumn | CategoryColumn) -> None:
     missing = np.isnan(column.values) if isinstance(column, NumberColumn) else column.codes < 0
     if missing.any():

@@ -40,6 +40,7 @@ def load_user_data(
     options: TableOptions | None = None,
     preprocessing: Preprocessing | None = None,
     client: str | None = None,
+    rare: bool | None = None,
 ) -> Federation:
     """Load a federation from a file, a folder, or `module:function`.
 
@@ -57,8 +58,10 @@ def load_user_data(
         The preprocessing of the run that the data is used for; by default, it is fitted to the data.
     client
         Name of the client of a table file in which no column names the clients.
+    rare
+        Whether a class is rare, so that splits are stratified by class; by default, decided by the data.
     """
-    load = LoadOptions(data_seed, test_share, class_names, options or TableOptions(), client, preprocessing)
+    load = LoadOptions(data_seed, test_share, class_names, options or TableOptions(), client, preprocessing, rare)
     path = Path(source).expanduser()
     if path.is_dir():
         return _load_folder(path, load)
@@ -66,7 +69,8 @@ def load_user_data(
         return _load_file(path, load)
     if _FUNCTION.fullmatch(source):
         return _load_from_function(source, load)
-    raise BadInput(f"--federation {source} does not exist; valid are {_FORMS}.")
+    problem = "is not a regular file" if path.exists() else "does not exist"
+    raise BadInput(f"--federation {source} {problem}; valid are {_FORMS}.")
 
 
 def read_user_table(
@@ -98,7 +102,7 @@ def _load_file(path: Path, options: LoadOptions) -> Federation:
     if path.suffix == ".npz":
         options.table.refuse(str(path), "arrays", "--task")
         task = None if options.table.task == "auto" else options.table.task
-        return Federation.load(path, options.data_seed, options.test_share, options.class_names, task)
+        return Federation.load(path, options.data_seed, options.test_share, options.class_names, task, options.rare)
     info = {"federation": path.name}
     with _prefix_errors(f"--federation {path}"):
         if is_table(path):

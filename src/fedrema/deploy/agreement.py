@@ -5,6 +5,7 @@ it then sends with every request. The samples stay on their nodes.
 """
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from fedrema.data.statistics import (
 from fedrema.data.table import sorted_categories
 from fedrema.data.text_columns import DAYS
 from fedrema.deploy.limits import LARGEST_COUNT, LARGEST_SUM, quoted
+from fedrema.deploy.refusals import Refusal, Refused, refusing
 from fedrema.deploy.run_config import Plan
 from fedrema.errors import BadInput
 
@@ -126,6 +128,25 @@ class Agreement:
         except (msgspec.MsgspecError, RecursionError) as error:
             raise BadInput(f"the preprocessing that the server sent cannot be read: {quoted(str(error))}") from error
 
+    def within(self, settings: Settings, plan: Plan) -> Plan:
+        """Return the plan with an agreement that a server sent; refuses what the approved plan does not leave open."""
+        needs = Needs.of(settings, plan)
+        sent = {
+            "preprocessing": (self.preprocessing is not None, bool(needs.columns)),
+            "the names of the classes": (bool(self.class_names), needs.class_names),
+            "the numbers of samples of the classes": (bool(self.class_counts), needs.class_counts),
+            "the scale of the target": (bool(self.centre or self.scale), needs.target),
+        }
+        for what, (is_sent, is_open) in sent.items():
+            if is_sent != is_open:
+                raise Refused(Refusal.AGREEMENT, what=what)
+        if self.preprocessing is not None and not _fits(self.preprocessing, needs, settings):
+            raise Refused(Refusal.AGREEMENT, what="other preprocessing")
+        if self.scale and not (0 < self.scale < math.inf and math.isfinite(self.centre)):
+            raise Refused(Refusal.AGREEMENT, what="an infinite scale of the target")
+        with refusing(Refusal.REQUEST):
+            return self.applied(plan)
+
     def applied(self, plan: Plan) -> Plan:
         """Return the plan with everything that the nodes have agreed on."""
         changes: dict[str, str | int | float] = {}
@@ -138,6 +159,17 @@ class Agreement:
         if self.scale:
             changes |= {"target_centre": self.centre, "target_scale": self.scale}
         return replace(plan, **changes)  # type: ignore[arg-type]  # by name
+
+
+def _fits(preprocessing: Preprocessing, needs: Needs, settings: Settings) -> bool:
+    """Return whether preprocessing is for the columns of the federation, and as its settings say."""
+    numbers, categories = preprocessing.numbers, preprocessing.categories
+    named = [*(rule.column for rule in numbers), *(rule.column for rule in categories), *preprocessing.left_out]
+    finite = all(math.isfinite(rule.mean) and 0 < rule.deviation < math.inf for rule in numbers)
+    options = settings.data.table_options
+    as_approved = (preprocessing.scale, preprocessing.encoding) == (options.scale, options.categories)
+    columns = preprocessing.inputs == needs.columns and sorted(named) == sorted(needs.columns)
+    return finite and as_approved and columns and not preprocessing.images
 
 
 def input_shape(preprocessing: Preprocessing) -> tuple[int, ...]:

@@ -20,9 +20,10 @@ from fedrema.base.files import write_text
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings, read_toml
 from fedrema.deploy.agreement import Needs
+from fedrema.deploy.answered_rounds import AnsweredRounds
 from fedrema.deploy.audit_service import record_approval
 from fedrema.deploy.folder import NodeFolder
-from fedrema.deploy.limits import quoted
+from fedrema.deploy.refusals import Refusal, Refused
 from fedrema.deploy.run_config import NO_FOLDER, Plan, RunConfig, Value, plan_names, read_run_config
 from fedrema.deploy.tls import fingerprint, read_public_key
 from fedrema.errors import BadInput
@@ -34,10 +35,6 @@ ROUNDS = "rounds"
 OF_THE_SERVER = plan_names(Purpose.PLACE, Purpose.OPERATION)
 """Names in a run configuration that have no effect on a node."""
 APPROVE_AGAIN = "check the plan and run fedrema deploy approve again"
-
-
-class NotApproved(BadInput):
-    """The server asked for something that the node's owner has not approved."""
 
 
 @dataclass(frozen=True)
@@ -72,20 +69,25 @@ class NodePlan:
         theirs = affecting_nodes(received)
         for name in sorted({*theirs, *self.config} - {ROUNDS}):
             if name not in theirs:
-                raise NotApproved(f"the server's plan has no {quoted(name)}, which the node's owner approved")
+                raise Refused(Refusal.SETTING_MISSING, name=name)
             if name not in self.config:
-                raise NotApproved(f"the node's owner has not approved any {quoted(name)}")
+                raise Refused(Refusal.SETTING_UNKNOWN, name=name)
             if not _same(theirs[name], self.config[name]):
-                raise NotApproved(f"the node's owner has not approved {quoted(name)} = {quoted(repr(theirs[name]))}")
+                raise Refused(Refusal.SETTING, name=name, value=repr(theirs[name]))
         rounds = theirs.get(ROUNDS)
         if type(rounds) is not int or rounds > self.rounds:
-            raise NotApproved(f"the node's owner has approved {self.rounds} rounds, not {quoted(repr(rounds))}")
+            raise Refused(Refusal.ROUNDS, approved=self.rounds, rounds=repr(rounds))
 
     def check_round(self, number: object, train: bool = True) -> None:
-        """Refuse a round beyond the approved number; the result of the last one is scored in the round after it."""
-        if type(number) is not int or number > self.rounds + (0 if train else 1):
-            this = quoted(repr(number))
-            raise NotApproved(f"the node's owner has approved {self.rounds} rounds, and this is round {this}")
+        """Refuse a round that is not approved; the result of the last one is scored in the round after it."""
+        if type(number) is not int or not 1 <= number <= self.rounds + (0 if train else 1):
+            raise Refused(Refusal.ROUND, approved=self.rounds, number=repr(number))
+
+    @property
+    def run(self) -> str:
+        """SHA-256 of what identifies the run: all settings except the number of rounds, which the owner can raise."""
+        fixed = sorted((name, value) for name, value in self.config.items() if name != ROUNDS)
+        return hashlib.sha256(json.dumps(fixed).encode()).hexdigest()
 
     @property
     def is_secure(self) -> bool:
@@ -154,11 +156,18 @@ def proposed_plan(folder: NodeFolder, file: Path | None = None) -> NodePlan:
     return plan
 
 
-def approve(folder: NodeFolder, plan: NodePlan) -> None:
-    """Store a plan as the one that the node's owner has approved."""
+def approve(folder: NodeFolder, plan: NodePlan, repeat_from: int = 0) -> None:
+    """Store a plan as the one that the node's owner has approved.
+
+    With `repeat_from`, the server may repeat this round and later ones with other models than before.
+    """
+    if repeat_from and not 1 <= repeat_from <= plan.rounds + 1:
+        raise BadInput(f"--repeat-from must be a round from 1 to {plan.rounds + 1}, got {repeat_from}.")
     content = {**msgspec.to_builtins(plan), "digest": plan.digest}
     write_text(folder.approval_file, f"{json.dumps(content, indent=1)}\n")
-    record_approval(folder.path, folder.name, plan.config, plan.digest)
+    if repeat_from:
+        AnsweredRounds(folder.kept).permit_from(repeat_from)
+    record_approval(folder.path, folder.name, plan.config, plan.digest, repeat_from)
 
 
 def approved_plan(folder: NodeFolder) -> NodePlan:
@@ -189,19 +198,17 @@ def approved_plan(folder: NodeFolder) -> NodePlan:
     return plan
 
 
-def peer_keys(folder: NodeFolder) -> dict[str, bytes] | None:
-    """Return the public keys of the other nodes, by name; None if the node's folder has none."""
-    if not folder.peers.is_dir():
-        return None
+def peer_keys(folder: NodeFolder) -> dict[str, bytes]:
+    """Return the public keys of the other nodes, by name."""
     return {file.stem: read_public_key(file) for file in sorted(folder.peers.glob("*.pub"))}
 
 
 def _peers(folder: NodeFolder) -> str:
     """Return the other nodes that the owner approves: their names and the fingerprints of their keys."""
     keys = peer_keys(folder)
-    if keys is None:
-        return "any that the server names (there is no folder peers)"
-    return ", ".join(f"{name} {fingerprint(key)}" for name, key in keys.items()) or "none"
+    return (
+        ", ".join(f"{name} {fingerprint(key)}" for name, key in keys.items()) or "none: the node contributes to no sum"
+    )
 
 
 def own_sources(folder: NodeFolder, config: Mapping[str, Value]) -> dict[str, str]:

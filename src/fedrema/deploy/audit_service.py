@@ -37,10 +37,11 @@ def settings_change(audit: AuditLog, config: Mapping[str, object]) -> Entry | No
     return Entry(Event.SETTINGS_CHANGED, bytes=size, sha256=digest, decision=f"{first}: {main}")
 
 
-def record_approval(folder: Path, who: str, config: Mapping[str, object], plan: str) -> None:
+def record_approval(folder: Path, who: str, config: Mapping[str, object], plan: str, repeat_from: int = 0) -> None:
     """Record in a node's folder that its owner has approved the settings of a plan; `plan` is the plan's digest."""
     size, digest = _measured(config)
-    entry = Entry(Event.SETTINGS_APPROVED, who, bytes=size, sha256=digest, decision=f"approved plan: {plan}")
+    repeats = f"; the server may repeat round {repeat_from} and later ones" if repeat_from else ""
+    entry = Entry(Event.SETTINGS_APPROVED, who, bytes=size, sha256=digest, decision=f"approved plan: {plan}{repeats}")
     AuditLog(folder, who).append(entry)
 
 

@@ -3,6 +3,7 @@
 import tomllib
 from pathlib import Path
 
+from fedrema.base.files import regular_file
 from fedrema.deploy.connection import Cause, probe
 
 
@@ -15,7 +16,7 @@ def first_problem(folder: Path, server: str | None = None) -> str:
     if not all(file.is_file() for file in files):
         return ""
     try:
-        content = tomllib.loads(files[0].read_text(encoding="utf-8"))
+        content = tomllib.loads(regular_file(files[0]).read_text(encoding="utf-8"))
         address, name = str(server or content["server"]), str(content["name"])
     except (OSError, ValueError, KeyError):
         return ""

@@ -1,20 +1,26 @@
-"""The audit of messages: their size and digest, on the node and on the server."""
+"""The audit of messages: their size and digest, on the node and on the server; and a node's refusals."""
 
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Concatenate, ParamSpec, cast
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from fedrema.base.terminal import safe
 from fedrema.deploy.audit import HASH, AuditLog, Entry, Event, Head
 from fedrema.deploy.audit_service import settings_change
 from fedrema.deploy.flower_records import FACTS, MASK, SHARE, STATISTICS, UNMASK
+from fedrema.deploy.refusals import Refusal, Refused, as_refused
 from fedrema.deploy.tls import fingerprint, public_half
 from fedrema.errors import BadInput, FedremaError
 
+log = logging.getLogger("fedrema.executor")
 AUDIT = "audit"
 """The record of a reply that holds the last line of the node's audit log."""
 LARGEST_LINE = 10**12
@@ -34,60 +40,90 @@ def measured(content: RecordDict) -> tuple[int, str]:
     return sum(len(each.deflate()) for each in objects.values()), records.object_id
 
 
-def audited(handler: Handler[P]) -> Handler[P]:
-    """Record a node's requests and replies in the audit log in its folder; nothing is sent that is not in the log.
+def answered(handler: Handler[P]) -> Handler[P]:
+    """Answer a message with the handler's reply or with a refusal, and record it in the audit log in the node's folder.
 
-    The reply carries the number and the hash of the log's last line, which the server records.
+    Nothing is sent that is not in the log, except that the log cannot be written. A reply carries the number and the
+    hash of the log's last line, which the server records.
     """
 
     @functools.wraps(handler)
     def handle(message: Message, context: Context, *args: P.args, **kwargs: P.kwargs) -> Message:
         folder = context.node_config.get("folder")
-        if not folder:
-            return handler(message, context, *args, **kwargs)
-        home = Path(str(folder)).parent
-        name, number = str(context.node_config.get("name", "node")), _round(message.content)
-        log, key = AuditLog(home, name), _own_fingerprint(home)
-        size, digest = measured(message.content)
-        settings = {name: value for name, value in context.run_config.items() if name != "folder"}
-        change = settings_change(log, settings)
-        log.append(
-            Entry(Event.REQUEST_RECEIVED, name, key, number, size, digest), *([] if change is None else [change])
-        )
+        home = Path(str(folder)).parent if folder else None
+        name = str(context.node_config.get("name", "node"))
         try:
+            if home is None:
+                return handler(message, context, *args, **kwargs)
+            number, size, digest = _round(message.content), *measured(message.content)
+            audit, key = AuditLog(home, name), _own_fingerprint(home)
+            settings = {name: value for name, value in context.run_config.items() if name != "folder"}
+            change = settings_change(audit, settings)
+            request = Entry(Event.REQUEST_RECEIVED, name, key, number, size, digest)
+            _append(audit, request, *([] if change is None else [change]))
             reply = handler(message, context, *args, **kwargs)
-        except Exception as error:
-            why = str(error) if isinstance(error, FedremaError) else f"an error in the node's app: {error}"
-            log.append(Entry(Event.REQUEST_REFUSED, name, key, number, decision=f"no reply was sent: {why}"))
-            raise
-        size, digest = measured(reply.content)
-        facts = reply.content.config_records.get(FACTS, ConfigRecord({}))
-        kind = Event.STATISTICS_SENT if STATISTICS in facts else Event.REPLY_SENT
-        kind = STAGE_EVENTS.get(message.metadata.message_type, kind)
-        spent = f"noise was added; ε spent so far: {facts['epsilon']!r}" if "epsilon" in facts else ""
-        head = log.append(Entry(kind, name, key, number, size, digest, spent))
-        reply.content[AUDIT] = ConfigRecord({"line": head.line, "hash": head.hash})
-        return reply
+            size, digest = measured(reply.content)
+            facts = reply.content.config_records.get(FACTS, ConfigRecord({}))
+            kind = Event.STATISTICS_SENT if STATISTICS in facts else Event.REPLY_SENT
+            kind = STAGE_EVENTS.get(message.metadata.message_type, kind)
+            spent = f"noise was added; ε spent so far: {facts['epsilon']!r}" if "epsilon" in facts else ""
+            head = _append(audit, Entry(kind, name, key, number, size, digest, spent))
+            reply.content[AUDIT] = ConfigRecord({"line": head.line, "hash": head.hash})
+            return reply
+        except Exception as error:  # its text could contain samples
+            return refusal_to(message, error, home, name)
 
     return cast(Handler[P], handle)
+
+
+def refusal_to(message: Message, error: Exception, home: Path | None, name: str) -> Message:
+    """Return the refusal of a message because of an error, recorded in the node's logs in its folder `home`.
+
+    The audit log contains what is sent, and `node.log` the text of the error.
+    """
+    if not isinstance(error, FedremaError):
+        log.exception("a message could not be answered")
+    refused = as_refused(error)
+    if home is not None:
+        entry = _refused_entry(message, name, f"sent instead of a reply: {refused.sent}")
+        try:
+            write_node_log(home, entry.round, [f"refused ({refused.refusal.code}): {safe(refused)}"])
+            AuditLog(home, name).append(replace(entry, key=_own_fingerprint(home)))
+        except (FedremaError, OSError) as failure:  # such as a full disk
+            log.error("a refusal could not be recorded: %s", failure)
+            refused = Refused(Refusal.AUDIT)
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, refused.sent), reply_to=message)
+
+
+def _refused_entry(message: Message, name: str, decision: str) -> Entry:
+    entry = Entry(Event.REQUEST_REFUSED, name, decision=decision)
+    if not message.has_content():
+        return entry
+    try:
+        size, digest = measured(message.content)
+        return replace(entry, round=_round(message.content), bytes=size, sha256=digest)
+    except Exception as error:  # no message may stop the executor
+        return replace(entry, decision=f"{decision}; the request has no digest: {type(error).__name__}")
+
+
+def write_node_log(home: Path, number: int | None, lines: Iterable[str]) -> None:
+    """Append lines about a round to node.log in a node's folder, which only the node's owner reads."""
+    about = "" if number is None else f"round {number}: "
+    with (home / "node.log").open("a", encoding="utf-8") as stream:
+        stream.writelines(f"{datetime.now():%Y-%m-%d %H:%M:%S} {about}{line}\n" for line in lines)
+
+
+def _append(audit: AuditLog, *entries: Entry) -> Head:
+    try:
+        return audit.append(*entries)
+    except FedremaError as error:
+        raise Refused(Refusal.AUDIT, str(error)) from error
 
 
 def stage_of(message: Message) -> str:
     """Return the stage of secure aggregation that a message asks for, in words; empty for other messages."""
     kind = message.metadata.message_type
     return f"secure aggregation: {kind.rpartition('.')[2]}" if kind in STAGE_EVENTS else ""
-
-
-def record_refusal(home: Path, name: str, message: Message, why: str) -> None:
-    """Record a message that is outside of the approved plan in the audit log in a node's folder."""
-    entry = Entry(Event.REQUEST_REFUSED, name, _own_fingerprint(home), decision=f"no reply was sent: {why}")
-    if message.has_content():
-        try:
-            size, digest = measured(message.content)
-            entry = replace(entry, round=_round(message.content), bytes=size, sha256=digest)
-        except Exception as error:  # no message may stop the executor
-            entry = replace(entry, decision=f"{entry.decision}; its content has no digest: {error}")
-    AuditLog(home, name).append(entry)
 
 
 def received(what: Event, name: str, number: int, content: RecordDict) -> Entry:

@@ -4,18 +4,16 @@ import functools
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import cast
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedrema.base.terminal import safe
 from fedrema.config.settings import Settings
 from fedrema.data import Federation, Preprocessing
 from fedrema.deploy.agreement import Agreement, Needs
-from fedrema.deploy.flower_audit import audited
+from fedrema.deploy.flower_audit import answered, write_node_log
 from fedrema.deploy.flower_packing import unpacked
 from fedrema.deploy.flower_records import FACTS, STATISTICS, read_agreement, read_request, reply_record
 from fedrema.deploy.messages import Reply, Request
@@ -24,8 +22,8 @@ from fedrema.deploy.node_data import own_samples, partitioned_dataset, statistic
 from fedrema.deploy.node_model import save_model
 from fedrema.deploy.node_results import append_result
 from fedrema.deploy.privacy import PrivacyGuard, PrivacySettings
+from fedrema.deploy.refusals import Refusal, Refused, refusing
 from fedrema.deploy.run_config import HELD_BY_NODES, Plan, read_run_config
-from fedrema.errors import BadInput, FedremaError
 
 app = ClientApp()
 NODE_FILES = "node-files"
@@ -40,29 +38,32 @@ def identify(message: Message, context: Context) -> Message:
 
 
 @app.query(STATISTICS)
-@audited
+@answered
 def send_statistics(message: Message, context: Context) -> Message:
     """Send the statistics of this node's training samples that the federation needs before round 1."""
     settings, plan = read_run_config(context.run_config)
     name = str(message.content.config_records[FACTS]["name"])
-    with node_log(context.node_config.get("folder"), 0) as write:
-        if PrivacySettings.read(context.node_config).privacy_clip:
-            raise BadInput("It sends no statistics, because its owner adds noise to what leaves it (privacy-clip).")
+    privacy = PrivacySettings.read(context.node_config)
+    with node_folder(context) as folder, node_log(context.node_config.get("folder"), 0) as write:
+        if privacy.privacy_clip:
+            raise Refused(Refusal.STATISTICS_PRIVATE)
         needs, data = Needs.of(settings, plan), context.node_config.get("data")
         if not needs:
-            raise BadInput("It sends no statistics, because this federation needs none.")
+            raise Refused(Refusal.STATISTICS)
         if data is not None and plan.is_table:
             found = statistics_of_table(str(data), settings, name, needs, plan)
         else:
             found = statistics_of_samples(node_samples(settings, plan, context, name), needs, plan)
         write(found.described(needs))
+        with refusing(Refusal.PRIVACY):
+            PrivacyGuard(privacy, folder / "privacy.json").record(0)
     return Message(RecordDict({FACTS: ConfigRecord({STATISTICS: found.encoded()})}), reply_to=message)
 
 
 def open_node(context: Context, name: str, agreement: Agreement, folder: Path) -> Node:
     """Return the node with its samples, and its states in a folder."""
     settings, plan = read_run_config(context.run_config)
-    plan, config = agreement.applied(plan), context.node_config
+    plan, config = agreement.within(settings, plan), context.node_config
     samples = plan.relabelled(node_samples(settings, plan, context, name, agreement.preprocessing))
     return Node(settings, samples, folder, int(config.get("kept-rounds", 1)), bool(config.get("accept-lost-state")))
 
@@ -71,35 +72,42 @@ def open_node(context: Context, name: str, agreement: Agreement, folder: Path) -
 def train(message: Message, context: Context) -> Message:
     """Train for a round, or only score the received model."""
     message.content = unpacked(message.content)
-    return reply_to_request(message, context, open_node)
+    return reply_to_request(message, context, lambda context, _, *what: open_node(context, *what))
 
 
 Write = Callable[[str], None]
-HoldBack = Callable[[Node, Request, Reply, Write], tuple[Reply, RecordDict]]
+OpenNode = Callable[[Context, Request, str, Agreement, Path], Node]
+"""Returns the node that answers a request, given its name, what the nodes agreed on, and the folder of its state."""
+HoldBack = Callable[[Node, Request, Agreement, Reply, Write], tuple[Reply, RecordDict]]
 """Returns a reply without what is summed under masks, and a record with the node's keys for the sum."""
 
 
-@audited
+@answered
 def reply_to_request(
     message: Message,
     context: Context,
-    opened: Callable[[Context, str, Agreement, Path], Node],
+    opened: OpenNode,
     hold_back: HoldBack | None = None,
 ) -> Message:
     """Answer a request to train, or to score the received model.
 
-    `opened` returns the node, as `open_node` does. `hold_back` is needed for secure aggregation.
+    `hold_back` is needed for secure aggregation.
     """
-    request, name = read_request(message.content)
+    with refusing(Refusal.REQUEST):
+        (request, name), agreement = read_request(message.content), read_agreement(message.content) or Agreement()
     settings, _ = read_run_config(context.run_config)
     is_secure = settings.simulation.secure_aggregation
     if is_secure and hold_back is None:
-        raise BadInput("Secure aggregation needs a node that fedrema deploy client runs: it keeps secrets in memory.")
+        raise Refused(Refusal.SECURE)
     with node_folder(context) as folder, node_log(context.node_config.get("folder"), request.round) as write:
-        node = opened(context, name, read_agreement(message.content) or Agreement(), folder)
-        guard = privacy_guard(context, folder)
-        if guard is not None and request.train:
-            guard.check_budget()
+        node = opened(context, request, name, agreement, folder)
+        with refusing(Refusal.PRIVACY):
+            guard = PrivacyGuard(PrivacySettings.read(context.node_config), folder / "privacy.json")
+            if note := guard.begin(request.last_used_round, bool(context.node_config.get("accept-lost-state"))):
+                write(note)
+        if request.train:
+            with refusing(Refusal.BUDGET):
+                guard.check_budget()
         reply = node.reply_to(request)
         if node.note:
             write(node.note)
@@ -107,11 +115,11 @@ def reply_to_request(
             save_model(folder, settings, node, request.round - 1, reply)
             append_result(folder.parent, reply)
         write(_description(reply))
-        if guard is not None:
-            reply = guard.protect(reply, node.start_params(request))
+        with refusing(Refusal.PRIVACY):
+            reply = guard.protect(reply, node.start_params(request) if guard.settings.privacy_clip else {})
         keys = RecordDict()
         if is_secure and request.train and hold_back is not None:
-            reply, keys = hold_back(node, request, reply, write)
+            reply, keys = hold_back(node, request, agreement, reply, write)
     return Message(RecordDict({**reply_record(reply), **keys}), reply_to=message)
 
 
@@ -138,19 +146,14 @@ def _temporary_folder() -> "tempfile.TemporaryDirectory[str]":
 
 
 @contextmanager
-def node_log(folder: object, number: int | None) -> Iterator[Callable[[str], None]]:
-    """Write lines about a round, and its error, to node.log next to the node's state: for the node's owner only."""
-    about = "" if number is None else f"round {number}: "
+def node_log(folder: object, number: int) -> Iterator[Write]:
+    """Write lines about a round to node.log next to the folder of the node's state: for the node's owner only."""
     lines: list[str] = []
     try:
         yield lines.append
-    except FedremaError as error:
-        lines.append(safe(error))
-        raise
     finally:
         if folder:
-            with (Path(str(folder)).parent / "node.log").open("a", encoding="utf-8") as log:
-                log.writelines(f"{datetime.now():%Y-%m-%d %H:%M:%S} {about}{line}\n" for line in lines)
+            write_node_log(Path(str(folder)).parent, number, lines)
 
 
 def _description(reply: Reply) -> str:
@@ -163,12 +166,6 @@ def _description(reply: Reply) -> str:
     return ", ".join([f"{reply.count} samples", *parts])
 
 
-def privacy_guard(context: Context, folder: Path) -> PrivacyGuard | None:
-    """Return the guard that clips this node's replies and adds noise; None if its owner has not enabled it."""
-    settings = PrivacySettings.read(context.node_config)
-    return PrivacyGuard(settings, folder / "privacy.json") if settings.privacy_clip else None
-
-
 def node_samples(
     settings: Settings, plan: Plan, context: Context, name: str, preprocessing: Preprocessing | None = None
 ) -> Federation:
@@ -178,5 +175,5 @@ def node_samples(
         return own_samples(str(data), settings, name, plan, preprocessing)
     row = context.node_config.get("partition-id")
     if row is None or settings.data.federation == HELD_BY_NODES:
-        raise BadInput("The node has no data: give it data=FILE, data=FOLDER or data=module:function.")
+        raise Refused(Refusal.NO_DATA, "The node has no data: give it data=FILE, data=FOLDER or data=module:function.")
     return partitioned_dataset(settings.data).only(int(row))

@@ -1,5 +1,6 @@
 """The server's rounds over Flower: waits for nodes, sends requests, collects replies, and resumes after a crash."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,10 +19,17 @@ from fedrema.deploy.flower_grid import NoResponse, exchange, list_nodes
 from fedrema.deploy.flower_records import FACTS, STATISTICS, array_record, read_reply, request_record
 from fedrema.deploy.flower_secure_rounds import SecureRound, announced_keys
 from fedrema.deploy.folder import FORGOTTEN
-from fedrema.deploy.masking import PublicKeys, Rules
+from fedrema.deploy.masking import SESSION_BYTES, PublicKeys, Rules
 from fedrema.deploy.messages import Reply, without_class
 from fedrema.deploy.run_config import Plan, identity_values
-from fedrema.deploy.run_state import RunState, digest, save_agreement, saved_agreement
+from fedrema.deploy.run_state import (
+    FailedAttempts,
+    RunState,
+    attempts_file,
+    digest,
+    save_agreement,
+    saved_agreement,
+)
 from fedrema.deploy.server import CentralServer
 from fedrema.deploy.tls import fingerprint
 from fedrema.deploy.unmasking import MaskedSum
@@ -114,7 +122,7 @@ class Conductor:
                 log.warning("before round 1: no usable statistics from node %s: %s", name, why)
             self.audit.append(*(Entry(Event.REPLY_REJECTED, name, decision=why) for name, why in refused.items()))
             if len(usable) >= self.plan.least_clients:
-                self.failing_since = None
+                self._succeeded()
                 log.info("the preprocessing follows from the statistics of %s", ", ".join(sorted(usable)))
                 return agree(usable, self.needs, self.plan, self.settings.data.table_options)
             self.attempts.append(refused)
@@ -227,7 +235,7 @@ class Conductor:
             seconds=seconds,
             nodes=replace(record.nodes, rejected=rejected, attempts=self.attempts),
         )
-        self.failing_since, self.attempts = None, []
+        self._succeeded()
         self.run.save_round(record)
         log.info("round %d of %d: %d nodes participated", number, simulation.rounds, len(record.participants))
 
@@ -248,11 +256,16 @@ class Conductor:
             log.warning("round %d: the nodes of the sum have other numbers of samples than they report", number)
         return self.central.complete(usable, self.least, summed), lost
 
+    def _succeeded(self) -> None:
+        self.failing_since, self.attempts = None, []
+        attempts_file(Path(self.plan.folder)).unlink(missing_ok=True)
+
     def _repeat_later(self, number: int, usable: int, rejected: Mapping[str, str]) -> None:
         """Wait before a round with too few usable replies is repeated; stop the run if it has failed for too long."""
         least, now = self.least, time.monotonic()
         log.warning("round %d is repeated: it needs %d usable replies and had %d", number, least, usable)
         self.failing_since = now if self.failing_since is None else self.failing_since
+        FailedAttempts(number, len(self.attempts), dict(rejected)).save(Path(self.plan.folder))
         if now - self.failing_since > self.plan.wait_seconds:
             name, why = next(iter(rejected.items()))
             raise BadInput(
@@ -339,7 +352,11 @@ class Conductor:
     def _exchange(self, online: Mapping[str, int], train: bool) -> tuple[dict[str, Reply], dict[str, str]]:
         """Send each node its request; return the readable replies by name, and why the others are missing."""
         new = [name for name in online if name not in self.central.registry.names]
-        requests = {name: self.central.request(name, train) for name in sorted(online, key=self.central.registry.row)}
+        session = os.urandom(SESSION_BYTES) if train and self.central.is_secure else b""
+        requests = {
+            name: replace(self.central.request(name, train), session=session)
+            for name in sorted(online, key=self.central.registry.row)
+        }
         self.audit.append(
             *(Entry(Event.JOINED, name, self.fingerprints.get(name, ""), self.central.round + 1) for name in new)
         )

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode, SubStatus
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore.auth import load_superexec_auth_secret
 from flwr.supercore.constant import TaskType
@@ -31,17 +31,19 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fedrema.base.processes import exit_with_parent
 from fedrema.deploy import flower_client_app
 from fedrema.deploy.agreement import Agreement
-from fedrema.deploy.approval import NodePlan, NotApproved, approved_plan
-from fedrema.deploy.flower_audit import record_refusal
-from fedrema.deploy.flower_client_app import node_log, open_node, reply_to_request
+from fedrema.deploy.answered_rounds import AnsweredRounds
+from fedrema.deploy.approval import NodePlan, approved_plan
+from fedrema.deploy.flower_audit import refusal_to
+from fedrema.deploy.flower_client_app import open_node, reply_to_request
 from fedrema.deploy.flower_heartbeats import shorten_heartbeats
 from fedrema.deploy.flower_packing import pack, unpacked
 from fedrema.deploy.flower_records import FACTS, STATISTICS
 from fedrema.deploy.flower_secure_node import STAGES, SecureNode, answer_stage
 from fedrema.deploy.flower_transfers import shorten_pauses
 from fedrema.deploy.folder import NodeFolder
-from fedrema.deploy.limits import quoted
+from fedrema.deploy.messages import Request
 from fedrema.deploy.node import Node
+from fedrema.deploy.refusals import Refusal, Refused, is_failure, refusing
 from fedrema.errors import FedremaError
 
 log = logging.getLogger("fedrema.executor")
@@ -62,46 +64,42 @@ class Executor:
         """The node of the last request to train; its samples and states are in memory."""
         self.agreement: Agreement | None = None
         """What the nodes had agreed on in that request."""
+        self.answered = AnsweredRounds(folder.kept)
         self.secure = SecureNode(folder, plan) if plan.is_secure else None
         """The node's part of secure aggregation; None if the plan does not contain it."""
 
     def reply_to(self, message: Message, received: Context, kind: str = TaskType.CLIENT_APP) -> Message:
         """Answer a message; `received` is its context as the server describes it, and `kind` is Flower's kind of task.
 
-        A message outside of the approved plan is answered with an error that says so, and with nothing else. The server
-        learns the reason of an error only if fedrema wrote it, since other messages could contain samples.
+        A message outside of the approved plan is answered with a refusal, and nothing else is done. The server learns
+        the reason of an error from the list in `refusals` only: the text of an error could contain samples.
         """
-        folder, config = self.folder, self.plan.run_config()
+        folder = self.folder
         try:
             self._check(message, received, kind)
-        except NotApproved as error:
-            self._write(f"refused: {error}")
-            record_refusal(folder.path, folder.name, message, str(error))
-            return _error(message, f"refused: {error}")
-        try:
+            config = self.plan.run_config()
             context = Context(received.run_id, received.node_id, folder.node_config(), RecordDict(), config)
             if message.metadata.message_type == MessageType.TRAIN:
                 hold_back = None if self.secure is None else self.secure.hold_back
-                return reply_to_request(message, context, self._opened, hold_back)
-            if self.secure is not None and message.metadata.message_type in STAGES:
-                return answer_stage(message, context, self.secure)
-            return flower_client_app.app(message, context)
-        except FedremaError as error:  # `flower_client_app` has logged it
-            return _error(message, str(error))
+                reply = reply_to_request(message, context, self._opened, hold_back)
+            elif self.secure is not None and message.metadata.message_type in STAGES:
+                reply = answer_stage(message, context, self.secure)
+            else:
+                reply = flower_client_app.app(message, context)
         except Exception as error:  # no message may stop the executor
-            self.node = None
-            log.exception("a message could not be answered")
-            self._write(f"failed: {type(error).__name__}; see {folder.executor_log}")
-            return _error(message, f"it failed with {type(error).__name__}; the node's own log contains the reason")
+            reply = refusal_to(message, error, folder.path, folder.name)
+        if reply.has_error() and is_failure(reply.error.reason or ""):
+            self.node = None  # its state in memory may be incomplete
+        return reply
 
     def _check(self, message: Message, received: Context, kind: str) -> None:
         """Refuse everything that the node's owner has not approved; nothing was read or computed before."""
         if kind != TaskType.CLIENT_APP:
-            raise NotApproved(f"the node's owner has not approved apps of the kind {quoted(kind)}")
+            raise Refused(Refusal.APP, kind=kind)
         asked = message.metadata.message_type
         stages = STAGES if self.secure is not None else ()
         if asked not in (MessageType.TRAIN, MessageType.QUERY, STATISTICS_QUERY, *stages):
-            raise NotApproved(f"the node's owner has not approved messages of the type {quoted(asked)}")
+            raise Refused(Refusal.MESSAGE, kind=asked)
         self.plan.check_config(received.run_config)
         if asked == MessageType.QUERY:
             return
@@ -109,20 +107,18 @@ class Executor:
         facts = found if isinstance(found, ConfigRecord) else ConfigRecord({})
         name = facts.get("name")
         if name != self.folder.name:
-            raise NotApproved(f"the server calls this node {quoted(repr(name))}, and its name is {self.folder.name!r}")
+            raise Refused(Refusal.NAME, name=repr(name))
         if asked == MessageType.TRAIN:
             self.plan.check_round(facts.get("round"), train=bool(facts.get("train", True)))
 
-    def _opened(self, context: Context, name: str, agreement: Agreement, folder: Path) -> Node:
-        """Return the node; it is created once, unless the agreement changes."""
+    def _opened(self, context: Context, request: Request, name: str, agreement: Agreement, folder: Path) -> Node:
+        """Return the node for a request that may be answered; it is created once, unless the agreement changes."""
+        with refusing(Refusal.ANSWERED):
+            self.answered.accept(self.plan.run, request, agreement)
         if self.node is None or agreement != self.agreement:
             self.node, self.agreement = None, agreement
             self.node = open_node(context, name, agreement, folder)
         return self.node
-
-    def _write(self, line: str) -> None:
-        with node_log(self.folder.kept, None) as write:
-            write(line)
 
 
 class SuperNode:
@@ -185,10 +181,6 @@ class SuperNode:
             if sender.is_running:
                 sender.stop()
             client.close()
-
-
-def _error(message: Message, reason: str) -> Message:
-    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 def main() -> None:

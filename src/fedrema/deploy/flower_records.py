@@ -49,6 +49,7 @@ def request_record(
 ) -> RecordDict:
     """Return a request to a client; the last three are what all clients receive."""
     facts: dict[str, Any] = {"round": request.round, "last-used-round": request.last_used_round, "name": name}
+    facts |= {"session": request.session} if request.session else {}
     return RecordDict(
         {
             "common": common,
@@ -70,6 +71,7 @@ def read_request(content: RecordDict) -> tuple[Request, str]:
         int(facts["last-used-round"]),
         train=bool(facts["train"]),
         late=bool(facts["late"]),
+        session=bytes(facts.get("session", b"")),
         **tensors,
     )
     return request, str(facts["name"])

@@ -10,17 +10,17 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from fedrema.core import Role
 from fedrema.core.fixed_point import QuantisedSum
+from fedrema.deploy.agreement import Agreement
 from fedrema.deploy.approval import ROUNDS, NodePlan, peer_keys
-from fedrema.deploy.flower_audit import audited
-from fedrema.deploy.flower_client_app import node_log
+from fedrema.deploy.flower_audit import answered
 from fedrema.deploy.flower_records import FACTS, MASK, MASKED, SHARE, UNMASK, VECTOR, read_stage, stage_record
 from fedrema.deploy.folder import NodeFolder
-from fedrema.deploy.masking import MaskingSession, Neighbourhood, Rules, UnmaskedRounds
+from fedrema.deploy.masking import SESSION_BYTES, MaskingSession, Neighbourhood, Rules, SumId, UnmaskedRounds
 from fedrema.deploy.messages import Reply, Request
 from fedrema.deploy.node import Node
+from fedrema.deploy.refusals import Refusal, Refused, refusing
 from fedrema.deploy.run_config import Plan, RunConfig
 from fedrema.deploy.tls import signature
-from fedrema.errors import BadInput
 
 LARGEST_MESSAGE = 10_000_000
 """Bytes of what the server sends in a stage."""
@@ -42,12 +42,18 @@ class SecureNode:
         self.peers = peer_keys(folder)
         self.session: MaskingSession | None = None
         """The sum of the last request to train; None after a restart: the node is then missing in the sum."""
+        self.sessions: set[bytes] = set()
+        """The numbers of all sums so far."""
 
     def hold_back(
-        self, node: Node, request: Request, reply: Reply, write: Callable[[str], None]
+        self, node: Node, request: Request, agreement: Agreement, reply: Reply, write: Callable[[str], None]
     ) -> tuple[Reply, RecordDict]:
         """Return the reply without what is summed under masks, and a record with the node's keys for the sum."""
         self.session = None
+        if len(request.session) != SESSION_BYTES or request.session in self.sessions:
+            why = "The server uses the number of an earlier sum, or none: keys could be replayed."
+            raise Refused(Refusal.SUM, why)
+        self.sessions.add(request.session)
         simulator, fixed_point = node.simulator, node.simulator.settings.fixed_point
         assert fixed_point is not None
         roles = simulator.roles(node.initial.params)
@@ -62,7 +68,7 @@ class SecureNode:
             )
         self.session = MaskingSession(
             self.folder.name,
-            request.round,
+            SumId(request.round, request.session, common_digest(request, agreement)),
             self.rules,
             contribution,
             lambda text: signature(self.folder.path / "node.key", text)[1],
@@ -78,7 +84,7 @@ class SecureNode:
         kind, content = message.metadata.message_type, message.content
         number = content.config_records.get(FACTS, ConfigRecord({})).get("round")
         if self.session is None or self.session.number != number:
-            raise BadInput("The node has no contribution to this sum: it was restarted, or has not trained for it.")
+            raise Refused(Refusal.NO_CONTRIBUTION)
         if kind == SHARE:
             return stage_record(self.session.share(read_stage(content, Neighbourhood, LARGEST_MESSAGE)))
         if kind == MASK:
@@ -88,11 +94,24 @@ class SecureNode:
         return stage_record(session.unmask(read_stage(content, list[str], LARGEST_MESSAGE)))
 
 
-@audited
+def common_digest(request: Request, agreement: Agreement) -> bytes:
+    """Return a digest of everything that all nodes receive before they train.
+
+    A node whose model differs from that of the others could be singled out in their sum: for example, if the others
+    receive a model with which nothing changes.
+    """
+    digest = hashlib.sha256(agreement.encoded())
+    for group, tensors in (("common", request.common), ("inbox", request.inbox_common)):
+        for name, value in sorted(tensors.items()):
+            digest.update(json.dumps([group, name, str(value.dtype), list(value.shape)]).encode())
+            digest.update(value.contiguous().numpy().tobytes())
+    return digest.digest()
+
+
+@answered
 def answer_stage(message: Message, context: Context, secure: SecureNode) -> Message:
-    """Answer a stage of the sum, and log an error for the owner."""
-    number = message.content.config_records.get(FACTS, ConfigRecord({})).get("round")
-    with node_log(context.node_config.get("folder"), number if isinstance(number, int) else None):
+    """Answer a stage of the sum."""
+    with refusing(Refusal.SUM):
         return Message(secure.answer(message), reply_to=message)
 
 

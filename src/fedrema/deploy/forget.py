@@ -22,7 +22,7 @@ from fedrema.deploy.audit import SERVER, AuditLog, Entry, Event
 from fedrema.deploy.flower_control import NotResponding, connected_control
 from fedrema.deploy.folder import NAME, ServerFolder
 from fedrema.deploy.run_config import identity_values, read_run_config
-from fedrema.deploy.run_state import RunState, digest, log_file, saved_agreement, stop_reason_file
+from fedrema.deploy.run_state import RunState, attempts_file, digest, log_file, saved_agreement, stop_reason_file
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput
 from fedrema.runs.directory import MODELS, RunDirectory, exported_files
@@ -186,6 +186,7 @@ def without_client(record: RoundRecord, name: str, row: int) -> RoundRecord:
 def _delete_copies(folder: ServerFolder) -> list[str]:
     """Delete files that contain copies of the node's parameters or scores, and can be made again."""
     files = [*exported_files(folder.run / MODELS), folder.run / "report.html", folder.run / "curves.png"]
+    attempts_file(folder.run).unlink(missing_ok=True)
     deleted = [file for file in files if file.is_file()]
     for file in deleted:
         file.unlink()

@@ -8,6 +8,8 @@ LARGEST_NUMBER = 1e12
 """No other number in a reply, apart from tensors and sums, may be above this."""
 LARGEST_SUM = 1e100
 """No sum over samples, such as one of squared errors, may be above this."""
+AUTOMATIC_NEIGHBOURS = 32
+"""With how many nodes a node exchanges shares in secure aggregation, if the plan does not set it."""
 LONGEST_QUOTE = 100
 """How much of a text from another machine is quoted in a message."""
 

@@ -5,6 +5,11 @@ neighbours: one of the two adds it, the other subtracts it. Shares of the secret
 the neighbours beforehand, so that the sum can be unmasked if some of them fail. For each of its neighbours a node later
 reveals either a share of the own mask, if the neighbour's contribution arrived, or of the common masks, if it did not,
 and never both.
+
+The server is not trusted. A node counts other nodes only if they have signed their keys for this sum, and have
+encrypted shares for the key that this node has announced for it. What is signed contains a digest of the received model
+and a number that is used for one sum only: nodes with different models, or with keys of an earlier sum, do not mask
+together.
 """
 
 import hashlib
@@ -30,15 +35,15 @@ from fedrema.deploy.flower_secrets import (
     sealed,
     split,
 )
-from fedrema.deploy.limits import quoted
+from fedrema.deploy.limits import AUTOMATIC_NEIGHBOURS, quoted
+from fedrema.deploy.refusals import Refusal, Refused
 from fedrema.deploy.tls import is_signed_by
 from fedrema.errors import BadInput
 from fedrema.runs.manifest import read_object
 
-PURPOSE = "fedrema secure aggregation 1"
+PURPOSE = "fedrema secure aggregation 2"
 """Part of what is signed, so that no other signature of a node can be used."""
-AUTOMATIC_NEIGHBOURS = 32
-"""Number of neighbours of a node, if the plan does not set it."""
+SESSION_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,25 @@ class Rules:
         return min(participants, (self.neighbours or AUTOMATIC_NEIGHBOURS) + 1)
 
     def needed(self, holders: int) -> int:
-        """Return how many shares are needed; more than half, so that no two groups of nodes have enough of them."""
+        """Return how many shares are needed.
+
+        With more than half, no two separate groups of nodes have enough of them. With more than two thirds, a server
+        with which fewer than a third of the holders cooperate cannot obtain both secrets of a node either (Bonawitz et
+        al., 2017).
+        """
         return math.floor(self.threshold * holders) + 1
+
+
+@dataclass(frozen=True)
+class SumId:
+    """What distinguishes a sum from all others; all nodes in it sign the same."""
+
+    number: int
+    """The round."""
+    session: bytes
+    """A random number of the server for this attempt at the round."""
+    model: bytes
+    """Digest of everything that all nodes receive before they train."""
 
 
 class PublicKeys(msgspec.Struct, frozen=True):
@@ -75,10 +97,10 @@ class PublicKeys(msgspec.Struct, frozen=True):
     """Digest of the seed of its own mask."""
     signature: bytes = b""
 
-    def signed_text(self, federation: str, number: int) -> bytes:
+    def signed_text(self, federation: str, sum_id: SumId) -> bytes:
         """Return what the signature is for."""
         keys = (self.name, self.mask_key, self.share_key, self.commitment)
-        return msgspec.msgpack.encode([PURPOSE, federation, number, *keys])
+        return msgspec.msgpack.encode([PURPOSE, federation, sum_id.number, sum_id.session, sum_id.model, *keys])
 
 
 class Neighbourhood(msgspec.Struct, frozen=True):
@@ -124,10 +146,11 @@ class UnmaskedRounds:
         known = read_object(self.file, "cannot be read") if self.file.exists() else {}
         digest = hashlib.sha256(json.dumps(sorted(survivors)).encode()).hexdigest()
         if known.get(str(number), digest) != digest:
-            raise BadInput(
+            why = (
                 f"Round {number} was unmasked before for a sum over other nodes, and the difference of both sums would"
                 f" reveal single contributions: start the nodes of that sum, or delete {self.file.name} on the node."
             )
+            raise Refused(Refusal.UNMASKED, why, number=number)
         write_text(self.file, json.dumps({**known, str(number): digest}, indent=0) + "\n")
 
 
@@ -136,8 +159,10 @@ class MaskingSession:
 
     Parameters
     ----------
-    name, number
-        The node and the round.
+    name
+        The node.
+    sum_id
+        Which sum it is.
     rules
         What the owner has approved.
     contribution
@@ -145,7 +170,7 @@ class MaskingSession:
     sign
         Signs a text with the node's own key.
     peers
-        The public keys (PEM) of the other nodes by name; None: signatures are not verified.
+        The public keys (PEM) of the other nodes by name; no other node is counted.
     unmasked
         For which nodes each round was unmasked.
     """
@@ -153,22 +178,25 @@ class MaskingSession:
     def __init__(
         self,
         name: str,
-        number: int,
+        sum_id: SumId,
         rules: Rules,
         contribution: QuantisedSum,
         sign: Callable[[bytes], bytes],
-        peers: Mapping[str, bytes] | None,
+        peers: Mapping[str, bytes],
         unmasked: UnmaskedRounds,
     ) -> None:
-        self.name, self.number, self.rules, self.contribution = name, number, rules, contribution
+        self.name, self.sum_id, self.rules, self.contribution = name, sum_id, rules, contribution
+        self.number = sum_id.number
         self.peers, self.unmasked = peers, unmasked
         self.stage = Stage.ANNOUNCED
         self._mask_key, self._share_key, self._seed = KeyPair(), KeyPair(), new_seed()
         keys = PublicKeys(name, self._mask_key.public, self._share_key.public, commitment(self._seed))
-        self.keys = msgspec.structs.replace(keys, signature=sign(keys.signed_text(rules.federation, number)))
+        self.keys = msgspec.structs.replace(keys, signature=sign(keys.signed_text(rules.federation, sum_id)))
         self._neighbours: dict[str, PublicKeys] = {}
         self._holders = 0
         """How many nodes hold shares of this node's secrets, itself included."""
+        self._knows_all = False
+        """Whether all nodes that can be in the sum are neighbours."""
         self._shares: dict[str, Shares] = {}
         """Shares of the secrets of the neighbours and of its own, by the node whose secrets they are."""
 
@@ -186,24 +214,27 @@ class MaskingSession:
         if self.keys not in given.keys:
             raise BadInput("The server names other keys for this node than it has announced.")
         self.contribution.fixed_point.check_samples(self.contribution.samples, given.participants)
-        for each in given.keys:
-            self._check(each)
         used = [key for each in given.keys for key in (each.mask_key, each.share_key)]
         if len(set(used)) != len(used):
             raise BadInput("Two nodes announce the same key.")
+        for each in given.keys:
+            self._check(each)
         self._neighbours = {each.name: each for each in given.keys if each.name != self.name}
-        self._holders = len(names)
+        self._holders, self._knows_all = len(names), len(names) == given.participants
         return self._distributed(sorted(names))
 
     def _check(self, keys: PublicKeys) -> None:
-        """Refuse the keys of a node that has not signed them, if the keys of all nodes are known."""
-        if self.peers is None or keys.name == self.name:
+        """Refuse the keys of a node that has not signed them for this sum."""
+        if keys.name == self.name:
             return
         if keys.name not in self.peers:
             raise BadInput(f"There is no key of node {quoted(keys.name)!r} in this node's folder peers.")
-        text = keys.signed_text(self.rules.federation, self.number)
+        text = keys.signed_text(self.rules.federation, self.sum_id)
         if not is_signed_by(self.peers[keys.name], text, keys.signature):
-            raise BadInput(f"The keys of node {quoted(keys.name)!r} are not signed by it for this round.")
+            raise BadInput(
+                f"The keys of node {quoted(keys.name)!r} are not signed by it for this sum: they are from another sum,"
+                " or it has received another model than this node."
+            )
 
     def _distributed(self, names: list[str]) -> dict[str, bytes]:
         needed = self.rules.needed(len(names))
@@ -227,7 +258,7 @@ class MaskingSession:
                 raise BadInput(f"The server sends shares of {quoted(name)!r}, which is not a neighbour of this node.")
             common = self._share_key.common_key(self._neighbours[name].share_key)
             self._shares[name] = self._read(name, opened(common, ciphertext))
-        needed = self.rules.needed(self._holders)
+        needed = self._needed
         if len(self._shares) < needed:
             raise BadInput(f"Only {len(self._shares)} of at least {needed} holders of shares are left.")
         contribution = self.contribution
@@ -254,18 +285,27 @@ class MaskingSession:
         The secrets are deleted, so that no other question about this sum can be answered.
         """
         self._begin(Stage.UNMASKED)
+        # Only these count: they have signed their keys and encrypted shares for this node. A name that the server
+        # invents has done neither. The contribution of such a node is in what can be unmasked, because it cancels the
+        # mask that it has in common with this node.
         alive = [name for name in self._shares if name in survivors]
-        needed = self.rules.needed(self._holders)
+        needed = self._needed
         if self.name not in survivors or len(set(survivors)) != len(survivors):
             raise BadInput("The server names nodes of the sum twice, or leaves this one out.")
-        if len(survivors) < self.rules.least:
-            raise BadInput(f"{len(survivors)} nodes are too few for a sum: the owner has approved {self.rules.least}.")
+        strangers = sorted(set(survivors) - self._neighbours.keys() - {self.name})
+        if self._knows_all and strangers:
+            raise BadInput(f"The server counts {quoted(strangers[0])!r}, which has not announced keys for this sum.")
         if len(alive) < needed:
             raise BadInput(f"Only {len(alive)} of at least {needed} holders of shares are in the sum.")
         self.unmasked.record(self.number, survivors)
         shares, self._shares = self._shares, {}
         self._seed = b""
         return {name: each.seed if name in survivors else each.mask_key for name, each in shares.items()}
+
+    @property
+    def _needed(self) -> int:
+        """How many nodes known to this one must be in the sum."""
+        return max(self.rules.needed(self._holders), self.rules.least)
 
     def _begin(self, stage: Stage) -> None:
         """Enter a stage; after an error in it, the session cannot be continued."""

@@ -34,7 +34,7 @@ class Request:
     common: Tensors
     """Parameters that all clients share."""
     own: Tensors
-    """The client's personal parameters; empty until a reply of it was used."""
+    """The client's personal parameters: the mean of the others' until a reply of it was used, and empty in round 1."""
     inbox_common: Tensors
     """Tensors that the method sends to all clients in addition to parameters."""
     inbox_own: Tensors
@@ -42,7 +42,9 @@ class Request:
     train: bool = True
     """Whether to train; False after the last round, when the client only scores the received model."""
     late: bool = False
-    """Whether it joined after round 1 and none of its replies was used yet: its state starts from this model."""
+    """Whether its state starts from this model, because none of its replies was used yet."""
+    session: bytes = b""
+    """With secure aggregation: a random number for this attempt at the round, the same for all clients."""
 
 
 @dataclass(frozen=True)

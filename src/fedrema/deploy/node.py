@@ -15,6 +15,7 @@ from fedrema.core import Client, Role
 from fedrema.data import Federation
 from fedrema.deploy.limits import quoted
 from fedrema.deploy.messages import Reply, Request
+from fedrema.deploy.refusals import Refusal, Refused
 from fedrema.deploy.scores import Score
 from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
@@ -63,7 +64,7 @@ class Node:
         self.settings = settings
         self.identity = identity_of(settings, federation, own_module=False)
         self.provenance = {
-            "revisions": revisions_of(settings.method, self.simulator.device.type),
+            "revisions": revisions_of(settings, self.simulator.device.type),
             "inputs": inputs_of(settings),
         }
         """Saved with the state: another revision of fedrema or another method file cannot resume from it."""
@@ -117,6 +118,7 @@ class Node:
         """Return the state at the start of the round: the one after its last used reply, with the received tensors."""
         state = self._state_after(request.last_used_round)
         self._check_names(request)
+        check_request(request)
         device = self.simulator.device
 
         def on_device(tensors: Tensors, *, row: bool = False) -> Tensors:
@@ -135,11 +137,11 @@ class Node:
         roles = self.simulator.roles(self.initial.params)
         for name, role in roles.items():
             if role in COMMON_ROLES and name not in request.common:
-                raise BadInput(f"The server did not send {name!r}: it uses another method or network.")
+                raise Refused(Refusal.TENSOR_MISSING, name=name)
         for tensors, allowed in ((request.common, COMMON_ROLES), (request.own, (Role.PERSONAL,))):
             for name in tensors:
                 if roles.get(name) not in allowed:
-                    raise BadInput(f"The server sent {quoted(name)!r}, which the method does not allow.")
+                    raise Refused(Refusal.TENSOR, name=name)
 
     def _state_after(self, number: int) -> SimulationState:
         """Return the state after a round in which a reply was used; 0: the initial state."""
@@ -151,10 +153,11 @@ class Node:
         if number not in self.states:
             held = ", ".join(map(str, sorted({*self.states, *saved})))
             if not self.accept_lost_state:
-                raise BadInput(
-                    f"Node {self.name!r} has lost its state after round {number} (it has round {held}): "
-                    "restore its folder, let it join under another name, or set accept-lost-state in its node.toml."
+                why = (
+                    f"The state after round {number} is lost (there is round {held}): restore the folder, let the node"
+                    " join under another name, or set accept-lost-state in its node.toml."
                 )
+                raise Refused(Refusal.STATE, why, number=number)
             rounds = sorted({*self.states, *saved} - {0})
             nearest = max((each for each in rounds if each < number), default=rounds[0] if rounds else 0)
             self.note = (
@@ -209,6 +212,15 @@ class Node:
     def _file(self, number: int) -> Path:
         assert self.folder is not None
         return self.folder / f"round-{number:06}.safetensors"
+
+
+def check_request(request: Request) -> None:
+    """Refuse a received model that is not finite: with it, training could turn the node's own clipping off."""
+    groups = (request.common, request.own, request.inbox_common, request.inbox_own)
+    for name, value in ((name, value) for tensors in groups for name, value in tensors.items()):
+        if not torch.isfinite(value).all():
+            why = f"The server sent {quoted(name)!r} with values that are not finite."
+            raise Refused(Refusal.REQUEST, why)
 
 
 def make_simulator(settings: Settings, federation: Federation) -> tuple[Settings, Simulator]:

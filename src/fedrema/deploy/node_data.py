@@ -14,11 +14,16 @@ from fedrema.data.npz import read_npz
 from fedrema.data.readers.files import is_table, open_file
 from fedrema.data.roles import CLIENT_NAMES, SPLIT_NAME, TableOptions
 from fedrema.data.statistics import NumberSummary, Statistics, local_statistics, summarise_numbers
-from fedrema.data.table import NumberColumn, Table
-from fedrema.data.table_targets import make_target
+from fedrema.data.table import CategoryColumn, NumberColumn, Table
+from fedrema.data.table_targets import make_target, target_codes
+from fedrema.data.text_columns import parse_numbers
 from fedrema.deploy.agreement import Needs, NodeStatistics, listed
+from fedrema.deploy.refusals import Refusal, Refused
 from fedrema.deploy.run_config import Plan
 from fedrema.errors import BadInput
+
+MOST_NUMBERS = 10
+"""A column of categories may have this many different numbers as names, if most of its names are numbers."""
 
 
 def own_samples(
@@ -36,9 +41,9 @@ def own_samples(
         options = _table_options(file, settings)
         if preprocessing is not None and preprocessing.scale == "site":
             preprocessing = _with_own_scale(
-                preprocessing, read_user_table(data, options, preprocessing, name), settings
+                preprocessing, read_user_table(data, options, preprocessing, name), settings, plan
             )
-        federation = load_user_data(data, seed, share, class_names, options, preprocessing, name)
+        federation = load_user_data(data, seed, share, class_names, options, preprocessing, name, plan.rare_classes)
     elif file.is_file() and is_table(file):
         raise BadInput(
             f"data={data} is a table, but this federation is for samples of shape {plan.sample_shape}: a federation for"
@@ -50,10 +55,20 @@ def own_samples(
             if "client" not in arrays:
                 client, split = np.full(len(arrays["y"]), name), arrays.get("split")
                 return Federation.from_arrays(
-                    arrays["x"], arrays["y"], client, split, None, None, seed, share, class_names=class_names, task=task
+                    arrays["x"],
+                    arrays["y"],
+                    client,
+                    split,
+                    None,
+                    None,
+                    seed,
+                    share,
+                    class_names=class_names,
+                    task=task,
+                    rare=plan.rare_classes,
                 )
         options = TableOptions(task=task or "auto")  # type: ignore[arg-type]  # a task
-        federation = load_user_data(data, seed, share, class_names, options)
+        federation = load_user_data(data, seed, share, class_names, options, rare=plan.rare_classes)
     if len(federation) > 1 and name not in federation.names:
         raise BadInput(f"data={data} holds {len(federation)} clients, and none is called {name!r}.")
     return federation.only(federation.names.index(name)) if len(federation) > 1 else federation
@@ -77,12 +92,27 @@ def statistics_of_samples(samples: Federation, needs: Needs, plan: Plan) -> Node
 def statistics_of_table(data: str, settings: Settings, name: str, needs: Needs, plan: Plan) -> NodeStatistics:
     """Return the statistics of a node's table that the federation needs."""
     table = read_user_table(data, _table_options(Path(data), settings), client=name)
-    rows, training = _own_rows(table, settings, name)
+    rows, training = _own_rows(table, settings, name, plan)
+    _check_categories(table)
     columns = replace(local_statistics(table, training), target_numbers={}, target_classes={})
     if not needs.moments:
         columns = replace(columns, numbers={each: _without_moments(found) for each, found in columns.numbers.items()})
     classes, target = _target_statistics(table, rows, training, needs, plan)
     return NodeStatistics(len(training), columns, classes, target)
+
+
+def _check_categories(table: Table) -> None:
+    """Refuse numbers with some text between them: as names of categories, all of them would leave the node."""
+    for name, column in table.inputs.items():
+        if not isinstance(column, CategoryColumn):
+            continue
+        texts = [text for text in column.categories if parse_numbers([text]) is None]
+        numbers = len(column.categories) - len(texts)
+        if texts and numbers >= MOST_NUMBERS and numbers > len(texts):
+            raise BadInput(
+                f"Column {name!r} has {numbers} different numbers, but also {texts[0]!r}, so that all would be sent as"
+                " names of categories: correct the text, or put a letter in front of the names if they are names."
+            )
 
 
 def _target_statistics(
@@ -100,6 +130,10 @@ def _target_statistics(
     targets = replace(table, inputs={})
     (column,) = table.targets
     held, trained = (_classes(local_statistics(targets, chosen), column, task.name) for chosen in (rows, training))
+    if plan.classes and (unknown := held.keys() - set(plan.names)):  # their names would leave the node
+        raise BadInput(
+            f"The target {column!r} is {min(unknown)!r} in a sample; the classes are {list_names(plan.names)}."
+        )
     return {name: trained.get(name, 0) if needs.class_counts else 0 for name in held}, None
 
 
@@ -118,16 +152,17 @@ def _without_moments(found: NumberSummary) -> NumberSummary:
     return NumberSummary(found.count, 0.0, float(found.count) if found.m2 else 0.0, found.missing)
 
 
-def _own_rows(table: Table, settings: Settings, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _own_rows(table: Table, settings: Settings, name: str, plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows of this node's samples, and those of its training samples."""
     if len(table.names) > 1 and name not in table.names:
         raise BadInput(f"Its table holds {len(table.names)} clients, and none is called {name!r}.")
     rows = table.rows_by_client()[table.names.index(name) if len(table.names) > 1 else 0]
-    test = table.test_mask(settings.data.data_seed, settings.data.test_share)
+    classes = target_codes(table) if plan.rare_classes else None
+    test = table.test_mask(settings.data.data_seed, settings.data.test_share, classes)
     return rows, rows[~test[rows]]
 
 
-def _with_own_scale(preprocessing: Preprocessing, table: Table, settings: Settings) -> Preprocessing:
+def _with_own_scale(preprocessing: Preprocessing, table: Table, settings: Settings, plan: Plan) -> Preprocessing:
     """Return the preprocessing with mean and standard deviation of the columns of each client of this table."""
     numbers = []
     for rule in preprocessing.numbers:
@@ -135,7 +170,7 @@ def _with_own_scale(preprocessing: Preprocessing, table: Table, settings: Settin
         assert isinstance(column, NumberColumn)
         sites = {}
         for name in table.names:
-            found = summarise_numbers(column.values[_own_rows(table, settings, name)[1]])
+            found = summarise_numbers(column.values[_own_rows(table, settings, name, plan)[1]])
             if found.count:
                 sites[name] = (found.mean, found.deviation or 1.0)
         numbers.append(replace(rule, sites=sites))
@@ -149,8 +184,10 @@ def _table_options(file: Path, settings: Settings) -> TableOptions:
         raise BadInput(f"This federation is for tables, but data={file} is not a .csv, .csv.gz or .parquet file.")
     names, needed = open_file(file).names, [*listed(settings.data.columns), *listed(settings.data.target)]
     if missing := [name for name in needed if name not in names]:
-        raise BadInput(f"Column {missing[0]!r} is missing in its table; the federation's are {list_names(needed)}.")
+        why = f"Column {missing[0]!r} is missing in its table; the federation's are {list_names(needed)}."
+        raise Refused(Refusal.COLUMN_MISSING, why, name=missing[0])
     allowed = {*needed, *CLIENT_NAMES, SPLIT_NAME, options.client_column, options.split_column}
     if added := [name for name in names if name not in allowed]:
-        raise BadInput(f"Its table has the additional column {added[0]!r}; the federation's are {list_names(needed)}.")
+        why = f"Its table has the additional column {added[0]!r}; the federation's are {list_names(needed)}."
+        raise Refused(Refusal.COLUMN_ADDED, why)
     return options

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from fedrema.base.files import make_private
 from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, free_port, stopped_on_exit
 from fedrema.deploy.approval import approved_plan
 from fedrema.deploy.audit_service import audited_service
@@ -55,7 +56,8 @@ def run_node(folder: NodeFolder, report: Callable[[str], None], reported: str = 
     connection = NodeConnection(folder, reported)  # refuses a damaged key or certificate
     folder.node_config()  # refuses missing samples
     plan = approved_plan(folder)
-    folder.kept.mkdir(mode=0o700, exist_ok=True)
+    folder.kept.mkdir(exist_ok=True)
+    make_private(path)
     supernode, executor = node_processes(folder)
     log, approved_at = LogTail(path / NODE_LOG), _changed_at(folder.approval_file)
     trusted_at = _changed_at(path / "ca.crt")

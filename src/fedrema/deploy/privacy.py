@@ -2,37 +2,27 @@
 
 A round's change of all parameters that are sent is clipped to norm C, and Gaussian noise of standard deviation z·C is
 added to each entry. If all samples of the node were replaced by others, the clipped change could differ by at most 2·C:
-each release is a Gaussian mechanism with noise multiplier z/2, and Opacus's accountant composes all releases so far.
+each release is a Gaussian mechanism with noise multiplier z/2, and the account composes all releases so far.
 """
 
 import dataclasses
-import json
-import warnings
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 import torch
 
-from fedrema.base.files import write_text
 from fedrema.base.tables import read_table
 from fedrema.deploy.messages import Reply
+from fedrema.deploy.noise import gaussian_noise
+from fedrema.deploy.privacy_account import Account, last_known_round
 from fedrema.errors import BadInput, above_zero, at_least
 from fedrema.models.body_and_head import Tensors
-from fedrema.runs.checksums import verified, with_checksum
-from fedrema.runs.manifest import read_object
+from fedrema.simulation import accounting
 
-if TYPE_CHECKING:
-    from opacus.accountants import RDPAccountant
-
-ACCOUNT = "privacy account"
-"""Part of the checksum: another file of fedrema cannot be used as an account."""
-FORMAT = 1
-"""Version of the account's file."""
-RESTORE = "restore it from a backup: without it, the budget that this node has spent is unknown"
+NOT_FINITE = "The change of its parameters is not finite, so it cannot be clipped: nothing is sent."
 
 
 @dataclass(frozen=True)
@@ -75,35 +65,6 @@ class PrivacySettings:
         return {name: float(getattr(self, name.replace("-", "_"))) for name in self.names()}
 
 
-@dataclass(frozen=True)
-class Account:
-    """The content of privacy.json."""
-
-    releases: list[float] = field(default_factory=list)
-    """The noise multiplier of every release so far."""
-    format: int = FORMAT
-
-    @classmethod
-    def read(cls, file: Path) -> "Account":
-        """Read the account; refuses one that was altered or damaged."""
-        content = read_object(file, "cannot be read", RESTORE)
-        # Accounts of older versions have no checksum, but remain valid.
-        plain = content if content.keys() == {"releases"} else verified(content, file, ACCOUNT, RESTORE)
-        try:
-            account = msgspec.convert(plain, cls)
-        except msgspec.ValidationError as error:
-            raise BadInput(f"{file} is not an account of releases ({error}): {RESTORE}.") from error
-        if "releases" not in plain or not all(multiplier >= 0 for multiplier in account.releases):
-            raise BadInput(f"{file} is not an account of releases: {RESTORE}.")
-        if account.format != FORMAT:
-            raise BadInput(f"{file} has format {account.format}, but this version of fedrema reads {FORMAT}.")
-        return account
-
-    def write(self, file: Path) -> None:
-        """Write the account; it is on disk when this function returns."""
-        write_text(file, json.dumps(with_checksum(dataclasses.asdict(self), ACCOUNT)) + "\n")
-
-
 class PrivacyGuard:
     """Clips replies and adds noise before they leave the node, and records every release in an account."""
 
@@ -111,7 +72,7 @@ class PrivacyGuard:
         self.settings, self.file = settings, file
         self.account = Account.read(file) if file.exists() else Account()
         if settings.privacy_noise:
-            _accountant()  # report a missing package before training
+            accounting.check_available("privacy-noise")  # before training
 
     @property
     def multiplier(self) -> float:
@@ -121,21 +82,50 @@ class PrivacyGuard:
     def epsilon(self, more: int = 0) -> float | None:
         """Return the ε spent after `more` further releases; None if it is unbounded, because a release has no noise."""
         releases = self.account.releases + [self.multiplier] * more
-        if not releases:
-            return 0.0 if self.multiplier else None
-        if min(releases) == 0:
+        if not releases and not self.multiplier:
             return None
-        accountant = _accountant()
-        for multiplier in releases:
-            accountant.step(noise_multiplier=multiplier, sample_rate=1.0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a larger range of orders would give a slightly smaller bound
-            return float(accountant.get_epsilon(self.settings.privacy_delta))
+        return Account(releases).epsilon(self.settings.privacy_delta)
+
+    def begin(self, used: int, accept_loss: bool = False) -> str:
+        """Create the account before the first reply; refuses to add noise if the account of earlier replies is lost.
+
+        An account that is missing, or that ends before the last reply, would promise a smaller ε than was spent. With
+        `accept_loss` the account continues nevertheless, and what is returned says so.
+
+        Parameters
+        ----------
+        used
+            The last round in which the server has used a reply of this node, as the server says; 0: none.
+        accept_loss
+            Whether the owner accepts the loss.
+        """
+        known = last_known_round(self.file.parent) if self.settings.privacy_noise else None
+        note, exists = "", self.file.exists()
+        if self.settings.privacy_noise and (
+            (not exists and known is not None) or max(used, known or 0) > self.account.last_round
+        ):
+            what = f"ends before round {max(used, known or 0)}" if exists else "is missing"
+            if not accept_loss:
+                raise BadInput(
+                    f"Its privacy account ({self.file.name}) {what}, although the node has replied before: restore it"
+                    " from a backup, or set accept-lost-state in its node.toml; ε then leaves out what is lost."
+                )
+            note = f"the privacy account {what}; ε leaves out what is lost (accept-lost-state)"
+        if note or not exists:
+            self._write(self.account.releases, max(used, known or 0))
+        return note
 
     def check_budget(self) -> None:
         """Raise `BadInput` if another release would exceed the budget."""
         budget = self.settings.privacy_budget
-        if budget and (spent := self.epsilon(more=1)) is not None and spent > budget:
+        if not budget:
+            return
+        spent = self.epsilon(more=1)
+        if spent is None:
+            raise BadInput(
+                "Its privacy budget cannot be kept: the node has sent replies without noise before, so ε is infinite."
+            )
+        if spent > budget:
             raise BadInput(
                 f"Its privacy budget is spent: after this round ε would be {spent:.3g}, more than {budget:g}."
             )
@@ -144,10 +134,14 @@ class PrivacyGuard:
         """Return the reply that leaves the node: clipped, with noise, and without scores and loss.
 
         Scores and losses are removed because they can reveal single samples. `before` are the parameters before
-        training.
+        training. Without privacy-clip the reply is unchanged, and entered in the account as a release without noise.
         """
+        if not self.settings.privacy_clip:
+            self.record(reply.round)
+            return reply
         without_scores = replace(reply, loss=None, received=None, trained=None, epsilon=self.epsilon())
         if not reply.params:
+            self._write(self.account.releases, reply.round)
             return without_scores
         if reply.extras:
             raise BadInput(
@@ -159,26 +153,31 @@ class PrivacyGuard:
         start = [before[name].cpu().double().numpy() for name in names]
         change = [reply.params[name].double().numpy() - value for name, value in zip(names, start, strict=True)]
         released = self._released(change)
-        self.account = Account([*self.account.releases, self.multiplier])
-        self.account.write(self.file)  # before the reply leaves
         params = {
             name: torch.from_numpy(value + step).to(reply.params[name].dtype)
             for name, value, step in zip(names, start, released, strict=True)
         }
+        if not all(bool(torch.isfinite(value).all()) for value in params.values()):
+            raise BadInput(NOT_FINITE)
+        self.record(reply.round)
         return replace(without_scores, params=params, epsilon=self.epsilon())
 
+    def record(self, number: int) -> None:
+        """Enter a release in the account; it is on disk before the reply leaves."""
+        self._write([*self.account.releases, self.multiplier], number)
+
+    def _write(self, releases: list[float], number: int) -> None:
+        self.account = Account(releases, max(number, self.account.last_round))
+        self.account.write(self.file)
+
     def _released(self, change: list[np.ndarray]) -> list[np.ndarray]:
-        """Return a change, clipped as a whole, with noise on every entry."""
+        """Return a change, clipped as a whole, with noise on every entry; refuses one that is not finite."""
         clip, noise = self.settings.privacy_clip, self.settings.privacy_noise
-        norm = float(np.sqrt(sum(float(np.square(part).sum()) for part in change)))
+        largest = max((float(np.abs(part).max(initial=0.0)) for part in change), default=0.0)
+        if not math.isfinite(largest):  # min(1, clip / NaN) would be 1
+            raise BadInput(NOT_FINITE)
+        # Relative to the largest entry, so that no square overflows.
+        norm = largest * math.sqrt(sum(float(np.square(part / largest).sum()) for part in change)) if largest else 0.0
         factor = min(1.0, clip / norm) if norm else 1.0
-        generator = np.random.default_rng()  # from the operating system's entropy: the noise must not be predictable
-        return [part * factor + generator.normal(0.0, noise * clip, part.shape) for part in change]
-
-
-def _accountant() -> "RDPAccountant":
-    try:
-        from opacus.accountants import RDPAccountant
-    except ImportError as error:
-        raise BadInput("privacy-noise needs an accountant: pip install 'fedrema[privacy]'.") from error
-    return RDPAccountant()
+        clipped = [part * factor for part in change]
+        return [part + noise * clip * gaussian_noise(part.shape) for part in clipped] if noise else clipped

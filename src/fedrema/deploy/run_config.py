@@ -14,6 +14,7 @@ from fedrema.base.tables import read_table
 from fedrema.config.settings import Settings, make_settings
 from fedrema.core import Simulation
 from fedrema.data import Federation
+from fedrema.deploy.limits import AUTOMATIC_NEIGHBOURS
 from fedrema.errors import BadInput, at_least
 from fedrema.runs.provenance import method_name
 from fedrema.tasks import TASKS, Task, TaskName
@@ -56,6 +57,9 @@ class Plan:
     """Standard deviation of the target over all training samples; 0: found by the nodes, with the mean."""
     class_counts: str = ""
     """Training samples of each class, as a JSON list, if the loss is weighted by them; empty: found by the nodes."""
+    rare_classes: bool = False
+    """Whether a class has less than 10 % of the samples: nodes then draw test splits that are stratified by class, and
+    log loss is the primary metric."""
     least_clients: int = option(2, Purpose.OPERATION)
     """A round needs usable replies from at least this many nodes."""
     most_clients: int = 100
@@ -64,7 +68,7 @@ class Plan:
     """Reject a node that reports more samples; 0: more than ten times the median node's."""
     most_noise: float = option(0.0, Purpose.OPERATION)
     """Largest standard deviation of noise that nodes with a privacy budget may add to their updates; 0: none."""
-    secure_threshold: float = 0.5
+    secure_threshold: float = 0.67
     """With secure aggregation: more than this share of a node and its neighbours must complete a round."""
     secure_neighbours: int = 0
     """With secure aggregation: with how many other nodes a node exchanges shares; 0: with all, and at most 32."""
@@ -88,6 +92,11 @@ class Plan:
         if self.secure_neighbours % 2 or not 0 <= self.secure_neighbours <= 1000:
             raise BadInput(f"secure-neighbours must be an even number up to 1000, got {self.secure_neighbours}.")
         at_least(2, self, "secure_least")
+        if self.secure_least > (self.secure_neighbours or AUTOMATIC_NEIGHBOURS) + 1:
+            raise BadInput(
+                f"secure-least {self.secure_least} must be at most secure-neighbours + 1: a node counts itself and its"
+                f" {self.secure_neighbours or AUTOMATIC_NEIGHBOURS} neighbours, whose keys it has verified."
+            )
         if not Path(self.folder).is_absolute():
             raise BadInput(f"folder must be an absolute path on the server's machine, got {self.folder!r}.")
         if self.task and self.task not in TASKS:
@@ -99,6 +108,8 @@ class Plan:
             raise BadInput(f"class-names must be a JSON list of {self.classes} names, got {self.class_names!r}.")
         if not self.is_table and (not self.shape or min(self.shape) < 1):
             raise BadInput(f"sample-shape must be written as 3x32x32, got {self.sample_shape!r}.")
+        if self.rare_classes and self.task not in ("", "binary"):
+            raise BadInput(f"rare-classes is for the tasks binary and multiclass, not for {self.task}.")
         if not math.isfinite(self.target_centre) or not 0 <= self.target_scale < math.inf:
             raise BadInput(f"target-scale must be 0 or more, and finite, got {self.target_scale}.")
         if self.class_counts and (not _is_list_of_counts(self.class_counts) or len(self.counts) != self.classes):
@@ -113,7 +124,8 @@ class Plan:
     def predicted(self) -> Task:
         """What is predicted."""
         name = self.task or ("binary" if self.classes == 2 else "multiclass")
-        return Task(cast(TaskName, name), self.classes, self.target_centre, self.target_scale or 1.0)
+        scale = self.target_scale or 1.0
+        return Task(cast(TaskName, name), self.classes, self.target_centre, scale, rare=self.rare_classes)
 
     def least_in_round(self, settings: Settings) -> int:
         """Return how many usable replies a round needs."""
@@ -143,7 +155,8 @@ class Plan:
             shape = "x".join(map(str, samples.sample_shape))
             raise BadInput(f"Its samples are of shape {shape}, but this federation is for {self.sample_shape}.")
         samples, task = self.with_classes(samples), self.predicted
-        return replace(samples, own_task=None if task.has_softmax else task, class_counts=self.counts)
+        own_task = task if task.rare or not task.has_softmax else None
+        return replace(samples, own_task=own_task, class_counts=self.counts)
 
     def with_classes(self, samples: Federation) -> Federation:
         """Return a node's samples labelled with all classes of the federation; refuses samples of another task."""
@@ -163,7 +176,7 @@ class Plan:
 
 
 SECURE = ("secure-threshold", "secure-neighbours", "secure-least")
-ADDED = ("class-names", "task", "target-centre", "target-scale", "class-counts", *SECURE)
+ADDED = ("class-names", "task", "target-centre", "target-scale", "class-counts", "rare-classes", *SECURE)
 """Values of a plan that are left out if they have their defaults."""
 PLAN_NAMES = tuple(field.name.replace("_", "-") for field in dataclasses.fields(Plan))
 
@@ -200,7 +213,7 @@ def _read(items: tuple[tuple[str, Value], ...]) -> tuple[Settings, Plan]:
     method = str(rest.pop("method", "fedrema"))
     if not {"dataset", "federation", "partition-file"} & rest.keys():
         rest["federation"] = HELD_BY_NODES
-    return make_settings(method, rest, WHERE), plan
+    return make_settings(method, rest, WHERE, deployed=True), plan
 
 
 def _deployed_settings(settings: Settings) -> RunConfig:

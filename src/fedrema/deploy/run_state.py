@@ -6,9 +6,9 @@ Next to the folder are its log (NAME.log) and, after a failure, the reason (NAME
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,13 @@ from fedrema.deploy.run_config import Plan, identity_values
 from fedrema.deploy.scores import Score
 from fedrema.deploy.server import CentralServer
 from fedrema.errors import BadInput, FedremaError
-from fedrema.runs.checkpoint import load_state, read_checkpoint, save_state
+from fedrema.runs.checkpoint import read_checkpoint, required_rounds
 from fedrema.runs.checksums import CHANGED, REMEDY, verified, with_checksum
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import FederationFacts, Manifest, read_object
-from fedrema.runs.provenance import CODE, check_unchanged, inputs_of, method_name, ran_on, revisions_of
+from fedrema.runs.provenance import CODE, check_unchanged, inputs_of, method_name, method_revision, ran_on, revisions_of
+from fedrema.runs.trust import marks_of, named_code
 from fedrema.simulation.records import RoundRecord
 
 
@@ -50,7 +51,8 @@ class RunState:
         self.inputs = {name: digests for name, digests in inputs_of(settings).items() if name in CODE}
         content: list[Any] = sorted(identity_values(settings, plan).items())
         content += [self.inputs] if self.inputs else []
-        content += [settings.method.revision] if settings.method.revision > 1 else []
+        revision = method_revision(type(settings.method), settings.simulation)
+        content += [revision] if revision > 1 else []
         content += [msgspec.to_builtins(self.agreement)] if self.agreement is not None else []
         self.identity = digest(content)
         self.lock = self.directory.lock()
@@ -77,8 +79,10 @@ class RunState:
         directory, central = self.directory, self.central
         before = directory.manifest()
         check_unchanged(directory.path, before.revisions, before.inputs, self.settings)
-        facts, _ = read_checkpoint(directory.checkpoint_file)
-        state = load_state(directory.checkpoint_file, self.identity)
+        if before.identity != self.identity:
+            raise BadInput(f"The settings of {directory.path} have changed since it was started: it cannot be resumed.")
+        facts, _ = directory.checkpoint(resuming=True)
+        state = directory.state(resuming=True)
         if state.clients != central.capacity:
             raise BadInput(f"{directory.path} was started with --most-clients {state.clients}, not {central.capacity}.")
         try:
@@ -113,20 +117,28 @@ class RunState:
         directory = self.directory
         facts, _ = read_checkpoint(directory.checkpoint_file)
         saved = msgspec.convert(facts["more"]["pending"], RoundRecord)  # the last record, even if it is written already
-        records = [change(record) for record in directory.rounds()]
-        chain = directory.chain()
+        number = required_rounds(facts).rounds
+        chain, lines, marks = directory.chain(), [], [directory.mark(number)]
+        if not number:
+            marks.append(directory.mark(0))
+        for record in map(change, directory.rounds()):
+            lines.append(chain.seal(record))
+            if chain.lines == number:
+                marks.append(chain.mark)
+        self._save_checkpoint(change(saved), marks)  # valid with the records before and after they are replaced
         with atomic_file(directory.rounds_file) as temporary:
-            temporary.write_bytes(b"".join(map(chain.seal, records)))
+            temporary.write_bytes(b"".join(lines))
         self._save_checkpoint(change(saved))
         if self.pending is None and self.central.round >= self.settings.simulation.rounds:
             directory.write_summary(directory.rounds())
 
-    def _save_checkpoint(self, record: RoundRecord) -> None:
+    def _save_checkpoint(self, record: RoundRecord, records: Sequence[str] | None = None) -> None:
         more: dict[str, object] = {"registry": self.central.registry.plain(), "pending": msgspec.to_builtins(record)}
         if self.agreement is not None:
             more["agreement"] = msgspec.to_builtins(self.agreement)
         self.directory.sync_rounds()  # before the checkpoint that relies on them
-        save_state(self.central.state, self.directory.checkpoint_file, self.identity, more)
+        marks = [self.directory.mark(self.central.state.round - 1)] if records is None else records
+        self.directory.save_state(self.central.state, more, marks)
         self.directory.write_manifest(self._manifest())
 
     def finish(self, scores: Mapping[str, Score | None]) -> None:
@@ -136,7 +148,7 @@ class RunState:
         self.lock.release()
 
     def _manifest(self) -> Manifest:
-        registry = self.central.registry
+        registry, task = self.central.registry, self.plan.predicted
         federation = FederationFacts(
             # The server has not seen the samples: it knows only the names of the clients.
             hashlib.sha256(json.dumps(registry.names).encode()).hexdigest(),
@@ -150,10 +162,10 @@ class RunState:
             {"network": "Flower"},
             last_counted=[registry.last_used_round.get(name, 0) for name in registry.names],
             preprocessing=None if self.agreement is None else self.agreement.preprocessing,
-            own_task=None if self.plan.predicted.has_softmax else self.plan.predicted,
+            own_task=task if task.rare or not task.has_softmax else None,
         )
         method = self.settings.method
-        revisions = revisions_of(method, self.central.simulator.device.type)
+        revisions = revisions_of(self.settings, self.central.simulator.device.type)
         settings = self.settings.described()
         return Manifest(
             method_name(method),
@@ -164,6 +176,7 @@ class RunState:
             federation,
             self.ran_on,
             method.reports,
+            marks_of(self.identity, named_code(method_name(method), settings)),
             method.called(),
         )
 
@@ -225,6 +238,33 @@ def locked_run(folder: Path) -> Iterator[RunLock]:
         log.removeHandler(handler)
         handler.close()
         lock.release()
+
+
+@dataclass(frozen=True)
+class FailedAttempts:
+    """The failed attempts at the round that is being repeated; `deploy status` shows why nodes are missing."""
+
+    round: int = 0
+    attempts: int = 0
+    missing: dict[str, str] = field(default_factory=dict)
+    """The nodes without a usable reply in the last attempt, and why."""
+
+    def save(self, folder: Path) -> None:
+        """Write the attempts next to the run's folder."""
+        write_text(attempts_file(folder), json.dumps(asdict(self)) + "\n", durable=False)
+
+    @classmethod
+    def read(cls, folder: Path) -> "FailedAttempts":
+        """Return the attempts at the present round; none if the last one was completed."""
+        try:
+            return msgspec.json.decode(attempts_file(folder).read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError):
+            return cls()
+
+
+def attempts_file(folder: Path) -> Path:
+    """Return the file with the failed attempts of the run in a folder; it exists while a round is being repeated."""
+    return folder.with_name(f"{folder.name}.attempts.json")
 
 
 def log_file(folder: Path) -> Path:

@@ -103,15 +103,16 @@ class CentralServer:
             raise BadInput(f"Node {name!r} cannot join: the federation already has {self.capacity} (--most-clients).")
         state, number = self.state, self.round + 1
         last_used_round = self.registry.last_used_round.get(name, 0)
+        joined_late = row >= self.registry.first_round_clients
         return Request(
             number,
             last_used_round,
             common={name: value.cpu() for name, value in state.params.common.items()},
-            own={name: value[row].cpu() for name, value in state.params.own.items()} if last_used_round else {},
+            own={name: value[row].cpu() for name, value in state.params.own.items()} if number > 1 else {},
             inbox_common={name: value.cpu() for name, value in state.inbox.common.items()},
             inbox_own={name: value[row].cpu() for name, value in state.inbox.own.items()},
             train=train,
-            late=number > 1 and not last_used_round and row >= self.registry.first_round_clients,
+            late=number > 1 and not last_used_round and (joined_late or Role.PERSONAL in self.roles.values()),
         )
 
     def complete_round(self, replies: Mapping[str, Reply], least: int = 1) -> RoundRecord:
@@ -151,6 +152,9 @@ class CentralServer:
         clipped = {name: why for name, why in bounded.clipped.items() if name in names} | of_sum.clipped
         registry.norms.add(number, bounded.norms_of(names) | of_sum.norms, clipped)
         registry.record_used(number, used)
+        trained = [registry.row(name) for name in registry.last_used_round]
+        untrained = torch.tensor(sorted({*range(self.capacity)} - {*trained}), dtype=torch.long)
+        self.state.start_personal(untrained, self.roles)
         self.state.round = number
         return replace(self._record(number, used, answer, rejected, clipped), secure_sum=sum_record(summed))
 
@@ -264,10 +268,7 @@ class CentralServer:
 
     def _parts(self, name: str, reply: Reply) -> list[Part]:
         params, row = self.state.params, self.registry.row(name)
-        # The server knows a client's personal parameters after its first used reply, or in round 1, when all are
-        # initial.
-        known = name in self.registry.last_used_round or self.round == 0
-        own = {each: value[row] for each, value in params.own.items()} if known else None
+        own = {each: value[row] for each, value in params.own.items()}
         return parts_of(self.net, params.common, own, reply)
 
     def metrics(self, scores: Mapping[str, Score | None]) -> dict[str, MetricRecord]:

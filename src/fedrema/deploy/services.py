@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from fedrema.base.files import make_private
 from fedrema.base.processes import LogTail, StopRequested, SupervisedProcess, stopped_on_exit
 from fedrema.base.tls_server import check_certificate
 from fedrema.deploy.audit import SERVER, AuditLog, Entry, Event
@@ -58,6 +59,7 @@ class ServerService:
         check_certificate(self.folder.path / "server.crt", self.folder.path / "server.key")
         read_certificates(self.folder.path / "ca.crt")
         self.folder.state.mkdir(exist_ok=True)
+        make_private(self.folder.path)
         stop_reason_file(self.folder.run).unlink(missing_ok=True)
         try:
             settings = settings_change(self.audit, self.folder.run_config())

@@ -102,7 +102,6 @@ def _write(folder: Path, members: Members, settings: Settings, plan: Plan, sampl
     server, authority = folder / "server", folder / "authority"
     for subfolder in (server / "keys", server / "app" / "fedrema_app", authority):
         subfolder.mkdir(parents=True)
-    authority.chmod(0o700)
     make_authority(authority, f"fedrema {folder.name.strip('.')} authority")
     make_server_certificate(authority, server, members.hosts)
     write_secret(server / "superexec.secret", secrets.token_bytes(32))
@@ -127,7 +126,6 @@ def add_node(folder: Path, name: str, server: str, samples: Federation | None = 
     if node.exists():
         raise BadInput(f"{node} already exists: choose another name, or replace its key with fedrema deploy key.")
     node.mkdir(parents=True)
-    node.chmod(0o700)
     (node / "node.toml").write_text(_filled("node.toml", format=FORMAT, name=name, server=server))
     shutil.copy(folder / "server" / "ca.crt", node / "ca.crt")
     (folder / "server" / "keys" / f"{name}.pub").write_bytes(new_key(node))
@@ -200,7 +198,7 @@ def _lines(config: RunConfig) -> str:
 
 def _script(file: Path, template: str) -> None:
     file.write_text(_template(template))
-    file.chmod(0o755)
+    file.chmod(0o700)
 
 
 def _unit(folder: Path, unit: str, command: str, name: str, description: str) -> None:

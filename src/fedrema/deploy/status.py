@@ -9,7 +9,7 @@ from fedrema.deploy.flower_control import NotResponding, connected_control, last
 from fedrema.deploy.folder import FORGOTTEN, ServerFolder
 from fedrema.deploy.messages import without_class
 from fedrema.deploy.rejected_keys import RejectedKey, current_rejections
-from fedrema.deploy.run_state import stop_reason
+from fedrema.deploy.run_state import FailedAttempts, stop_reason
 from fedrema.deploy.tls import valid_until
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.lock import RunLock
@@ -76,7 +76,7 @@ def read_status(folder: ServerFolder) -> FederationStatus:
     config = folder.run_config()
     records = directory.rounds()
     joined: list[str] = directory.config()["federation"]["names"] if directory.config_file.is_file() else []
-    states = _node_states(folder)
+    states, repeated = _node_states(folder), FailedAttempts.read(folder.run)
     registered = [file.stem for file in sorted(folder.keys.glob("*.pub"))]
     saved = directory.checkpoint_file.stat().st_mtime if directory.checkpoint_file.is_file() else None
     expires = valid_until(folder.path / "server.crt")
@@ -92,7 +92,7 @@ def read_status(folder: ServerFolder) -> FederationStatus:
         (expires - datetime.now(UTC)).days,
         tuple(
             replace(
-                _node(name, joined, records, "unknown" if states is None else states.get(name, NEVER).state),
+                _node(name, joined, records, "unknown" if states is None else states.get(name, NEVER).state, repeated),
                 last_seen=(states or {}).get(name, NEVER).last_seen,
             )
             for name in dict.fromkeys([*joined, *registered])
@@ -122,6 +122,7 @@ class Connection(NamedTuple):
 
 
 NEVER = Connection("", None)
+NO_ATTEMPTS = FailedAttempts()
 
 
 def _node_states(folder: ServerFolder) -> dict[str, Connection] | None:
@@ -133,7 +134,9 @@ def _node_states(folder: ServerFolder) -> dict[str, Connection] | None:
         return None
 
 
-def _node(name: str, joined: list[str], records: list[RoundRecord], state: str) -> NodeStatus:
+def _node(
+    name: str, joined: list[str], records: list[RoundRecord], state: str, repeated: FailedAttempts = NO_ATTEMPTS
+) -> NodeStatus:
     """Return the status of a node; `joined` are the names of all clients in the records, by row."""
     row = joined.index(name) if name in joined else -1
     used_rounds = [record.round for record in records if row in record.participants]
@@ -149,7 +152,10 @@ def _node(name: str, joined: list[str], records: list[RoundRecord], state: str) 
     recent = [nodes for number, nodes in reports if number > records[-1].round - RECENT_ROUNDS]
     rejected = sum(name in nodes.rejected for nodes in recent)
     clipped = sum(name in nodes.clipped for nodes in recent)
+    problem = unresolved[-1] if unresolved else ""
     counts = f" (rejected {rejected}, clipped {clipped} times in the last {RECENT_ROUNDS} rounds)"
+    if why := repeated.missing.get(name):  # newer than all records
+        problem, counts = f"round {repeated.round}, attempt {repeated.attempts}: {without_class(why)}", ""
     return NodeStatus(
         name,
         state or "key not registered",
@@ -159,7 +165,7 @@ def _node(name: str, joined: list[str], records: list[RoundRecord], state: str) 
         spent[-1] if spent else None,
         rejected,
         clipped,
-        unresolved[-1] + (counts if rejected + clipped > 1 else "") if unresolved else "",
+        problem + counts if problem and rejected + clipped > 1 else problem,
         len(used_rounds),
     )
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedrema.base.files import atomic_file
+from fedrema.base.files import atomic_file, regular_file
 from fedrema.errors import BadInput
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
@@ -90,7 +90,7 @@ def public_half(private: Path) -> bytes:
 def read_public_key(file: Path) -> bytes:
     """Return a node's public key in the format that Flower expects."""
     try:
-        key = serialization.load_ssh_public_key(file.read_bytes())
+        key = serialization.load_ssh_public_key(regular_file(file).read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise BadInput(f"{file} holds no public key: {_reason(error)}.") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
@@ -133,7 +133,7 @@ def is_signed_by(public: bytes, message: bytes, signed: bytes) -> bool:
 def read_certificate(file: Path) -> x509.Certificate:
     """Read a certificate; refuses a file that holds none."""
     try:
-        return x509.load_pem_x509_certificate(file.read_bytes())
+        return x509.load_pem_x509_certificate(regular_file(file).read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise BadInput(f"{file} holds no certificate: {_reason(error)}.") from error
 
@@ -146,7 +146,7 @@ def valid_until(certificate: Path) -> datetime:
 def read_certificates(file: Path) -> list[x509.Certificate]:
     """Read all certificates in a file; refuses a file that holds none."""
     try:
-        return x509.load_pem_x509_certificates(file.read_bytes())
+        return x509.load_pem_x509_certificates(regular_file(file).read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise BadInput(f"{file} holds no certificate: {_reason(error)}.") from error
 
@@ -175,7 +175,7 @@ def _certificate(
 
 def _private_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = serialization.load_ssh_private_key(file.read_bytes(), None)
+        key = serialization.load_ssh_private_key(regular_file(file).read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise BadInput(f"{file} holds no private key: {_reason(error)}.") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):

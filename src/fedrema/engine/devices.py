@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from fedrema.core.options import Precision
+from fedrema.core.options import Precision, effective_precision, kind_of_device, needs_gpu
 from fedrema.errors import BadInput
 
 
@@ -41,17 +41,16 @@ def _allow_tf32(allowed: bool) -> None:
 def choose_device(device: str) -> torch.device:
     """Return the device to train on; `auto` is a GPU if the machine has one."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(kind_of_device(device))
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise BadInput(f"--device {device}: this machine has no usable CUDA device; use --device cpu or auto.")
     return torch.device(device)
 
 
 def choose_precision(precision: Precision, device: torch.device) -> Arithmetic:
-    """Return the arithmetic of a setting; `auto` is the fastest whose results are as accurate as with float32."""
-    if precision == "auto":
-        precision = "float32" if device.type == "cpu" else "bf16"
-    if precision in ("tf32", "bf16") and device.type != "cuda":
+    """Return the arithmetic of a setting."""
+    precision = effective_precision(precision, device.type)
+    if needs_gpu(precision) and device.type != "cuda":
         raise BadInput(f"--precision {precision} needs a CUDA device; on the CPU use float32 or float64.")
     torch.backends.cudnn.benchmark = True  # shapes stay the same for a whole run
     _allow_tf32(False)

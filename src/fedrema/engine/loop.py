@@ -111,7 +111,7 @@ class LoopEngine:
                     plan.names,
                     value_of,
                     axes=0,
-                    prefix_of=net.prefix_of,
+                    net=net,
                     noise=plan.noise,
                     of_samples=functools.partial(self._of_samples, net, plan.local.augmentations),
                 )

@@ -47,12 +47,14 @@ class SampleNoise:
             1 if tensors have a leading client axis, else 0.
         """
         flat = [value.reshape(*value.shape[: axes + 1], -1) for value in gradients.values()]
-        norms = torch.linalg.vector_norm(torch.cat(flat, dim=-1), dim=-1)
-        # With norm 0 the factor is 1. Padding is set to 0 below, because its gradient may be NaN.
-        factors = (self.clip / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)
+        # In double precision, so that squares do not overflow.
+        norms = torch.linalg.vector_norm(torch.cat(flat, dim=-1), dim=-1, dtype=torch.float64)
+        factors = (self.clip / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1)  # with norm 0 it is 1
+        # A gradient that is not finite cannot be clipped and counts as 0: to stop instead would depend on one sample.
+        left_out = (batch.mask == 0) | ~torch.isfinite(norms)
         found: Tensors = {}
         for number, (name, value) in enumerate(gradients.items()):
-            clipped = (value * per_client(factors, value)).masked_fill(per_client(batch.mask == 0, value), 0)
+            clipped = (value * per_client(factors.to(value), value)).masked_fill(per_client(left_out, value), 0)
             total = clipped.sum(dim=axes)
             noise = self._noise(batch.key, FIRST_DRAW + number, total, axes)
             found[name] = (total + noise) / per_client(expected, total)

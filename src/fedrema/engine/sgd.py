@@ -14,7 +14,7 @@ from fedrema.core.aggregation import per_client
 from fedrema.engine import kernels
 from fedrema.engine.private_steps import SampleGradients, SampleNoise
 from fedrema.errors import BadInput
-from fedrema.models.body_and_head import Tensors
+from fedrema.models.body_and_head import Net, Tensors
 
 
 @dataclass
@@ -34,10 +34,6 @@ class LossMean:
         return self.total / self.steps.clamp(min=1)
 
 
-def _no_prefix(name: str) -> str:
-    return ""
-
-
 class PhaseSGD:
     """SGD with momentum in one phase of local training: created once, then called with the batches of each step."""
 
@@ -50,7 +46,7 @@ class PhaseSGD:
         value_of: Callable[[Loss, Client, Batch], Tensor],
         axes: int,
         fused: bool = False,
-        prefix_of: Callable[[str], str] = _no_prefix,
+        net: Net | None = None,
         noise: SampleNoise | None = None,
         of_samples: SampleGradients | None = None,
     ) -> None:
@@ -69,8 +65,8 @@ class PhaseSGD:
             1 if tensors have a leading client axis, else 0.
         fused
             Whether to use the GPU kernels for norms and steps of stacked clients.
-        prefix_of
-            Returns the prefix of the model that a parameter belongs to; each model's gradient is clipped separately.
+        net
+            The network, which tells copies of parameters from others; each model's gradient is clipped separately.
         noise, of_samples
             With differential privacy for samples: clipping and noise, and the function that computes their gradients.
         """
@@ -78,7 +74,7 @@ class PhaseSGD:
         self.phase, self.local, self.value_of, self.axes, self.fused = phase, local, value_of, axes, fused
         self.loss: Loss = phase.loss or method.loss
         self.names = tuple(name for name in names if phase.trains(name))
-        self.prefixes = {name: prefix_of(name) for name in self.names}
+        self.models = {name: "" if net is None else method.clip_group(net, name) for name in self.names}
 
     def begin(self, velocity: Tensors) -> None:
         """Set the momentum of what the phase trains to zero, in place, if the phase asks for it."""
@@ -153,7 +149,7 @@ class PhaseSGD:
         """Return the gradient of each model that the phase trains."""
         models: dict[str, Tensors] = {}
         for name, value in gradient.items():
-            models.setdefault(self.prefixes[name], {})[name] = value
+            models.setdefault(self.models[name], {})[name] = value
         return list(models.values())
 
     def _clip_factor(self, gradient: Tensors) -> Tensor | None:

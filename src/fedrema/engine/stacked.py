@@ -160,7 +160,7 @@ class StackedEngine:
                 value_of,
                 axes=1,
                 fused=self.fused,
-                prefix_of=self.net.prefix_of,
+                net=self.net,
                 noise=plan.noise,
                 of_samples=of_samples,
             )

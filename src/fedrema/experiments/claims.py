@@ -51,7 +51,9 @@ def judge(claim: Claim, experiment: Experiment, seeds: int, store: Store) -> Jud
     not significant and a cell without runs leave it undecided. Within a column all comparisons are corrected for their
     number; over columns nothing is corrected, because all of them must hold.
     """
-    rows, columns = {*claim.rows, *claim.over}, set(claim.columns)
+    # These kinds are about their own rows only: runs of others must not mark the verdict as outdated.
+    rows = {*claim.rows, *(() if claim.kind in ("collapse", "falls") else claim.over)}
+    columns = set(claim.columns)
     cells = [cell for cell in experiment.cells if cell.row.name in rows and cell.column.name in columns]
     runs = runs_of(cells, seeds, store)
     if any(on_one_partition(cell, runs[cell.row.name, cell.column.name]) for cell in cells):

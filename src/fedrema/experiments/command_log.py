@@ -11,7 +11,7 @@ from datetime import datetime
 
 import msgspec
 
-from fedrema.base.files import write_text
+from fedrema.base.files import regular_file, write_text
 from fedrema.errors import BadInput
 from fedrema.experiments.store import Store
 
@@ -66,7 +66,7 @@ def read_log(store: Store) -> list[Command]:
     found: dict[bytes, Command] = {}
     for file in sorted(store.folder.glob(PATTERN)):
         try:
-            for line in file.read_bytes().splitlines():
+            for line in regular_file(file).read_bytes().splitlines():
                 found[line] = msgspec.json.decode(line, type=Command)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadInput(f"{file} is not a log of commands: {error}; restore it or remove it.") from error

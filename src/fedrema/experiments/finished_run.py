@@ -108,7 +108,7 @@ class FinishedRun:
     @property
     def outdated(self) -> bool:
         """Whether an older revision of fedrema computed it: it is shown, but does not count as finished."""
-        return is_outdated(self.method, self.revisions)
+        return is_outdated(self.method, self.revisions, self.settings)
 
     @property
     def seed(self) -> int:
@@ -194,7 +194,7 @@ def diverged_run(key: str, settings: Settings, reason: str, inputs: Inputs | Non
         method_name(settings.method),
         _without_places(settings.described()),
         failed=reason,
-        revisions=revisions_of(settings.method, choose_device(settings.simulation.device).type),
+        revisions=revisions_of(settings, choose_device(settings.simulation.device).type),
         inputs=inputs_of(settings) if inputs is None else inputs,
     )
 

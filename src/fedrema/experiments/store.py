@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedrema.base.files import atomic_file, write_text
+from fedrema.base.files import atomic_file, regular_file, write_text
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
 from fedrema.errors import BadInput
@@ -190,7 +190,7 @@ def _read_table(file: Path) -> dict[str, _Line]:
 
 def _bytes(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return regular_file(file).read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -17,8 +17,9 @@ from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute_many import execute_all, group_joint, split_groups
 from fedrema.runs.lock import RunLock
 from fedrema.runs.manifest import Inputs
-from fedrema.runs.provenance import changed_files, inputs_of, is_outdated
+from fedrema.runs.provenance import inputs_of, is_outdated
 from fedrema.runs.run import Run, is_finished
+from fedrema.runs.trust import changed_files
 
 
 class TaskMessage(msgspec.Struct, frozen=True):
@@ -59,7 +60,9 @@ class Task:
     def encoded(self) -> str:
         """Return the task as JSON, for another process or machine."""
         cell = self.cell
-        message = TaskMessage(cell.title, cell.method, dict(cell.values), cell.vary, self.seeds, self.inputs)
+        # Another machine may have another device, for which `auto` would be another precision.
+        values = {**cell.values, "precision": cell.parsed.simulation.precision}
+        message = TaskMessage(cell.title, cell.method, values, cell.vary, self.seeds, self.inputs)
         return msgspec.json.encode(message).decode()
 
     @classmethod
@@ -169,7 +172,7 @@ class Runner:
             placed.remove(settings)
         for settings in placed:
             _check_inputs(owners[settings.output.folder][0].inputs, settings)
-        for settings, outcome in execute_all(placed, self.callback_for, resume=True):
+        for settings, outcome in execute_all(placed, self.callback_for, resume=True, with_simple_models=False):
             task, sentences = owners[settings.output.folder]
             if isinstance(outcome, Diverged):
                 self.store.put_diverged(settings, str(outcome), task.inputs)
@@ -189,7 +192,7 @@ def _can_resume(folder: Path) -> bool:
     if not (folder / "config.json").is_file():  # killed before the run started
         return False
     manifest = RunDirectory(folder).manifest()
-    return not is_outdated(manifest.method, manifest.revisions)
+    return not is_outdated(manifest.method, manifest.revisions, manifest.settings)
 
 
 def _check_inputs(planned: Inputs, settings: Settings) -> None:

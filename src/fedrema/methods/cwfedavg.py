@@ -39,12 +39,13 @@ class CwFedAvg(Method):
 
     The authors apply this to all layers or to the last one only (`--layers head`). Their code also updates clients that
     do not participate in a round, but its aggregation requires that all clients participate; here, absent clients keep
-    their model.
+    their model, and one that has not participated yet has the mean of the others'.
     """
 
     name: ClassVar[str] = "cwfedavg"
     title: ClassVar[str] = "cwFedAvg"
     paper: ClassVar[str] = "Lee et al., Class-Wise Federated Averaging for Efficient Personalization, ICCV 2025"
+    absence_revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#332288",
         traces=(

@@ -38,7 +38,8 @@ class FedAMP(Method):
     attention (the paper's HeurFedAMP, recommended by the authors for deep networks, and the default here), ξ_kk is
     fixed and the remainder is distributed in proportion to e^{σ cos(w_k, w_j)}. Clients start from u_k and minimise
     F_k(w) + (λ/2α) ‖w − u_k‖². They send w_k and receive u_k, and are evaluated with the w_k that they trained. α
-    decreases tenfold every 30 rounds, to at least 1.
+    decreases tenfold every 30 rounds, to at least 1. A client that has not participated yet has the mean
+    of the others' u_k.
 
     There is no official code; the defaults are those of FLGo, a public re-implementation.
     """
@@ -46,6 +47,7 @@ class FedAMP(Method):
     name: ClassVar[str] = "fedamp"
     title: ClassVar[str] = "FedAMP"
     paper: ClassVar[str] = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
+    absence_revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#56B4E9",
         stroke=":",

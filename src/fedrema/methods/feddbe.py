@@ -12,10 +12,8 @@ from fedrema.core import (
     Answer,
     Batch,
     Client,
-    LocalTraining,
     Method,
     Moment,
-    Phase,
     Reports,
     Role,
     State,
@@ -38,7 +36,8 @@ class FedDBE(Method):
 
     The first round determines ḡ: its participants train without b_k and regularisation, and send the mean of their
     features, which the server averages by sample counts. What they trained is discarded, as in the authors' code, so
-    that the network starts again from its initial weights.
+    that the network starts again from its initial weights. If no upload arrives in that round, the next one takes its
+    place.
 
     The authors track h̄ over batches with a momentum µ, but publish µ = 1, which is the mean of the batch; other values
     are not implemented. Their ḡ consists of the means of last batches during the first round; here it follows from one
@@ -50,12 +49,13 @@ class FedDBE(Method):
     paper: ClassVar[str] = (
         "Zhang et al., Eliminating Domain Bias for Federated Learning in Representation Space, NeurIPS 2023"
     )
+    revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#117733", stroke="--", alternatives=(Alternative("unshifted", "without its own shift"),)
     )
 
-    mean_strength: float = 50.0
-    """κ: strength of the regularisation of mean features (authors: 50); 0 disables it."""
+    mean_strength: float = 1.0
+    """κ: strength of the regularisation of mean features (authors: 50, without momentum); 0 disables it."""
     predict_by: Literal["shifted", "unshifted"] = "shifted"
     """Predict with or without the client's own shift b_k."""
 
@@ -75,22 +75,17 @@ class FedDBE(Method):
         shift = client.count.new_zeros(net.features_count)
         return client.having(params={**client.params, "shift": shift})
 
-    def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
-        """Train everything; in the first round, everything except b_k."""
-        plan = (local.epochs, local.rate(moment), local.momentum)
-        return (Phase(*plan, trains=_is_network) if moment.round == 1 else Phase(*plan),)
-
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
-        """Return F_k + κ · mean ½(h̄ − ḡ)²; before ḡ is known, F_k with b_k as it is."""
+        """Return F_k + κ · mean ½(h̄ − ḡ)²; before ḡ is known, F_k without b_k, which then remains 0."""
         features = net.features(client.params, batch.x)
+        if "global_mean" not in client.inbox:
+            return task_loss(net, net.classify(client.params, features), batch)
+        distance = (mean_feature(features, batch) - client.inbox["global_mean"]).square().mean() / 2
         loss = task_loss(net, net.classify(client.params, features + client.params["shift"]), batch)
-        if "global_mean" in client.inbox:
-            distance = (mean_feature(features, batch) - client.inbox["global_mean"]).square().mean() / 2
-            loss = loss + self.mean_strength * distance
-        return loss
+        return loss + self.mean_strength * distance
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
-        """Send the mean feature; the server uses it in the first round only, but replies have the same form in all."""
+        """Send the mean feature; the server uses it once only, but replies have the same form in all rounds."""
         return client, {"mean_feature": mean_feature(net.features(client.params, data.x), data)}
 
     def predict(self, net: Net, client: Client, x: Tensor) -> Tensor:
@@ -103,19 +98,19 @@ class FedDBE(Method):
         """Also record the accuracy without b_k."""
         return {} if self.predict_by == "unshifted" else {"unshifted": replace(self, predict_by="unshifted")}
 
+    def server(self, net: Net, clients: int) -> State:
+        """Return the initial state: ḡ is not known yet."""
+        return {"knows_mean": False}
+
     def aggregate(self, net: Net, state: State, uploads: Uploads, moment: Moment) -> Answer:
-        """Average the network; in the first round, send ḡ and the initial network."""
-        if moment.round > 1:
+        """Average the network; in the first round with uploads, send ḡ and the initial network."""
+        if state["knows_mean"]:
             return Answer(uploads.mean, state=state)
         means = average({"global_mean": uploads.extras["mean_feature"]}, uploads.counts)
-        return Answer({**uploads.before, **means}, state=state)
+        return Answer({**uploads.before, **means}, state={"knows_mean": True})
 
 
 def mean_feature(features: Tensor, batch: Batch) -> Tensor:
     """Return the mean [d] of the features [n, d] of real samples."""
     real = torch.where(batch.mask[:, None] > 0, features, 0.0)
     return real.sum(dim=0) / batch.mask.sum().clamp(min=1)
-
-
-def _is_network(name: str) -> bool:
-    return name != "shift"

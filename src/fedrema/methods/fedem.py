@@ -9,6 +9,7 @@ from torch import Tensor
 from fedrema.core import Batch, Client, Method, Moment, Reports
 from fedrema.errors import at_least
 from fedrema.methods.shared.initial_models import initial_model
+from fedrema.methods.shared.rounds import newer
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors
 from fedrema.models.body_and_head import Net, Tensors
 from fedrema.tasks import Task
@@ -22,8 +23,8 @@ class FedEM(Method):
     (E step), and then its weights π_km, the mean of q_im. It trains every component for E epochs on the loss weighted
     by q_im (M step): (1/|B|) Σ_{i∈B} q_im ℓ(h_m(x_i), y_i). The server averages each component by sample counts. The
     weights π_k never leave the client, and start with 1/M. The components start from different random weights. Clients
-    are evaluated with the averaged components and their own weights. Training and communication cost M times as much
-    as in FedAvg.
+    are evaluated with the averaged components and their own weights; those that did not participate in the round repeat
+    the E step with these components. Training and communication cost M times as much as in FedAvg.
 
     With partial participation, the authors' code also averages the previous models of absent clients; here, the
     average is over the participants.
@@ -32,6 +33,7 @@ class FedEM(Method):
     name: ClassVar[str] = "fedem"
     title: ClassVar[str] = "FedEM"
     paper: ClassVar[str] = "Marfoq et al., Federated Multi-Task Learning under a Mixture of Distributions, NeurIPS 2021"
+    absence_revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(colour="#44AA99")
 
     components: int = 3
@@ -51,14 +53,19 @@ class FedEM(Method):
         for number in range(1, self.components):
             params |= copied(initial_model(net, number, moment, client.params), f"component{number}")
         mixture = client.count.new_full((self.components,), 1 / self.components)
-        return client.having(params=params, memory={"mixture": mixture})
+        return client.having(params=params, memory={"mixture": mixture, "round": client.count.new_zeros(())})
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
         """Compute q [n, M] and π with the received components."""
         losses = self._losses(net, client, data).to(client.count.dtype)
         origins = (_log(client.memory["mixture"]) - losses).softmax(dim=1)
         mixture = (origins * data.mask[:, None]).sum(dim=0) / client.count
-        return client.having(memory={"mixture": mixture}, inbox={**client.inbox, "origins": origins})
+        memory = {"mixture": mixture, "round": torch.full_like(client.count, moment.round)}
+        return client.having(memory=memory, inbox={**client.inbox, "origins": origins})
+
+    def ready(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
+        """Compute π with the current components if the client did not participate in the round."""
+        return client.having(memory=newer(client.memory, self.begin(net, client, data, moment).memory))
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Return Σ_m (1/|B|) Σ_i q_im ℓ(h_m(x_i), y_i), with the weights of `--class-weights`."""

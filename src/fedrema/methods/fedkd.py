@@ -75,8 +75,9 @@ class FedKD(Method):
     compression."""
     energy_last: float = 0.98
     """e in the last round (authors: 0.98)."""
-    least_loss: float = 0.01
-    """Lower bound of the divisor CE_m + CE_s (ours): it would be 0 for two networks without errors."""
+    least_loss: float = 1.0
+    """Lower bound of the divisor CE_m + CE_s (ours), so that distillation has at most the weight 1. The authors have no
+    bound; 0.01, which the leaderboard uses, is close to that."""
     predict_by: Literal["mentor", "mentee"] = "mentor"
     """Which of the two networks predicts."""
 

@@ -62,6 +62,7 @@ class FedPAC(Method):
     paper: ClassVar[str] = (
         "Xu et al., Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023"
     )
+    absence_revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#CC79A7",
         traces=(

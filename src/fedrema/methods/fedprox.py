@@ -18,7 +18,8 @@ class FedProx(Method):
 
     Aggregation and evaluation are those of FedAvg. The proximal gradient µ (w − w_g) is part of the gradient: it is
     clipped and enters the momentum like the rest. The paper tries µ ∈ {0.001, 0.01, 0.1, 1}; the FedReMa paper compares
-    with µ = 1.
+    with µ = 1, which the presets of its experiments (`--paper`) and the leaderboard use. With momentum and many local
+    steps, µ = 1 can keep a model from learning.
     """
 
     name: ClassVar[str] = "fedprox"
@@ -26,7 +27,7 @@ class FedProx(Method):
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
     reports: ClassVar[Reports] = Reports(colour="#56B4E9")
 
-    mu: float = option(1.0, joint=True)
+    mu: float = option(0.01, joint=True)
     """µ: weight of the proximal term; 0 is FedAvg."""
 
     def __post_init__(self) -> None:

@@ -66,6 +66,7 @@ class FedReMa(Method):
         "Liang et al., FedReMa: Improving Personalized Federated Learning via Leveraging the Most Relevant Clients,"
         " ECAI 2024"
     )
+    absence_revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#D55E00",
         emphasis=1.7,

@@ -54,12 +54,15 @@ class Floco(Method):
     Ditto, with which clients are then evaluated.
 
     The authors ask all clients to train in round τ; here, a client that is absent receives its point when it next
-    participates, from the same components and scale. With fewer clients than endpoints, there are fewer components.
+    participates, from the same components and scale; until then it trains and predicts like a client without a point.
+    With fewer clients than endpoints, there are fewer components. As in the authors' code, the points drawn around c_k
+    are not restricted to the simplex: weights may be negative, and their sum is in [1 − ρ, 1 + ρ].
     """
 
     name: ClassVar[str] = "floco"
     title: ClassVar[str] = "Floco"
     paper: ClassVar[str] = "Grinwald et al., Federated Learning over Connected Modes, NeurIPS 2024"
+    revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#999933",
         alternatives=(Alternative("global", "global model"),),
@@ -105,6 +108,10 @@ class Floco(Method):
             return Role.PRIVATE
         return Role.COLLECTED if name in ("endpoints", last_layer(net)[0]) else Role.SHARED
 
+    def clip_group(self, net: Net, name: str) -> str:
+        """Clip a phase by one norm: the endpoints belong to the model that the phase trains."""
+        return ""
+
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
         """Add the endpoints from the second on [M − 1, C, d], and the personal model; the network has the first."""
         weight, _ = last_layer(net)
@@ -115,14 +122,14 @@ class Floco(Method):
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
         """Draw the points of this round."""
         generator = moment.generator("points")
-        if "centre" not in client.inbox:
-            drawn = torch.empty(DRAWS, self.endpoints, dtype=torch.float64).exponential_(generator=generator)
-            points = (drawn / drawn.sum(dim=1, keepdim=True)).to(client.count)
-        else:
+        drawn = torch.empty(DRAWS, self.endpoints, dtype=torch.float64).exponential_(generator=generator)
+        points = (drawn / drawn.sum(dim=1, keepdim=True)).to(client.count)
+        if (centre := client.inbox.get("centre")) is not None:
+            generator = moment.generator("points")
             drawn = 2 * torch.rand(DRAWS, self.endpoints, generator=generator, dtype=torch.float64) - 1
             lengths = self.radius * torch.rand(DRAWS, 1, generator=generator, dtype=torch.float64)
             offsets = lengths * drawn / drawn.abs().sum(dim=1, keepdim=True)
-            points = client.inbox["centre"] + offsets.to(client.count)
+            points = torch.where(_is_point(centre), centre + offsets.to(client.count), points)
         return client.having(inbox={**client.inbox, "points": points})
 
     def phases(self, local: LocalTraining, moment: Moment) -> tuple[Phase, ...]:
@@ -154,7 +161,8 @@ class Floco(Method):
         if self.predict_by == "global":
             return at_point(net, client.params, centre)
         params = copy_of(client.params, "personal") if self.tie else client.params
-        return at_point(net, params, client.inbox.get("centre", centre))
+        own = client.inbox.get("centre", centre)
+        return at_point(net, params, torch.where(_is_point(own), own, centre))
 
     def beside(self) -> Mapping[str, Method]:
         """Also record the accuracy of the global model."""
@@ -221,6 +229,11 @@ def project_clients(changes: Tensor, basis: Tensors) -> tuple[Tensor, Tensors]:
         if len(reduced) > 1 and energy < lowest:
             best, lowest, scale = points, energy, each
     return best, {**basis, "scale": changes.new_tensor(scale)}
+
+
+def _is_point(centre: Tensor) -> Tensor:
+    """Return whether a client has a point; until it participates after round τ, it has received zeros."""
+    return centre.sum() > 0.5
 
 
 def _is_personal(name: str) -> bool:

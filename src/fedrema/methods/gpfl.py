@@ -40,6 +40,7 @@ class GPFL(Method):
         "Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information for Personalized"
         " Federated Learning, ICCV 2023"
     )
+    revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(colour="#AA4499", stroke="--")
 
     guide: float = 0.01
@@ -63,7 +64,7 @@ class GPFL(Method):
         return Role.PRIVATE if net.in_head(name) else Role.SHARED
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
-        """Add E and V, identical for all clients; until a client trains, its classes are equally frequent."""
+        """Add E and V, identical for all clients, and room for the class frequencies."""
         width, like = net.features_count, client.count
         drawn = torch.randn(net.classes, width, generator=moment.generator("embeddings"), dtype=torch.float64)
         added: Tensors = {"embeddings": drawn.to(like)}
@@ -77,6 +78,10 @@ class GPFL(Method):
         """Compute the class frequencies."""
         counts = class_membership(data, net.classes, client.count.dtype).sum(dim=0)
         return client.having(memory={**client.memory, "frequencies": counts / counts.sum().clamp(min=1)})
+
+    def ready(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
+        """Compute the class frequencies, also of a client that has never trained."""
+        return self.begin(net, client, data, moment)
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Return CE(φ_k(h_P), y) + CE(cos(h_G, E), y) + λ ‖h_G − e_y‖ + (µ/2)(‖E‖² + ‖V‖²)."""

@@ -22,6 +22,7 @@ from fedrema.core import (
 )
 from fedrema.errors import at_least
 from fedrema.methods.shared.initial_models import initial_model
+from fedrema.methods.shared.rounds import newer
 from fedrema.methods.shared.second_models import copied, copy_of, network_tensors
 from fedrema.models.body_and_head import Net, Tensors
 
@@ -33,7 +34,8 @@ class IFCA(Method):
     A client receives all models, computes the loss of each on its training samples, trains the best one for E epochs
     and sends it with its number. The server averages the models of each cluster by sample counts, w_m ← Σ_{k: m_k=m}
     n_k ŵ_k / Σ_{k: m_k=m} n_k; a model that no client has trained does not change. Clients are evaluated with the
-    current model of the cluster that they chose before training. The M models start from different random weights.
+    current model of the cluster that they chose before training; those that did not participate in the round choose
+    anew. The M models start from different random weights.
 
     With `--layers head`, only the heads are clustered and the body is averaged over all clients (the paper's weight
     sharing). The paper's variant that averages gradients is a single local step: `--epochs 1` and a batch of all
@@ -44,6 +46,7 @@ class IFCA(Method):
     name: ClassVar[str] = "ifca"
     title: ClassVar[str] = "IFCA"
     paper: ClassVar[str] = "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020"
+    absence_revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#AA4499",
         traces=(
@@ -85,17 +88,28 @@ class IFCA(Method):
         return Role.COLLECTED if self._is_clustered(net, name) else Role.SHARED
 
     def start(self, net: Net, client: Client, moment: Moment) -> Client:
-        """Initialise the number of the client's cluster."""
-        return client.having(memory={"cluster": client.count.new_zeros(())})
+        """Initialise the number of the client's cluster, and the round in which it was chosen."""
+        return client.having(memory={"cluster": client.count.new_zeros(()), "round": client.count.new_zeros(())})
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
         """Choose the model with the smallest loss."""
+        client = self._choose(net, client, data, moment)
+        params = self.model(net, client)
+        return client.having(params=params, inbox={**client.inbox, "training": torch.ones_like(client.count)})
+
+    def ready(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
+        """Choose anew if the client did not participate in the round."""
+        found = self._choose(net, client, data, moment)
+        return found.having(memory=newer(client.memory, found.memory))
+
+    def _choose(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
+        """Choose the current model with the smallest loss."""
         if not self._has_models(client):
             client = client.having(inbox={**client.inbox, **self._initial(net, moment, client.params)})
         losses = [task_loss(net, net(model, data.x), data) for model in self._models(net, client)]
-        client = client.having(memory={"cluster": torch.stack(losses).argmin().to(client.count.dtype)})
-        params = self.model(net, client)
-        return client.having(params=params, inbox={**client.inbox, "training": torch.ones_like(client.count)})
+        cluster = torch.stack(losses).argmin().to(client.count.dtype)
+        number = torch.full_like(client.count, moment.round)
+        return client.having(memory={"cluster": cluster, "round": number})
 
     def end(self, net: Net, client: Client, data: Batch, moment: Moment) -> tuple[Client, Tensors]:
         """Send the number of the cluster."""

@@ -44,7 +44,8 @@ class PFedGraph(Method):
     local training, of which the authors report the better one, is recorded too.
 
     The authors' code contains two versions of the second term: cos(θ, u_k), the default here, and Σ_j w_kj cos(θ, θ̂_j)
-    (`--pull-to models`), for which the server sends Σ_j w_kj θ̂_j/‖θ̂_j‖ in addition. In both versions, their code adds
+    (`--pull-to models`), for which the server sends Σ_j w_kj θ̂_j/‖θ̂_j‖ in addition; a client that participates for the
+    first time is compared with the model that it receives. In both versions, their code adds
     λ cos to the loss instead of subtracting it, which moves models away from each other; `--pull -0.01` does the same.
     The authors reset the momentum in every round: `--no-keep-momentum`.
     """
@@ -52,6 +53,7 @@ class PFedGraph(Method):
     name: ClassVar[str] = "pfedgraph"
     title: ClassVar[str] = "pFedGraph"
     paper: ClassVar[str] = "Ye et al., Personalized Federated Learning with Inferred Collaboration Graphs, ICML 2023"
+    revision: ClassVar[int] = 2
     reports: ClassVar[Reports] = Reports(
         colour="#882255",
         traces=(
@@ -103,12 +105,13 @@ class PFedGraph(Method):
         return (Phase(local.epochs, local.rate(moment), local.momentum, loss=loss),)
 
     def begin(self, net: Net, client: Client, data: Batch, moment: Moment) -> Client:
-        """Compute u_k/‖u_k‖, unless the server has sent Σ_j w_kj θ̂_j/‖θ̂_j‖."""
-        if self.pull_to == "models" and copy_of(client.inbox, "reference"):
-            return client
+        """Compute u_k/‖u_k‖, unless the server has sent Σ_j w_kj θ̂_j/‖θ̂_j‖; a client's first one is zeros."""
         length = inner_product(net, client.params, client.params).sqrt().clamp(min=1e-30)
-        unit = {name: client.params[name] / length for name in net.initial if name in net.trainable}
-        return client.having(inbox={**client.inbox, **copied(unit, "reference")})
+        reference = {name: client.params[name] / length for name in net.initial if name in net.trainable}
+        if self.pull_to == "models" and (sent := copy_of(client.inbox, "reference")):
+            is_sent = inner_product(net, sent, sent) > 0
+            reference = {name: torch.where(is_sent, sent[name], value) for name, value in reference.items()}
+        return client.having(inbox={**client.inbox, **copied(reference, "reference")})
 
     def loss(self, net: Net, client: Client, batch: Batch) -> Tensor:
         """Return F_k(θ) − λ cos(θ, u_k), or F_k(θ) − λ Σ_j w_kj cos(θ, θ̂_j)."""

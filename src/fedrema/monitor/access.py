@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from fedrema.base.files import regular_file
 from fedrema.errors import BadInput
 from fedrema.page.server import HEADERS
 
@@ -87,7 +88,7 @@ def _secret(option: str, file: Path | None, variable: str) -> str:
         source = f"{option} {file}"
         try:
             mode = stat.S_IMODE(file.stat().st_mode)
-            text = file.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+            text = regular_file(file).read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"{source} cannot be read: {getattr(error, 'strerror', None) or 'not text'}.") from error
         if os.name == "posix" and mode & 0o077:

@@ -21,6 +21,7 @@ from fedrema.reporting.curves import TRAINED, group_curve, looks_of, quantity_wo
 from fedrema.reporting.groups import Group, data_title, group_runs, metrics_of, paired_differences
 from fedrema.reporting.plots import Look
 from fedrema.reporting.quantities import KINDS, WORST_TENTH, Quantity, explanation
+from fedrema.reporting.simple_models import SimpleModels, sentences, simple_models_of
 from fedrema.reporting.tables import DIFFERENCES, other_data, period_columns
 from fedrema.runs.manifest import FederationFacts
 from fedrema.tasks import Metric
@@ -70,6 +71,14 @@ class GroupPart(TypedDict):
     curves: dict[str, CurvePart]
     statistics: dict[str, tuple[float, float | None] | None]
     """Mean and standard deviation over seeds, by name."""
+
+
+class SimplePart(TypedDict):
+    """Constants or linear models of single clients."""
+
+    label: str
+    statistics: dict[str, tuple[float, None] | None]
+    """The metrics, by the names of the methods' statistics."""
 
 
 class Series(TypedDict):
@@ -131,6 +140,7 @@ class MainPart(TypedDict):
     periods: dict[str, str]
     """Headings of the columns with the lengths of methods' periods, by name."""
     groups: list[GroupPart]
+    simple: list[SimplePart]
     runs: list[RunPart]
     differences: dict[str, DifferencesPart | None]
     comparable: bool
@@ -144,6 +154,12 @@ def main_part(runs: Sequence[DownsampledRun], live: bool = False, notes: Sequenc
     periods = period_columns(groups)
     metrics = metrics_of(groups)
     names = [quantity.name for quantity in _quantities(metrics)]
+    try:
+        simple, worse = simple_models_of(groups), _worse(groups)
+    except BadInput:
+        if not live:
+            raise
+        simple, worse = [], []
     curves = _curves(metrics)
     part: MainPart = {
         "title": data_title(groups) if groups else "",
@@ -151,7 +167,7 @@ def main_part(runs: Sequence[DownsampledRun], live: bool = False, notes: Sequenc
         "version": fedrema.__version__,
         "live": live,
         "notes": [*notes, *thinned_notes(shown), *([] if same_data else [other_data(groups)])],
-        "explanation": explanation(metrics) if metrics else "",
+        "explanation": " ".join([explanation(metrics) if metrics else "", *worse]).strip(),
         "confidence": DIFFERENCES,
         "metrics": [_metric(metric) for metric in metrics],
         "words": {quantity: quantity_words(quantity, groups) for quantity in curves},
@@ -160,6 +176,7 @@ def main_part(runs: Sequence[DownsampledRun], live: bool = False, notes: Sequenc
             _group(group, look, (*names, *periods, *COSTS), curves)
             for group, look in zip(groups, looks_of(groups), strict=True)
         ],
+        "simple": [_simple(one, _quantities(metrics)) for one in simple],
         "runs": [_run(run, next(number for number, group in enumerate(groups) if run in group.runs)) for run in shown],
         "differences": {quantity: _differences(shown, quantity) for quantity in names},
         "comparable": same_data,
@@ -218,6 +235,18 @@ def _group(group: Group, look: Look, quantities: Sequence[str], by_round: Sequen
             for name in quantities
         },
     }
+
+
+def _simple(one: SimpleModels, quantities: Sequence[Quantity]) -> SimplePart:
+    found = {quantity.name: one.statistic(quantity) for quantity in quantities}
+    return {
+        "label": one.title,
+        "statistics": {name: (statistic.mean, None) if statistic else None for name, statistic in found.items()},
+    }
+
+
+def _worse(groups: Sequence[Group]) -> list[str]:
+    return sentences([(group, group.counted[0]) for group in groups], groups[0].metric) if groups else []
 
 
 def _curve(group: Group, look: Look, quantity: str) -> CurvePart | None:

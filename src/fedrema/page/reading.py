@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrema.base.files import regular_file
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import REMEDY
 from fedrema.runs.manifest import Manifest
@@ -150,7 +151,7 @@ class RecordsFile:
 
     def _verify(self) -> None:
         try:
-            with self.path.open("rb", buffering=BUFFER) as stream:
+            with regular_file(self.path).open("rb", buffering=BUFFER) as stream:
                 stream.seek(self.starts[-1])
                 for line in stream:
                     if line.endswith(b"\n"):

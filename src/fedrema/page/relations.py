@@ -8,14 +8,14 @@ from typing import TypedDict
 
 import numpy as np
 
+from fedrema.base.files import regular_file
 from fedrema.core.reports import HEAD_SIMILARITY, Matrix
 from fedrema.errors import BadInput
 from fedrema.page.clients import evenly_spaced
 from fedrema.page.encode import Packed, packed
 from fedrema.page.reading import DownsampledRun
 from fedrema.reporting.matrices import declared_matrix, order_by_similarity, peer_matrix
-from fedrema.runs.checkpoint import read_checkpoint
-from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY
+from fedrema.runs.checksums import BELONGS, CHANGED, CHECKSUM, REMEDY
 
 KEPT_CLIENTS = 150
 KEPT_ROUNDS = 60
@@ -64,6 +64,8 @@ def relations_part(runs: Sequence[DownsampledRun]) -> RelationsPart:
 def _relations_file(run: DownsampledRun) -> "RelationsFile":
     with run.directory.check_all_read() as counts:
         file = RelationsFile(run.directory.relations_file)
+        if file.owner:
+            run.directory.check_owner(run.directory.relations_file, file.owner)
         counts["relations"] = len(file.rounds)
     return file
 
@@ -78,16 +80,23 @@ class RelationsFile:
         self.path = path
         self.rounds: list[int] = []
         self.names: list[str] = []
+        self.owner = ""
+        """What it belongs to; empty if there is no file."""
         if not path.exists():
             return
-        with _reading(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        with _reading(path), regular_file(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             self.rounds = [int(number) for number in file["rounds"]]
-            self.names = [name for name in file.files if name not in ("rounds", CHECKSUM)]
+            self.names = [name for name in file.files if name not in ("rounds", CHECKSUM, BELONGS)]
+            self.owner = str(file[BELONGS])
 
     def read(self, name: str, wanted: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
         """Return [R, n, n], one matrix per wanted round, for some clients or all."""
         found = []
-        with _reading(self.path), zipfile.ZipFile(self.path) as archive, archive.open(f"{name}.npy") as stream:
+        with (
+            _reading(self.path),
+            zipfile.ZipFile(regular_file(self.path)) as archive,
+            archive.open(f"{name}.npy") as stream,
+        ):
             version = np.lib.format.read_magic(stream)
             read_header = np.lib.format.read_array_header_1_0
             shape, _, kind = (read_header if version == (1, 0) else np.lib.format.read_array_header_2_0)(stream)
@@ -138,7 +147,7 @@ def _from_checkpoint(run: DownsampledRun) -> RelationsOfRun | None:
     kept = {f"server/{matrix.state}": matrix for matrix in run.reports.matrices if matrix.state is not None}
     if not kept or not run.directory.checkpoint_file.exists():
         return None
-    facts, found = read_checkpoint(run.directory.checkpoint_file, list(kept))
+    facts, found = run.directory.checkpoint(list(kept))
     shown = peer_matrix([kept[name].name for name in found], run.reports)
     if shown is None:
         return None

@@ -18,6 +18,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedrema.base.tls_server import RenewableServer
 from fedrema.errors import BadInput
@@ -27,6 +28,10 @@ from fedrema.page.render import as_text, page
 Gone = Callable[[], Awaitable[bool]]
 """Whether nobody listens to a stream of events any more."""
 SECONDS_BETWEEN_EVENTS = 0.5
+SECONDS_FOR_HEADERS = 10.0
+"""Within which a connection must have sent the headers of its first request."""
+MOST_CONNECTIONS = 500
+"""Open connections above which new ones are closed at once; the limit of open files is often 1,024."""
 LOOPBACK = ("127.0.0.1", "localhost", "[")
 """Host names of this machine. Starlette truncates [::1] at its first colon; no DNS name begins with a bracket."""
 HEADERS = {
@@ -119,6 +124,7 @@ def serve(
     port = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     limits: dict[str, Any] = {"timeout_graceful_shutdown": 5, "lifespan": "off", "ws": "none", "server_header": False}
+    limits |= {"http": _PunctualProtocol}
     if certificate is None:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", **limits))
     else:
@@ -128,6 +134,39 @@ def serve(
     ready(f"{'http' if certificate is None else 'https'}://{shown}:{port}/")
     with contextlib.suppress(KeyboardInterrupt):  # the usual end
         server.run(sockets=[listener])
+
+
+class _PunctualProtocol(H11Protocol):
+    """An HTTP connection that is closed if a request does not arrive in time, or if there are too many connections."""
+
+    deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+        self._wait_for_request()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._wait_for_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+        super().connection_lost(exc)
+
+    def _wait_for_request(self) -> None:
+        if self.deadline is None and self._has_no_request():
+            self.deadline = self.loop.call_later(SECONDS_FOR_HEADERS, self._close_if_late)
+
+    def _close_if_late(self) -> None:
+        self.deadline = None
+        if self._has_no_request():
+            self.transport.abort()
+
+    def _has_no_request(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
 
 
 def is_local(host: str) -> bool:

@@ -13,8 +13,6 @@ MOST_SAMPLES = 100_000
 """Test samples of the federation up to which the page computes intervals."""
 MOST_INTERVALS = 5_000
 """Clients × methods up to which the page computes intervals: about 10 seconds."""
-SLOWER = 20
-"""How many times longer a metric takes that must be computed for each resample."""
 
 
 class VerdictOfMethod(TypedDict):
@@ -27,7 +25,7 @@ class VerdictOfMethod(TypedDict):
     low: float | None
     high: float | None
     clients: list[dict[str, Any]]
-    """Name, samples, value, baseline, gain, low, high and conclusion; largest gain first."""
+    """As in `fedrema verdict --json`; largest gain first."""
 
 
 class VerdictPart(TypedDict):
@@ -61,7 +59,7 @@ def verdict_part(runs: Sequence[DownsampledRun], live: bool = False) -> VerdictP
     if not any(run is theirs for _, run in usable) or len(usable) < 2:
         return _nothing(f"Available when {against.label} and another method have finished.")
     metric = metric_for(theirs.manifest.federation.task)
-    samples = sum(theirs.manifest.federation.test_counts) * (1 if metric.is_mean_over_samples else SLOWER)
+    samples = sum(theirs.manifest.federation.test_counts)
     if samples > MOST_SAMPLES or len(theirs.names) * len(usable) > MOST_INTERVALS:
         return _nothing("Not computed here for so many clients or test samples: fedrema verdict computes it.")
     try:
@@ -86,7 +84,7 @@ def _method(one: Verdict) -> VerdictOfMethod:
     content = one.as_json()
     return {
         "label": one.label,
-        "sentence": one.sentence(),
+        "sentence": " ".join([one.sentence(), *one.notes()]),
         "counts": one.counts,
         "mean_gain": one.mean_gain,
         "low": one.low,

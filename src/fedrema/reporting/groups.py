@@ -104,6 +104,9 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         raise BadInput("There is no run to compare: give the folder of at least one run.")
     if len({run.metric for run in runs}) > 1:
         tasks = ", ".join(sorted({run.manifest.federation.task.name for run in runs}))
+        if "," not in tasks:
+            metrics = ", ".join(sorted({run.metric for run in runs}))
+            raise BadInput(f"Runs with different primary metrics ({metrics}) cannot be compared: name runs with one.")
         raise BadInput(f"Runs of different tasks ({tasks}) cannot be compared: name runs of one task.")
     members_of: dict[str, list[Run]] = {}
     for run in runs:
@@ -160,10 +163,12 @@ def _one_per_seed(runs: list[Run]) -> tuple[Run, ...]:
 def _labels(firsts: list[Run]) -> list[str]:
     """Return a distinct label for each group, given its first run."""
     labels = []
+    # Shown for all methods: it is set by the device, not by the user, and differences include its effect.
+    mixed = ("precision",) if len({run.settings.get("precision") for run in firsts}) > 1 else ()
     for run in firsts:
         same = [_defining(other) for other in firsts if (other.method, other.title) == (run.method, run.title)]
         own = _defining(run)
-        differing = [name for name in own if len({json.dumps(one.get(name)) for one in same}) > 1]
+        differing = [name for name in own if name in mixed or len({json.dumps(one.get(name)) for one in same}) > 1]
         words = [f"{name}={_short(own[name])}" for name in differing[:SHOWN_SETTINGS]]
         more = len(differing) - SHOWN_SETTINGS
         labels.append(" ".join([run.title, *words, *([f"and {more} more"] if more > 0 else [])]))

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.jupyter import JupyterMixin
-from rich.table import Table
 from rich.text import Text
 
 from fedrema.base.html import Bold, html_table, paragraph, title_line
+from fedrema.reporting.fitting_table import FittingTable
 from fedrema.reporting.groups import Difference, Group, Statistic, group_runs, metrics_of, paired_differences
 from fedrema.reporting.latex import escaped, tabular
 from fedrema.reporting.quantities import Kind, Quantity, explanation, find_quantity, metric_text
+from fedrema.reporting.simple_models import sentences, simple_models_of
 from fedrema.runs.run import Run
-from fedrema.simulation.bootstrap import mean_interval
+from fedrema.simulation.mean_gains import FEWEST_CLIENTS, interval_over_clients
 from fedrema.tasks import METRICS
 
 __all__ = [
@@ -47,9 +47,7 @@ EPSILON = {"epsilon": "ε"}
 TWO_LINES = frozenset(metric.title for metric in METRICS.values())
 """Headings that are split at their first space, in addition to `HEADINGS`."""
 MISSING = "–"
-WIDE = 1000
-"""Characters in which every table fits."""
-NARROW = "The terminal is too narrow for all standard deviations; --format csv has them."
+NARROW = "The terminal is too narrow for all standard deviations; fedrema compare --format csv has all numbers."
 OTHER_DATA = "The groups ran on different data: their {} are not comparable."
 DIFFERENCES = "Intervals are 95 % t intervals over common seeds, not corrected for the number of comparisons."
 NUMBER = re.compile(r"[+-]?\d[\d.]*(?:e[+-]\d+)?(?: ± [\d.]+(?:e[+-]\d+)?)?")
@@ -68,19 +66,17 @@ class _Compared:
     headings: tuple[str, ...]
     rows: tuple[tuple[_Cell, ...], ...]
     notes: tuple[str, ...]
-    only_accuracy: bool
 
 
 @dataclass(frozen=True)
 class _Fitting:
     """A table, or a narrower one where it does not fit into the terminal."""
 
-    full: Table
-    narrow: Table
+    full: FittingTable
+    narrow: FittingTable
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width = console.measure(self.full, options=options.update(width=WIDE)).maximum
-        if width <= options.max_width:
+        if self.full.fits(console, options):
             yield self.full
         else:
             yield self.narrow
@@ -107,13 +103,16 @@ class PrintableTable(JupyterMixin):
 def comparison_table(runs: Sequence[Run]) -> PrintableTable:
     """Return a table with a row per group of runs that differ only in the training seed, and notes on the columns."""
     compared = _compare(runs)
-    full = _terminal_table(compared)
-    table = full if compared.only_accuracy else _Fitting(full, _terminal_table(_without_deviations(compared)))
+    table = _Fitting(_terminal_table(compared), _terminal_table(_without_deviations(compared)))
     return PrintableTable(table, *(Text(note, "dim") for note in compared.notes))
 
 
-def _terminal_table(compared: "_Compared") -> Table:
-    table = plain_table(compared.headings)
+def _terminal_table(compared: "_Compared") -> FittingTable:
+    honest = HEADINGS["honest"]
+    periods = [heading for heading in compared.headings if heading.endswith(" rounds")]
+    # Then the other metrics, which were asked for by name.
+    drop = [SECONDS["seconds"], *periods, HEADINGS["best"], HEADINGS["worst_tenth"]]
+    table = plain_table(compared.headings, drop=drop, kept=[honest])
     for row in compared.rows:
         # Without spaces, so that everything fits into 80 columns.
         table.add_row(*(Text(cell.text.replace(" ± ", "±"), "bold" if cell.best else "") for cell in row))
@@ -143,15 +142,16 @@ def differences_table(
     return PrintableTable(Text(_difference_title(found, compared)), table, Text(DIFFERENCES, "dim"))
 
 
-def plain_table(headings: Sequence[str], texts: int = 1) -> Table:
-    """Return an empty table for a terminal: the first `texts` columns are left-aligned, the others hold numbers."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(headings):
-        if place < texts:
-            table.add_column(heading, overflow="fold")
-        else:
-            table.add_column(_two_lines(heading), justify="right", no_wrap=True)
-    return table
+def plain_table(
+    headings: Sequence[str], texts: int = 1, drop: Sequence[str] = (), kept: Sequence[str] = ()
+) -> FittingTable:
+    """Return an empty table for a terminal: the first `texts` columns are left-aligned, the others hold numbers.
+
+    `drop` and `kept` are headings of columns that are left out first, or never, where the terminal is too narrow.
+    """
+    numbers = [_two_lines(heading) for heading in headings[texts:]]
+    first, never = ([_two_lines(heading) for heading in some] for some in (drop, kept))
+    return FittingTable([*headings[:texts], *numbers], texts, first, never)
 
 
 def markdown_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> list[str]:
@@ -233,6 +233,12 @@ def comparison_rows(
         one = differences.get(group.label)
         values = (tested.name, one.reference, one.mean, one.low, one.high, one.pairs) if one else (None,) * 6
         rows.append(row | dict(zip(DIFFERENCE_COLUMNS, values, strict=True)))
+    for simple in simple_models_of(groups):
+        row = dict.fromkeys(rows[0]) | {"method": simple.title, "running": "", "data": groups[0].fingerprint}
+        for each in shown_quantities(groups):
+            found = simple.statistic(each)
+            row[each.name] = found.mean if found else None
+        rows.append(row)
     return rows
 
 
@@ -279,21 +285,26 @@ def shown_quantities(groups: Sequence[Group]) -> dict[Quantity, str]:
 def _compare(runs: Sequence[Run]) -> _Compared:
     groups = group_runs(runs)
     same_data = len({group.fingerprint for group in groups}) == 1
-    quantities, periods = shown_quantities(groups), period_columns(groups)
+    quantities, periods, simple = shown_quantities(groups), period_columns(groups), simple_models_of(groups)
     headings = {**periods, **EPSILON, **SECONDS}
     others = {name: [group.statistic(name) for group in groups] for name in headings}
     others = {name: column for name, column in others.items() if name in SECONDS or any(column)}
     columns = {
         **{
-            heading: _column(quantity, [group.statistic(quantity.name) for group in groups], same_data)
+            heading: _column(
+                quantity,
+                [*(group.statistic(quantity.name) for group in groups), *(one.statistic(quantity) for one in simple)],
+                same_data,
+            )
             for quantity, heading in quantities.items()
         },
-        **{headings[name]: [_Cell(_cost(each)) for each in column] for name, column in others.items()},
+        **{
+            headings[name]: [*(_Cell(_cost(each)) for each in column), *[_Cell(MISSING)] * len(simple)]
+            for name, column in others.items()
+        },
     }
-    rows = [
-        (_Cell(_named(group)), _Cell(str(len(group.counted))), *(cells[place] for cells in columns.values()))
-        for place, group in enumerate(groups)
-    ]
+    named = [(_named(group), str(len(group.counted))) for group in groups] + [(one.title, MISSING) for one in simple]
+    rows = [(*map(_Cell, name), *(cells[place] for cells in columns.values())) for place, name in enumerate(named)]
     notes = (
         explanation(metrics_of(groups)),
         _over_clients(groups),
@@ -303,9 +314,9 @@ def _compare(runs: Sequence[Run]) -> _Compared:
         _undefined(groups),
         _alternatives(groups),
         "" if same_data else other_data(groups),
+        *sentences([(group, group.counted[0]) for group in groups], groups[0].metric),
     )
-    only_accuracy = [quantity.metric.name for quantity in quantities] == ["accuracy"] * len(HEADINGS)
-    return _Compared(("method", "seeds", *columns), tuple(rows), tuple(filter(None, notes)), only_accuracy)
+    return _Compared(("method", "seeds", *columns), tuple(rows), tuple(filter(None, notes)))
 
 
 def other_data(groups: Sequence[Group]) -> str:
@@ -314,19 +325,20 @@ def other_data(groups: Sequence[Group]) -> str:
 
 
 def _over_clients(groups: Sequence[Group]) -> str:
-    """Return a sentence with the mean over clients of each single run, and its interval; "" for multiclass runs."""
+    """Return a sentence with the mean over at least five clients of each single run; "" for multiclass runs."""
     found = []
     for group in groups:
         run = group.counted[0]
         if len(group.counted) > 1 or run.manifest.federation.task.name == "multiclass":
             continue
         values = [value for value in final_of_clients(run) if value is not None]
-        if (interval := mean_interval(values, "clients")) is not None:
-            mean, *bounds = (metric_text(group.metric, each) for each in (fmean(values), *interval))
+        if len(values) >= FEWEST_CLIENTS:
+            numbers = (fmean(values), *interval_over_clients(values))
+            mean, *bounds = (metric_text(group.metric, each) for each in numbers)
             found.append(f"{group.label} {mean} ({' to '.join(bounds)})")
     if not found:
         return ""
-    return f"Mean over clients of the final {groups[0].metric.title}, 95 % bootstrap interval: {'; '.join(found)}."
+    return f"Mean over clients of the final {groups[0].metric.title}, 95 % t interval over clients: {'; '.join(found)}."
 
 
 def final_of_clients(run: Run) -> list[float | None]:

@@ -12,8 +12,11 @@ import numpy as np
 
 from fedrema.errors import BadInput
 from fedrema.reporting.groups import Group, group_runs
+from fedrema.reporting.simple_models import find_simple_models
+from fedrema.reporting.verdict_text import conclusions_text, mean_text, notes
 from fedrema.runs.run import Run
-from fedrema.simulation.bootstrap import CONCLUSIONS, RESAMPLES, Gain, mean_interval, paired_gains
+from fedrema.simulation.gains import CONCLUSIONS, LEVEL, Gain, compare_models
+from fedrema.simulation.mean_gains import MeanGain
 from fedrema.simulation.scoring import metric_for
 from fedrema.tasks import Metric
 
@@ -23,8 +26,8 @@ SHOWN = 15
 """With more than 40 clients, so many of the best and of the worst are shown."""
 MANY = 40
 EXPLANATION = (
-    f"Intervals are 95 % percentile intervals of a paired bootstrap over the client's own test samples ({RESAMPLES:,} "
-    "resamples). They hold for one client at a time: they are not corrected for the number of clients."
+    "Intervals are 95 % intervals. They do not contain the variation over training seeds and splits. Those of clients "
+    "hold for one client at a time: they are not corrected for the number of clients."
 )
 
 
@@ -46,11 +49,23 @@ class Verdict:
     metric: Metric
     clients: tuple[ClientGain, ...]
     """Largest gain first; clients without a gain last."""
-    mean_gain: float | None
-    """Mean over the clients whose gain is defined."""
-    low: float | None
-    """Its 95 % interval, by a bootstrap over clients; None with fewer than two clients."""
-    high: float | None
+    mean: MeanGain
+    """The mean of the gains, each client counted once, and its interval."""
+
+    @property
+    def mean_gain(self) -> float | None:
+        """Mean over the clients whose gain is defined."""
+        return self.mean.mean
+
+    @property
+    def low(self) -> float | None:
+        """Lower end of its 95 % interval; `mean.scope` says what it is for."""
+        return None if self.mean.interval is None else self.mean.interval[0]
+
+    @property
+    def high(self) -> float | None:
+        """Upper end of its 95 % interval."""
+        return None if self.mean.interval is None else self.mean.interval[1]
 
     @cached_property
     def counts(self) -> dict[str, int]:
@@ -60,25 +75,12 @@ class Verdict:
 
     def sentence(self) -> str:
         """Return the conclusions about all clients as one sentence."""
-        counts, total = self.counts, len(self.clients)
-        verbs = {
-            "gain": ("gains", "gain"),
-            "loss": ("loses", "lose"),
-            "no difference shown": ("shows no difference", "show no difference"),
-            "too few samples": ("has too few test samples", "have too few test samples"),
-        }
-        words = [
-            f"{count} {verbs[conclusion][count != 1]}"
-            for conclusion, count in counts.items()
-            if count or conclusion != "too few samples"
-        ]
-        first, *rest = words
-        number, _, verb = first.partition(" ")
-        noun = "client" if total == 1 else "clients"
-        sentence = ", ".join([f"{number} of {total} {noun} {verb}", *rest])
-        if self.mean_gain is None:
-            return f"{sentence}."
-        return f"{sentence}; mean gain {self.shown_gain(self.mean_gain, self.low, self.high)}."
+        parts = (conclusions_text(self.counts, len(self.clients)), mean_text(self))
+        return f"{'; '.join(filter(None, parts))}."
+
+    def notes(self) -> list[str]:
+        """Return sentences on which clients count in the mean, and on conclusions that are less certain."""
+        return list(notes(self))
 
     def shown_gain(self, gain: float, low: float | None, high: float | None) -> str:
         """Return a gain with its unit and interval as text."""
@@ -96,6 +98,10 @@ class Verdict:
             "mean_gain": self.mean_gain,
             "low": self.low,
             "high": self.high,
+            "interval_for": self.mean.scope or None,
+            "clients_in_mean": self.mean.clients,
+            "interval_over_clients": self.mean.over_clients,
+            "notes": self.notes(),
             "clients": [{"name": client.name, **asdict(client.gain)} for client in self.clients],
         }
 
@@ -110,37 +116,33 @@ def verdicts(runs: Sequence[Run], metric: str | None = None, baseline: str | Non
     metric
         Name of a metric; default: the task's primary one.
     baseline
-        Name of a method, or label of a group; default: Local, or FedAvg where there is no run of Local.
+        Name of a method, or label of a group; default: Local, or FedAvg where there is no run of Local. On own data,
+        `constant` and `linear` are simple models of each client alone.
     """
     chosen = first_runs(runs)
-    against = baseline_of([group for group, _ in chosen], baseline)
+    simple = find_simple_models(chosen, baseline)
+    against = None if simple else baseline_of([group for group, _ in chosen], baseline)
     _check_same_data([run for _, run in chosen])
     compared = [(group, run) for group, run in chosen if group is not against]
-    if not compared:
+    if against is not None and not compared:
         raise BadInput(f"{against.label} is the only method: give a run of another method, to compare with it.")
     measure = metric_for(chosen[0][1].manifest.federation.task, metric)
-    theirs = next(run for group, run in chosen if group is against).predictions()
-    mine = [run.predictions() for _, run in compared]
-    gains: list[list[ClientGain]] = [[] for _ in compared]
-    for row, name in enumerate(chosen[0][1].names):
-        if not all(row in found.rows for found in (theirs, *mine)):  # it had not joined before the last round
-            found = [Gain(0, None, None, None, None, None, "too few samples")] * len(mine)
-        else:
-            found = paired_gains(measure, [each.of(row) for each in mine], theirs.of(row), "client", name)
-        for place, gain in enumerate(found):
-            gains[place].append(ClientGain(name, gain))
-    return [
-        _verdict(group.label, against.label, measure, each) for (group, _), each in zip(compared, gains, strict=True)
-    ]
-
-
-def _verdict(label: str, baseline: str, metric: Metric, clients: Sequence[ClientGain]) -> Verdict:
-    ordered = sorted(
-        clients, key=lambda client: -np.inf if client.gain.gain is None else client.gain.gain, reverse=True
-    )
-    known = [client.gain.gain for client in clients if client.gain.gain is not None]
-    low, high = mean_interval(known, "clients") or (None, None)
-    return Verdict(label, baseline, metric, tuple(ordered), float(np.mean(known)) if known else None, low, high)
+    theirs = simple.predictions if simple else next(run for group, run in chosen if group is against).predictions()
+    called = simple.title if simple else against.label if against else ""
+    names = chosen[0][1].names
+    found = []
+    for group, run in compared:
+        mine = run.predictions()
+        # A client that had not joined before the last round has no predictions.
+        pairs = {
+            name: (mine.of(row), theirs.of(row)) if row in mine.rows and row in theirs.rows else None
+            for row, name in enumerate(names)
+        }
+        gains = compare_models(measure, pairs)
+        clients = [ClientGain(name, gain) for name, gain in zip(names, gains.clients, strict=True)]
+        clients.sort(key=lambda client: -np.inf if client.gain.gain is None else client.gain.gain, reverse=True)
+        found.append(Verdict(group.label, called, measure, tuple(clients), gains.mean))
+    return found
 
 
 def first_runs(runs: Sequence[Run]) -> list[tuple[Group, Run]]:
@@ -195,6 +197,14 @@ def shown(metric: Metric, gain: float | None) -> str:
     return "0.0" if text == "-0.0" else text
 
 
+def conclusion_text(gain: Gain) -> str:
+    """Return the conclusion; with the p-value of a test that is not significant although the interval is."""
+    includes_zero = gain.low is None or gain.high is None or gain.low <= 0 <= gain.high
+    if gain.p is None or gain.p <= LEVEL or includes_zero:
+        return gain.conclusion
+    return f"{gain.conclusion} (p = {gain.p:.3f})"
+
+
 def best_and_worst(clients: Sequence[ClientGain], everything: bool = False) -> tuple[Sequence[ClientGain], int]:
     """Return the clients to show, and after how many of them others are left out; 0 where none is."""
     if everything or len(clients) <= MANY:
@@ -206,7 +216,7 @@ def verdict_csv(found: Sequence[Verdict]) -> str:
     """Return the gains of all clients of all methods as CSV; percentages as shares."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    names = ("samples", "value", "baseline", "gain", "low", "high", "conclusion")
+    names = ("samples", "value", "baseline", "gain", "low", "high", "conclusion", "p")
     writer.writerow(["method", "compared_with", "metric", "client", *names])
     for one in found:
         for client in one.clients:

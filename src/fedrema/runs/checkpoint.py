@@ -17,13 +17,23 @@ from fedrema.runs.checksums import CHANGED, REMEDY
 from fedrema.runs.tensors import Altered, Incomplete, read_metadata, read_tensors, write_tensors
 from fedrema.simulation.state import SimulationState
 
-FORMAT = 2
+FORMAT = 3
 RECORDED_RELATIONS = "recorded_relations"
-FACTS = {"clients": int, "round": int, "belongs_to": str, "server": dict, "order": list}
+FACTS = {"clients": int, "round": int, "belongs_to": str, "records": list, "server": dict, "order": list}
 
 
-def save_state(state: SimulationState, file: Path, belongs_to: str, more: dict[str, Any] | None = None) -> None:
-    """Write the state of a run; `belongs_to` is its identity, `more` is stored with it as JSON."""
+def save_state(
+    state: SimulationState,
+    file: Path,
+    belongs_to: str,
+    more: dict[str, Any] | None = None,
+    records: Sequence[str] = (),
+) -> None:
+    """Write the state of a run; `more` is stored with it as JSON.
+
+    `belongs_to` is the run's identity. `records` are marks (`RunDirectory.mark`), one of which the run's records must
+    have for the checkpoint to be accepted.
+    """
     groups = {
         "common": state.params.common,
         "own": state.params.own,
@@ -41,6 +51,7 @@ def save_state(state: SimulationState, file: Path, belongs_to: str, more: dict[s
         "clients": state.clients,
         "round": state.round,
         "belongs_to": belongs_to,
+        "records": list(records),
         "server": numbers,
         "order": list(tensors),  # the file sorts names, and how sums over tensors are rounded depends on their order
         **({} if more is None else {"more": more}),
@@ -68,9 +79,7 @@ def load_state(file: Path, belongs_to: str | None, device: torch.device | None =
     """Read a state; refuses a file that is incomplete, altered, or of another configuration."""
     facts, tensors = read_checkpoint(file)
     if belongs_to is not None and facts["belongs_to"] != belongs_to:
-        raise BadInput(
-            f"The checkpoint {file} belongs to another configuration than its config.json: it cannot be resumed."
-        )
+        raise BadInput(f"The checkpoint {file} belongs to another configuration: it cannot be resumed.")
     groups: dict[str, dict[str, Tensor]] = {}
     places = {path: place for place, path in enumerate(facts.get("order", ()))}
     for path in sorted(tensors, key=lambda path: places.get(path, len(places))):

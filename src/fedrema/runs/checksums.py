@@ -7,7 +7,10 @@ from pathlib import Path
 from fedrema.errors import BadInput
 
 CHECKSUM = "checksum"
+BELONGS = "belongs_to"
+"""The key under which a file names its run, its round and the records up to there (`RunDirectory.mark`)."""
 CHANGED = "was altered or damaged since fedrema wrote it"
+FOREIGN = "belongs to another run, or to another round of this one"
 REMEDY = "restore it from a backup, or run again in another folder"
 
 
@@ -20,7 +23,7 @@ def checksum_of(*parts: str | bytes | memoryview) -> str:
 
 
 def with_checksum(content: dict[str, object], belongs_to: str = "") -> dict[str, object]:
-    """Return a JSON object with its checksum; `belongs_to` names the run, where the content does not."""
+    """Return a JSON object with its checksum; `belongs_to` names its owner, where the content does not."""
     return {**content, CHECKSUM: _of_object(content, belongs_to)}
 
 

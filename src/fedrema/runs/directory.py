@@ -12,20 +12,23 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from fedrema.base.files import atomic_file, make_folder, sync, write_text
 from fedrema.core.reports import Reports
 from fedrema.data.federation import Federation
 from fedrema.errors import BadInput
-from fedrema.runs.arrays import Relations, read_arrays, read_relations, relation_arrays, write_arrays
-from fedrema.runs.checkpoint import read_checkpoint, required_rounds
-from fedrema.runs.checksums import REMEDY, verified, with_checksum
+from fedrema.models.body_and_head import Tensors
+from fedrema.runs.arrays import Relations, read_arrays, read_owned, relation_arrays, relations_of, write_arrays
+from fedrema.runs.checkpoint import load_state, read_checkpoint, required_rounds, save_state
+from fedrema.runs.checksums import BELONGS, FOREIGN, REMEDY, verified, with_checksum
 from fedrema.runs.lock import LOCK_FILE, WRITER_FILE, RunLock, Writer
 from fedrema.runs.manifest import Manifest, is_config, read_object, verified_config
-from fedrema.runs.records import RecordChain, read_lines
+from fedrema.runs.records import RecordChain, read_bytes, read_lines
 from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.records import RoundRecord, Summary
 from fedrema.simulation.scoring import summarise
+from fedrema.simulation.state import SimulationState
 
 FEDERATION_FILE = "federation.npz"
 """The file, next to config.json, to which a federation that was given in Python is saved."""
@@ -37,7 +40,7 @@ EXPORT_INDEX = "index.json"
 MODEL_CARD = "MODEL_CARD.md"
 OWN_FILES = (
     *("config.json", "rounds.jsonl", "relations.npz", "summary.json", "clients.npz", "checkpoint/state.safetensors"),
-    *("predictions.npz", "report.html", "curves.png", "tracking.json"),
+    *("predictions.npz", "simple-models.npz", "report.html", "curves.png", "tracking.json"),
 )
 """Files that fedrema may write into a run's folder."""
 MOST_PREDICTIONS = 200_000_000
@@ -48,11 +51,12 @@ OWN_PATTERNS = ("newcomers/*.safetensors", "tensorboard/events.out.tfevents.*")
 class RunDirectory:
     """Reads and writes a run's folder; every file but the growing `rounds.jsonl` is complete or absent.
 
-    All files that are read back carry checksums. Reading a changed or damaged file raises a `BadInput` that names the
-    file and the remedy.
+    All files that are read back carry checksums and name the run; what depends on the round also names the records that
+    it was computed from (`mark`). Reading a damaged or foreign file raises a `BadInput` with the file and the remedy.
 
     Files: config.json, rounds.jsonl (a record per round), relations.npz (on request), summary.json (once the run has
-    finished), predictions.npz (what the final models predict for test samples), clients.npz (how many samples of each
+    finished), predictions.npz (what the final models predict for test samples), simple-models.npz (what constants and
+    linear models of single clients predict for them; own data only), clients.npz (how many samples of each
     class each client holds), checkpoint/, models/ (after fedrema export); run.lock, and running.json while a process
     writes to the folder.
     """
@@ -64,6 +68,7 @@ class RunDirectory:
         self.relations_file = self.path / "relations.npz"
         self.summary_file = self.path / "summary.json"
         self.predictions_file = self.path / "predictions.npz"
+        self.simple_models_file = self.path / "simple-models.npz"
         self.clients_file = self.path / "clients.npz"
         self.checkpoint_file = self.path / "checkpoint" / "state.safetensors"
         self._end: tuple[int, RecordChain] | None = None
@@ -158,13 +163,19 @@ class RunDirectory:
         return found + exported_files(self.path / MODELS)
 
     def write_json(self, file: Path, content: dict[str, Any]) -> None:
-        """Write a JSON file with its checksum, completely or not at all."""
-        belongs_to = "" if file == self.config_file else self.identity()
-        write_text(file, json.dumps(with_checksum(content, belongs_to), indent=2) + "\n")
+        """Write a JSON file with its checksum and what it belongs to, completely or not at all."""
+        owned = content if file == self.config_file else {**content, BELONGS: self._owner_of(file, content)}
+        write_text(file, json.dumps(with_checksum(owned), indent=2) + "\n")
 
     def read_json(self, file: Path, remedy: str = REMEDY) -> dict[str, Any]:
         """Read what `write_json` wrote."""
-        return verified(read_object(file, "cannot be read", remedy), file, self.identity(), remedy)
+        content = verified(read_object(file, "cannot be read", remedy), file, remedy=remedy)
+        if content.pop(BELONGS, None) != self._owner_of(file, content):
+            raise BadInput(f"{file} {FOREIGN}: {remedy}.")
+        return content
+
+    def _owner_of(self, file: Path, content: dict[str, Any]) -> str:
+        return self.mark(content["rounds"], file.name) if file == self.summary_file else self.identity()
 
     def config(self) -> dict[str, Any]:
         """Return config.json as plain values."""
@@ -196,6 +207,25 @@ class RunDirectory:
         except (msgspec.ValidationError, KeyError) as error:
             raise BadInput(f"{self.summary_file} does not hold the summary of a run: {error}; {remedy}.") from error
 
+    def mark(self, rounds: int, of: str = "the checkpoint") -> str:
+        """Return what files of a round name: the run, the round, and the checksum of all records up to there.
+
+        `of` is the file that is of this round, for the message if there are fewer records.
+        """
+        chain = self.chain()
+        if self._end is not None and self._end[1].lines == rounds and self._end[0] == self.rounds_file.stat().st_size:
+            chain = self._end[1]
+        elif rounds and self.has_rounds():
+            for line in read_bytes(chain):
+                chain.verify(line)
+                if chain.lines == rounds:
+                    break
+        if chain.lines != rounds:
+            raise BadInput(
+                f"{self.rounds_file} ends after line {chain.lines}, but {of} is of round {rounds}: {REMEDY}."
+            )
+        return chain.mark
+
     def summarise(self, records: Sequence[RoundRecord]) -> Summary:
         """Return the headline numbers of records of this run."""
         period = self.reports().period
@@ -212,8 +242,8 @@ class RunDirectory:
         self.write_json(self.summary_file, summary.as_json())
 
     def remove_summary(self) -> None:
-        """Remove summary.json and then predictions.npz, even damaged ones, before the run continues."""
-        files = (self.summary_file, self.predictions_file)
+        """Remove summary.json and then the files of predictions, even damaged ones, before the run continues."""
+        files = (self.summary_file, self.predictions_file, self.simple_models_file)
         for file in files:
             if file.is_dir():  # checked before the first file is removed
                 raise BadInput(f"cannot remove {file}: it is a folder; remove it by hand.")
@@ -295,6 +325,11 @@ class RunDirectory:
         for name, file in (("rounds", self.rounds_file), ("relations", self.relations_file)):
             if counts.get(name, known[name]) < known[name]:
                 raise BadInput(f"{file} ends after {counts[name]} rounds, but there were {known[name]}: {REMEDY}.")
+            if self.finished() and counts.get(name, known[name]) > known[name]:
+                raise BadInput(
+                    f"{file} has {counts[name]} rounds, but {self.summary_file.name} is of {known[name]}: fedrema"
+                    f" resume {self.path} writes it again."
+                )
 
     def _required_counts(self) -> dict[str, int]:
         """Return how many rounds, and how many rounds with matrices, are certain to be recorded."""
@@ -308,9 +343,43 @@ class RunDirectory:
         if summary is not None:
             return {"rounds": summary.rounds, "relations": summary.recorded_relations}
         try:
-            return required_rounds(read_checkpoint(self.checkpoint_file, wanted=())[0])._asdict()
+            facts, _ = read_checkpoint(self.checkpoint_file, wanted=())
         except BadInput:  # none yet, or damaged; damage is reported when the checkpoint is used
             return {"rounds": 0, "relations": 0}
+        self._check_owner(facts)
+        return required_rounds(facts)._asdict()
+
+    def save_state(self, state: SimulationState, more: dict[str, Any], records: Sequence[str] | None = None) -> None:
+        """Write the checkpoint; it belongs to the `records` with these marks, by default to those of its round."""
+        marks = [self.mark(state.round)] if records is None else records
+        save_state(state, self.checkpoint_file, self.identity(), more, marks)
+
+    def state(self, device: torch.device | None = None, resuming: bool = False) -> SimulationState:
+        """Return the state in the checkpoint; to resume, that of an earlier round is accepted too."""
+        self.checkpoint(resuming=resuming)
+        return load_state(self.checkpoint_file, self.identity(), device)
+
+    def checkpoint(self, wanted: Sequence[str] = (), resuming: bool = False) -> tuple[dict[str, Any], Tensors]:
+        """Return the facts of the checkpoint and its tensors (those wanted that it has), checked against the records.
+
+        A finished run's checkpoint must be of its last round, unless the run is `resuming`.
+        """
+        facts, tensors = read_checkpoint(self.checkpoint_file, wanted)
+        summary = None if resuming else self.summary()
+        if summary is not None and facts["round"] > summary.rounds:
+            raise BadInput(f"The checkpoint {self.checkpoint_file} {FOREIGN}: {REMEDY}.")
+        self._check_owner(facts)
+        if summary is not None and facts["round"] < summary.rounds:
+            raise BadInput(
+                f"The checkpoint {self.checkpoint_file} is of round {facts['round']}, but the run has {summary.rounds}:"
+                f" fedrema resume {self.path} repeats the rounds after it."
+            )
+        return facts, tensors
+
+    def _check_owner(self, facts: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another run, or of other records than those of this one."""
+        if facts["belongs_to"] != self.identity() or self.mark(required_rounds(facts).rounds) not in facts["records"]:
+            raise BadInput(f"The checkpoint {self.checkpoint_file} {FOREIGN}: {REMEDY}.")
 
     def check_rounds(self, last: int) -> None:
         """Check that the records are complete and undamaged up to the checkpoint's round."""
@@ -332,6 +401,7 @@ class RunDirectory:
             whole = self.rounds_file.read_bytes()[:end] if end else b""
             with atomic_file(self.rounds_file) as temporary:
                 temporary.write_bytes(whole)
+            self._end = None
         return kept
 
     def _known_rounds(self, last: int) -> tuple[list[RoundRecord], int]:
@@ -393,33 +463,53 @@ class RunDirectory:
             raise BadInput(f"{self.clients_file} lacks 'train' or 'test': {remedy}.")
         return {part: arrays[part] for part in ("train", "test")}
 
-    def write_predictions(self, predictions: FinalPredictions) -> None:
-        """Write predictions.npz."""
+    def write_predictions(self, predictions: FinalPredictions, rounds: int) -> None:
+        """Write predictions.npz: what the models of round `rounds` predict."""
         # Not compressed: outputs are almost incompressible, and it would take longer than to compute them.
-        write_arrays(self.predictions_file, predictions.as_arrays(), self.identity(), compress=False)
+        write_arrays(self.predictions_file, predictions.as_arrays(), self.mark(rounds), compress=False)
 
     def predictions(self) -> FinalPredictions:
-        """Return predictions.npz."""
+        """Return predictions.npz of a finished run."""
+        summary = self.summary()
+        assert summary is not None
         remedy = f"fedrema resume {self.path} writes it again"
         if not self.predictions_file.exists():
             limit = f"unless it would exceed {MOST_PREDICTIONS / 1e6:.0f} MB"
             raise BadInput(f"{self.predictions_file} is missing: fedrema resume {self.path} writes it, {limit}.")
-        arrays = read_arrays(self.predictions_file, self.identity(), remedy)
+        arrays = read_arrays(self.predictions_file, self.mark(summary.rounds), remedy)
         if not {"rows", "offsets", "outputs", "targets"} <= arrays.keys():
             raise BadInput(f"{self.predictions_file} lacks some of its arrays: {remedy}.")
         return FinalPredictions.from_arrays(self.manifest().federation.task, arrays)
 
-    def write_relations(self, relations: Relations) -> None:
-        """Write relations.npz, if there are any matrices."""
+    def write_relations(self, relations: Relations, rounds: int) -> None:
+        """Write relations.npz as of a round, if there are any matrices."""
         if relations:
-            write_arrays(self.relations_file, relation_arrays(relations), self.identity())
+            write_arrays(self.relations_file, relation_arrays(relations), self.mark(rounds))
+        else:
+            self.relations_file.unlink(missing_ok=True)
 
     def relations(self, last: int | None = None, least: int = 0) -> Relations:
         """Return the recorded matrices by round, up to round `last`; an error if there are fewer than `least`."""
-        found = read_relations(self.relations_file, self.identity(), last) if self.relations_file.exists() else {}
+        found: Relations = {}
+        if self.relations_file.exists():
+            arrays, owner = read_owned(self.relations_file, REMEDY)
+            self.check_owner(self.relations_file, owner, last)
+            found = relations_of(arrays, last)
         if len(found) < least:
             raise BadInput(f"{self.relations_file} ends after {len(found)} rounds, but there were {least}: {REMEDY}.")
         return found
+
+    def check_owner(self, file: Path, owner: str, last: int | None = None, remedy: str = REMEDY) -> None:
+        """Refuse a file with the mark of another run, or of records that this run does not have.
+
+        With `last`, the file may be of a later round: when a run is resumed, records after its checkpoint are dropped,
+        and need not be readable.
+        """
+        identity, rounds = (*owner.split(" "), "")[:2]
+        number = int(rounds) if rounds.isdigit() else 0
+        later = last is not None and number > last
+        if identity != self.identity() or (not later and owner != self.mark(number, file.name)):
+            raise BadInput(f"{file} {FOREIGN}: {remedy}.")
 
 
 def _stamp(file: Path) -> object:

@@ -14,19 +14,23 @@ from torch import nn
 
 from fedrema.base.terminal import safe_logger
 from fedrema.config.settings import Settings
+from fedrema.core.options import kind_of_device, needs_gpu
 from fedrema.data import Federation, build_federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.models.body_and_head import Net
 from fedrema.models.networks import build_net
 from fedrema.runs.arrays import Relations
 from fedrema.runs.callbacks import CallbackFor, RoundCallback, wants_stop
-from fedrema.runs.checkpoint import RECORDED_RELATIONS, load_state, read_checkpoint, required_rounds, save_state
+from fedrema.runs.checkpoint import RECORDED_RELATIONS, required_rounds
 from fedrema.runs.directory import FEDERATION_FILE, MOST_PREDICTIONS, RunDirectory
 from fedrema.runs.lock import RunLock
+from fedrema.runs.manifest import Manifest
 from fedrema.runs.provenance import check_same_data, check_unchanged, describe, identity_of
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes, computed_as_before, default_folder, saved_settings
 from fedrema.runs.signals import StopRequest, graceful_stop
+from fedrema.runs.simple_models import write_simple_models
+from fedrema.runs.trust import Trust, marks_of, named_code
 from fedrema.simulation.records import RoundRecord
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import Round, SimulationState
@@ -76,9 +80,10 @@ def resume(
     module: nn.Module | None = None,
     watching: CallbackFor | None = None,
     observers: Sequence[ObserverFactory] = (),
+    trust: Trust = False,
 ) -> Run:
     """Continue a run from its last checkpoint to its last round; `changes` replace saved settings."""
-    prepared = prepare_resumed(path, changes, module)
+    prepared = prepare_resumed(path, changes, module, trust=trust)
     watch = watching(prepared.settings) if watching is not None else None
     return _with_module(prepared.train(watch, observers), module)
 
@@ -102,6 +107,31 @@ def make_net(settings: Settings, shape: tuple[int, ...], classes: int, module: n
     return build_net(settings.network, shape, classes, settings.simulation.seed)
 
 
+def check_new(
+    settings: Settings, federation: Federation, module: nn.Module | None = None, save_federation: bool = False
+) -> None:
+    """Raise the error with which `prepare_new` would refuse a run; writes nothing."""
+    _checked(settings, federation, module, save_federation)
+
+
+def _checked(
+    settings: Settings, federation: Federation, module: nn.Module | None, save_federation: bool
+) -> tuple[Settings, RunDirectory, Simulator, SimulationState, Manifest]:
+    """Return everything that a new run needs, after all checks; writes nothing."""
+    if save_federation:
+        data = dataclasses.replace(settings.data, federation=FEDERATION_FILE).without_unused()
+        settings = dataclasses.replace(settings, data=data)
+    directory = RunDirectory(settings.output.out or default_folder(settings))
+    directory.check_free(settings.output.overwrite)
+    directory.lock().check()
+    settings = settings.for_columns(federation) if module is None else settings
+    net = make_net(settings, federation.sample_shape, federation.task.outputs, module)
+    settings = settings.fitted(federation, net.integers)
+    simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
+    state = simulator.start()
+    return settings, directory, simulator, state, describe(settings, simulator, module is not None, save_federation)
+
+
 def prepare_new(
     settings: Settings, federation: Federation, module: nn.Module | None = None, save_federation: bool = False
 ) -> "PreparedRun":
@@ -110,19 +140,8 @@ def prepare_new(
     Nothing is written before all checks have passed. A run that --overwrite replaces stays in the folder until the new
     one has finished its first round.
     """
-    if save_federation:
-        data = dataclasses.replace(settings.data, federation=FEDERATION_FILE).without_unused()
-        settings = dataclasses.replace(settings, data=data)
-    directory = RunDirectory(settings.output.out or default_folder(settings))
+    settings, directory, simulator, state, manifest = _checked(settings, federation, module, save_federation)
     overwrite = settings.output.overwrite
-    directory.check_free(overwrite)
-    directory.lock().check()
-    settings = settings.for_columns(federation) if module is None else settings
-    net = make_net(settings, federation.sample_shape, federation.task.outputs, module)
-    settings = settings.fitted(federation, net.integers)
-    simulator = Simulator(settings.method, net, federation, settings.local, settings.simulation)
-    state = simulator.start()
-    manifest = describe(settings, simulator, module is not None, save_federation)
     federation_file = None if save_federation else settings.data.federation
     inputs = [Path(file) for file in (federation_file, settings.data.partition_file) if file is not None]
 
@@ -145,6 +164,7 @@ def prepare_resumed(
     changes: Changes | None = None,
     module: nn.Module | None = None,
     federation: Federation | None = None,
+    trust: Trust = False,
 ) -> "PreparedRun":
     """Prepare to continue a run; on a CPU its result is bit-identical to that of a run that was never stopped."""
     directory = RunDirectory.open(path)
@@ -152,30 +172,47 @@ def prepare_resumed(
         manifest = directory.manifest()
         if manifest.federation.is_deployed:
             raise BadInput(f"{path} belongs to a deployment: resume it with fedrema deploy server.")
-        settings = computed_as_before(saved_settings(directory, changes, module is not None), manifest)
+        settings = computed_as_before(
+            saved_settings(directory, changes, module is not None, trust, resuming=True), manifest
+        )
+        _check_precision(path, settings, manifest)
         check_unchanged(path, manifest.revisions, manifest.inputs, settings, module is not None)
         federation = federation or build_federation(settings.data)
         check_same_data(path, manifest, settings, federation)
         simulator = build_simulator(settings, federation, module)
         if identity_of(settings, federation, module is not None) != manifest.identity:
             raise BadInput(f"The settings or the data of {path} have changed since it was started: start a new run.")
-        state, recorded = _saved_state(directory, simulator, manifest.identity)
+        state, recorded = _saved_state(directory, simulator)
         rounds = settings.simulation.rounds
         if rounds < state.round:
             raise BadInput(f"--rounds {rounds} is below {state.round}, the number of rounds that {path} has finished.")
         # Everything that is read back is verified before the first file is changed.
         directory.check_rounds(state.round)
         directory.relations(state.round, recorded)
-        directory.write_manifest(dataclasses.replace(manifest, settings={**manifest.settings, "rounds": rounds}))
+        marks = marks_of(manifest.identity, named_code(manifest.method, manifest.settings))
+        changed = {**manifest.settings, "rounds": rounds}
+        directory.write_manifest(dataclasses.replace(manifest, settings=changed, marks=marks))
         return PreparedRun(settings, directory, simulator, state, lock)
 
 
-def _saved_state(directory: RunDirectory, simulator: Simulator, identity: str) -> tuple[SimulationState, int]:
+def _check_precision(path: Path, settings: Settings, manifest: Manifest) -> None:
+    """Refuse to continue a run in another precision."""
+    before, now, device = manifest.ran_on.products, settings.simulation.precision, settings.simulation.device
+    if needs_gpu(before) and (device == "cpu" or kind_of_device("auto") == "cpu"):
+        raise BadInput(
+            f"{path} is computed in {before}, which needs a CUDA device: resume it on a GPU, or start a new run with"
+            " --precision float32."
+        )
+    if now != before:
+        raise BadInput(f"{path} is computed in {before} and cannot continue in {now}: start a new run.")
+
+
+def _saved_state(directory: RunDirectory, simulator: Simulator) -> tuple[SimulationState, int]:
     """Return the state to continue from, and how many rounds relations.npz must have."""
     if not directory.checkpoint_file.parent.exists() and not directory.finished():
         return simulator.start(), 0
-    facts, _ = read_checkpoint(directory.checkpoint_file, wanted=())
-    return simulator.adopt(load_state(directory.checkpoint_file, identity)), required_rounds(facts).relations
+    facts, _ = directory.checkpoint(resuming=True)
+    return simulator.adopt(directory.state(resuming=True)), required_rounds(facts).relations
 
 
 @contextmanager
@@ -201,6 +238,8 @@ class PreparedRun:
     """Held since the run was prepared; released when training ends."""
     replace_old_run: Callable[[], None] | None = None
     """Deletes the run that is in the folder and writes this one's first files; called after the first round."""
+    with_simple_models: bool = True
+    """Whether to fit simple models to own data as well; grids do not."""
 
     def train(self, watch: RoundCallback | None = None, observers: Sequence[ObserverFactory] = ()) -> Run:
         """Train to the last round, recording and saving; a first Ctrl-C or SIGTERM stops after the round.
@@ -242,8 +281,9 @@ class PreparedRun:
         directory.remove_unfinished_files()
         directory.ensure_label_counts(self.simulator.federation)
         directory.remove_summary()
-        records = directory.truncate_rounds(finished)
         relations = directory.relations(finished)
+        directory.write_relations(relations, finished)  # before the records that a longer file belongs to are dropped
+        records = directory.truncate_rounds(finished)
         saved, ended = time.monotonic(), False
         try:
             for result in rounds:
@@ -267,6 +307,8 @@ class PreparedRun:
         if state.round < self.simulator.settings.rounds and not ended:
             raise Interrupted(f"Stopped after round {state.round}; resume it with: fedrema resume {directory.path}")
         self._write_predictions()
+        if self.with_simple_models and directory.predictions_file.exists():
+            write_simple_models(directory, self.simulator)
         directory.write_summary(records, len(relations))
         for observer in observers:
             observer.finish()
@@ -283,7 +325,7 @@ class PreparedRun:
                 MOST_PREDICTIONS / 1e6,
             )
             return
-        self.directory.write_predictions(self.simulator.predict_tests(self.state))
+        self.directory.write_predictions(self.simulator.predict_tests(self.state), self.state.round)
 
     def _checkpoint_due(self, seconds: float) -> bool:
         every = self.settings.output.checkpoint_every
@@ -292,6 +334,5 @@ class PreparedRun:
     def _save(self, relations: Relations) -> None:
         # A checkpoint requires the records of its rounds, so they are written to the disk first.
         self.directory.sync_rounds()
-        self.directory.write_relations(relations)
-        more = {RECORDED_RELATIONS: len(relations)}
-        save_state(self.state, self.directory.checkpoint_file, self.directory.identity(), more)
+        self.directory.write_relations(relations, self.state.round)
+        self.directory.save_state(self.state, {RECORDED_RELATIONS: len(relations)})

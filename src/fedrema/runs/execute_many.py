@@ -3,7 +3,7 @@
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -20,10 +20,12 @@ from fedrema.engine.joint_settings import common_part
 from fedrema.errors import Diverged
 from fedrema.runs.callbacks import CallbackFor, RoundCallback
 from fedrema.runs.directory import FEDERATION_FILE, RUN_LIST_FILE, RunDirectory
-from fedrema.runs.execute import Interrupted, ObserverFactory, PreparedRun, prepare_new, prepare_resumed
+from fedrema.runs.execute import Interrupted, ObserverFactory, PreparedRun, check_new, prepare_new, prepare_resumed
+from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run
 from fedrema.runs.saved_settings import Changes
 from fedrema.runs.signals import StopRequest, graceful_stop
+from fedrema.runs.trust import given_code
 from fedrema.simulation.simulator import Simulator
 
 T = TypeVar("T")
@@ -48,6 +50,8 @@ def execute_all(
     module: nn.Module | None = None,
     observers: Sequence[ObserverFactory] = (),
     on_prepared: Callable[[Settings, Simulator], None] | None = None,
+    with_simple_models: bool = True,
+    built: Mapping[DataSettings, Federation] | None = None,
 ) -> Iterator[tuple[Settings, Outcome]]:
     """Execute runs one after the other; on a GPU, neighbours of one shape (`group_joint`) together.
 
@@ -69,6 +73,10 @@ def execute_all(
         Receive the records of every run.
     on_prepared
         Called with the simulator of each run before it is trained.
+    with_simple_models
+        Whether to fit a constant and a linear model to each client of own data as well.
+    built
+        Federations that have been built already, as `check_all` returns them.
 
     Yields
     ------
@@ -83,7 +91,7 @@ def execute_all(
     def prepare(settings: Settings, data: Federation) -> PreparedRun:
         folder, own = settings.output.folder, copy.deepcopy(module)
         if resume and RunDirectory(folder).is_run():
-            run = prepare_resumed(folder, changes, own, data)
+            run = prepare_resumed(folder, changes, own, data, given_code(method_name(settings.method), settings))
         else:
             # A federation that was given in Python is deleted together with the list of runs, so each run saves a copy.
             file = Path(settings.data.federation or "")
@@ -91,10 +99,10 @@ def execute_all(
             run = prepare_new(settings, data, own, save_federation=federation is not None or listed)
         if on_prepared is not None:
             on_prepared(settings, run.simulator)
-        return run
+        return replace(run, with_simple_models=with_simple_models)
 
     for group in group_joint(wanted):
-        federations: dict[DataSettings, Federation] = {}
+        federations = dict(built or {})
 
         def data_of(settings: Settings, built: dict[DataSettings, Federation] = federations) -> Federation:
             if federation is not None:
@@ -119,6 +127,26 @@ def execute_all(
                 del federations[used]
             watches = [watching(settings) if watching is not None else None for settings in now]
             yield from zip(now, _train(runs, watches, observers, jointly), strict=True)
+
+
+def check_all(
+    wanted: Sequence[Settings], federation: Federation | None = None, module: nn.Module | None = None
+) -> Mapping[DataSettings, Federation]:
+    """Refuse new runs before the first one starts; return the federations that were built."""
+    federations: dict[DataSettings, Federation] = {}
+    if len(wanted) == 1:  # its preparation checks the same before anything is written
+        return federations
+    checked = set()
+    for settings in wanted:
+        data = settings.data
+        if federation is None and data not in federations:
+            federations[data] = build_federation(data)
+        # Replicates differ in nothing that is checked, except for the clients that are drawn as attackers.
+        like = settings.placed(Path()) if settings.simulation.attack != "none" else settings.placed(Path()).seeded(0)
+        if like not in checked:
+            checked.add(like)
+            check_new(settings, federation or federations[data], copy.deepcopy(module), federation is not None)
+    return federations
 
 
 def group_joint(wanted: Sequence[Settings]) -> list[list[Settings]]:

@@ -10,6 +10,7 @@ from fedrema.base.files import atomic_file
 from fedrema.core import Client, Method, overrides
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
+from fedrema.runs.checksums import BELONGS
 from fedrema.runs.directory import MODELS
 from fedrema.runs.model_card import model_card
 from fedrema.runs.model_folder import (
@@ -28,6 +29,7 @@ from fedrema.runs.model_folder import (
 from fedrema.runs.new_samples import client_column
 from fedrema.runs.plain_model import PlainModel, model_of_run, network_of
 from fedrema.runs.run import Run
+from fedrema.runs.saved_settings import check_code_of_run
 from fedrema.runs.trained_clients import TrainedClients
 from fedrema.simulation.records import RoundRecord
 
@@ -83,6 +85,7 @@ def _export(
         number,
         scored.round if scored else None,
         facts.labels,
+        belongs_to=checkpoint_mark(run),
         prediction=PredictionFacts(
             facts.task,
             network_of(run.manifest),
@@ -185,10 +188,17 @@ def write_model(run: Run, params: Tensors, name: str, out: Path | None = None, o
         raise BadInput(f"--out {file} is a folder: name a file for the model.")
     if file.exists() and not overwrite:
         raise BadInput(f"{file} already exists: choose another with --out, or --overwrite to replace it.")
+    check_code_of_run(run.directory, run.manifest, run.trust_code, ("net",))
     model = model_of_run(run.manifest)
     with writing_to(run, file), atomic_file(file) as temporary:
-        save_tensors(model.tensors({key: value.detach().cpu() for key, value in params.items()}), temporary)
+        plain = model.tensors({key: value.detach().cpu() for key, value in params.items()})
+        save_tensors(plain, temporary, {"client": name, BELONGS: checkpoint_mark(run)})
     return file
+
+
+def checkpoint_mark(run: Run) -> str:
+    """Return the mark of a run's checkpoint: the run, the round and the records that its models belong to."""
+    return str(run.directory.checkpoint()[0]["records"][-1])
 
 
 def _row(run: Run, client: str) -> int:

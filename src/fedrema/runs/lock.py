@@ -16,7 +16,7 @@ from types import TracebackType
 import psutil
 from filelock import FileLock, Timeout
 
-from fedrema.base.files import make_folder, write_text
+from fedrema.base.files import make_folder, regular_file, write_text
 from fedrema.errors import BadInput
 
 LOCK_FILE = "run.lock"
@@ -49,7 +49,7 @@ class Writer:
     def read(cls, file: Path) -> "Writer | None":
         """Return the process that running.json names; None where the file is missing or cannot be read."""
         try:
-            found = cls(**json.loads(file.read_text(encoding="utf-8")))
+            found = cls(**json.loads(regular_file(file).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
         numbers = (found.process, found.process_began, found.since, found.first or 0)

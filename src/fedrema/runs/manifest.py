@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from fedrema.base.files import regular_file
 from fedrema.config.presets import PlainValue
 from fedrema.core.reports import Reports
 from fedrema.data.preprocessing import Preprocessing
@@ -15,7 +16,7 @@ from fedrema.errors import BadInput
 from fedrema.runs.checksums import verified
 from fedrema.tasks import Task
 
-FORMAT = 2
+FORMAT = 3
 """Increased whenever the files of a run change so that one version could misread those of another."""
 REQUIRED = {"method": str, "settings": dict, "identity": str, "federation": dict}
 """Keys that distinguish a config.json of fedrema, in any format, from that of another program."""
@@ -105,6 +106,8 @@ class Manifest:
     ran_on: RanOn
     reports: Reports
     """What the method declares about its reports, so that showing a run needs no method class."""
+    marks: dict[str, str] = field(default_factory=dict)
+    """What shows that this user has given the code that the run names, by kind (`runs.trust`)."""
     title: str = ""
     """The method's title in tables and figures, with the settings that are part of it."""
     format: int = FORMAT
@@ -146,7 +149,7 @@ def read_object(file: Path, complaint: str, remedy: str = "") -> dict[str, Any]:
     """Read a JSON file that holds an object; the message of an error is the file, `complaint` and the reason."""
     remedy = remedy and f"; {remedy}"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(regular_file(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadInput(f"{file} {complaint}: {reason}{remedy}.") from error

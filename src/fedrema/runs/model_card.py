@@ -3,15 +3,16 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
 from fedrema.data.preprocessing import Preprocessing
 from fedrema.runs.manifest import FederationFacts
 from fedrema.runs.run import Run
-from fedrema.simulation.bootstrap import FEWEST_SAMPLES, metric_interval
-from fedrema.simulation.final_predictions import FinalPredictions
-from fedrema.tasks import Metric, Task, find_metric
+from fedrema.simulation.gains import FEWEST_SAMPLES
+from fedrema.simulation.metric_intervals import Interval, metric_intervals
+from fedrema.tasks import Metric, Predictions, Task, find_metric
 
 _PREDICTED = {
     "multiclass": "one of {} classes",
@@ -22,6 +23,8 @@ _PREDICTED = {
     "count": "a number of events",
 }
 _MOST_NAMES = 20
+OF_SEVERAL_CLASSES = ("balanced_accuracy", "f1")
+"""Means over classes, which are only the accuracy of one class where there is no other."""
 
 
 def model_card(run: Run, rows: Sequence[int]) -> str:
@@ -92,33 +95,41 @@ def _metrics(run: Run, rows: Sequence[int]) -> Iterator[str]:
     found = run.predictions()
     metrics = [find_metric(name) for name in run.rounds[-1].metrics] or [find_metric(found.task.primary)]
     yield (
-        "On each client's own test samples, with the models of the last round. In brackets: 95 % bootstrap intervals "
-        f"over the client's test samples; none below {FEWEST_SAMPLES} samples. –: undefined, such as an AUC with one "
-        "class only."
+        "On each client's own test samples, with the models of the last round. In brackets: 95 % intervals over the "
+        "client's test samples, where there are enough of them for a valid interval of the metric. –: undefined, such "
+        "as an AUC with one class only."
     )
     yield ""
     yield f"| client | test samples | {' | '.join(metric.title for metric in metrics)} |"
     yield f"|---|---:|{'---:|' * len(metrics)}"
-    for row in rows:
-        if row in found.rows:
-            name = run.names[row]
-            cells = " | ".join(_value(metric, found, row, name) for metric in metrics)
-            yield f"| {_cell(name)} | {int(found.of(row).mask.sum())} | {cells} |"
+    models = [found.of(row) for row in found.rows]
+    intervals = [metric_intervals(metric, models) for metric in metrics]  # of all clients: they share a deviation
+    for place, row in enumerate(found.rows):
+        if row in rows:
+            model = models[place]
+            cells = " | ".join(
+                _value(metric, model, each[place]) for metric, each in zip(metrics, intervals, strict=True)
+            )
+            yield f"| {_cell(run.names[row])} | {int(model.mask.sum())} | {cells} |"
     yield ""
     for metric in metrics:
         better = "higher" if metric.higher_is_better else "lower"
         yield f"- {metric.title}: {metric.description}; {better} is better{', in per cent' if metric.percent else ''}."
 
 
-def _value(metric: Metric, found: FinalPredictions, row: int, name: str) -> str:
-    predictions = found.of(row)
-    numerators, denominators = metric.quotients(predictions)
+def _value(metric: Metric, model: Predictions, between: Interval | None) -> str:
+    if metric.name in OF_SEVERAL_CLASSES and _has_one_class(model):
+        return "–"
+    numerators, denominators = metric.quotients(model)
     value = metric.value(float(numerators[0]), float(denominators[0]))
     if value is None:
         return "–"
-    between = metric_interval(metric, predictions, "card", name)
     interval = "" if between is None else f" [{metric.shown(between[0])}, {metric.shown(between[1])}]"
     return metric.shown(value) + interval
+
+
+def _has_one_class(predictions: Predictions) -> bool:
+    return predictions.task.name != "multilabel" and len(torch.unique(predictions.target[predictions.mask])) == 1
 
 
 def _training(run: Run) -> Iterator[str]:

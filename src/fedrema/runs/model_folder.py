@@ -13,12 +13,16 @@ import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from fedrema.base.digests import file_digest
 from fedrema.data.preprocessing import Preprocessing
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Tensors
 from fedrema.models.networks import Network
+from fedrema.runs.checksums import with_checksum
 from fedrema.runs.directory import EXPORT_INDEX, MODEL_CARD, exported_files
+from fedrema.runs.manifest import Inputs
 from fedrema.runs.plain_model import PlainModel
+from fedrema.runs.trust import code_digests, marks_of, named_code
 from fedrema.tasks import Task
 
 # Names that Windows reserves for devices, with any file extension.
@@ -37,6 +41,8 @@ class ExportedClient:
     """Tensors that the method keeps for the client in addition to the network's."""
     accuracy: float | None = None
     train_count: int = 0
+    digest: str = ""
+    """SHA-256 of the file."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,24 @@ class ExportIndex:
     class_names: list[str]
     """The class of each output of a model."""
     clients: list[ExportedClient] = field(default_factory=list)
+    belongs_to: str = ""
+    """The run, the round and the records of the models (`RunDirectory.mark`); empty on a node, which has no records."""
     prediction: PredictionFacts | None = None
     """None: the export was written by an older version."""
+    inputs: Inputs = field(default_factory=dict)
+    """Digests of the files of the user's own network."""
+    marks: dict[str, str] = field(default_factory=dict)
+    """What shows that this user has given the network (`runs.trust`)."""
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The code that predictions import, by kind."""
+        return named_code("", {"net": self.prediction.network.net}) if self.prediction is not None else {}
+
+    @property
+    def run(self) -> str:
+        """The identity of the run; empty on a node."""
+        return self.belongs_to.partition(" ")[0]
 
     def as_json(self, parts: ServerParts | None = None) -> dict[str, object]:
         """Return the content of the file."""
@@ -103,8 +125,9 @@ class ModelFolder:
 
     def add(self, stem: str, name: str, tensors: Tensors, added: Tensors, accuracy: float | None, count: int) -> None:
         """Write the model of a client, and the tensors that the method added to it."""
-        entry = ExportedClient(name, f"{stem}.safetensors", None, accuracy, count)
-        save_tensors(tensors, self.path / entry.file)
+        file = self.path / f"{stem}.safetensors"
+        save_tensors(tensors, file)
+        entry = ExportedClient(name, file.name, None, accuracy, count, file_digest(file))
         if added:
             entry = replace(entry, added_file=f"{stem}.added.safetensors")
             save_tensors(added, self.path / f"{stem}.added.safetensors")
@@ -121,11 +144,14 @@ class ModelFolder:
 
         `left_out` describes what clients do in addition to using their models.
         """
+        code = self.index.code
+        inputs = {kind: code_digests(kind, reference) for kind, reference in code.items()}
+        self.index = replace(self.index, inputs=inputs, marks=marks_of(self.index.run, code))
         if self.index.clients:
             readme = _readme(self.index, self.model, left_out)
         else:
             readme = _readme_of_parts(self.index.method, self.model, parts.shared_file if parts else None)
-        index = json.dumps(self.index.as_json(parts), indent=2) + "\n"
+        index = json.dumps(with_checksum(self.index.as_json(parts)), indent=2) + "\n"
         (self.path / EXPORT_INDEX).write_text(index, encoding="utf-8")
         (self.path / "README.md").write_text(readme, encoding="utf-8")
         if card:
@@ -182,11 +208,13 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def save_tensors(tensors: Tensors, file: Path) -> None:
-    """Write a safetensors file."""
+def save_tensors(tensors: Tensors, file: Path, facts: dict[str, str] | None = None) -> None:
+    """Write a safetensors file, with facts about it in its header."""
+    # One entry: the library writes several in a random order.
+    header = None if facts is None else {"fedrema": json.dumps(facts)}
     try:
         # Rows of a stack are views, and safetensors requires tensors that own their memory.
-        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file)
+        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, file, header)
     except SafetensorError as error:  # the library wraps a full disk in its own error
         raise OSError(0, str(error)) from error
 

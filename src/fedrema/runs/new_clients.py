@@ -14,20 +14,20 @@ from fedrema.base.user_code import load_object, raised_at, working_folder_import
 from fedrema.core import LocalTraining, Moment, Role, average
 from fedrema.core.similarity import draw_probes, head_similarity, maximum_difference_segmentation
 from fedrema.data import DataSettings, Federation, load_user_data
-from fedrema.data.federation import parse_meta
 from fedrema.data.natural import NATURAL
 from fedrema.data.npz import read_npz
 from fedrema.data.preprocessing import Preprocessing
+from fedrema.data.saved_meta import parse_meta
 from fedrema.engine import ClientTensors, Cohort
 from fedrema.errors import BadInput, FedremaError
 from fedrema.methods import find_method
 from fedrema.models.body_and_head import Tensors
-from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.execute import make_net
 from fedrema.runs.manifest import FederationFacts
 from fedrema.runs.saved_settings import saved_settings
 from fedrema.runs.trained_clients import counted_clients
+from fedrema.runs.trust import Trust
 from fedrema.simulation.scoring import measure, overall
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
@@ -60,7 +60,12 @@ class NewClient:
 
 
 def personalize(
-    path: Path, data: Path | str, epochs: int | None = None, module: nn.Module | None = None, data_seed: int = 0
+    path: Path,
+    data: Path | str,
+    epochs: int | None = None,
+    module: nn.Module | None = None,
+    data_seed: int = 0,
+    trust: Trust = False,
 ) -> NewClient:
     """Make a model for a client that did not participate in a finished run; `data` is what --data takes.
 
@@ -75,7 +80,7 @@ def personalize(
     left out if it diverges.
     """
     directory = RunDirectory.open(path)
-    settings = saved_settings(directory, own_module=module is not None)
+    settings = saved_settings(directory, None, module is not None, trust, ("method", "net"))
     manifest = directory.manifest()
     trained_on = manifest.federation
     net = make_net(settings, trained_on.sample_shape, trained_on.task.outputs, module)
@@ -87,7 +92,7 @@ def personalize(
     settings = settings.fitted(new, net.integers)  # in a deployment, each node chooses its own batch size
     local = settings.local if epochs is None else replace(settings.local, epochs=epochs)
     simulator = Simulator(settings.method, net, new, local, settings.simulation.for_inspection())
-    state = load_state(directory.checkpoint_file, manifest.identity, simulator.device)
+    state = directory.state(simulator.device)
     state, names, train_counts = counted_clients(state, trained_on)
     counts = torch.tensor(train_counts).to(simulator.counts)
 
@@ -126,7 +131,7 @@ def read_new_client(
     else:
         new = _read_samples(str(data), trained_on, data_seed, settings.test_share)
     # Quantities are standardised as in the run.
-    return new if trained_on.own_task is None else replace(new, own_task=trained_on.own_task)
+    return replace(new, own_task=trained_on.own_task)
 
 
 def _read_table(
@@ -140,7 +145,14 @@ def _read_table(
     classes = trained_on.labels if trained_on.task.has_classes else None
     try:
         new = load_user_data(
-            file, data_seed, settings.test_share, classes, options, rules, client=new_client_name(file)
+            file,
+            data_seed,
+            settings.test_share,
+            classes,
+            options,
+            rules,
+            client=new_client_name(file),
+            rare=trained_on.task.rare,
         )
     except BadInput as error:
         raise BadInput(f"--data {str(error).removeprefix('--federation ')}") from error
@@ -166,6 +178,7 @@ def _read_samples(file: str, trained_on: FederationFacts, data_seed: int, test_s
             test_share=test_share,
             class_names=meta.class_names if saved else class_names or None,
             task=None if trained_on.task.has_softmax else trained_on.task.name,
+            rare=trained_on.task.rare,
         ).relabelled(class_names)
     except BadInput as error:
         raise BadInput(f"--data {file}: {error}") from error

@@ -150,10 +150,10 @@ def models_of_run(run: Run, module: nn.Module | None = None, adapt: bool = True)
     )
 
 
-def open_models(path: Path, adapt: bool = True) -> Models:
+def open_models(path: Path, adapt: bool = True, trust_code: bool = False) -> Models:
     """Return the models in the folder of a run, or in a folder that `fedrema export` has written."""
     if (path / EXPORT_INDEX).is_file():
         from fedrema.runs.exported import models_of_export  # that module imports this one
 
-        return models_of_export(path, read_object(path / EXPORT_INDEX, "cannot be read"))
-    return models_of_run(Run(path), adapt=adapt)
+        return models_of_export(path, read_object(path / EXPORT_INDEX, "cannot be read"), trust_code)
+    return models_of_run(Run(path, trust_code), adapt=adapt)

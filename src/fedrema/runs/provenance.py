@@ -17,12 +17,13 @@ import fedrema
 from fedrema.base.digests import Digests, file_digest, module_digests
 from fedrema.base.options import Purpose
 from fedrema.config.settings import Settings
-from fedrema.core import Method
+from fedrema.core import Method, Simulation
 from fedrema.data import Federation
 from fedrema.engine import REVISIONS
 from fedrema.errors import BadInput
 from fedrema.methods import registry
 from fedrema.runs.manifest import FederationFacts, Inputs, Manifest, RanOn
+from fedrema.runs.trust import changed_files, marks_of, named_code
 from fedrema.simulation.simulator import Simulator
 
 GIVEN = "(given in Python)"
@@ -31,6 +32,8 @@ DEFINING = (Purpose.RESULT, Purpose.SEED, Purpose.RECORD)
 """Purposes of the settings that are part of a run's identity."""
 CODE = ("method", "net")
 """Inputs whose files determine a result; data is identified by its content instead."""
+ABSENCES = ("participation", "dropout", "late")
+"""Settings on which it depends whether clients miss rounds or join late."""
 DATA_SUFFIXES = (".npz", ".csv", ".csv.gz", ".parquet", ".json")
 CANNOT_CONTINUE = "{} cannot be continued: {} since it was started; restore the earlier version or start a new run."
 
@@ -48,18 +51,21 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool, saves_f
         simulator.test.counts.tolist(),
         json.loads(json.dumps(federation.info)),  # plain types only
         saves_federation,
-        own_task=federation.own_task,
+        own_task=None if federation.task.rare and not simulator.task.rare else federation.own_task,
         preprocessing=federation.preprocessing,
     )
+    method, identity = method_name(settings.method), identity_of(settings, federation, own_module)
+    described = settings.described() | ({"net": GIVEN} if own_module else {})
     return Manifest(
-        method_name(settings.method),
-        settings.described() | ({"net": GIVEN} if own_module else {}),
-        identity_of(settings, federation, own_module),
-        revisions_of(settings.method, simulator.device.type),
+        method,
+        described,
+        identity,
+        revisions_of(settings, simulator.device.type),
         inputs_of(settings, own_module, saves_federation),
         facts,
         ran_on(simulator),
         settings.method.reports,
+        marks_of(identity, named_code(method, described)),
         settings.method.called(),
     )
 
@@ -100,7 +106,8 @@ def identity_of(settings: Settings, federation: Federation, own_module: bool) ->
     code = {name: digests for name, digests in inputs_of(settings, own_module).items() if name in CODE}
     # Appended only where there is something to add: identities of runs without own files stay the same.
     content += [code] if code else []
-    content += [settings.method.revision] if settings.method.revision > 1 else []
+    revision = method_revision(type(settings.method), settings.simulation)
+    content += [revision] if revision > 1 else []
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
@@ -145,18 +152,27 @@ def _data_digests(source: str) -> Digests:
     return module_digests(source.partition(":")[0]) if ":" in source else {}
 
 
-def revisions_of(method: Method, device: str) -> dict[str, int]:
-    """Return the revisions of a method and of the engine on a kind of device."""
-    return {"method": method.revision, device: REVISIONS[device]}
+def method_revision(method: type[Method], simulation: Simulation) -> int:
+    """Return the revision of a method for runs with these settings."""
+    return max(method.revision, method.absence_revision if simulation.has_absences else 1)
 
 
-def is_outdated(method: str, revisions: Mapping[str, int]) -> bool:
+def revisions_of(settings: Settings, device: str) -> dict[str, int]:
+    """Return the revisions of the method and of the engine on a kind of device."""
+    return {"method": method_revision(type(settings.method), settings.simulation), device: REVISIONS[device]}
+
+
+def is_outdated(method: str, revisions: Mapping[str, int], settings: Mapping[str, Any]) -> bool:
     """Return whether a result comes from an older revision of its method or of the engine than the present ones.
 
     Changes of a user's own method show in the digests of its files instead.
     """
     kind = registry().get(method)
-    now = {**REVISIONS, "method": revisions.get("method", 1) if kind is None else kind.revision}
+    simulation = Simulation(**{name: settings[name] for name in ABSENCES if name in settings})
+    now = {
+        **REVISIONS,
+        "method": revisions.get("method", 1) if kind is None else method_revision(kind, simulation),
+    }
     return any(number < now[name] for name, number in revisions.items())
 
 
@@ -164,7 +180,7 @@ def check_unchanged(
     where: Path, revisions: Mapping[str, int], inputs: Inputs, settings: Settings, own_module: bool = False
 ) -> None:
     """Refuse to continue a run that another revision, or another version of the user's files, has started."""
-    now = {**REVISIONS, "method": settings.method.revision}
+    now = {**REVISIONS, "method": method_revision(type(settings.method), settings.simulation)}
     for name, number in revisions.items():
         if number != now.get(name):
             what = settings.method.title if name == "method" else f"the engine on {name.upper()} devices"
@@ -189,12 +205,6 @@ def check_same_data(where: Path, manifest: Manifest, settings: Settings, federat
         if manifest.inputs.get(name) and (text := changed_files(manifest.inputs[name], present.get(name, {})))
     ]
     raise BadInput(CANNOT_CONTINUE.format(where, differing[0] if differing else "its data has changed"))
-
-
-def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return a clause that names the files that differ; empty if none does."""
-    files = [name for name in dict.fromkeys((*before, *now)) if before.get(name) != now.get(name)]
-    return f"{', '.join(files)} {'has' if len(files) == 1 else 'have'} changed" if files else ""
 
 
 def _commit() -> str | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedrema.base.files import regular_file
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import CHANGED, CHECKSUM, REMEDY, checksum_of
 from fedrema.simulation.records import RoundRecord
@@ -39,6 +40,11 @@ class RecordChain:
         self.lines += 1
         return body + f',"{CHECKSUM}":"{self.last}"}}\n'.encode()
 
+    @property
+    def mark(self) -> str:
+        """What files of this round name: the run, the round, and the checksum of all records up to there."""
+        return f"{self.identity} {self.lines} {self.last}"
+
     def verify(self, line: bytes) -> bytes:
         """Return the JSON of the next line; refuses one that was changed."""
         self.lines += 1
@@ -62,15 +68,21 @@ class RecordChain:
 
 
 def read_lines(chain: RecordChain) -> Iterator[tuple[RoundRecord, int]]:
-    """Yield verified records, each with the end of its line; a last line without newline is still being written."""
+    """Yield verified records, each with the end of its line."""
+    end = 0
+    for line in read_bytes(chain):
+        end += len(line)
+        yield chain.parse(chain.verify(line)), end
+
+
+def read_bytes(chain: RecordChain) -> Iterator[bytes]:
+    """Yield the lines of a file of records; a last line without newline is still being written."""
     try:
-        with chain.file.open("rb") as stream:
-            end = 0
+        with regular_file(chain.file).open("rb") as stream:
             for line in stream:
                 if not line.endswith(b"\n"):
                     return
-                end += len(line)
-                yield chain.parse(chain.verify(line)), end
+                yield line
     except FileNotFoundError:
         return
     except OSError as error:

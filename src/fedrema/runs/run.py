@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from fedrema.base.html import html_table, paragraph, title_line
 from fedrema.core.reports import Reports
 from fedrema.errors import BadInput
-from fedrema.runs.checkpoint import load_state
 from fedrema.runs.directory import RunDirectory
 from fedrema.runs.manifest import Manifest
 from fedrema.runs.run_clients import RunClients
+from fedrema.runs.simple_models import read_simple_models
 from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.records import MetricSummary, RoundRecord, Summary
 from fedrema.simulation.state import SimulationState
@@ -50,12 +50,14 @@ class Run:
     5
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, trust_code: bool = False) -> None:
         self.directory = RunDirectory.open(Path(path))
         self.path = self.directory.path
         self.manifest: Manifest = self.directory.manifest()
         self.module: nn.Module | None = None
         """The network, where it was given in Python."""
+        self.trust_code = trust_code
+        """Whether code that the run names may be imported although this user has not given it."""
 
     def __repr__(self) -> str:
         score, metric = "", find_metric(self.metric)
@@ -172,9 +174,16 @@ class Run:
             raise BadInput(f"{self.path} has not finished: continue it with fedrema resume {self.path}.")
         return self.directory.predictions()
 
+    def simple_models(self) -> dict[str, FinalPredictions]:
+        """Return what each client's constant and linear model predict for its own test samples, by their names.
+
+        Empty for deployments and for datasets that fedrema partitions, whose runs do not store them.
+        """
+        return read_simple_models(self.directory) if self.finished else {}
+
     def state(self) -> SimulationState:
         """Return the last saved state."""
-        return load_state(self.directory.checkpoint_file, self.manifest.identity)
+        return self.directory.state()
 
     def personal_model(
         self,

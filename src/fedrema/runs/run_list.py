@@ -20,14 +20,15 @@ from fedrema.data import Federation
 from fedrema.errors import BadInput, Diverged
 from fedrema.runs.callbacks import CallbackFor
 from fedrema.runs.checkpoint import read_checkpoint
-from fedrema.runs.checksums import verified, with_checksum
+from fedrema.runs.checksums import checksum_of, verified, with_checksum
 from fedrema.runs.directory import FEDERATION_FILE, RUN_LIST_FILE, RunDirectory, find_runs
 from fedrema.runs.execute import ObserverFactory
-from fedrema.runs.execute_many import Outcome, execute_all
+from fedrema.runs.execute_many import Outcome, check_all, execute_all
 from fedrema.runs.manifest import read_object
 from fedrema.runs.provenance import method_name
 from fedrema.runs.run import Run, is_finished
 from fedrema.runs.saved_settings import Changes, changed_settings, default_folder, saved_settings
+from fedrema.runs.trust import Trust, check_code, marks_of, named_code
 
 IF_DAMAGED = "remove it; fedrema resume then resumes the runs that had been started"
 
@@ -40,6 +41,18 @@ class ListedRun:
     """Relative to the list."""
     method: str
     settings: dict[str, PlainValue]
+    marks: dict[str, str] = dataclasses.field(default_factory=dict)
+    """What shows that this user has given the code that the settings name."""
+
+    @property
+    def identity(self) -> str:
+        """A digest of the method and the settings, which the marks are for."""
+        return checksum_of(json.dumps([self.folder, self.method, self.settings]))
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The code that the settings name, by kind."""
+        return named_code(self.method, self.settings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,26 +99,30 @@ def write_run_list(folder: Path, wanted: Sequence[Settings], federation: Federat
     ]
     if federation is not None:
         federation.save(folder / FEDERATION_FILE)
+    runs = [dataclasses.replace(run, marks=marks_of(run.identity, run.code)) for run in runs]
     content: dict[str, object] = msgspec.to_builtins(RunList(runs, federation is not None))
     write_text(file, json.dumps(with_checksum(content), indent=2) + "\n")
 
 
-def runs_in(folder: Path, changes: Changes | None = None, own_module: bool = False) -> list[Settings]:
+def runs_in(
+    folder: Path, changes: Changes | None = None, own_module: bool = False, trust: Trust = False
+) -> list[Settings]:
     """Return the settings of the run in a folder, or of all runs below it, including those that have not started.
 
-    `changes` replace saved settings of all of them; `own_module`: the network is given in Python.
+    `changes` replace saved settings of all of them; `own_module`: the network is given in Python; `trust`: which code
+    may be imported without a mark of this user.
     """
     if not folder.is_dir():
         raise BadInput(f"{folder} does not exist: name the folder of a run, or one that holds runs.")
     itself = RunDirectory(folder)
     if itself.config_file.exists() or itself.looks_like_run():
-        return [saved_settings(RunDirectory.open(folder), changes, own_module)]
+        return [saved_settings(RunDirectory.open(folder), changes, own_module, trust, resuming=True)]
     wanted: dict[Path, Settings] = {}
     for file in sorted(folder.rglob(RUN_LIST_FILE)):
-        wanted |= _listed(file, changes)
+        wanted |= _listed(file, changes, trust)
     started = [place for place in wanted if RunDirectory(place).config_file.exists()] if wanted else find_runs([folder])
     for place in started:
-        wanted[place] = saved_settings(RunDirectory.open(place), changes, own_module)
+        wanted[place] = saved_settings(RunDirectory.open(place), changes, own_module, trust, resuming=True)
     return [settings.placed(place) for place, settings in sorted(wanted.items())]
 
 
@@ -113,8 +130,10 @@ def _folders(file: Path) -> list[Path]:
     return [file.parent / run.folder for run in RunList.read(file).runs]
 
 
-def _listed(file: Path, changes: Changes | None) -> dict[Path, Settings]:
+def _listed(file: Path, changes: Changes | None, trust: Trust) -> dict[Path, Settings]:
     series = RunList.read(file)
+    for run in series.runs:
+        check_code(file, run.identity, run.code, run.marks, {}, trust)
     saved = {"federation": str(file.parent / FEDERATION_FILE)} if series.federation else {}
     return {
         file.parent / run.folder: changed_settings(run.method, {**run.settings, **saved}, changes)
@@ -166,9 +185,10 @@ def execute_seeds(
     out = settings.output.out or default_folder(settings)
     wanted = seeds_of(settings.placed(out))
     check_folders(wanted)
+    built = check_all(wanted, federation, module)
     if len(wanted) > 1:
         write_run_list(out, wanted, federation)
-    outcomes = execute_all(wanted, watching, federation=federation, module=module, observers=observers)
+    outcomes = execute_all(wanted, watching, federation=federation, module=module, observers=observers, built=built)
     return _collect(outcomes, wanted, out)
 
 
@@ -178,9 +198,10 @@ def resume_listed(
     module: nn.Module | None = None,
     watching: CallbackFor | None = None,
     observers: Sequence[ObserverFactory] = (),
+    trust: Trust = False,
 ) -> list[Run]:
     """Continue all runs in a folder, and start those of its list that have not started."""
-    wanted = runs_in(folder, changes, module is not None)
+    wanted = runs_in(folder, changes, module is not None, trust)
     outcomes = execute_all(wanted, watching, resume=True, changes=changes, module=module, observers=observers)
     return _collect(outcomes, wanted, folder)
 

@@ -1,6 +1,6 @@
 """The settings of an existing run, read back from its folder, and the default folder of a new one."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +11,8 @@ from fedrema.engine import choose_device
 from fedrema.errors import BadInput
 from fedrema.runs.directory import FEDERATION_FILE, RunDirectory
 from fedrema.runs.manifest import Manifest
-from fedrema.runs.provenance import GIVEN
+from fedrema.runs.provenance import CANNOT_CONTINUE, GIVEN
+from fedrema.runs.trust import KINDS, Trust, check_code, named_code
 
 Changes = Mapping[str, Any]
 """Settings that replace saved ones when a run is resumed, by name: rounds, data_dir, device."""
@@ -19,9 +20,33 @@ NOT_SAVED = ("out", "config", "paper", "tuned")
 """Settings of the command that started a run: their values are already among the others."""
 
 
-def saved_settings(directory: RunDirectory, changes: Changes | None = None, own_module: bool = False) -> Settings:
-    """Return the settings of an existing run, with some changed; `own_module`: its network is given in Python."""
+def saved_settings(
+    directory: RunDirectory,
+    changes: Changes | None = None,
+    own_module: bool = False,
+    trust: Trust = False,
+    kinds: Sequence[str] = KINDS,
+    resuming: bool = False,
+) -> Settings:
+    """Return the settings of an existing run, with some changed; its method is imported.
+
+    Parameters
+    ----------
+    directory
+        The run.
+    changes
+        Settings that replace saved ones.
+    own_module
+        Whether its network is given in Python.
+    trust
+        Which code may be imported without a mark of this user.
+    kinds
+        Which settings name the code that the caller imports.
+    resuming
+        Whether the run is continued, which requires that the code has not changed.
+    """
     manifest = directory.manifest()
+    check_code_of_run(directory, manifest, trust, kinds, resuming)
     saved: dict[str, object] = {name: value for name, value in manifest.settings.items() if name not in NOT_SAVED}
     if saved.get("net") == GIVEN:
         if not own_module:
@@ -32,6 +57,17 @@ def saved_settings(directory: RunDirectory, changes: Changes | None = None, own_
     if manifest.federation.saved:
         saved["federation"] = str(directory.path / FEDERATION_FILE)
     return changed_settings(manifest.method, saved, changes).placed(directory.path)
+
+
+def check_code_of_run(
+    directory: RunDirectory, manifest: Manifest, trust: Trust, kinds: Sequence[str] = KINDS, resuming: bool = False
+) -> None:
+    """Raise `Untrusted` if a run names code of these kinds that must not be imported."""
+    code = named_code(manifest.method, manifest.settings)
+    if manifest.federation.saved:
+        code.pop("federation", None)
+    sentence = {"changed": CANNOT_CONTINUE.replace("{}", "{0}", 1).replace("{}", "{2}")} if resuming else {}
+    check_code(directory.path, manifest.identity, code, manifest.marks, manifest.inputs, trust, kinds, **sentence)
 
 
 def changed_settings(method: str, saved: Mapping[str, Any], changes: Changes | None) -> Settings:

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedrema.base.files import regular_file
 from fedrema.models.body_and_head import Tensors
 
 NAMES = {
@@ -94,7 +95,7 @@ def read_tensors(file: Path, wanted: Sequence[str] | None = None) -> dict[str, T
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
     try:
-        with safe_open(file, framework="pt") as content:
+        with safe_open(regular_file(file), framework="pt") as content:
             yield content
     except OSError as error:
         raise Incomplete(error.strerror or str(error)) from error

@@ -17,13 +17,13 @@ from fedrema.data.federation import to_float
 from fedrema.engine import ClientTensors
 from fedrema.errors import BadInput
 from fedrema.models.body_and_head import Net, Tensors
-from fedrema.runs.checkpoint import load_state
 from fedrema.runs.execute import build_simulator
 from fedrema.runs.manifest import FederationFacts
 from fedrema.runs.plain_model import model_of_run
 from fedrema.runs.provenance import GIVEN
 from fedrema.runs.run import Run
-from fedrema.runs.saved_settings import saved_settings
+from fedrema.runs.saved_settings import check_code_of_run, saved_settings
+from fedrema.runs.trust import Untrusted
 from fedrema.simulation.simulator import Simulator
 from fedrema.simulation.state import SimulationState
 from fedrema.tasks import Task
@@ -39,19 +39,23 @@ class TrainedClients:
     def __init__(self, run: Run, module: nn.Module | None = None) -> None:
         self.run, self.module = run, module
         self.manifest = run.manifest
+        check_code_of_run(run.directory, self.manifest, run.trust_code, ("net",))
         self.plain = model_of_run(self.manifest, module)
         self.state = run.state()
 
     @cached_property
     def settings(self) -> Settings:
         """The settings of the run."""
-        return saved_settings(self.run.directory, own_module=self.manifest.settings.get("net") == GIVEN)
+        own_module = self.manifest.settings.get("net") == GIVEN
+        return saved_settings(self.run.directory, None, own_module, self.run.trust_code, ("method",))
 
     @cached_property
     def method(self) -> Method | None:
         """The method with its settings; None if it is the user's own and cannot be imported."""
         try:
             return self.settings.method
+        except Untrusted:
+            raise
         except BadInput:
             return None
 
@@ -83,6 +87,7 @@ class TrainedClients:
         `if_changed` and `if_missing` end the sentences about data that has changed, and that cannot be built.
         """
         run, settings = self.run, self.settings
+        check_code_of_run(run.directory, self.manifest, run.trust_code, ("federation",))
         try:
             federation = build_federation(settings.data)
         except BadInput as error:
@@ -93,7 +98,7 @@ class TrainedClients:
             raise BadInput(f"The data of {run.path} has changed since training: {if_changed}.")
         simulation = settings.simulation.for_inspection()
         simulator = build_simulator(replace(settings, simulation=simulation), federation, self.module)
-        return simulator, load_state(run.directory.checkpoint_file, self.manifest.identity, simulator.device)
+        return simulator, run.directory.state(simulator.device)
 
     def _adapted(self, rows: Sequence[int]) -> dict[int, Client]:
         """Return the clients in some rows after adapting them to their own samples."""
@@ -255,5 +260,5 @@ def dummy_federation(
     classes = task.classes if task.has_classes and target.ndim == 1 else None
     split = [False, False, True]
     made = Federation.from_arrays(samples, target, ["dummy"] * 3, split, classes=classes, task=task.name)
-    own_task = None if task.has_softmax else task
+    own_task = task if task.rare or not task.has_softmax else None
     return replace(made, own_task=own_task, class_counts=class_counts, preprocessing=preprocessing)

@@ -79,14 +79,14 @@ def epsilon(divergences: np.ndarray, delta: float) -> float:
     return max(0.0, float(found))
 
 
-def check_available() -> None:
-    """Raise `BadInput` if Opacus is not installed."""
-    _opacus()
+def check_available(setting: str = "--dp") -> None:
+    """Raise `BadInput` if Opacus is not installed, which this setting needs."""
+    _opacus(setting)
 
 
-def _opacus() -> Any:
+def _opacus(setting: str = "--dp") -> Any:
     try:
         from opacus.accountants.analysis import rdp
     except ImportError as error:
-        raise BadInput("--dp needs an accountant: pip install 'fedrema[privacy]'.") from error
+        raise BadInput(f"{setting} needs an accountant: pip install 'fedrema[privacy]'.") from error
     return rdp

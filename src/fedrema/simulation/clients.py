@@ -72,6 +72,8 @@ class Clients:
         arithmetic = choose_precision(precision, self.device)
         self.dtype, self.products = arithmetic.dtype, arithmetic.products
         self.task = trained_task(federation, local)
+        if "accuracy" in metrics:  # the user's choice of it as the primary metric, in spite of a rare class
+            self.task = replace(self.task, rare=False)
         if not method.supports(self.task):
             raise BadInput(
                 f"{method.called()} does not support the task {self.task.name}; fedrema methods lists the tasks of each"

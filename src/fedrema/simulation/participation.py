@@ -74,11 +74,19 @@ class Participation:
         """Return the late clients that have joined by a round and have not participated before it."""
         if not len(self._late) or number < self.settings.late_round:
             return torch.empty(0, dtype=torch.long)
+        self._count_rounds_before(number)
+        return torch.from_numpy(self._late[self._first_rounds[self._late] >= number])
+
+    def untrained_clients(self, number: int) -> Tensor:
+        """Return the clients that have not participated before a round, whether or not they have joined."""
+        self._count_rounds_before(number)
+        return torch.from_numpy(np.flatnonzero(self._first_rounds >= number))
+
+    def _count_rounds_before(self, number: int) -> None:
         for earlier in range(self._counted_rounds + 1, number):
             rows = self.choose(earlier)[0]
             self._first_rounds[rows] = np.minimum(self._first_rounds[rows], earlier)
             self._counted_rounds = earlier
-        return torch.from_numpy(self._late[self._first_rounds[self._late] >= number])
 
 
 def draw_participants(seed: int, number: int, names: Sequence[str], share: float, least: int = 1) -> list[str]:

@@ -139,7 +139,7 @@ class Privacy:
         clip = self._clip(state)
         updated = changes(cohort, before, names)
         norms = gradient_norms({name: value.double() for name, value in updated.items()}, axes=1)
-        factors = (clip / norms.clamp(min=1e-300)).clamp(max=1)
+        factors, finite = (clip / norms.clamp(min=1e-300)).clamp(max=1), torch.isfinite(norms)
         noised = [name for name in names if self.mode == "local" or roles[name] is not Role.SHARED]
         noise = self._client_noise(cohort, noised, moment, clip * self._multiplier(updates))
         if exempt is not None and self.mode == "local":
@@ -148,7 +148,8 @@ class Privacy:
         start = before.merged()
         own = dict(cohort.params.own)
         for name, value in updated.items():
-            clipped = value * per_client(factors.to(value), value)
+            # An update that is not finite cannot be clipped and counts as 0.
+            clipped = (value * per_client(factors.to(value), value)).masked_fill(per_client(~finite, value), 0)
             own[name] = start[name] + (clipped + noise[name] if name in noise else clipped)
         return replace(cohort, params=ClientTensors(own, cohort.params.common)), norms
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+from fedrema.core.reports import HEAD_SIMILARITY
+from fedrema.tasks import METRICS
+
 Scalar = float | int | bool | None
 TraceValue = Scalar | str | list[Any] | dict[str, object]
 """What a method traces per round: usually a number, or a list with one number per participant."""
@@ -158,6 +161,18 @@ class RoundRecord:
     def __contains__(self, name: str) -> bool:
         """Whether this round has a quantity."""
         return self.quantity(name) is not None
+
+
+PREFIXES = ("", "client_", "trained_", "trained_client_")
+RECORDED = frozenset(
+    [
+        *(found.name for kind in (RoundRecord, PrivacyRecord, NodeReports, SumRecord) for found in fields(kind)),
+        *(name for name in vars(RoundRecord) if not name.startswith("_")),
+        *(f"{prefix}{metric}" for prefix in PREFIXES for metric in METRICS),
+        *("worst_tenth", "rounds", "checksum", "belongs_to", HEAD_SIMILARITY.name),
+    ]
+)
+"""Names that a method cannot trace, because records and files of a run have them already."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from fedrema.core import (
     Uploads,
     overrides,
 )
-from fedrema.core.checks import calling, check_answer, check_client
+from fedrema.core.checks import calling, check_answer, check_client, check_traces
 from fedrema.core.defences import assumed_attackers, robust_mean
 from fedrema.core.fixed_point import QuantisedSum
 from fedrema.core.similarity import draw_probes, head_similarity
@@ -39,7 +39,7 @@ from fedrema.simulation.clients import Clients
 from fedrema.simulation.final_predictions import FinalPredictions
 from fedrema.simulation.participation import Participation
 from fedrema.simulation.privacy import Privacy
-from fedrema.simulation.records import Evaluation, PrivacyRecord, RoundRecord, TraceValue
+from fedrema.simulation.records import RECORDED, Evaluation, PrivacyRecord, RoundRecord, TraceValue
 from fedrema.simulation.scoring import MetricSums, concatenate_sums, metric_records, overall, trained_metrics
 from fedrema.simulation.secure_aggregation import (
     Coverage,
@@ -59,7 +59,6 @@ from fedrema.simulation.state import (
     assign,
     check_finite,
     on_device,
-    with_rows,
 )
 
 FIRST = torch.tensor([0])
@@ -78,6 +77,8 @@ class Simulator(Clients):
         super().__init__(
             method, net, federation, local, settings.rounds, settings.seed, *execution, settings.added_metrics, noise
         )
+        period = () if method.reports.period is None else (method.reports.period.name,)
+        check_traces(method, [*(trace.name for trace in method.reports.traces), *period], RECORDED)
         self.settings = settings
         self.participation = Participation(federation.names, settings)
         self.attackers = Attackers.drawn(federation.names, settings)
@@ -106,27 +107,31 @@ class Simulator(Clients):
         participants, failed = self.participation.choose(moment.round)
         record = RoundRecord(moment.round, participants, failed)
         relations: dict[str, np.ndarray] = {}
+        clients = torch.tensor(participants, dtype=torch.long)
         if participants:
-            uploads = self._train_all(state, torch.tensor(participants), moment, clock)
+            uploads = self._train_all(state, clients, moment, clock)
             roles = self.roles(state.params)
             received = self._received(uploads, state, moment)
             answer = self.aggregate(received, state, roles, uploads.memory.tensors, moment)
             clock.lap("aggregate")
-            bytes_down = state.download(roles, [*participants, *failed])
-            state.apply(uploads, roles, answer)
-            if self.privacy is not None:
-                sampled = (len(participants) + len(failed)) / received.everyone
-                record = replace(record, privacy=self._account(self.privacy, uploads, state, sampled, moment))
-            self.storage.release()
-            relations = self._relations(uploads, answer.trace, moment)
-            record = self._with_training(record, uploads, answer, bytes_down)
-            clock.lap("other")
-        self._update_waiting_clients(state, moment)
-        state.round = moment.round
-        if self._due(moment, self.settings.evaluate_every):
-            evaluation = self.score(state, moment)
-            record = replace(record, metrics=evaluation.metrics, alternatives=evaluation.alternatives)
-            clock.lap("evaluate")
+        waiting = self._waiting_clients(state, moment.round + 1)
+        with state.unchanged_on_error(clients, waiting, self.storage):
+            if participants:
+                bytes_down = state.download(roles, [*participants, *failed])
+                state.apply(uploads, roles, answer)
+                if self.privacy is not None:
+                    sampled = (len(participants) + len(failed)) / received.everyone
+                    record = replace(record, privacy=self._account(self.privacy, uploads, state, sampled, moment))
+                self.storage.release()
+                relations = self._relations(uploads, answer.trace, moment)
+                record = self._with_training(record, uploads, answer, bytes_down)
+                clock.lap("other")
+            self._update_waiting_clients(state, waiting)
+            state.round = moment.round
+            if self._due(moment, self.settings.evaluate_every):
+                evaluation = self.score(state, moment)
+                record = replace(record, metrics=evaluation.metrics, alternatives=evaluation.alternatives)
+                clock.lap("evaluate")
         return Round(replace(record, seconds=clock.seconds), relations)
 
     def _received(self, uploads: RoundUploads, state: SimulationState, moment: Moment) -> Uploads:
@@ -183,9 +188,8 @@ class Simulator(Clients):
         if summed is not None:
             summed.fixed_point.check_samples(int(counts.max()), len(clients))
         uploads = RoundUploads(clients, counts, self.storage, relations_due, keep_shared, summed)
-        new = self._waiting_clients(moment.round)
         for chunk in self.chunks(clients):
-            self.train_chunk(state, chunk, moment, uploads, clock, chunk[torch.isin(chunk, new)])
+            self.train_chunk(state, chunk, moment, uploads, clock)
         return uploads
 
     @with_own_threads
@@ -196,13 +200,9 @@ class Simulator(Clients):
         moment: Moment,
         uploads: RoundUploads,
         clock: Clock,
-        new: Tensor | None = None,
     ) -> None:
-        """Train some clients and add their uploads to the round's; `new` are the late clients in their first round."""
+        """Train some clients and add their uploads to the round's."""
         cohort = self.cohort(state, clients, with_velocity=True)
-        if new is not None and len(new):
-            rows = torch.searchsorted(clients, new)
-            cohort = with_rows(cohort, rows.to(self.device), self.start_clients(self.cohort(state, new)))
         before = cohort.params
         cohort = self.begin(cohort, moment)
         clock.lap("other")
@@ -298,6 +298,7 @@ class Simulator(Clients):
             with calling(self.method, "aggregate"):
                 returned = self.method.aggregate(self.net, state.server, uploads, moment)
             answer = check_answer(self.method, returned, uploads, roles, state.params.merged())
+            check_traces(self.method, answer.trace, RECORDED)
         state.check(answer, roles, memory, type(self.method).__name__)
         return answer
 
@@ -422,15 +423,23 @@ class Simulator(Clients):
         params = ClientTensors({**cohort.params.own, **added}, cohort.params.common)
         return replace(cohort, params=params, memory=ClientTensors(started["memory"]))
 
-    def _waiting_clients(self, number: int) -> Tensor:
-        """Return the late clients that have not participated before a round; empty if the method has no `start`."""
-        if not overrides(self.method, "start"):
-            return torch.empty(0, dtype=torch.long)
-        return self.participation.waiting_clients(number)
+    def _waiting_clients(self, state: SimulationState, number: int) -> Tensor:
+        """Return the clients that have not participated before a round, and whose state follows from current models."""
+        if Role.PERSONAL in self.roles(state.params).values():
+            return self.participation.untrained_clients(number)
+        if overrides(self.method, "start"):
+            return self.participation.waiting_clients(number)
+        return torch.empty(0, dtype=torch.long)
 
-    def _update_waiting_clients(self, state: SimulationState, moment: Moment) -> None:
-        """Derive the state of late clients that have not participated yet from the current shared model."""
-        new = self._waiting_clients(moment.round + 1)
+    def _update_waiting_clients(self, state: SimulationState, new: Tensor) -> None:
+        """Derive the state of clients that have not participated yet from the current models.
+
+        Personal parameters start from the mean of the other clients'. Without any, the clients of the first round keep
+        their initial state, and late ones start from the current shared model.
+        """
+        state.start_personal(new, self.roles(state.params))
+        if not overrides(self.method, "start"):
+            return
         for chunk in self.chunks(new) if len(new) else ():
             started = self.start_clients(self.cohort(state, chunk))
             for stored, values in ((state.params.own, started.params.own), (state.memory, started.memory.own)):
@@ -477,9 +486,9 @@ class Simulator(Clients):
         return Mean.BLOCK if len(self.federation) <= Mean.BLOCK else self.clients_in_memory()
 
     def _make_storage(self, state_bytes: int) -> None:
-        # Twice, because the previous state is kept until the round has succeeded.
+        # The state, what the clients have trained, and the previous rows, which are kept until the round has succeeded.
         self.storage = RowStorage(
-            self.device, on_disk=2 * state_bytes > self.free_memory(), folder=self.settings.scratch
+            self.device, on_disk=3 * state_bytes > self.free_memory(), folder=self.settings.scratch
         )
 
 

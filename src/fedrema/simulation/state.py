@@ -6,15 +6,16 @@ import os
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedrema.core import Answer, Mean, Role, State, Uploads
+from fedrema.core import Answer, Mean, Role, State, Uploads, average
 from fedrema.core.checks import BadMethod
 from fedrema.core.fixed_point import QuantisedSum
 from fedrema.engine import ClientTensors, Cohort, row_index
@@ -258,6 +259,46 @@ class SimulationState:
                 put(self.inbox.own[name], value)
         self.server = answer.state
 
+    def start_personal(self, untrained: Tensor, roles: Mapping[str, Role]) -> None:
+        """Give clients that have not participated yet the mean of the other clients' personal parameters, in place."""
+        if not 0 < len(untrained) < self.clients:
+            return
+        trained = torch.ones(self.clients)
+        trained[untrained] = 0
+        for name, rows in self.params.own.items():
+            if roles[name] is Role.PERSONAL:
+                rows[row_index(untrained, rows.device)] = average({name: rows}, trained.to(rows))[name]
+
+    @contextmanager
+    def unchanged_on_error(self, participants: Tensor, waiting: Tensor, storage: RowStorage) -> Iterator[None]:
+        """Undo what the code in the context changes if it fails: `apply`, and the start of clients that wait."""
+
+        def copied(tensors: Tensors) -> Tensors:
+            copies: Tensors = {}
+            for name, value in tensors.items():
+                rows = value[row_index(clients, value.device)]
+                copies[name] = storage.zeros(len(clients), value[0]).copy_(rows) if storage.on_disk else rows.clone()
+            return copies
+
+        clients = torch.cat([participants, waiting])
+        groups = (self.params.own, self.memory, self.inbox.own, self.velocity)
+        # Momentum is replaced instead of changed if all clients participate.
+        replaced = len(participants) == self.clients
+        kept = [{} if group is self.velocity and replaced else copied(group) for group in groups]
+        entries = [(group, dict(group)) for group in (*groups, self.params.common, self.inbox.common)]
+        number, server, privacy = self.round, self.server, self.privacy
+        try:
+            yield
+        except BaseException:
+            for group, before in entries:
+                group.clear()
+                group.update(before)
+            for group, copies in zip(groups, kept, strict=True):
+                for name, rows in copies.items():
+                    group[name][row_index(clients, rows.device)] = rows
+            self.round, self.server, self.privacy = number, server, privacy
+            raise
+
     def download(self, roles: Mapping[str, Role], clients: list[int]) -> int:
         """Return the bytes that clients download at the start of a round."""
         common = {name: value for name, value in self.params.common.items() if roles[name] in COMMON_ROLES}
@@ -311,16 +352,3 @@ class Clock:
 def on_device(state: State, device: torch.device) -> State:
     """Return a server's state with its tensors on a device."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in state.items()}
-
-
-def with_rows(cohort: Cohort, rows: Tensor, others: Cohort) -> Cohort:
-    """Return a cohort in which some rows are replaced by those of another cohort."""
-
-    def replaced(tensors: Tensors, values: Tensors) -> Tensors:
-        copies = {name: value.clone() for name, value in tensors.items()}
-        for name, value in values.items():
-            assign(copies[name], rows, value)
-        return copies
-
-    params = ClientTensors(replaced(cohort.params.own, others.params.own), cohort.params.common)
-    return replace(cohort, params=params, memory=ClientTensors(replaced(cohort.memory.own, others.memory.own)))

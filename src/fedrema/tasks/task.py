@@ -40,6 +40,8 @@ class Task:
     """Loss of a regression."""
     weights: tuple[float, ...] = ()
     """Weight of each class, level or label in the loss; empty: all equal."""
+    rare: bool = False
+    """Whether a class is so rare that log loss is the primary metric instead of accuracy."""
 
     @property
     def outputs(self) -> int:
@@ -64,6 +66,11 @@ class Task:
     @property
     def usual(self) -> tuple[str, ...]:
         """Names of the metrics that are recorded in every round, the primary one first."""
+        usual = self._usual
+        return ("log_loss", *usual) if self.rare else usual
+
+    @property
+    def _usual(self) -> tuple[str, ...]:
         return {
             "multiclass": ("accuracy",),
             "binary": ("accuracy", "auc"),

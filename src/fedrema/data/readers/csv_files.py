@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from fedrema.base.files import regular_file
 from fedrema.data.checks import list_names
 from fedrema.data.readers.source import Block
 from fedrema.errors import BadInput
@@ -83,7 +84,7 @@ def find_delimiter(header: str) -> str:
 def _opened(path: Path) -> Iterator[TextIO]:
     """Open a CSV file; report what can go wrong while it is read."""
     try:
-        with path.open("rb") as raw:
+        with regular_file(path).open("rb") as raw:
             binary = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
             with io.TextIOWrapper(io.BufferedReader(binary, 1 << 20), "utf-8-sig", newline="") as stream:
                 yield stream

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from fedrema.base.files import regular_file
 from fedrema.base.memory import check_fits
 from fedrema.data.checks import list_names
 from fedrema.data.readers.source import TableSource, read_table
@@ -134,7 +135,7 @@ def _pixels(image: Image.Image, grey: bool, height: int, width: int) -> NDArray[
 
 def _opened(path: Path, read: Callable[[Image.Image], T]) -> T:
     try:
-        with Image.open(path) as image:
+        with Image.open(regular_file(path)) as image:
             return read(image)
     except FileNotFoundError as error:
         raise BadInput(f"the image {path} does not exist.") from error

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrema.base.files import regular_file
 from fedrema.errors import BadInput
 
 LeafFiles = Sequence[tuple[Path, str | None]]
@@ -65,7 +66,7 @@ def read_leaf(files: LeafFiles) -> tuple[dict[str, dict[str, Any]], dict[str, An
 
 def _decode(path: Path) -> _Leaf:
     try:
-        content = msgspec.json.decode(path.read_bytes(), type=_Leaf)
+        content = msgspec.json.decode(regular_file(path).read_bytes(), type=_Leaf)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadInput(f"{path} is not a JSON file of LEAF with users, num_samples and user_data: {error}.") from error
     except OSError as error:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrema.base.files import regular_file
 from fedrema.data.readers.source import Block
 from fedrema.errors import BadInput
 
@@ -27,7 +28,7 @@ class ParquetTable:
             ) from error
         self.path, self._error = path, pyarrow.ArrowException
         try:
-            with parquet.ParquetFile(path) as file:
+            with parquet.ParquetFile(regular_file(path)) as file:
                 self.names: list[str] = list(file.schema_arrow.names)
         except (pyarrow.ArrowException, OSError) as error:
             raise BadInput(f"{path} is not a Parquet file or is damaged: {_first_line(error)}.") from error

@@ -55,11 +55,15 @@ function drawCards() {
   if (best) {
     const [value, spread] = best.statistics[honest()];
     const over = best.seeds > 1 ? `mean of ${best.seeds} seeds, spread ± ${spreadOf(metric, value, spread)}` : 'one seed';
+    const better = parts.main.simple
+      .filter((one) => one.statistics[honest()] && signOf(metric) * (one.statistics[honest()][0] - value) > 0)
+      .map((one) => one.label.split(',')[0].toLowerCase());
+    const simpler = better.length ? `; each client’s own ${better.join(' or ')} model is better` : '';
     cards.push(
       card(
         several && parts.main.comparable ? `${best.label} leads: ${metric.title}` : `${best.label}: ${metric.title}`,
         withUnit(metric, value),
-        `honest ${metric.title}${metric.higher_is_better ? '' : ', lower is better'}; ${over}`,
+        `honest ${metric.title}${metric.higher_is_better ? '' : ', lower is better'}; ${over}${simpler}`,
       ),
     );
     const found = parts.main.differences[honest()]?.rows.filter((row) => row.mean != null) ?? [];
@@ -117,7 +121,7 @@ function drawComparison() {
     columnsShown
       .filter(([name]) => metricOf(name))
       .map(([name]) => {
-        const means = known(groups.map((group) => group.statistics[name]?.[0]));
+        const means = known([...groups, ...parts.main.simple].map((one) => one.statistics[name]?.[0]));
         return [name, metricOf(name).higher_is_better ? Math.max(...means) : Math.min(...means)];
       }),
   );
@@ -138,7 +142,7 @@ function drawComparison() {
     );
     const cells = columnsShown.map(([column]) => {
       const best =
-        groups.length > 1 &&
+        groups.length + parts.main.simple.length > 1 &&
         parts.main.comparable &&
         group.statistics[column] &&
         group.statistics[column][0] === highest[column];
@@ -146,15 +150,27 @@ function drawComparison() {
     });
     return make('tr', {}, name, make('td', {}, String(group.seeds)), ...cells);
   });
+  const simple = parts.main.simple.map((one) => {
+    const cells = columnsShown.map(([column]) => {
+      const best = one.statistics[column] && one.statistics[column][0] === highest[column];
+      return make('td', { class: best ? 'best' : null }, cellText(column, one.statistics[column]));
+    });
+    return make('tr', {}, make('th', { scope: 'row' }, one.label), make('td', {}, '–'), ...cells);
+  });
   byId('comparison')
     .querySelector('.scroll')
-    .replaceChildren(make('table', {}, make('thead', {}, head), make('tbody', {}, ...body)));
+    .replaceChildren(make('table', {}, make('thead', {}, head), make('tbody', {}, ...body, ...simple)));
   const rows = () => [
     ['method', 'seeds', ...columnsShown.flatMap(([name]) => [name, `${name}_std`])],
     ...groups.map((group) => [
       group.label,
       group.seeds,
       ...columnsShown.flatMap(([name]) => group.statistics[name] ?? ['', '']),
+    ]),
+    ...parts.main.simple.map((one) => [
+      one.label,
+      '',
+      ...columnsShown.flatMap(([name]) => one.statistics[name] ?? ['', '']),
     ]),
   ];
   return { rows, caption: `${parts.main.explanation} Sent and received: by all clients, over the whole run.` };

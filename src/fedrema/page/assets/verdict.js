@@ -1,5 +1,5 @@
 // Is joining worthwhile? The gain of each client over a baseline.
-const conclusionColours = { gain: '#009E73', loss: '#D55E00', 'no difference shown': '#7F7F7F', 'too few samples': '#7F7F7F' };
+const conclusionColours = { gain: '#009E73', loss: '#D55E00', 'no difference shown': '#7F7F7F', 'too few samples': '#7F7F7F', 'not tested': '#7F7F7F' };
 const gainText = (found, value) => {
   if (value == null) return '–';
   return found.percent ? (100 * value).toFixed(1) : String(+value.toPrecision(3));
@@ -12,7 +12,9 @@ function drawVerdict() {
   const found = parts.verdict;
   byId('verdict').closest('section').hidden = verdictHidden();
   if (verdictHidden() || !found.methods.length) return { hidden: true };
-  const names = Object.keys(found.methods[0].counts);
+  const names = Object.keys(found.methods[0].counts).filter(
+    (name) => name !== 'not tested' || found.methods.some((method) => method.counts[name]),
+  );
   const unit = found.percent ? `${found.metric}, points` : found.metric;
   const cells = (tag, values) => values.map((value) => make(tag, tag === 'th' ? { scope: 'col' } : {}, value));
   const head = make('tr', {}, ...cells('th', ['method', ...names, 'mean gain', '95 % interval']));
@@ -39,7 +41,7 @@ function drawVerdict() {
         method.high,
       ]),
     ],
-    caption: `Number of clients by conclusion, compared with ${found.baseline} (${unit}). The mean gain is over clients; its interval is a bootstrap over clients.`,
+    caption: `Number of clients by conclusion, compared with ${found.baseline} (${unit}). The mean gain counts each client once. ${found.methods.map((method) => `${method.label}: ${method.sentence}`).join(' ')}`,
   };
 }
 
@@ -63,7 +65,7 @@ function drawGains() {
       name,
       x: chosen.map((client) => scale * client.gain),
       y: chosen.map((client) => clients.indexOf(client)),
-      marker: { size: 8, color: conclusionColours[name], symbol: name === 'too few samples' ? 'circle-open' : 'circle' },
+      marker: { size: 8, color: conclusionColours[name], symbol: ['too few samples', 'not tested'].includes(name) ? 'circle-open' : 'circle' },
       error_x: {
         type: 'data',
         symmetric: false,
