@@ -42,10 +42,16 @@ def raised_by_user(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def at_least(least: float, settings: object, *names: str) -> None:
-    """Raise `BadInput` unless the settings are finite numbers of at least `least`."""
+MOST = 10**7
+"""Larger counts (rounds, epochs, clients) are mistakes: the run would not end."""
+
+
+def at_least(least: float, settings: object, *names: str, most: int | None = MOST) -> None:
+    """Raise `BadInput` unless the settings are finite numbers of at least `least`; whole numbers at most `most`."""
     for name in names:
         value = getattr(settings, name)
+        if most is not None and isinstance(value, int) and value > most:
+            raise BadInput(f"--{name.replace('_', '-')} must be from {least} to {most}, got {value}.")
         if not least <= value < math.inf:
             bound = "0 or more" if least == 0 else f"at least {least}"
             raise BadInput(f"--{name.replace('_', '-')} must be {bound}, got {value}.")
