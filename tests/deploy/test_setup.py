@@ -161,7 +161,7 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
         (["fedavg"], "--sample-shape and --classes must describe the nodes' own data"),
         (["fedavg", "--deal", "--nodes", "a,a"], "--nodes must name each node once"),
         (["fedavg", "--deal", "--nodes", "a b"], "'a b' is not a valid name"),
-        (["fedavg", "--deal", "--nodes", "0"], "--clients 0 is too small"),
+        (["fedavg", "--deal", "--nodes", "0"], "--clients must be at least 1, got 0"),
         (["fedavg", "--deal", "--port", "70000"], "--port must be from 1 to 65534, got 70000"),
         (["fedavg", "--deal", "--host", ","], "--host must name the server"),
         (["fedwho", "--deal"], "fedwho"),
