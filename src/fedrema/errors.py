@@ -1,6 +1,8 @@
 """Errors with a one-sentence message for the user, and checks of numeric settings."""
 
+import difflib
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -32,6 +34,14 @@ def describe(value: object) -> str:
     if not size and isinstance(value, list | tuple | dict | set):
         size = f" of length {len(value)}"
     return f"a value of type {type(value).__name__}{size}"
+
+
+def unknown(what: str, name: str, valid: Iterable[str], more: str = "") -> BadInput:
+    """Return the error for an unknown name, which suggests the most similar valid one; `more` ends the list."""
+    names = list(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    hint = f"perhaps you meant {close[0]}; valid" if close else "valid"
+    return BadInput(f"{what} {describe(name)} is unknown; {hint} are {', '.join(names)}{more}.")
 
 
 def raised_by_user(error: BaseException) -> str:

@@ -319,7 +319,7 @@ def test_a_folder_without_a_federation_is_refused(tmp_path, capsys):
     assert "has no server.toml" in refused(capsys, "server", str(tmp_path))
     assert "has no server.toml" in refused(capsys, "status", str(tmp_path))
     assert "holds no nodes" in refused(capsys, "add", str(tmp_path), "x")
-    assert "'serve' is unknown; valid are init, server" in refused(capsys, "serve")
+    assert "'serve' is unknown; perhaps you meant server; valid are init, server" in refused(capsys, "serve")
     (tmp_path / "x.pub").write_text("ssh-rsa nonsense")
     with pytest.raises(BadInput, match="holds no public key"):
         read_public_key(tmp_path / "x.pub")
