@@ -74,7 +74,7 @@ class Statistics:
 def local_statistics(table: Table, rows: NDArray[np.integer] | NDArray[np.bool_]) -> Statistics:
     """Return the statistics of these rows of a table; give the training samples of one site."""
     # An array of all rows here would make the time quadratic in the number of sites.
-    chosen = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+    chosen: NDArray[np.integer] = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64)
     numbers: dict[str, NumberSummary] = {}
     units: dict[str, str] = {}
     categories: dict[str, CategorySummary] = {}
