@@ -22,18 +22,18 @@ def has_rare_class(counts: NDArray[np.integer]) -> bool:
 def decide(rare: bool | None, y: NDArray[np.integer], names: tuple[str, ...]) -> bool:
     """Return whether to treat a class as rare, by default if one is; log once per process what follows from it.
 
-    `names` are those of the classes; empty if they are their numbers.
+    `names` is empty where classes have no names.
     """
-    classes, counts = np.unique(y, return_counts=True)
+    present, counts = np.unique(y, return_counts=True)  # there may be billions of classes
     if rare is False or not has_rare_class(counts):
         return bool(rare)
     total = int(counts.sum())
     rarest, common = int(np.argmin(counts)), int(np.argmax(counts))
-    called = [names[number] if names else str(number) for number in classes[[rarest, common]]]
+    called = [names[label] if names else str(label) for label in present]
     _log_once(
-        f"Note: class {called[0]!r} is rare ({counts[rarest]:,} of {total:,} samples, "
+        f"Note: class {called[rarest]!r} is rare ({counts[rarest]:,} of {total:,} samples, "
         f"{100 * counts[rarest] / total:.1f} %), so log loss is the primary metric and test splits are stratified by "
-        f"class; always predicting {called[1]!r} has an accuracy of {100 * counts[common] / total:.1f} %."
+        f"class; always predicting {called[common]!r} has an accuracy of {100 * counts[common] / total:.1f} %."
     )
     return True
 
