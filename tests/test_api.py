@@ -120,10 +120,12 @@ def test_settings_are_validated_like_arguments():
         fedrema.make_federation(s=2.0)
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize("library", ["pandas", "polars", "narwhals"])
 def test_a_run_accepts_a_frame(library, tmp_path):
     columns = {"age": [float(n) for n in range(60)], "site": ["a", "b", "c"] * 20, "ill": [0, 1] * 30}
-    frame = pytest.importorskip(library).DataFrame(columns)
+    frame = pytest.importorskip("pandas" if library == "pandas" else "polars").DataFrame(columns)
+    if library == "narwhals":
+        frame = pytest.importorskip("narwhals").from_native(frame)
     options = {"target": "ill", "client_column": "site", "rounds": 1, "progress": False}
     run = fedrema.run("fedavg", federation=frame, out=tmp_path / "run", **options)
     made = fedrema.federation_from(frame, target="ill", client_column="site")

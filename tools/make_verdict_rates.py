@@ -18,8 +18,8 @@ from fedrema.tasks import METRICS, Predictions, Task
 
 PAGE = DOCS / "verdict.md"
 SIZES = (10, 15, 20, 30, 50, 100, 300)
-CLIENTS = {"auc": 600, "balanced_accuracy": 600}
-"""Simulated clients of a rate; 2,000 for metrics that are not named."""
+CLIENTS = 2000
+"""Simulated clients of a rate."""
 SITES = 20
 """Clients of a federation."""
 FEWEST = 100
@@ -266,7 +266,7 @@ def false_rate(metric: str, task: Task, rows: Rows, size: int, sites: int = SITE
     """Return the number of simulated clients with a conclusion, and of those with a false one."""
     random = np.random.default_rng(size)
     clients = concluded = false = 0
-    while clients < CLIENTS.get(metric, 2000):
+    while clients < CLIENTS:
         pairs = {f"{clients} {site}": pair_of(task, *rows(random, size)) for site in range(sites)}
         gains = compare_models(METRICS[metric], pairs).clients
         clients += sites

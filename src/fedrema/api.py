@@ -217,9 +217,8 @@ def _all_runs(runs: Any) -> list[Run]:
         return [Run(folder) for folder in find_runs([Path(runs)])]
     if isinstance(runs, Sequence):
         return [run for each in runs for run in _all_runs(each)]
-    raise BadInput(
-        f"a value of type {type(runs).__name__} cannot be compared: give runs, folders of runs, or a list of these."
-    )
+    kind = type(runs).__name__
+    raise BadInput(f"a value of type {kind} cannot be compared: give runs, folders of runs, or a list of these.")
 
 
 def load(path: str | Path, *, trust_code: bool = False) -> Run:

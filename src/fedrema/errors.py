@@ -1,6 +1,8 @@
 """Errors with a one-sentence message for the user, and checks of numeric settings."""
 
+import difflib
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -34,6 +36,14 @@ def describe(value: object) -> str:
     return f"a value of type {type(value).__name__}{size}"
 
 
+def unknown(what: str, name: str, valid: Iterable[str], more: str = "") -> BadInput:
+    """Return the error for an unknown name, which suggests the most similar valid one; `more` ends the list."""
+    names = list(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    hint = f"perhaps you meant {close[0]}; valid" if close else "valid"
+    return BadInput(f"{what} {describe(name)} is unknown; {hint} are {', '.join(names)}{more}.")
+
+
 def raised_by_user(error: BaseException) -> str:
     """Return an error that a user's code raised as text for the end of a sentence."""
     if isinstance(error, SystemExit):
@@ -42,10 +52,16 @@ def raised_by_user(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def at_least(least: float, settings: object, *names: str) -> None:
-    """Raise `BadInput` unless the settings are finite numbers of at least `least`."""
+MOST = 10**7
+"""Larger counts (rounds, epochs, clients) are mistakes: the run would not end."""
+
+
+def at_least(least: float, settings: object, *names: str, most: int | None = MOST) -> None:
+    """Raise `BadInput` unless the settings are finite numbers of at least `least`; whole numbers at most `most`."""
     for name in names:
         value = getattr(settings, name)
+        if most is not None and isinstance(value, int) and value > most:
+            raise BadInput(f"--{name.replace('_', '-')} must be from {least} to {most}, got {value}.")
         if not least <= value < math.inf:
             bound = "0 or more" if least == 0 else f"at least {least}"
             raise BadInput(f"--{name.replace('_', '-')} must be {bound}, got {value}.")

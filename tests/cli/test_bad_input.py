@@ -40,6 +40,8 @@ def own_data(**changes) -> None:
     ("arguments", "words"),
     [
         (["run", "fedmagic"], "Method 'fedmagic' is unknown; valid are"),
+        (["run", "fedrma"], "Method 'fedrma' is unknown; perhaps you meant fedrema; valid are"),
+        (["compar"], "Command 'compar' is unknown; perhaps you meant compare; valid are"),
         (["run", "fedavg", "--dataset", "imagenet"], "imagenet"),
         (["run", "fedavg", "--speed", "9"], "fedrema run fedavg has no option --speed"),
         (["run", "fedavg", "--s", "-0.1"], "--s -0.1 is outside 0 to 1"),

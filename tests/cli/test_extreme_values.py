@@ -6,7 +6,7 @@ from fedrema.cli import main
 from fedrema.cli.arguments import run_options
 from fedrema.methods import registry
 
-VALUES = ("1e308", "-1e308", "1e-320", "9" * 20, "9" * 400, "nan", "inf", "-1", "", "x" * 5000)
+VALUES = ("1e308", "-1e308", "1e-320", "9" * 20, "9" * 400, "nan", "inf", "-1", "0", "", "x" * 5000)
 QUICK = ("--rounds", "1", "--clients", "2", "--samples", "10", "--epochs", "1", "--quiet", "--device", "cpu")
 # Each overflowed with the value behind it, or started training without end.
 OVERFLOWED = {

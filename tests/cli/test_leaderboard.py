@@ -118,7 +118,7 @@ def test_only_the_named_columns_are_prepared(capsys, in_an_empty_folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fedavgg"], "Method 'fedavgg' is unknown; valid are apfl,"),
+        (["fedavgg"], "Method 'fedavgg' is unknown; perhaps you meant fedavg; valid are apfl,"),
         (["own:Missing"], "The method 'own:Missing' cannot be loaded"),
         (
             ["fedavg", "--only", "mnist"],

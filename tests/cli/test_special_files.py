@@ -75,6 +75,26 @@ def test_a_device_is_written_to_or_refused_and_never_replaced(command, place, fo
     assert not list(folder.glob(".*.part"))
 
 
+WRITING_MORE = {
+    "compare --plot": ["compare", "both", "--plot"],
+    "partition --plot": ["partition", "--clients", "2", "--samples", "20", "--plot"],
+    "predict --out": ["predict", "both/fedavg", "rows.npz", "--client", "0", "--out"],
+    "personalize --out": ["personalize", "both/fedavg", "--data", "rows.npz", "--overwrite", "--out"],
+    "export --out": ["export", "both/fedavg", "--overwrite", "--out"],
+    "bench --json": ["bench", "--network", "mlp", "--method", "local", *QUICK, "--device", "cpu", "--json"],
+}
+
+
+@pytest.mark.parametrize("command", WRITING_MORE.values(), ids=WRITING_MORE)
+def test_a_device_is_never_replaced_by_an_image_a_model_or_a_measurement(command, folder, capsys):
+    np.savez(folder / "rows.npz", x=np.zeros((10, 1, 8, 8), np.float32), y=np.arange(10))
+    device("null.png", 3)
+    assert main([*command, "null.png"]) == (2 if "export" in command else 0)  # a folder of models cannot be a device
+    assert "Traceback" not in capsys.readouterr().err
+    assert stat.S_ISCHR(os.lstat("null.png").st_mode)
+    assert not list(folder.glob(".*.part"))
+
+
 @pytest.mark.parametrize("command", WRITING.values(), ids=WRITING)
 @pytest.mark.parametrize("place", ["", ".", "pipe", "x" * 5000])
 def test_a_file_that_cannot_be_written_is_one_sentence(command, place, folder, capsys):

@@ -76,7 +76,7 @@ def test_an_invalid_file_is_refused(tmp_path):
     file = tmp_path / "mine.toml"
     for content, words in (
         ("lr = = 1", "mine.toml is not valid TOML"),
-        ("lr = [1, 2]", r"--config .*mine.toml: lr must be a number, got \[1, 2\]\.$"),
+        ("lr = [1, 2]", r"--config .*mine.toml: lr must be a number, got a value of type list of length 2\.$"),
         ("rounds = 2.5", "mine.toml: rounds must be a whole number, got 2.5"),
         ("quiet = 1", "mine.toml: quiet must be true or false, got 1"),
         ('device = "gpu"', "mine.toml: device must be auto, cpu or cuda, got 'gpu'"),
@@ -106,7 +106,7 @@ def test_a_file_may_set_every_option(tmp_path):
         ({"test_share": "half"}, "^test_share must be a number, got 'half'.$"),
         ({"keep-momentum": "no"}, "^keep_momentum must be true or false, got 'no'.$"),
         ({"out": 3}, "^out must be a path, got 3.$"),
-        ({"track": ["wandb"]}, r"^track must be text, got \['wandb'\].$"),
+        ({"track": ["wandb"]}, r"^track must be text, got a value of type list of length 1.$"),
         ({"round": 3}, "^'round' is not a setting of fedavg; perhaps you meant rounds or late_round.$"),
         ({"learning_rate": 3}, "^'learning_rate' is not a setting of fedavg; fedrema run fedavg --help-all lists"),
     ],
@@ -121,8 +121,8 @@ def test_numbers_and_booleans_may_be_text_or_numpy_scalars():
     settings = make_settings("fedavg", text)
     assert (settings.simulation.rounds, settings.local.lr, settings.local.keep_momentum) == (7, 0.001, False)
     assert settings.simulation.memory == 2.0
-    numpy = make_settings("fedavg", {"rounds": np.int64(7), "lr": np.float32(0.5), "hidden": 10**30})
-    assert (numpy.simulation.rounds, numpy.local.lr, numpy.network.hidden) == (7, 0.5, 10**30)
+    numpy = make_settings("fedavg", {"rounds": np.int64(7), "lr": np.float32(0.5), "hidden": 10**14})
+    assert (numpy.simulation.rounds, numpy.local.lr, numpy.network.hidden) == (7, 0.5, 10**14)
     assert type(numpy.simulation.rounds) is int
     assert type(make_settings("fedavg", {"lr": 1}).local.lr) is float
 

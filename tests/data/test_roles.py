@@ -69,7 +69,8 @@ def test_a_client_column_has_no_meaning_with_a_file_per_client():
         ({"scale": "log"}, "--scale log is unknown; valid are federation, site, none"),
         ({"categories": "hash"}, "--categories hash is unknown; valid are onehot, embed"),
         ({"task": "rank"}, "--task rank is unknown; valid are auto, multiclass, binary"),
-        ({"image_size": -1}, "--image-size -1 is negative"),
+        ({"image_size": -1}, "--image-size must be 0 or more, got -1"),
+        ({"image_size": 10**7}, "--image-size must be from 0 to 10000, got 10000000"),
     ],
 )
 def test_invalid_settings_are_refused(change, message):

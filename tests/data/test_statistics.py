@@ -1,4 +1,5 @@
 import itertools
+import tracemalloc
 from dataclasses import replace
 
 import msgspec
@@ -129,3 +130,20 @@ def test_invalid_statistics_are_refused(change, message):
     assert check_statistics(site(), ("a", "b")) == site()
     with pytest.raises(BadInput, match=message):
         check_statistics(site(**change), ("a", "b"))
+
+
+def test_statistics_of_a_few_rows_need_no_memory_for_all_rows_and_categories():
+    rows = 10**6
+    table = Table(
+        {"a": NumberColumn(np.zeros(rows)), "b": CategoryColumn(np.zeros(rows, np.int32), ("x",) * 10**6)},
+        {"y": NumberColumn(np.zeros(rows))},
+        np.zeros(rows, np.int64),
+        ("all",),
+    )
+    tracemalloc.start()
+    try:
+        found = local_statistics(table, np.arange(3))
+        assert tracemalloc.get_traced_memory()[1] < 10**5
+    finally:
+        tracemalloc.stop()
+    assert found.categories["b"].counts == {"x": 3}

@@ -375,6 +375,11 @@ def test_a_flood_of_new_keys_is_bounded(made):
     (folder.state / "superlink.log").write_text("".join(text))
     assert len(keys.news()) == 50
     assert keys.news() == []
+    north = tls.read_public_key(folder.keys / "north.pub")  # a node's key is shown nevertheless
+    with (folder.state / "superlink.log").open("a") as log:
+        log.write(REFUSAL.format(key=north, why="SuperNode with node ID 4 could not be activated."))
+    assert keys.news() == [f"rejected the key of node north {fingerprint(north)}: {IN_USE}"]
+    assert "north" in [key.name for key in current_rejections(folder)]
 
 
 def test_fingerprints_are_those_of_ssh_keygen(made):

@@ -262,7 +262,7 @@ def test_a_folder_of_another_plan_is_refused(tmp_path):
     made = Federated(tmp_path)
     made.conductor().conduct()
     other = Federated(tmp_path, more=["--lr", "0.5"])
-    with pytest.raises(BadInput, match="belongs to another configuration"):
+    with pytest.raises(BadInput, match="have changed since it was started: it cannot be resumed"):
         other.conductor().conduct()
 
 

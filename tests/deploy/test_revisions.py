@@ -46,6 +46,7 @@ class Both:
     def run_round(self):
         """Run a round and save it."""
         self.run.open()
+        self.run.add_scores({})  # the record of the round before, whose models no node has scored
         node = self.start_node()
         record = self.central.complete_round({node.name: node.reply_to(self.central.request(node.name))})
         self.run.save_round(record)

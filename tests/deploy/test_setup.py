@@ -161,7 +161,7 @@ def test_the_certificate_is_renewed_by_the_same_authority(made, capsys):
         (["fedavg"], "--sample-shape and --classes must describe the nodes' own data"),
         (["fedavg", "--deal", "--nodes", "a,a"], "--nodes must name each node once"),
         (["fedavg", "--deal", "--nodes", "a b"], "'a b' is not a valid name"),
-        (["fedavg", "--deal", "--nodes", "0"], "--clients 0 is too small"),
+        (["fedavg", "--deal", "--nodes", "0"], "--clients must be at least 1, got 0"),
         (["fedavg", "--deal", "--port", "70000"], "--port must be from 1 to 65534, got 70000"),
         (["fedavg", "--deal", "--host", ","], "--host must name the server"),
         (["fedwho", "--deal"], "fedwho"),
@@ -319,7 +319,7 @@ def test_a_folder_without_a_federation_is_refused(tmp_path, capsys):
     assert "has no server.toml" in refused(capsys, "server", str(tmp_path))
     assert "has no server.toml" in refused(capsys, "status", str(tmp_path))
     assert "holds no nodes" in refused(capsys, "add", str(tmp_path), "x")
-    assert "'serve' is unknown; valid are init, server" in refused(capsys, "serve")
+    assert "'serve' is unknown; perhaps you meant server; valid are init, server" in refused(capsys, "serve")
     (tmp_path / "x.pub").write_text("ssh-rsa nonsense")
     with pytest.raises(BadInput, match="holds no public key"):
         read_public_key(tmp_path / "x.pub")

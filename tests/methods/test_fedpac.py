@@ -373,8 +373,8 @@ def test_a_round_with_one_client_returns_its_own_head():
     for name in ("head.weight", "head.bias"):
         assert torch.equal(state.params.own[name][row], simulator.trained[name][0])
     assert record["trace"]["own_weight"] == 1
-    absent = next(other for other in range(4) if other != row)
-    assert torch.equal(state.params.own["head.weight"][absent], simulator.net.initial["head.weight"])
+    absent = next(other for other in range(4) if other != row)  # has not taken part: the mean of the others' heads
+    assert torch.equal(state.params.own["head.weight"][absent], simulator.trained["head.weight"][0])
 
 
 @pytest.mark.parametrize(

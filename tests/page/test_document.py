@@ -117,11 +117,12 @@ def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
     directory = RunDirectory(tmp_path / "run")
     federation = FederationFacts("f", names, 2, [], (8, 8), [], [])
     directory.create(manifest("fedrema", {"seed": 0, "rounds": 2}, federation))
-    directory.append(round_record(1))
+    for number in (1, 2):
+        directory.append(round_record(number))
     alike = np.where(group[:, None] == group, 0.9, 0.1).astype(np.float32)
     np.fill_diagonal(alike, 1)
     chosen = (alike > 0.5).astype(np.float32)
-    directory.write_relations({1: {"S": alike, "sets": chosen, "G": chosen}, 2: {"S": alike, "G": 2 * chosen}}, 3)
+    directory.write_relations({1: {"S": alike, "sets": chosen, "G": chosen}, 2: {"S": alike, "G": 2 * chosen}}, 2)
     (found,) = relations_part([DownsampledRun(tmp_path / "run")])["runs"]
     ordered = group[found["clients"]]
     assert np.count_nonzero(np.diff(ordered)) == 1  # all of one group, then all of the other
@@ -140,7 +141,7 @@ def test_matrices_are_ordered_by_similarity_and_clustered(tmp_path):
 def test_matrices_of_many_clients_are_thinned_and_a_note_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("fedrema.page.relations.KEPT_CLIENTS", 3)
     monkeypatch.setattr("fedrema.page.relations.KEPT_ROUNDS", 2)
-    run = write_run(tmp_path / "run")
+    run = write_run(tmp_path / "run", ended=False)
     config = run.config | {"federation": run.config["federation"] | {"names": list("abcde")}}
     run.directory.write_json(run.directory.config_file, config)
     run.directory.write_relations({number: {"S": np.eye(5, dtype=np.float32)} for number in range(1, 8)}, 3)

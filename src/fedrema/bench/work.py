@@ -31,7 +31,7 @@ def generated(network: str, data: DataSettings) -> Federation:
     y = generator.integers(0, CLASSES, len(x))
     client = np.repeat(np.arange(data.clients), data.samples)
     info = {"generated": list(shape)}
-    return Federation.from_arrays(x, y, client, classes=CLASSES, info=info, test_share=data.test_share)
+    return Federation.from_arrays(x, y, client, classes=CLASSES, info=info, test_share=data.test_share, rare=False)
 
 
 def trimmed(federation: Federation, clients: int, samples: int) -> Federation:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from fedrema import __version__
-from fedrema.errors import BadInput, FedremaError
+from fedrema.errors import FedremaError, unknown
 
 COMMANDS = {
     "run": "train clients with one or several methods; alone: a demonstration",
@@ -129,7 +129,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     command, *rest = arguments
     if command not in COMMANDS:
-        raise BadInput(f"Command {command!r} is unknown; valid are {', '.join(COMMANDS)}.")
+        raise unknown("Command", command, COMMANDS)
     function = getattr(importlib.import_module(f"fedrema.cli.{command}"), command)
     return int(function(rest) or 0)
 

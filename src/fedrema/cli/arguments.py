@@ -23,7 +23,7 @@ from fedrema.cli.option_help import (
     wrapped,
 )
 from fedrema.config.values import WrongValue, convert, field_types, listed
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, describe
 
 if TYPE_CHECKING:
     from fedrema.config.presets import Values
@@ -166,7 +166,7 @@ def parse_options(options: Sequence[Option], arguments: Sequence[str], prog: str
     if rest:
         unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
         if unknown is None:
-            raise BadInput(f"{prog}: unexpected argument {rest[0]!r}; {hint}.")
+            raise BadInput(f"{prog}: unexpected argument {describe(rest[0])}; {hint}.")
         close = difflib.get_close_matches(unknown, [f"--{option.name}" for option in options], n=2)
         raise BadInput(f"{prog} has no option {unknown}; {f'perhaps you meant {listed(close)}' if close else hint}.")
     return {name: value for name, value in vars(given).items() if value is not None and value != []}
@@ -211,7 +211,7 @@ def as_arguments(settings: "Values") -> list[str]:
         elif isinstance(value, (str, int, float, Path)):
             arguments += [f"--{option}", str(value)]
         else:
-            raise BadInput(f"Setting {name!r} must be a number, a text or true/false, got {value!r}.")
+            raise BadInput(f"Setting {name!r} must be a number, a text or true/false, got {describe(value)}.")
     return arguments
 
 

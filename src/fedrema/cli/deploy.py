@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from fedrema.base.files import private_files
 from fedrema.base.terminal import Console, print_safe, safe
 from fedrema.cli.arguments import asks_for_help, parse_arguments, positional
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, unknown
 
 if TYPE_CHECKING:
     from fedrema.deploy.status import FederationStatus
@@ -45,7 +45,7 @@ def deploy(arguments: list[str]) -> int:
         return 0
     command, *rest = arguments
     if command not in COMMANDS:
-        raise BadInput(f"fedrema deploy {command!r} is unknown; valid are {', '.join(COMMANDS)}.")
+        raise unknown("fedrema deploy", command, COMMANDS)
     if importlib.util.find_spec("flwr") is None and not asks_for_help(rest):
         raise BadInput("fedrema deploy needs Flower: pip install 'fedrema[deploy]'.")
     if not asks_for_help(rest):

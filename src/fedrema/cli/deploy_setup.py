@@ -20,9 +20,10 @@ from fedrema.config.presets import Values
 from fedrema.config.settings import Settings, make_settings
 from fedrema.data import Federation, build_federation
 from fedrema.data.roles import TaskChoice
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, describe
 
 DEMO_ROUNDS = 5
+MOST_NODES = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +287,9 @@ def _parse(
 
 
 def _names(nodes: str) -> tuple[str, ...]:
-    if nodes.isdigit():
+    if nodes.isdecimal():
+        if len(nodes) > 4 or int(nodes) > MOST_NODES:
+            raise BadInput(f"--nodes must be names, or a number from 1 to {MOST_NODES}, got {describe(nodes)}.")
         return tuple(f"node-{number}" for number in range(1, int(nodes) + 1))
     return tuple(name.strip() for name in nodes.split(","))
 

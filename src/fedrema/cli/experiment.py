@@ -20,7 +20,7 @@ from fedrema.experiments.plan import HEADINGS, Plan, make_plan
 from fedrema.experiments.spec import Cell, Experiment, Values
 from fedrema.experiments.spec_file import read_experiment
 from fedrema.experiments.store import Store
-from fedrema.experiments.tasks import Task, missing_tasks, outdated_keys, split_tasks
+from fedrema.experiments.tasks import Task, missing_tasks, outdated_keys, remove_run, split_tasks
 from fedrema.reporting.tables import plain_table
 from fedrema.runs.execute_many import MOST_IN_TURNS
 from fedrema.runs.worker_pool import gpu_names
@@ -155,6 +155,10 @@ def execute(
                 failed += event.failed
     finally:
         store.fold()
+    for folder in work.glob("*"):
+        if store.has(folder.name):  # a process was killed after it had stored the run
+            with contextlib.suppress(BadInput):  # another process is at work
+                remove_run(folder)
     with contextlib.suppress(OSError):  # not empty, because runs will be resumed; or never created
         work.rmdir()
     return failed

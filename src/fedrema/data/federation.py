@@ -342,7 +342,7 @@ class Federation:
         if target.task not in CLASSIFICATION or PARTITIONED & info.keys():
             rare = False
         else:
-            rare = decide(rare, target.y, target.class_names or tuple(map(str, range(target.classes))))
+            rare = decide(rare, target.y, target.class_names)
         if test is not None:
             test = test[order]
         else:

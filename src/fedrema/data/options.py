@@ -8,7 +8,7 @@ from fedrema.base.options import Purpose, option
 from fedrema.data.checks import check_split_settings
 from fedrema.data.datasets import dataset_names
 from fedrema.data.roles import CategoriesName, ScaleName, TableOptions, TaskChoice
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, at_least
 
 NATURAL_NAMES = ("nlschools", "insteval", "lung", "adult")
 """Datasets whose clients are given, so that they are not partitioned."""
@@ -97,10 +97,8 @@ class DataSettings:
             raise BadInput(f"--partition {self.partition} is unknown; valid are {', '.join(get_args(PartitionName))}.")
         if self.federation is not None and self.partition_file is not None:
             raise BadInput("--federation and --partition-file exclude each other: use only one of them.")
-        for name, least in (("clients", 1), ("samples", 2), ("groups", 1), ("classes_per_client", 1)):
-            if getattr(self, name) < least:
-                flag = name.replace("_", "-")
-                raise BadInput(f"--{flag} {getattr(self, name)} is too small; {least} or more is valid.")
+        at_least(1, self, "clients", "groups", "classes_per_client")
+        at_least(2, self, "samples")
         if not 0 <= self.s <= 1:
             raise BadInput(f"--s {self.s} is outside 0 to 1; 0 is dominant labels only, 1 is IID.")
         if not 0 < self.alpha < float("inf"):

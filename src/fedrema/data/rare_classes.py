@@ -20,17 +20,20 @@ def has_rare_class(counts: NDArray[np.integer]) -> bool:
 
 
 def decide(rare: bool | None, y: NDArray[np.integer], names: tuple[str, ...]) -> bool:
-    """Return whether to treat a class as rare, by default if one is; log once per process what follows from it."""
-    counts = np.bincount(y, minlength=len(names))
+    """Return whether to treat a class as rare, by default if one is; log once per process what follows from it.
+
+    `names` is empty where classes have no names.
+    """
+    present, counts = np.unique(y, return_counts=True)  # there may be billions of classes
     if rare is False or not has_rare_class(counts):
         return bool(rare)
     total = int(counts.sum())
-    rarest = int(np.argmin(np.where(counts > 0, counts, total)))
-    common = int(np.argmax(counts))
+    rarest, common = int(np.argmin(counts)), int(np.argmax(counts))
+    called = [names[label] if names else str(label) for label in present]
     _log_once(
-        f"Note: class {names[rarest]!r} is rare ({counts[rarest]:,} of {total:,} samples, "
+        f"Note: class {called[rarest]!r} is rare ({counts[rarest]:,} of {total:,} samples, "
         f"{100 * counts[rarest] / total:.1f} %), so log loss is the primary metric and test splits are stratified by "
-        f"class; always predicting {names[common]!r} has an accuracy of {100 * counts[common] / total:.1f} %."
+        f"class; always predicting {called[common]!r} has an accuracy of {100 * counts[common] / total:.1f} %."
     )
     return True
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from fedrema.data.checks import list_names
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, at_least
 from fedrema.tasks import TASKS
 
 ScaleName = Literal["federation", "site", "none"]
@@ -16,6 +16,7 @@ TaskChoice = Literal["auto", "multiclass", "binary", "multilabel", "ordinal", "r
 TARGET_NAMES = ("target", "label", "y", "class")
 CLIENT_NAMES = ("client", "site")
 SPLIT_NAME = "split"
+LARGEST_IMAGE = 10_000
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,7 @@ class TableOptions:
         for name, choices in (("scale", get_args(ScaleName)), ("categories", get_args(CategoriesName))):
             _check_choice(name, getattr(self, name), choices)
         _check_choice("task", self.task, ("auto", *TASKS))
-        if self.image_size < 0:
-            raise BadInput(f"--image-size {self.image_size} is negative; it must be 0 (automatic) or more.")
+        at_least(0, self, "image_size", most=LARGEST_IMAGE)
 
     def given(self) -> list[str]:
         """Return the names, as on the command line, of the options that differ from their defaults."""

@@ -73,7 +73,8 @@ class Statistics:
 
 def local_statistics(table: Table, rows: NDArray[np.integer] | NDArray[np.bool_]) -> Statistics:
     """Return the statistics of these rows of a table; give the training samples of one site."""
-    chosen = np.arange(len(table))[rows]
+    # An array of all rows here would make the time quadratic in the number of sites.
+    chosen: NDArray[np.integer] = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows.astype(np.int64)
     numbers: dict[str, NumberSummary] = {}
     units: dict[str, str] = {}
     categories: dict[str, CategorySummary] = {}
@@ -121,9 +122,10 @@ def summarise_numbers(values: NDArray[np.floating]) -> NumberSummary:
 
 def summarise_categories(column: CategoryColumn, rows: NDArray[np.integer]) -> CategorySummary:
     """Return the number of samples of each category that occurs in these rows."""
-    counts = np.bincount(column.codes[rows] + 1, minlength=len(column.categories) + 1)
-    present = np.flatnonzero(counts[1:])
-    return CategorySummary({column.categories[code]: int(counts[code + 1]) for code in present}, int(counts[0]))
+    codes = column.codes[rows]
+    present, counts = np.unique(codes[codes >= 0], return_counts=True)
+    by_name = {column.categories[code]: int(count) for code, count in zip(present, counts, strict=True)}
+    return CategorySummary(by_name, int(np.count_nonzero(codes < 0)))
 
 
 def merge_statistics(parts: Iterable[Statistics]) -> Statistics:

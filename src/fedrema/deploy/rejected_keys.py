@@ -15,7 +15,7 @@ from fedrema.deploy.tls import fingerprint
 REFUSED = re.compile(r"Attempted to register SuperNode with public key: (b'[^']*'), exception: (.*)")
 UNKNOWN, IN_USE = "it is not registered", "it is in use by a connected node"
 MOST_KEYS = 50
-"""How many different keys are kept: anyone can connect with a new key each time."""
+"""How many keys of no registered node are kept: anyone can connect with a new key each time."""
 SECONDS_SHOWN = {UNKNOWN: 3600.0, IN_USE: 120.0}
 """For how long a rejection is shown after its last attempt; a node retries every 30 s."""
 
@@ -51,7 +51,9 @@ class RejectedKeys:
                 continue
             name = registered_names(self.folder).get(key, "")
             before = self.found.get(key)
-            if before is None and len(self.found) >= MOST_KEYS:
+            # Registered keys are few and always kept: strangers' keys must not hide a node's.
+            strangers = sum(not each.name for each in self.found.values())
+            if before is None and not name and strangers >= MOST_KEYS:
                 continue
             now = datetime.now(UTC).isoformat(timespec="seconds")
             self.found[key] = RejectedKey(key, name, reason, 1 + (before.attempts if before else 0), now)

@@ -176,8 +176,8 @@ class RunState:
             federation,
             self.ran_on,
             method.reports,
-            marks_of(self.identity, named_code(method_name(method), settings)),
             method.called(),
+            marks_of(self.identity, named_code(method_name(method), settings)),
         )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 
 from fedrema.config.settings import read_toml
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, describe
 from fedrema.experiments.spec import (
     Cell,
     Claim,
@@ -130,10 +130,10 @@ def read_experiment(file: Path, changes: Values | None = None, more_methods: Seq
 
 def _line(name: str, part: str, value: Any, where: str) -> Line:
     if not isinstance(value, dict):
-        raise BadInput(f"{where}: [{part}.{name}] must be a table of settings, got {value!r}.")
+        raise BadInput(f"{where}: [{part}.{name}] must be a table of settings, got {describe(value)}.")
     title = value.get("title", name)
     if not isinstance(title, str):
-        raise BadInput(f"{where}: title in [{part}.{name}] must be a text, got {title!r}.")
+        raise BadInput(f"{where}: title in [{part}.{name}] must be a text, got {describe(title)}.")
     return Line(name, title, {setting: given for setting, given in value.items() if setting != "title"})
 
 
@@ -157,7 +157,7 @@ def _published(
         if columns and column not in _names(columns):
             raise BadInput(f"{where}: [published.{column}] is not a column; columns are {', '.join(_names(columns))}.")
         if not isinstance(entries, dict):
-            raise BadInput(f"{where}: [published.{column}] must be a table of numbers by row, got {entries!r}.")
+            raise BadInput(f"{where}: [published.{column}] must be a table of numbers by row, got {describe(entries)}.")
         for row, entry in entries.items():
             _check_row(row, rows, "published", where)
             try:
@@ -165,7 +165,9 @@ def _published(
             except msgspec.ValidationError:
                 numbers = []
             if len(numbers) not in (1, 2):
-                raise BadInput(f"{where}: published {row!r} must be a number or [mean, deviation], got {entry!r}.")
+                raise BadInput(
+                    f"{where}: published {row!r} must be a number or [mean, deviation], got {describe(entry)}."
+                )
             found[row, column] = Published(*numbers)
     return found
 
@@ -182,19 +184,17 @@ def _also(
         if quantity not in valid and quantity.removeprefix("final_") not in METRICS:
             raise BadInput(f"{where}: [also.{quantity}] is unknown; valid are {', '.join(valid)}.")
         if not isinstance(entries, dict):
-            raise BadInput(f"{where}: [also.{quantity}] must be a table of numbers by row, got {entries!r}.")
+            raise BadInput(f"{where}: [also.{quantity}] must be a table of numbers by row, got {describe(entries)}.")
         for row, number in entries.items():
             _check_row(row, rows, f"also.{quantity}", where)
             if isinstance(number, bool) or not isinstance(number, int | float):
-                raise BadInput(f"{where}: {row!r} in [also.{quantity}] must be a number, got {number!r}.")
+                raise BadInput(f"{where}: {row!r} in [also.{quantity}] must be a number, got {describe(number)}.")
     return tables
 
 
 def _claim(given: ClaimTable, rows: Sequence[Line], columns: Sequence[Line], where: str) -> Claim:
     if not given.says or not given.rows:
-        raise BadInput(
-            f"{where}: each of [[claims]] needs says = '…' and rows = […], got {msgspec.to_builtins(given)}."
-        )
+        raise BadInput(f"{where}: each of [[claims]] needs says = '…' and rows = […].")
     chosen = _chosen(given.rows, "rows", rows, where)
     others = tuple(name for name in _names(rows) if name not in chosen)
     return Claim(
@@ -218,7 +218,7 @@ def _chosen(wanted: Sequence[str] | None, part: str, lines: Sequence[Line], wher
     valid = _names(lines)
     for name in wanted or ():
         if name not in valid:
-            raise BadInput(f"{where}: {part} = {wanted} names {name!r}; valid are {', '.join(valid)}.")
+            raise BadInput(f"{where}: {part} names {name!r}; valid are {', '.join(valid)}.")
     return tuple(valid if wanted is None else wanted)
 
 
@@ -250,8 +250,8 @@ def _problem(error: msgspec.ValidationError, content: Tables, kind: type[Any]) -
         return f" needs {required}; valid are {', '.join(map(str, get_args(fields[required])))}."
     value = content[name]
     if choices := get_args(fields[name]) if get_origin(fields[name]) is Literal else ():
-        return f": {name} {value!r} is unknown; valid are {', '.join(map(str, choices))}."
-    return f": {name} must be {_expected(name, fields[name])}, got {value!r}."
+        return f": {name} {describe(value)} is unknown; valid are {', '.join(map(str, choices))}."
+    return f": {name} must be {_expected(name, fields[name])}, got {describe(value)}."
 
 
 def _expected(name: str, hint: Any) -> str:

@@ -166,7 +166,7 @@ class Runner:
         placed = [settings.placed(folder) for settings, folder in zip(every, owners, strict=True)]
         for folder in owners:
             if not _can_resume(folder):
-                _remove(folder)
+                remove_run(folder)
         for settings in [each for each in placed if is_finished(each.output.folder)]:  # stopped before it was stored
             self._put(settings, Run(settings.output.folder), owners[settings.output.folder][0])
             placed.remove(settings)
@@ -180,7 +180,7 @@ class Runner:
             else:
                 self._put(settings, outcome, task)
         for folder in owners:
-            _remove(folder)
+            remove_run(folder)
         return failed
 
     def _put(self, settings: Settings, run: Run, task: Task) -> None:
@@ -203,7 +203,7 @@ def _check_inputs(planned: Inputs, settings: Settings) -> None:
             raise BadInput(f"{changed} since the command started, or differs on another machine: repeat the command.")
 
 
-def _remove(folder: Path) -> None:
+def remove_run(folder: Path) -> None:
     """Delete the folder of a run that is no longer needed; refuses while another process writes to it."""
     if folder.exists():
         with RunLock(folder):

@@ -7,7 +7,7 @@ from functools import cache
 from fedrema.base.user_code import load_object
 from fedrema.core import Method
 from fedrema.core.checks import check_method
-from fedrema.errors import BadInput
+from fedrema.errors import BadInput, unknown
 
 
 @cache
@@ -30,5 +30,5 @@ def find_method(name: str) -> type[Method]:
             raise BadInput(f"Method {name!r} must be a class derived from fedrema.Method, got {type(found).__name__}.")
         return check_method(found)
     if name not in registry():
-        raise BadInput(f"Method {name!r} is unknown; valid are {', '.join(registry())}, or your own as module:Class.")
+        raise unknown("Method", name, registry(), ", or your own as module:Class")
     return registry()[name]

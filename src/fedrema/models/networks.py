@@ -41,8 +41,8 @@ class Network:
 
     def __post_init__(self) -> None:
         """Validate the settings."""
-        at_least(1, self, "hidden")
-        at_least(0, self, "projection")
+        at_least(1, self, "hidden", most=None)  # a network that is too large is refused with its memory
+        at_least(0, self, "projection", most=None)
         if not all(each.strip().isdigit() for each in self.embed.split(",") if self.embed):
             raise BadInput(f"--embed {self.embed!r} must be whole numbers separated by commas.")
         if self.projection and ":" in self.net:

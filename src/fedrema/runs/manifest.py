@@ -106,10 +106,10 @@ class Manifest:
     ran_on: RanOn
     reports: Reports
     """What the method declares about its reports, so that showing a run needs no method class."""
-    marks: dict[str, str] = field(default_factory=dict)
-    """What shows that this user has given the code that the run names, by kind (`runs.trust`)."""
     title: str = ""
     """The method's title in tables and figures, with the settings that are part of it."""
+    marks: dict[str, str] = field(default_factory=dict)
+    """What shows that this user has given the code that the run names, by kind (`runs.trust`)."""
     format: int = FORMAT
 
     def as_json(self) -> dict[str, object]:

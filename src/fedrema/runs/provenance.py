@@ -65,8 +65,8 @@ def describe(settings: Settings, simulator: Simulator, own_module: bool, saves_f
         facts,
         ran_on(simulator),
         settings.method.reports,
-        marks_of(identity, named_code(method, described)),
         settings.method.called(),
+        marks_of(identity, named_code(method, described)),
     )
 
 

@@ -16,6 +16,9 @@ from fedrema.data.readers.source import Block
 from fedrema.errors import BadInput
 
 DELIMITERS = (",", ";", "\t", "|")
+MOST_COLUMNS = 20_000
+MAXIMUM_RATIO, UNCHECKED_SIZE = 200, 100 * 10**6
+"""As of .npz files: the largest compression ratio, and the decompressed bytes up to which it is not checked."""
 _ROWS = 10_000
 """Rows per block: 50 columns of text then need about 40 MB."""
 
@@ -26,11 +29,17 @@ class CsvFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _opened(path) as stream:
+            if path.suffix == ".gz":
+                _check_ratio(path)
             self.delimiter = find_delimiter(next(filter(str.strip, stream), ""))
             stream.seek(0)
             header = next((row for row in self._reader(stream) if row), None)
         if header is None:
             raise BadInput(f"{path} is empty; the first line must name the columns.")
+        if len(header) > MOST_COLUMNS:
+            raise BadInput(
+                f"{path} has {len(header)} columns; at most {MOST_COLUMNS} are valid: save wide data as .npz."
+            )
         self._fields = [name.strip() for name in header]
         # pandas and R write row numbers as a first column without a name.
         self.names = self._fields[1:] if len(header) > 1 and not self._fields[0] else self._fields
@@ -72,6 +81,16 @@ class CsvFile:
             f"{self.path}, line {line} has {len(row)} fields, but the header names {len(self._fields)} columns "
             f"({list_names(self.names)})."
         )
+
+
+def _check_ratio(path: Path) -> None:
+    """Refuse a gzipped file that grows like one that was made to exhaust a machine, before its rows are parsed."""
+    most, size = max(UNCHECKED_SIZE, MAXIMUM_RATIO * path.stat().st_size), 0
+    with gzip.open(path) as stream:
+        while piece := stream.read(1 << 20):
+            size += len(piece)
+            if size > most:
+                raise BadInput(f"{path} grows by more than a factor of {MAXIMUM_RATIO}: save it uncompressed.")
 
 
 def find_delimiter(header: str) -> str:

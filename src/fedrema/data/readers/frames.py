@@ -25,9 +25,9 @@ class FramesSource:
     def __init__(
         self, frames: Sequence[Any], clients: Sequence[str] | None = None, splits: Sequence[str] | None = None
     ) -> None:
-        self.frames, self.splits, self.clients = list(frames), splits, clients
+        self.frames, self.splits, self.clients = list(map(_native, frames)), splits, clients
         if clients is not None:
-            by_name = dict(zip(clients, frames, strict=True))
+            by_name = dict(zip(clients, self.frames, strict=True))
             if len(by_name) < len(clients):
                 raise BadInput("two clients have the same name; names must be unique.")
             self.clients = sorted_categories(clients)
@@ -62,9 +62,14 @@ def is_frame(value: Any) -> bool:
     return library_of(value) is not None or is_hugging_face(value)
 
 
+def _native(value: Any) -> Any:
+    """Return the frame that a frame of Narwhals holds; anything else as it is."""
+    return value.to_native() if type(value).__module__.startswith("narwhals.") else value
+
+
 def library_of(value: Any) -> str | None:
-    """Return pandas or polars if a value is one of their frames; imports neither."""
-    for kind in type(value).__mro__:
+    """Return pandas or polars if a value is one of their frames, or Narwhals' view of one; imports none of them."""
+    for kind in type(_native(value)).__mro__:
         library = kind.__module__.partition(".")[0]
         if library in ("pandas", "polars") and kind.__name__ == "DataFrame":
             return library
