@@ -30,7 +30,7 @@ class Network:
     vit; for sequences lstm, gru or transformer; with batch normalisation mlp-bn, cnn-bn, alexnet-bn, resnet8-bn,
     resnet18-bn or mobilenet-bn; your own as module:function; auto chooses by the shape of a sample."""
     head: str | None = None
-    """Name of the submodule of your own network that is the classifier. Default: head, classifier or fc."""
+    """Name of the submodule of your own network that is the classifier. Default: found by running the network."""
     hidden: int = 32
     """Number of hidden units of the mlp."""
     projection: int = 0
