@@ -11,14 +11,17 @@ from torch.nn import functional
 from fedrema.core import LocalTraining
 from fedrema.data import Federation
 from fedrema.errors import BadInput
+from fedrema.methods import registry
 from fedrema.methods.fedavg import FedAvg
 from fedrema.methods.fedrema import FedReMa
 from fedrema.models.body_and_head import Net
+from fedrema.tasks import Task
 from tests.contract.own_networks import CLASSES, NETWORKS, NO_HEAD, RANDOM, TOKENS
 from tests.fixtures import make_simulator, run_all
 
 LOCAL = LocalTraining(epochs=2, batch=100, lr=0.05, momentum=0.5, keep_momentum=False, clip=0.0)
 ROUNDS = 2
+TASK = Task("multiclass", CLASSES)
 STACKED_REFUSES = {"control flow", "rrelu", "embedding", "weight norm", "weight norm of the head"}
 
 
@@ -107,3 +110,18 @@ def test_networks_without_a_head_are_known():
         "nested head": "classifier.1", "1×1 convolution": "3", "view": "fc", "attention": "head", "scaled": "last",
     }  # fmt: skip
     assert len(NETWORKS) >= 30
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in registry().values() if kind().supports(TASK)], ids=lambda kind: kind.name
+)
+def test_methods_declare_whether_they_need_a_head(kind):
+    method = kind()
+    if method.needs_head():
+        with pytest.raises(
+            BadInput, match="needs the network's classifier, which was not found: the output of its last"
+        ):
+            trained("two heads", method, "loop")
+        return
+    _, found = trained("two heads", method, "loop")
+    assert all(torch.isfinite(value).all() for value in found.values())
