@@ -13,6 +13,7 @@ from fedrema.cli import main
 from fedrema.errors import BadInput
 from fedrema.page.document import main_part
 from fedrema.page.reading import DownsampledRun
+from fedrema.page.verdict import verdict_part
 from fedrema.reporting.verdict import verdicts
 from tests.cli.refusals import refused
 
@@ -144,6 +145,17 @@ def test_a_baseline_that_is_worse_than_constants_is_reported(tmp_path, monkeypat
     shown = " ".join(capsys.readouterr().out.split())
     assert "Local compared with Linear, alone: 0 of 3 clients gain" in shown
     assert "Warning" not in shown
+
+
+def test_the_report_warns_of_a_baseline_that_is_worse_than_constants(tmp_path):
+    generator = np.random.default_rng(1)  # nothing to learn but the more frequent class, and too many rounds
+    x, y = generator.normal(size=(300, 8)).astype(np.float32), (generator.random(300) < 0.2).astype(int)
+    federation = fedrema.Federation.from_arrays(x, y, generator.integers(0, 3, 300))
+    for method in ("local", "fedavg"):
+        settings = {**SMALL, "rounds": 3, "epochs": 30, "batch": 40, "lr": 0.5}
+        fedrema.run(method, federation=federation, out=tmp_path / method, **settings)
+    part = verdict_part([DownsampledRun(tmp_path / method) for method in ("local", "fedavg")])
+    assert re.match("Warning: Local is itself worse than the constant at [23] of 3 clients", part["warning"])
 
 
 def test_the_report_has_rows_and_the_sentence(runs):

@@ -6,6 +6,7 @@ from typing import Any, TypedDict
 from fedrema.errors import BadInput
 from fedrema.page.encode import plain
 from fedrema.page.reading import DownsampledRun
+from fedrema.reporting.simple_models import warning
 from fedrema.reporting.verdict import EXPLANATION, Verdict, baseline_of, first_runs, verdicts
 from fedrema.simulation.scoring import metric_for
 
@@ -36,6 +37,8 @@ class VerdictPart(TypedDict):
     percent: bool
     explanation: str
     note: str
+    warning: str
+    """If the baseline is worse than the constants of many clients; otherwise empty."""
     methods: list[VerdictOfMethod]
 
 
@@ -64,6 +67,7 @@ def verdict_part(runs: Sequence[DownsampledRun], live: bool = False) -> VerdictP
         return _nothing("Not computed here for so many clients or test samples: fedrema verdict computes it.")
     try:
         found = verdicts([run for _, run in usable], baseline=against.label)
+        doubt = warning(usable, against.label, metric)
     except BadInput:
         if not live:
             raise
@@ -74,6 +78,7 @@ def verdict_part(runs: Sequence[DownsampledRun], live: bool = False) -> VerdictP
         "percent": metric.percent,
         "explanation": f"{EXPLANATION}{_seeds([group.label for group, _ in usable if len(group.runs) > 1])}",
         "note": "",
+        "warning": doubt,
         "methods": [_method(one) for one in found],
     }
     shown: VerdictPart = plain(part)
@@ -98,4 +103,12 @@ def _seeds(labels: Sequence[str]) -> str:
 
 
 def _nothing(note: str = "") -> VerdictPart:
-    return {"baseline": "", "metric": "", "percent": False, "explanation": "", "note": note, "methods": []}
+    return {
+        "baseline": "",
+        "metric": "",
+        "percent": False,
+        "explanation": "",
+        "note": note,
+        "warning": "",
+        "methods": [],
+    }

@@ -41,7 +41,7 @@ function drawVerdict() {
         method.high,
       ]),
     ],
-    caption: `Number of clients by conclusion, compared with ${found.baseline} (${unit}). The mean gain counts each client once. ${found.methods.map((method) => `${method.label}: ${method.sentence}`).join(' ')}`,
+    caption: `${found.warning ? `${found.warning} ` : ''}Number of clients by conclusion, compared with ${found.baseline} (${unit}). The mean gain counts each client once. ${found.methods.map((method) => `${method.label}: ${method.sentence}`).join(' ')}`,
   };
 }
 
