@@ -86,8 +86,9 @@ def round_record(number, accuracy=None, clients=None, worst_tenth=None, **more) 
 
 
 def replace_records(run, records) -> None:
-    """Replace the records of a run, and write its checkpoint and predictions for them, if it has any."""
+    """Replace the records of a run, and write its checkpoint, predictions and summary for them, if it has any."""
     directory = run.directory
+    summary = directory.summary()
     state = load_state(directory.checkpoint_file, None) if directory.checkpoint_file.exists() else None
     predictions = directory.predictions() if directory.predictions_file.exists() else None
     directory.rounds_file.unlink()
@@ -97,6 +98,9 @@ def replace_records(run, records) -> None:
         directory.save_state(state, {})
     if predictions is not None:
         directory.write_predictions(predictions, len(records))
+    if summary is not None:
+        changed = dataclasses.replace(summary, rounds=len(records))
+        directory.write_json(directory.summary_file, changed.as_json())
 
 
 def write_two_groups(folder) -> list[Run]:
