@@ -99,7 +99,7 @@ def test_a_module_that_is_not_a_classifier_is_refused():
     assert refusal(module) == "The network must return logits [samples, classes], got a tensor of shape (2, 2, 3)."
 
 
-@pytest.mark.parametrize(("function", "words"), [("softmax", "ends in softmax"), ("sigmoid", "ends in sigmoid, or")])
+@pytest.mark.parametrize(("function", "words"), [("softmax", "ends in softmax:"), ("sigmoid", "ends in sigmoid:")])
 def test_probabilities_instead_of_logits_are_refused(function, words):
     class Softened(Classifier):
         def forward(self, x):

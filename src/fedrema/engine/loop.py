@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from queue import SimpleQueue
 
 import torch
@@ -135,30 +134,36 @@ class LoopEngine:
 
         devices = [samples.x.device] if samples.x.is_cuda else []
         with torch.random.fork_rng(devices=devices):
-            if self._uses_the_global_generator(cohort, samples, plan):
+            losses = {phase.loss or plan.method.loss for phase, _ in plan.phases}
+            first = 0
+            if not devices and not losses <= self._draws.keys():
+                self._train_first(plan, train)
+                first = 1
+            if devices or any(self._draws[loss] == GLOBAL for loss in losses):
                 self._for_all(cohort.counts, train_seeded, 1, training=True)
             else:
-                self._for_all(cohort.counts, train, self.parallel, training=True)
+                self._for_all(cohort.counts, train, self.parallel, training=True, first=first)
         return trained, new_velocity, mean_losses
 
-    def _uses_the_global_generator(self, cohort: Cohort, samples: Samples, plan: TrainingPlan) -> bool:
-        """Call each loss of a plan once on a few samples to see how it draws random numbers."""
-        losses = {phase.loss or plan.method.loss for phase, _ in plan.phases}
-        client = cohort.one(0)
-        client = client.having(params={name: value.clone() for name, value in client.params.items()})
-        few = replace(samples.of(int(cohort.clients[0])).rows(slice(2)), key=_no_key(samples.x.device))
-        self.net.train(True)
-        for loss in losses - self._draws.keys():
-            call = functools.partial(self._value, self.net, (), loss, client, few)
-            if draws_globally(call):
-                self._draws[loss] = KEYED
-                if draws_globally(call):
-                    self._draws[loss] = GLOBAL
-            self._draws.setdefault(loss, NOT)
-        return any(self._draws[loss] == GLOBAL for loss in losses)
+    def _train_first(self, plan: TrainingPlan, train: Callable[[Net, int], None]) -> None:
+        """Train the first client, and note how losses draw random numbers that were not used before.
 
-    def _for_all(self, counts: Tensor, work: Callable[[Net, int], None], parallel: int, training: bool) -> None:
-        """Call a function for every client, several at a time; each thread has its own copy of the network.
+        Numbers from torch's generator would depend on the order of clients. They are then drawn with the key of the
+        batch, if possible.
+        """
+        losses = {phase.loss or plan.method.loss for phase, _ in plan.phases} - self._draws.keys()
+        self.net.train(True)
+        for how in (NOT, KEYED, GLOBAL):
+            self._draws |= dict.fromkeys(losses, how)
+            before = torch.get_rng_state()
+            train(self.net, 0)
+            if torch.equal(before, torch.get_rng_state()):
+                return
+
+    def _for_all(
+        self, counts: Tensor, work: Callable[[Net, int], None], parallel: int, training: bool, first: int = 0
+    ) -> None:
+        """Call a function for every client from `first`, several at a time; each thread has a copy of the network.
 
         `counts` are the clients' numbers of samples. Clients with many start first, so that no thread has much left to
         do when the others are finished.
@@ -166,7 +171,7 @@ class LoopEngine:
         parallel = min(parallel, len(counts))
         if parallel <= 1:
             self.net.train(training)
-            for k in range(len(counts)):
+            for k in range(first, len(counts)):
                 work(self.net, k)
             return
         self._nets += [copy.deepcopy(self.net) for _ in range(parallel - len(self._nets))]
@@ -186,7 +191,8 @@ class LoopEngine:
         per_operation = self.threads or before
         try:
             with ThreadPoolExecutor(parallel, initializer=torch.set_num_threads, initargs=(per_operation,)) as pool:
-                list(pool.map(one, counts.argsort(descending=True, stable=True).tolist()))
+                by_size = first + counts[first:].argsort(descending=True, stable=True)
+                list(pool.map(one, by_size.tolist()))
         finally:
             torch.set_num_threads(before)
 

@@ -8,11 +8,13 @@ watched. A network may have no head; it can then be trained by methods that trea
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.overrides import TorchFunctionMode
 
 from fedrema.errors import BadInput
 
@@ -77,16 +79,40 @@ def check_outputs(whole: nn.Module, sample: Tensor, outputs: object) -> None:
             f"In training mode, the network returns {_described(trained)} instead of logits [samples, classes]: let"
             " it return the logits only, without the outputs of auxiliary classifiers."
         )
-    if not sample.is_floating_point():
-        return
-    outputs = torch.cat([outputs, whole(100 * (sample - 0.5))])
-    if outputs.shape[1] > 1 and (outputs >= 0).all() and _equal(outputs.sum(dim=1), torch.ones(len(outputs))):
-        raise BadInput("The network ends in softmax: let it return the logits, since the loss applies softmax.")
-    if outputs.min() >= 0 and outputs.max() <= 1 and outputs.min() < outputs.max():
-        raise BadInput(
-            "The network ends in sigmoid, or in another function with values from 0 to 1: let it return the logits,"
-            " since the loss applies sigmoid or softmax."
-        )
+    if (found := _probabilities(whole, sample)) is not None:
+        raise BadInput(f"The network ends in {found}: let it return the logits, since the loss applies {found}.")
+
+
+PROBABILITIES = ("softmax", "sigmoid")
+RESHAPING = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze")
+
+
+class _LastFunction(TorchFunctionMode):
+    """Notes which tensors are probabilities, by the functions that computed them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, str] = {}
+        self.tensors: list[Tensor] = []  # an id is only unique while its tensor exists
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, and note what it returns."""
+        result, name = func(*args, **(kwargs or {})), getattr(func, "__name__", "")
+        kept = self.found.get(id(args[0])) if args and name in RESHAPING else None
+        if isinstance(result, Tensor) and (name in PROBABILITIES or kept):
+            self.found[id(result)] = kept or name
+            self.tensors.append(result)
+        return result
+
+
+def _probabilities(whole: nn.Module, sample: Tensor) -> str | None:
+    """Return the function that turned logits into probabilities, if the outputs of a network are these."""
+    with _LastFunction() as functions:
+        outputs = whole(sample)
+    found: str | None = functions.found.get(id(outputs))
+    return found
 
 
 def _described(outputs: object) -> str:
