@@ -58,8 +58,10 @@ UNTRACED = {
     *("test_methods.py", "test_hostile_replies.py", "test_same_as_simulated.py", "test_new_clients.py"),
     *("test_personal_model.py", "test_many_clients.py", "test_kernels.py", "test_figures.py", "test_reproduce.py"),
     *("test_docs.py", "test_execute_many.py", "test_beyond.py", "test_models.py", "test_launchers.py"),
+    *("test_own_networks.py", "test_options_of_commands.py", "test_extreme_values.py", "test_special_files.py"),
+    *("test_null_verdicts.py", "test_precision.py", "test_received_values.py", "test_refusals.py"),
 }
-"""Files whose tests execute the same lines for every method, attack, shape or figure. Other tests cover
+"""Files whose tests execute the same lines for every method, attack, option, shape or figure. Other tests cover
 these lines, and tracing them would double the time."""
 
 
