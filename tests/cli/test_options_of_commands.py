@@ -1,8 +1,5 @@
 """Extreme values for every option of every command: one sentence and exit code 2, or the command's work."""
 
-import signal
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 
@@ -11,6 +8,7 @@ from fedrema.cli import main
 from fedrema.cli.arguments import run_options
 from fedrema.cli.completion import completed_commands
 from fedrema.methods import registry
+from tests.cli.time_limit import seconds
 
 VALUES = ("1e308", "nan", "inf", "-1", "0", "", "9" * 12, "9" * 20, "9" * 400, "x" * 5000)
 QUICK = ("--rounds", "1", "--clients", "2", "--samples", "10", "--epochs", "1", "--device", "cpu")
@@ -99,20 +97,6 @@ def here(world, tmp_path, monkeypatch):
     for each in world.iterdir():
         (tmp_path / each.name).symlink_to(each)
     return tmp_path
-
-
-@contextmanager
-def seconds(limit):
-    def late(*_):
-        pytest.fail(f"still running after {limit} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(limit)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def outcome(command, option, value, capsys):

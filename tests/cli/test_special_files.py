@@ -1,17 +1,16 @@
 """Devices, pipes and closed streams in place of files: no device is replaced, and no command hangs."""
 
 import os
-import signal
 import stat
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from fedrema.cli import main
+from tests.cli.time_limit import seconds
 
 QUICK = ("--rounds", "1", "--clients", "2", "--samples", "20", "--epochs", "1")
 RUN_FILES = ("config.json", "rounds.jsonl", "summary.json", "predictions.npz", "checkpoint/state.safetensors")
@@ -29,22 +28,6 @@ def folder(tmp_path, monkeypatch, runs):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "both").symlink_to(runs)
     return tmp_path
-
-
-@contextmanager
-def seconds(limit):
-    """Fail instead of hanging, for example when a pipe without a writer is opened."""
-
-    def late(*_):
-        pytest.fail(f"still running after {limit} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(limit)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def device(name, minor):

@@ -139,12 +139,17 @@ def test_personal_parameters_start_from_the_mean_of_the_clients_that_took_part(m
 ARGUMENTS = ["--clients", "4", "--samples", "40", "--hidden", "6", "--rounds", "6", "--epochs", "1", "--device", "cpu"]
 
 
-@pytest.mark.parametrize("method", ["ditto", "apfl", "fedkd", "fedselect", "fedala"])
-def test_a_node_that_joins_late_starts_with_the_shared_model(method):
+def deployment(method, capacity):
+    """Return four nodes and a server for so many clients, in float64."""
     settings = parse_settings(method, [*ARGUMENTS, "--precision", "float64"])
     federation = build_federation(settings.data)
     nodes = [Node(settings, federation.only(row)) for row in range(4)]
-    central = CentralServer(settings, dummy_federation(federation.sample_shape, federation.task), 4)
+    return nodes, CentralServer(settings, dummy_federation(federation.sample_shape, federation.task), capacity)
+
+
+@pytest.mark.parametrize("method", ["ditto", "apfl", "fedkd", "fedselect", "fedala"])
+def test_a_node_that_joins_late_starts_with_the_shared_model(method):
+    nodes, central = deployment(method, capacity=4)
     for _ in range(3):
         central.complete_round({node.name: node.reply_to(central.request(node.name)) for node in nodes[:3]})
     request = central.request(nodes[3].name)
@@ -158,15 +163,12 @@ def test_a_node_that_joins_late_starts_with_the_shared_model(method):
 
 @pytest.mark.parametrize("method", ["fedrema", "pfedgraph", "cwfedavg", "fedamp", "fedpac"])
 def test_a_node_that_joins_late_starts_with_the_mean_of_personal_parameters(method):
-    settings = parse_settings(method, [*ARGUMENTS, "--precision", "float64"])
-    federation = build_federation(settings.data)
-    nodes = [Node(settings, federation.only(row)) for row in range(4)]
-    central = CentralServer(settings, dummy_federation(federation.sample_shape, federation.task), 9)
+    nodes, central = deployment(method, capacity=9)
     central.request(nodes[2].name)  # a request without a reply: it has a row, but has not taken part
     for _ in range(2):
         central.complete_round({node.name: node.reply_to(central.request(node.name)) for node in nodes[:2]})
     for node in nodes[2:]:
-        found = settings.method.model(central.net, started(node, central))
+        found = node.simulator.method.model(central.net, started(node, central))
         for name, rows in central.state.params.own.items():
             two = [central.registry.row(each.name) for each in nodes[:2]]
             torch.testing.assert_close(found[name], rows[two].mean(dim=0), rtol=0, atol=1e-12)

@@ -1,6 +1,5 @@
 """Atomic and durable files: complete or absent, even after a power failure; and what may be read or replaced."""
 
-import contextlib
 import errno
 import itertools
 import os
@@ -124,7 +123,7 @@ def make_private(folder: Path) -> None:
         return
     for place, folders, files in os.walk(folder):
         for path in (Path(place), *(Path(place) / name for name in (*folders, *files))):
-            with contextlib.suppress(OSError):  # it was deleted meanwhile, or belongs to somebody else
+            with suppress(OSError):  # it was deleted meanwhile, or belongs to somebody else
                 if not path.is_symlink() and (mode := path.stat().st_mode) & 0o077:
                     path.chmod(mode & 0o700)
 

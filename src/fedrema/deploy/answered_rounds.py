@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from fedrema.base.files import write_text
 from fedrema.deploy.agreement import Agreement
-from fedrema.deploy.messages import Request
+from fedrema.deploy.messages import Request, sha256_of
 from fedrema.deploy.refusals import Refusal, Refused
 from fedrema.errors import BadInput
 from fedrema.runs.checksums import verified, with_checksum
@@ -92,10 +92,7 @@ def digest_of(request: Request) -> str:
 
     Not of whether to train: the model that is scored after the last round is the one that a further round starts from.
     """
-    found = hashlib.sha256(repr((request.round, request.last_used_round, request.late)).encode())
-    for group in (request.common, request.own, request.inbox_common, request.inbox_own):
-        for name, value in sorted(group.items()):
-            found.update(repr((name, str(value.dtype), tuple(value.shape))).encode())
-            found.update(value.contiguous().numpy().tobytes())
-        found.update(b";")
-    return found.hexdigest()
+    facts = json.dumps([request.round, request.last_used_round, request.late])
+    groups = {"common": request.common, "own": request.own}
+    groups |= {"inbox": request.inbox_common, "own inbox": request.inbox_own}
+    return sha256_of(facts.encode(), groups).hexdigest()

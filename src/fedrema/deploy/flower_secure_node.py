@@ -1,7 +1,5 @@
 """A node's messages of secure aggregation: it holds its shared parameters back, and answers the stages of the sum."""
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,26 +9,18 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from fedrema.core import Role
 from fedrema.core.fixed_point import QuantisedSum
 from fedrema.deploy.agreement import Agreement
-from fedrema.deploy.approval import ROUNDS, NodePlan, peer_keys
+from fedrema.deploy.approval import NodePlan, peer_keys
 from fedrema.deploy.flower_audit import answered
 from fedrema.deploy.flower_records import FACTS, MASK, MASKED, SHARE, UNMASK, VECTOR, read_stage, stage_record
 from fedrema.deploy.folder import NodeFolder
 from fedrema.deploy.masking import SESSION_BYTES, MaskingSession, Neighbourhood, Rules, SumId, UnmaskedRounds
-from fedrema.deploy.messages import Reply, Request
+from fedrema.deploy.messages import Reply, Request, sha256_of
 from fedrema.deploy.node import Node
 from fedrema.deploy.refusals import Refusal, Refused, refusing
-from fedrema.deploy.run_config import Plan, RunConfig
 from fedrema.deploy.tls import signature
 
 LARGEST_MESSAGE = 10_000_000
 """Bytes of what the server sends in a stage."""
-
-
-def rules_of(config: RunConfig, plan: Plan) -> Rules:
-    """Return the rules in a run configuration; nodes may have approved different numbers of rounds."""
-    fixed = sorted((name, value) for name, value in config.items() if name != ROUNDS)
-    digest = hashlib.sha256(json.dumps(fixed).encode()).hexdigest()
-    return Rules(plan.secure_threshold, plan.secure_neighbours, plan.secure_least, digest)
 
 
 class SecureNode:
@@ -38,7 +28,9 @@ class SecureNode:
 
     def __init__(self, folder: NodeFolder, plan: NodePlan) -> None:
         self.folder = folder
-        self.rules = rules_of(plan.config, plan.settings()[1])
+        approved = plan.settings()[1]
+        # Nodes may have approved different numbers of rounds, on which `plan.run` does not depend.
+        self.rules = Rules(approved.secure_threshold, approved.secure_neighbours, approved.secure_least, plan.run)
         self.peers = peer_keys(folder)
         self.session: MaskingSession | None = None
         """The sum of the last request to train; None after a restart: the node is then missing in the sum."""
@@ -100,12 +92,7 @@ def common_digest(request: Request, agreement: Agreement) -> bytes:
     A node whose model differs from that of the others could be singled out in their sum: for example, if the others
     receive a model with which nothing changes.
     """
-    digest = hashlib.sha256(agreement.encoded())
-    for group, tensors in (("common", request.common), ("inbox", request.inbox_common)):
-        for name, value in sorted(tensors.items()):
-            digest.update(json.dumps([group, name, str(value.dtype), list(value.shape)]).encode())
-            digest.update(value.contiguous().numpy().tobytes())
-    return digest.digest()
+    return sha256_of(agreement.encoded(), {"common": request.common, "inbox": request.inbox_common}).digest()
 
 
 @answered

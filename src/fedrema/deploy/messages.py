@@ -3,7 +3,9 @@
 Nothing that arrives is unpickled, and nothing is used before it has been checked.
 """
 
+import hashlib
 import io
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -81,6 +83,19 @@ class Expected:
     def without_training(self) -> "Expected":
         """Return what a reply to a request without training must contain: scores only."""
         return Expected(self.scores)
+
+
+def sha256_of(start: bytes, groups: Mapping[str, Tensors]) -> "hashlib._Hash":
+    """Return the SHA-256 of some bytes and of groups of received tensors, with their names, types and shapes.
+
+    The digests in checkpoints (`runs.tensors`) are shorter: they find damage, and would not stop a hostile server.
+    """
+    digest = hashlib.sha256(start)
+    for group, tensors in groups.items():
+        for name, value in sorted(tensors.items()):
+            digest.update(json.dumps([group, name, str(value.dtype), list(value.shape)]).encode())
+            digest.update(value.contiguous().numpy().tobytes())
+    return digest
 
 
 FACTS = ("round", "count", "loss", "epsilon")

@@ -136,8 +136,8 @@ class LoopEngine:
         with torch.random.fork_rng(devices=devices):
             losses = {phase.loss or plan.method.loss for phase, _ in plan.phases}
             first = 0
-            if not devices and not losses <= self._draws.keys():
-                self._train_first(plan, train)
+            if not devices and (new := losses - self._draws.keys()):
+                self._train_first(new, train)
                 first = 1
             if devices or any(self._draws[loss] == GLOBAL for loss in losses):
                 self._for_all(cohort.counts, train_seeded, 1, training=True)
@@ -145,13 +145,12 @@ class LoopEngine:
                 self._for_all(cohort.counts, train, self.parallel, training=True, first=first)
         return trained, new_velocity, mean_losses
 
-    def _train_first(self, plan: TrainingPlan, train: Callable[[Net, int], None]) -> None:
-        """Train the first client, and note how losses draw random numbers that were not used before.
+    def _train_first(self, losses: set[Loss], train: Callable[[Net, int], None]) -> None:
+        """Train the first client, and note how losses that were not used before draw random numbers.
 
         Numbers from torch's generator would depend on the order of clients. They are then drawn with the key of the
         batch, if possible.
         """
-        losses = {phase.loss or plan.method.loss for phase, _ in plan.phases} - self._draws.keys()
         self.net.train(True)
         for how in (NOT, KEYED, GLOBAL):
             self._draws |= dict.fromkeys(losses, how)
@@ -225,20 +224,15 @@ class LoopEngine:
         return self._layout(value).clone()
 
 
-def draws_globally(call: Callable[[], object]) -> bool:
-    """Return whether a function draws from torch's own generator, whose state is not changed."""
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = torch.get_rng_state()
-        call()
-        return not torch.equal(before, torch.get_rng_state())
-
-
 def draws_without_key(net: Net, sample: Tensor) -> bool:
     """Return whether layers of a network draw random numbers that cannot be keyed, for example in TorchScript."""
     net.train(True)
     sample = sample[:1].expand(2, *sample.shape[1:])
-    with net.batch_context(None, None, _no_key(sample.device), len(sample)):
-        return draws_globally(lambda: net(net.initial, sample))
+    key = _no_key(sample.device)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), net.batch_context(None, None, key, len(sample)):
+        before = torch.get_rng_state()
+        net(net.initial, sample)
+        return not torch.equal(before, torch.get_rng_state())
 
 
 def can_use_channels_last(net: Net, sample: Tensor) -> bool:

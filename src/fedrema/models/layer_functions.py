@@ -135,8 +135,9 @@ class LayerFunctions(TorchFunctionMode):
         """Call a function that draws random numbers with the generator of the batch."""
         if self.context.key is None or torch._C._functorch.peek_interpreter_stack() is not None:
             return NotImplemented  # vmap refuses such functions
-        like = next((value for value in args if isinstance(value, Tensor)), torch.empty(0, device=kwargs.get("device")))
-        return function(*args, **{**kwargs, "generator": self.context.generator(like.device)})
+        like = next((value for value in args if isinstance(value, Tensor)), None)
+        device = torch.empty(0, device=kwargs.get("device")).device if like is None else like.device
+        return function(*args, **{**kwargs, "generator": self.context.generator(device)})
 
     def _rrelu(
         self,

@@ -1,7 +1,7 @@
 """The models of runs next to the constant and the linear model of each single client, which need no federation."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class SimpleModels:
     kind: str
     predictions: FinalPredictions
     clients: int
+    _records: dict[str, MetricRecord] = field(default_factory=dict)
+    """By metric: each method is compared with the same."""
 
     @property
     def title(self) -> str:
@@ -42,7 +44,9 @@ class SimpleModels:
 
     def record(self, metric: Metric) -> MetricRecord:
         """Return a metric over all test samples, of the worst tenth of the clients, and of each client."""
-        return _record(self.predictions, metric, self.clients)
+        if metric.name not in self._records:
+            self._records[metric.name] = _record(self.predictions, metric, self.clients)
+        return self._records[metric.name]
 
     def statistic(self, quantity: Quantity) -> Statistic | None:
         """Return the quantity as if the model had been trained for one round."""

@@ -132,6 +132,14 @@ def pooled_deviation(groups: Sequence[np.ndarray]) -> tuple[float, int]:
     return (float(np.sqrt(squares / degrees)), degrees) if degrees else (0.0, 0)
 
 
+def half_width(rows: np.ndarray, pooled: float) -> float:
+    """Return half the width of the t interval of a mean over rows, with a standard deviation of at least `pooled`."""
+    from scipy import stats
+
+    deviation = max(float(rows.std(ddof=1)), pooled)
+    return float(stats.t.ppf(1 - LEVEL / 2, len(rows) - 1)) * deviation / float(np.sqrt(len(rows)))
+
+
 def _gain_over_rows(metric: Metric, rows: RowGains, floor: tuple[float, int]) -> Gain:
     """Conclude from a t interval whose standard deviation is at least that of the federation.
 
@@ -146,7 +154,7 @@ def _gain_over_rows(metric: Metric, rows: RowGains, floor: tuple[float, int]) ->
         return _gain(rows, None, None, "too few samples")
     (values,) = rows.groups
     own = float(values.std(ddof=1))
-    half = float(stats.t.ppf(1 - LEVEL / 2, len(values) - 1)) * max(own, pooled) / np.sqrt(len(values))
+    half = half_width(values, pooled)
     low, high = ((float(values.mean()) + sign * half) / rows.scale for sign in (-1, 1))
     if is_exact:
         differing = int((values != 0).sum())

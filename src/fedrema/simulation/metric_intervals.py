@@ -6,7 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from fedrema.simulation.auc_gains import auc_difference
-from fedrema.simulation.gains import FEWEST_DEGREES, FEWEST_OF_OUTCOME, FEWEST_SAMPLES, LEVEL, pooled_deviation
+from fedrema.simulation.gains import (
+    FEWEST_DEGREES,
+    FEWEST_OF_OUTCOME,
+    FEWEST_SAMPLES,
+    LEVEL,
+    half_width,
+    pooled_deviation,
+)
 from fedrema.simulation.row_gains import per_row
 from fedrema.tasks import Metric, Predictions
 
@@ -41,11 +48,9 @@ def _exact(right: int, count: int) -> Interval | None:
 
 
 def _t_interval(metric: Metric, rows: np.ndarray, pooled: float) -> Interval | None:
-    from scipy import stats
-
     if len(rows) < FEWEST_SAMPLES or not np.isfinite(rows).all():
         return None
-    half = stats.t.ppf(1 - LEVEL / 2, len(rows) - 1) * max(float(rows.std(ddof=1)), pooled) / np.sqrt(len(rows))
+    half = half_width(rows, pooled)
     bounds = np.clip([rows.mean() - half, rows.mean() + half], 0.0, metric.highest)
     low, high = bounds if metric.transform is None else metric.transform(bounds)
     return float(low), float(high)
